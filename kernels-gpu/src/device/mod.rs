@@ -1,0 +1,296 @@
+//! Everything a kernel may ask of the machine, with one body for the GPU and one for the simulator.
+//!
+//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU) have the same functions; this file holds
+//! the contract of each, once. Modules and names follow `cuda_std`.
+//!
+//! Every lane-collective function (`sync_threads`, `sync_warp`, `warp_shuffle_xor`) must be reached by
+//! all the lanes it names: the simulator reports one that is not.
+
+#[cfg(target_arch = "nvptx64")]
+#[path = "ptx.rs"]
+mod backend;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod sim;
+#[cfg(not(target_arch = "nvptx64"))]
+use sim as backend;
+
+/// Where a thread is in the grid, and the barrier of its block.
+pub mod thread {
+    use super::backend;
+
+    /// Index of this thread in its block.
+    #[inline(always)]
+    pub fn thread_idx_x() -> u32 {
+        backend::thread_idx_x()
+    }
+
+    /// Index of this block along x.
+    #[inline(always)]
+    pub fn block_idx_x() -> u32 {
+        backend::block_idx_x()
+    }
+
+    /// Index of this block along y.
+    #[inline(always)]
+    pub fn block_idx_y() -> u32 {
+        backend::block_idx_y()
+    }
+
+    /// Index of this block along z.
+    #[inline(always)]
+    pub fn block_idx_z() -> u32 {
+        backend::block_idx_z()
+    }
+
+    /// Waits until every thread of the block is here; orders their shared and global accesses.
+    #[inline(always)]
+    pub fn sync_threads() {
+        backend::sync_threads()
+    }
+}
+
+/// What the 32 lanes of a warp do together.
+pub mod warp {
+    use super::backend;
+
+    /// All 32 lanes.
+    pub const FULL_MASK: u32 = u32::MAX;
+
+    /// Index of this thread in its warp.
+    #[inline(always)]
+    pub fn lane_id() -> u32 {
+        backend::lane_id()
+    }
+
+    /// Waits until the lanes of `mask` are here; orders their shared and global accesses.
+    #[inline(always)]
+    pub fn sync_warp(mask: u32) {
+        backend::sync_warp(mask)
+    }
+
+    /// `value` of lane `lane_id() ^ lane_mask`. Every lane of the warp calls it; orders no memory.
+    #[inline(always)]
+    pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32 {
+        backend::warp_shuffle_xor(value, lane_mask)
+    }
+
+    /// `value` of lane `source`, below 32. Every lane of the warp calls it; orders no memory.
+    #[inline(always)]
+    pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
+        backend::warp_shuffle_idx(value, source)
+    }
+}
+
+/// Global memory. Addresses are aligned to the size of the access.
+///
+/// `load_*` is for what nobody writes during the launch (it may go through the read-only cache);
+/// `load_state_*` and `store_state_*` are for recurrent states, which a launch reads and writes once:
+/// they bypass L1.
+pub mod global {
+    use super::backend;
+
+    macro_rules! accesses {
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+            #[$doc]
+            ///
+            /// # Safety
+            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            #[inline(always)]
+            pub unsafe fn $load(address: u64) -> $t {
+                // SAFETY: the caller's promise.
+                unsafe { backend::$load(address) }
+            }
+
+            #[$store_doc]
+            ///
+            /// # Safety
+            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            #[inline(always)]
+            pub unsafe fn $store(address: u64, value: $t) {
+                // SAFETY: the caller's promise.
+                unsafe { backend::$store(address, value) }
+            }
+        )*};
+    }
+
+    accesses! {
+        /// Two bytes that nobody writes during the launch.
+        load_b16 / /// Stores two bytes.
+        store_b16: u16;
+        /// Four bytes that nobody writes during the launch.
+        load_b32 / /// Stores four bytes.
+        store_b32: u32;
+        /// Eight bytes that nobody writes during the launch.
+        load_b64 / /// Stores eight bytes.
+        store_b64: [u32; 2];
+        /// Sixteen bytes that nobody writes during the launch.
+        load_b128 / /// Stores sixteen bytes.
+        store_b128: [u32; 4];
+    }
+
+    macro_rules! state_accesses {
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+            #[$doc]
+            ///
+            /// Nothing is read, and the value undefined (NaN in the simulator), unless `live`: a predicate
+            /// on the load itself, so that it can be issued ahead of the branch on `live`.
+            ///
+            /// # Safety
+            /// Where `live`, `address` is a global-memory address, aligned to the access, of memory valid for it.
+            #[inline(always)]
+            pub unsafe fn $load(address: u64, live: bool) -> $t {
+                // SAFETY: the caller's promise.
+                unsafe { backend::$load(address, live) }
+            }
+
+            #[$store_doc]
+            ///
+            /// # Safety
+            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            #[inline(always)]
+            pub unsafe fn $store(address: u64, value: $t) {
+                // SAFETY: the caller's promise.
+                unsafe { backend::$store(address, value) }
+            }
+        )*};
+    }
+
+    state_accesses! {
+        /// Two bytes of a state.
+        load_state_b16 / /// Stores two bytes of a state.
+        store_state_b16: u16;
+        /// Four bytes of a state.
+        load_state_b32 / /// Stores four bytes of a state.
+        store_state_b32: u32;
+        /// Sixteen bytes of a state.
+        load_state_b128 / /// Stores sixteen bytes of a state.
+        store_state_b128: [u32; 4];
+    }
+}
+
+/// The block's dynamic shared memory. Contents are undefined until written: the simulator reports a read before that.
+pub mod shared {
+    use super::backend;
+
+    /// Byte address of the block's dynamic shared memory, the base of every access here.
+    #[inline(always)]
+    pub fn dynamic_shared_mem() -> u32 {
+        backend::dynamic_shared_mem()
+    }
+
+    macro_rules! accesses {
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+            #[$doc]
+            ///
+            /// # Safety
+            /// `address` lies in the block's shared memory and is aligned to the access.
+            #[inline(always)]
+            pub unsafe fn $load(address: u32) -> $t {
+                // SAFETY: the caller's promise.
+                unsafe { backend::$load(address) }
+            }
+
+            #[$store_doc]
+            ///
+            /// # Safety
+            /// `address` lies in the block's shared memory and is aligned to the access.
+            #[inline(always)]
+            pub unsafe fn $store(address: u32, value: $t) {
+                // SAFETY: the caller's promise.
+                unsafe { backend::$store(address, value) }
+            }
+        )*};
+    }
+
+    accesses! {
+        /// Loads four bytes.
+        load_shared_b32 / /// Stores four bytes.
+        store_shared_b32: u32;
+        /// Loads eight bytes.
+        load_shared_b64 / /// Stores eight bytes.
+        store_shared_b64: [u32; 2];
+        /// Loads sixteen bytes.
+        load_shared_b128 / /// Stores sixteen bytes.
+        store_shared_b128: [u32; 4];
+    }
+
+    /// Starts copying 16 bytes from global to shared memory. They are there only after
+    /// [`copy_async_wait`], for this thread; for others after a barrier that follows it.
+    ///
+    /// # Safety
+    /// Both addresses are 16-byte aligned and valid; the source is not written during the launch.
+    #[inline(always)]
+    pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::copy_async_b128(shared_address, global_address) }
+    }
+
+    /// Closes the group of copies started since the last commit.
+    #[inline(always)]
+    pub fn copy_async_commit() {
+        backend::copy_async_commit()
+    }
+
+    /// Waits until at most `PENDING` of this thread's newest groups are still under way.
+    #[inline(always)]
+    pub fn copy_async_wait<const PENDING: u32>() {
+        backend::copy_async_wait::<PENDING>()
+    }
+}
+
+/// Arithmetic that needs an instruction of its own. The GPU flushes denormals to zero in the four
+/// approximations; the simulator computes them in f32 to within the same bounds.
+pub mod float {
+    use super::backend;
+
+    /// `a * b + c`, rounded once.
+    #[inline(always)]
+    pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+        backend::fma(a, b, c)
+    }
+
+    /// 2ˣ, 2 ulp.
+    #[inline(always)]
+    pub fn exp2(x: f32) -> f32 {
+        backend::exp2(x)
+    }
+
+    /// log₂ x: absolute error 2⁻²² for x in (0.5, 2), relative 2⁻²² elsewhere.
+    #[inline(always)]
+    pub fn log2(x: f32) -> f32 {
+        backend::log2(x)
+    }
+
+    /// 1/x, 1 ulp.
+    #[inline(always)]
+    pub fn reciprocal(x: f32) -> f32 {
+        backend::reciprocal(x)
+    }
+
+    /// 1/√x, relative error 2⁻²².
+    #[inline(always)]
+    pub fn rsqrt(x: f32) -> f32 {
+        backend::rsqrt(x)
+    }
+
+    /// Two f32 rounded to nearest-even bf16; `low` in the low half.
+    #[inline(always)]
+    pub fn pack_bf16x2(low: f32, high: f32) -> u32 {
+        backend::pack_bf16x2(low, high)
+    }
+
+    /// Two f32 rounded to nearest-even f16; `low` in the low half.
+    #[inline(always)]
+    pub fn pack_f16x2(low: f32, high: f32) -> u32 {
+        backend::pack_f16x2(low, high)
+    }
+
+    /// The f16 in the low half of `bits`.
+    #[inline(always)]
+    pub fn f16_to_f32(bits: u16) -> f32 {
+        backend::f16_to_f32(bits)
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+pub(crate) use backend::load_time_constant;

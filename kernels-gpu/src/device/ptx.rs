@@ -1,0 +1,311 @@
+//! The facade as PTX: the only `asm!` and LLVM intrinsics of the kernels.
+//!
+//! Whatever a warp or block does together is an LLVM intrinsic, because those are convergent: an
+//! `asm!` shuffle may be sunk into a branch. `asm!` that reads memory is never `pure`.
+
+use core::arch::{asm, global_asm, nvptx};
+
+global_asm!(".extern .shared .align 16 .b8 dynamic_shared_memory[];");
+
+unsafe extern "C" {
+    #[link_name = "llvm.nvvm.shfl.sync.bfly.f32"]
+    fn shuffle_bfly(mask: u32, value: f32, lane_mask: u32, clamp: u32) -> f32;
+    #[link_name = "llvm.nvvm.shfl.sync.idx.f32"]
+    fn shuffle_idx(mask: u32, value: f32, source: u32, clamp: u32) -> f32;
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    fn bar_warp_sync(mask: u32);
+    #[link_name = "llvm.fma.f32"]
+    fn llvm_fma(a: f32, b: f32, c: f32) -> f32;
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // SAFETY: `trap` has no precondition; it ends the launch with an error.
+    unsafe { nvptx::trap() }
+}
+
+macro_rules! index {
+    ($($name:ident = $intrinsic:ident;)*) => {$(
+        #[inline(always)]
+        pub fn $name() -> u32 {
+            // SAFETY: reads a special register.
+            unsafe { nvptx::$intrinsic() as u32 }
+        }
+    )*};
+}
+
+index! {
+    thread_idx_x = _thread_idx_x;
+    block_idx_x = _block_idx_x;
+    block_idx_y = _block_idx_y;
+    block_idx_z = _block_idx_z;
+}
+
+#[inline(always)]
+pub fn sync_threads() {
+    // SAFETY: convergent; that every thread of the block comes here is the kernel's duty (synccheck).
+    unsafe { nvptx::_syncthreads() }
+}
+
+#[inline(always)]
+pub fn lane_id() -> u32 {
+    thread_idx_x() % 32
+}
+
+#[inline(always)]
+pub fn sync_warp(mask: u32) {
+    // SAFETY: convergent; that every lane of `mask` comes here is the kernel's duty (synccheck).
+    unsafe { bar_warp_sync(mask) }
+}
+
+#[inline(always)]
+pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32 {
+    // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
+    unsafe { shuffle_bfly(u32::MAX, value, lane_mask, 31) }
+}
+
+#[inline(always)]
+pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
+    // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
+    unsafe { shuffle_idx(u32::MAX, value, source, 31) }
+}
+
+macro_rules! memory {
+    ($($kind:tt $load:ident($load_op:literal) $store:ident($store_op:literal): $address:ty, $class:ident;)*) => {$(
+        memory!(@$kind $load $load_op $store $store_op $address, $class);
+    )*};
+    (@u16 $load:ident $load_op:literal $store:ident $store_op:literal $address:ty, $class:ident) => {
+        #[inline(always)]
+        pub unsafe fn $load(address: $address) -> u16 {
+            let value: u16;
+            // SAFETY: the caller's promise.
+            unsafe { asm!(concat!($load_op, ".b16 {}, [{}];"), out(reg16) value, in($class) address, options(nostack)) };
+            value
+        }
+        #[inline(always)]
+        pub unsafe fn $store(address: $address, value: u16) {
+            // SAFETY: the caller's promise.
+            unsafe { asm!(concat!($store_op, ".b16 [{}], {};"), in($class) address, in(reg16) value, options(nostack)) };
+        }
+    };
+    (@u32 $load:ident $load_op:literal $store:ident $store_op:literal $address:ty, $class:ident) => {
+        #[inline(always)]
+        pub unsafe fn $load(address: $address) -> u32 {
+            let value: u32;
+            // SAFETY: the caller's promise.
+            unsafe { asm!(concat!($load_op, ".b32 {}, [{}];"), out(reg32) value, in($class) address, options(nostack)) };
+            value
+        }
+        #[inline(always)]
+        pub unsafe fn $store(address: $address, value: u32) {
+            // SAFETY: the caller's promise.
+            unsafe { asm!(concat!($store_op, ".b32 [{}], {};"), in($class) address, in(reg32) value, options(nostack)) };
+        }
+    };
+    (@x2 $load:ident $load_op:literal $store:ident $store_op:literal $address:ty, $class:ident) => {
+        #[inline(always)]
+        pub unsafe fn $load(address: $address) -> [u32; 2] {
+            let (x, y): (u32, u32);
+            // SAFETY: the caller's promise.
+            unsafe { asm!(concat!($load_op, ".v2.b32 {{{}, {}}}, [{}];"), out(reg32) x, out(reg32) y, in($class) address, options(nostack)) };
+            [x, y]
+        }
+        #[inline(always)]
+        pub unsafe fn $store(address: $address, value: [u32; 2]) {
+            // SAFETY: the caller's promise.
+            unsafe { asm!(concat!($store_op, ".v2.b32 [{}], {{{}, {}}};"), in($class) address, in(reg32) value[0], in(reg32) value[1], options(nostack)) };
+        }
+    };
+    (@x4 $load:ident $load_op:literal $store:ident $store_op:literal $address:ty, $class:ident) => {
+        #[inline(always)]
+        pub unsafe fn $load(address: $address) -> [u32; 4] {
+            let (x, y, z, w): (u32, u32, u32, u32);
+            // SAFETY: the caller's promise.
+            unsafe {
+                asm!(concat!($load_op, ".v4.b32 {{{}, {}, {}, {}}}, [{}];"),
+                    out(reg32) x, out(reg32) y, out(reg32) z, out(reg32) w, in($class) address, options(nostack))
+            };
+            [x, y, z, w]
+        }
+        #[inline(always)]
+        pub unsafe fn $store(address: $address, value: [u32; 4]) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                asm!(concat!($store_op, ".v4.b32 [{}], {{{}, {}, {}, {}}};"),
+                    in($class) address, in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], options(nostack))
+            };
+        }
+    };
+}
+
+memory! {
+    u16 load_b16("ld.global.nc") store_b16("st.global"): u64, reg64;
+    u32 load_b32("ld.global.nc") store_b32("st.global"): u64, reg64;
+    x2 load_b64("ld.global.nc") store_b64("st.global"): u64, reg64;
+    x4 load_b128("ld.global.nc") store_b128("st.global"): u64, reg64;
+    u32 load_shared_b32("ld.shared") store_shared_b32("st.shared"): u32, reg32;
+    x2 load_shared_b64("ld.shared") store_shared_b64("st.shared"): u32, reg32;
+    x4 load_shared_b128("ld.shared") store_shared_b128("st.shared"): u32, reg32;
+}
+
+macro_rules! load_state {
+    ($op:literal, $address:ident, $live:ident, $class:ident, $list:literal, $($value:ident)*) => {
+        // SAFETY: the caller's promise; the predicate keeps a load that is not `live` from happening.
+        unsafe {
+            asm!(
+                "{{ .reg .pred live;",
+                "setp.ne.u32 live, {live}, 0;",
+                concat!("@live ld.global.L1::no_allocate", $op, " ", $list, ", [{address}]; }}"),
+                live = in(reg32) $live as u32, address = in(reg64) $address, $($value = out($class) $value,)* options(nostack)
+            )
+        }
+    };
+}
+
+#[inline(always)]
+pub unsafe fn load_state_b16(address: u64, live: bool) -> u16 {
+    let x: u16;
+    load_state!(".b16", address, live, reg16, "{x}", x);
+    x
+}
+
+#[inline(always)]
+pub unsafe fn load_state_b32(address: u64, live: bool) -> u32 {
+    let x: u32;
+    load_state!(".b32", address, live, reg32, "{x}", x);
+    x
+}
+
+#[inline(always)]
+pub unsafe fn load_state_b128(address: u64, live: bool) -> [u32; 4] {
+    let (x, y, z, w): (u32, u32, u32, u32);
+    load_state!(".v4.b32", address, live, reg32, "{{{x}, {y}, {z}, {w}}}", x y z w);
+    [x, y, z, w]
+}
+
+macro_rules! store_state {
+    ($op:literal, $address:ident, $class:ident, $list:literal, $($value:ident = $from:expr),*) => {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(concat!("st.global.L1::no_allocate", $op, " [{address}], ", $list, ";"),
+                address = in(reg64) $address, $($value = in($class) $from,)* options(nostack))
+        }
+    };
+}
+
+#[inline(always)]
+pub unsafe fn store_state_b16(address: u64, value: u16) {
+    store_state!(".b16", address, reg16, "{x}", x = value);
+}
+
+#[inline(always)]
+pub unsafe fn store_state_b32(address: u64, value: u32) {
+    store_state!(".b32", address, reg32, "{x}", x = value);
+}
+
+#[inline(always)]
+pub unsafe fn store_state_b128(address: u64, [x, y, z, w]: [u32; 4]) {
+    store_state!(
+        ".v4.b32",
+        address,
+        reg32,
+        "{{{x}, {y}, {z}, {w}}}",
+        x = x,
+        y = y,
+        z = z,
+        w = w
+    );
+}
+
+#[inline(always)]
+pub fn dynamic_shared_mem() -> u32 {
+    let address: u32;
+    // SAFETY: takes the address of the module's shared array.
+    unsafe {
+        asm!("mov.u32 {}, dynamic_shared_memory;", out(reg32) address, options(pure, nomem, nostack))
+    };
+    address
+}
+
+#[inline(always)]
+pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("cp.async.cg.shared.global [{}], [{}], 16;", in(reg32) shared_address, in(reg64) global_address, options(nostack))
+    };
+}
+
+#[inline(always)]
+pub fn copy_async_commit() {
+    // SAFETY: closes this thread's group of copies.
+    unsafe { asm!("cp.async.commit_group;", options(nostack)) };
+}
+
+#[inline(always)]
+pub fn copy_async_wait<const PENDING: u32>() {
+    // SAFETY: waits for this thread's own copies.
+    unsafe { asm!("cp.async.wait_group {};", const PENDING, options(nostack)) };
+}
+
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    // SAFETY: arithmetic.
+    unsafe { llvm_fma(a, b, c) }
+}
+
+macro_rules! unary {
+    ($($name:ident = $op:literal;)*) => {$(
+        #[inline(always)]
+        pub fn $name(x: f32) -> f32 {
+            let y: f32;
+            // SAFETY: arithmetic.
+            unsafe { asm!(concat!($op, " {}, {};"), out(reg32) y, in(reg32) x, options(pure, nomem, nostack)) };
+            y
+        }
+    )*};
+}
+
+unary! {
+    exp2 = "ex2.approx.ftz.f32";
+    log2 = "lg2.approx.ftz.f32";
+    reciprocal = "rcp.approx.ftz.f32";
+    rsqrt = "rsqrt.approx.ftz.f32";
+}
+
+macro_rules! pack {
+    ($($name:ident = $op:literal;)*) => {$(
+        #[inline(always)]
+        pub fn $name(low: f32, high: f32) -> u32 {
+            let bits: u32;
+            // SAFETY: arithmetic.
+            unsafe { asm!(concat!($op, " {}, {}, {};"), out(reg32) bits, in(reg32) high, in(reg32) low, options(pure, nomem, nostack)) };
+            bits
+        }
+    )*};
+}
+
+pack! {
+    pack_bf16x2 = "cvt.rn.bf16x2.f32";
+    pack_f16x2 = "cvt.rn.f16x2.f32";
+}
+
+#[inline(always)]
+pub fn f16_to_f32(bits: u16) -> f32 {
+    let value: f32;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits, options(pure, nomem, nostack))
+    };
+    value
+}
+
+/// A number that the host writes into the PTX text before the driver compiles it.
+macro_rules! load_time_constant {
+    ($symbol:expr) => {{
+        let value: u32;
+        // SAFETY: a register move of a literal.
+        unsafe { core::arch::asm!(concat!("mov.u32 {}, ", $symbol, ";"), out(reg32) value, options(pure, nomem, nostack)) };
+        value
+    }};
+}
+pub(crate) use load_time_constant;

@@ -1,0 +1,239 @@
+//! The facade on the CPU: a fiber for every GPU thread, and a check on every access.
+//!
+//! [`launch`] runs a kernel body over a grid: blocks in parallel on the cores of the machine, the
+//! threads of a block in a fixed order on one core. The first mistake ends it as a [`Fault`]: an
+//! access outside the tensors of the launch or to shared memory that was never written, two accesses
+//! that nothing orders, a collective that not all of its lanes reach, a panic.
+//!
+//! A device function that is called outside [`launch`] panics.
+
+mod block;
+mod fault;
+mod fibers;
+mod float;
+mod memory;
+mod race;
+mod shadow;
+mod shared;
+mod view;
+mod workers;
+
+pub use fault::{Fault, FaultKind};
+pub(super) use float::{exp2, f16_to_f32, fma, log2, pack_bf16x2, pack_f16x2, reciprocal, rsqrt};
+
+use crate::launch::LaunchShape;
+use block::current;
+use fibers::At;
+use memory::{GlobalMemory, Op};
+
+/// One tensor that a launch may touch, in host memory. Tensors may overlap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The tensor in messages.
+    pub name: &'static str,
+    /// Host address of element `[0, 0, …]`.
+    pub address: u64,
+    /// Size of an element, bytes.
+    pub element_bytes: usize,
+    /// Extents.
+    pub dims: Vec<usize>,
+    /// Elements between neighbours along each dim; gaps between rows are outside the tensor.
+    pub strides: Vec<usize>,
+    /// Whether the launch may store to it.
+    pub writable: bool,
+}
+
+/// One launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// The kernel in messages.
+    pub kernel: &'static str,
+    /// Grid, block and shared memory.
+    pub shape: LaunchShape,
+    /// Load-time constants, as [`crate::constants::Constants::words`].
+    pub constants: &'a [u32],
+    /// All that the kernel may touch.
+    pub regions: &'a [Region],
+}
+
+/// Runs `body` once for each thread of the grid.
+///
+/// The first launch puts a hook before the panic hook of the process, which keeps the panics of bodies
+/// from being printed.
+///
+/// # Errors
+/// The [`Fault`] of the lowest block that has one; tensors are then partly written.
+///
+/// # Safety
+/// Each region describes memory that is live and that nothing else touches during the call.
+pub unsafe fn launch(launch: &Launch<'_>, body: &(dyn Fn() + Sync)) -> Result<(), Fault> {
+    check_limits(launch).map_err(|message| Fault::of_launch(launch.kernel, message))?;
+    let memory = GlobalMemory::new(launch.regions);
+    workers::run_blocks(launch, &memory, body)
+}
+
+/// What a GPU of compute capability 9.0, or the width of a [`race::Access`], refuses.
+fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
+    const MAX_SHARED_BYTES: u32 = 227 * 1024;
+    let LaunchShape {
+        grid: [x, y, z],
+        block,
+        shared_bytes,
+    } = launch.shape;
+    if x == 0 || y == 0 || z == 0 || y > 65535 || z > 65535 {
+        return Err(format!(
+            "a grid of ({x}, {y}, {z}) blocks: wanted 1 or more, and at most 65535 along y and z"
+        ));
+    }
+    if u64::from(x) * u64::from(y) * u64::from(z) > u64::from(race::MAX_BLOCKS) {
+        return Err(format!(
+            "a grid of ({x}, {y}, {z}) blocks: the simulator runs at most {}",
+            race::MAX_BLOCKS
+        ));
+    }
+    if block == 0 || block > race::MAX_THREADS || !block.is_multiple_of(32) {
+        return Err(format!(
+            "a block of {block} threads: wanted a multiple of 32, at most {}",
+            race::MAX_THREADS
+        ));
+    }
+    if shared_bytes > MAX_SHARED_BYTES {
+        return Err(format!(
+            "{shared_bytes} bytes of shared memory: a block has at most {MAX_SHARED_BYTES}"
+        ));
+    }
+    match launch
+        .regions
+        .iter()
+        .find(|region| region.dims.len() != region.strides.len())
+    {
+        Some(Region {
+            name,
+            dims,
+            strides,
+            ..
+        }) => Err(format!(
+            "tensor `{name}` has {} dims but {} strides",
+            dims.len(),
+            strides.len()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Hands `f` the load-time constants of the running launch.
+///
+/// # Panics
+/// Outside a launch.
+pub fn load_time_constants<R>(f: impl FnOnce(&[u32]) -> R) -> R {
+    current(|block| f(block.constants()))
+}
+
+pub(super) fn thread_idx_x() -> u32 {
+    current(|block| block.thread())
+}
+
+pub(super) fn block_idx_x() -> u32 {
+    current(|block| block.block()[0])
+}
+
+pub(super) fn block_idx_y() -> u32 {
+    current(|block| block.block()[1])
+}
+
+pub(super) fn block_idx_z() -> u32 {
+    current(|block| block.block()[2])
+}
+
+pub(super) fn lane_id() -> u32 {
+    thread_idx_x() % 32
+}
+
+pub(super) fn sync_threads() {
+    current(|block| block.wait(At::SyncThreads));
+}
+
+pub(super) fn sync_warp(mask: u32) {
+    current(|block| block.sync_warp(mask));
+}
+
+pub(super) fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32 {
+    current(|block| block.shuffle(value, lane_mask, At::ShuffleXor(lane_mask)))
+}
+
+pub(super) fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
+    current(|block| block.shuffle(value, source, At::ShuffleIdx(source)))
+}
+
+macro_rules! global_memory {
+    ($($load:ident $store:ident $load_state:ident $store_state:ident: $t:ty;)*) => {$(
+        global_memory!(@load $load: $t);
+        global_memory!(@store $store: $t);
+        global_memory!(@load_state $load_state: $t);
+        global_memory!(@store $store_state: $t);
+    )*};
+    (@load $load:ident: $t:ty) => {
+        pub(super) unsafe fn $load(address: u64) -> $t {
+            // SAFETY: the region that covers the address is live, by the promise made to `launch`.
+            current(|block| unsafe { block.load_global(address, Op::ReadOnlyLoad) })
+        }
+    };
+    (@load_state $load:ident: $t:ty) => {
+        pub(super) unsafe fn $load(address: u64, live: bool) -> $t {
+            if !live {
+                return bytemuck::cast([u16::MAX; size_of::<$t>() / 2]);
+            }
+            // SAFETY: the region that covers the address is live, by the promise made to `launch`.
+            current(|block| unsafe { block.load_global(address, Op::Load) })
+        }
+    };
+    (@store $store:ident: $t:ty) => {
+        pub(super) unsafe fn $store(address: u64, value: $t) {
+            // SAFETY: the region that covers the address is live, by the promise made to `launch`.
+            current(|block| unsafe { block.store_global(address, value) })
+        }
+    };
+}
+
+global_memory! {
+    load_b16 store_b16 load_state_b16 store_state_b16: u16;
+    load_b32 store_b32 load_state_b32 store_state_b32: u32;
+    load_b128 store_b128 load_state_b128 store_state_b128: [u32; 4];
+}
+global_memory!(@load load_b64: [u32; 2]);
+global_memory!(@store store_b64: [u32; 2]);
+
+macro_rules! shared_memory {
+    ($($load:ident $store:ident: $t:ty;)*) => {$(
+        pub(super) unsafe fn $load(address: u32) -> $t {
+            current(|block| block.load_shared(address))
+        }
+
+        pub(super) unsafe fn $store(address: u32, value: $t) {
+            current(|block| block.store_shared(address, value))
+        }
+    )*};
+}
+
+shared_memory! {
+    load_shared_b32 store_shared_b32: u32;
+    load_shared_b64 store_shared_b64: [u32; 2];
+    load_shared_b128 store_shared_b128: [u32; 4];
+}
+
+pub(super) fn dynamic_shared_mem() -> u32 {
+    shared::BASE
+}
+
+pub(super) unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
+    // SAFETY: the region that covers the address is live, by the promise made to `launch`.
+    current(|block| unsafe { block.copy_async(shared_address, global_address) })
+}
+
+pub(super) fn copy_async_commit() {
+    current(|block| block.copy_async_commit());
+}
+
+pub(super) fn copy_async_wait<const PENDING: u32>() {
+    current(|block| block.copy_async_wait(PENDING));
+}

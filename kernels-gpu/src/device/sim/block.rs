@@ -1,0 +1,261 @@
+//! The block that runs on a core, and what its running thread may ask.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::ptr;
+
+use bytemuck::Pod;
+use corosensei::Yielder;
+
+use super::Launch;
+use super::fault::{Fault, Problem};
+use super::fibers::At;
+use super::memory::{GlobalMemory, Op, Request};
+use super::race::{Access, Observer, block_index};
+use super::shared::SharedMemory;
+
+/// Threads of a warp.
+pub const LANES: usize = 32;
+
+/// What one core needs to run the blocks of a launch, one after the other.
+pub struct Block<'a> {
+    launch: &'a Launch<'a>,
+    memory: &'a GlobalMemory<'a>,
+    shared: SharedMemory,
+    last_view: Cell<usize>,
+    /// Linear index of the block.
+    index: Cell<u32>,
+    pub(super) threads: Box<[Thread]>,
+    pub(super) running: Cell<usize>,
+    /// Barriers so far, and one.
+    time: Cell<u32>,
+    /// Time of the last `sync_threads`.
+    pub(super) block_barrier: Cell<u32>,
+}
+
+/// One thread of the block.
+pub struct Thread {
+    pub(super) at: Cell<At>,
+    pub(super) yielder: Cell<*const Yielder<(), ()>>,
+    /// What it brings to a shuffle, then what it takes from it.
+    pub(super) value: Cell<f32>,
+    /// For each lane of its warp, the time up to which that lane's accesses happened before.
+    pub(super) lane_barriers: [Cell<u32>; LANES],
+    copies: Cell<Vec<Copy>>,
+    committed_groups: Cell<u32>,
+}
+
+/// An asynchronous copy under way.
+struct Copy {
+    group: u32,
+    granules: Range<usize>,
+    value: [u32; 4],
+}
+
+thread_local! {
+    /// The block of the running fiber of this OS thread.
+    pub(super) static CURRENT: Cell<*const Block<'static>> = const { Cell::new(ptr::null()) };
+}
+
+/// Whether a fiber runs on this OS thread.
+pub fn in_fiber() -> bool {
+    !CURRENT.get().is_null()
+}
+
+/// Runs `f` on the block of the running fiber.
+#[inline]
+pub fn current<R>(f: impl FnOnce(&Block<'_>) -> R) -> R {
+    let block = CURRENT.get();
+    assert!(
+        !block.is_null(),
+        "device function called outside sim::launch"
+    );
+    // SAFETY: `Block::resume` sets it to a block that outlives the turn of the fiber that runs this.
+    f(unsafe { &*block })
+}
+
+impl<'a> Block<'a> {
+    pub fn new(launch: &'a Launch<'a>, memory: &'a GlobalMemory<'a>) -> Self {
+        let thread = |_| Thread {
+            at: Cell::new(At::Exited),
+            yielder: Cell::new(ptr::null()),
+            value: Cell::new(0.0),
+            lane_barriers: [const { Cell::new(0) }; LANES],
+            copies: Cell::default(),
+            committed_groups: Cell::new(0),
+        };
+        Self {
+            launch,
+            memory,
+            shared: SharedMemory::new(launch.shape.shared_bytes),
+            last_view: Cell::new(0),
+            index: Cell::new(0),
+            threads: (0..launch.shape.block).map(thread).collect(),
+            running: Cell::new(0),
+            time: Cell::new(1),
+            block_barrier: Cell::new(0),
+        }
+    }
+
+    /// Forgets the previous block.
+    pub(super) fn start(&self, index: u32) {
+        self.shared.clear();
+        self.index.set(index);
+        self.time.set(1);
+        self.block_barrier.set(0);
+        for thread in &self.threads {
+            thread.at.set(At::Running);
+            thread.lane_barriers.iter().for_each(|time| time.set(0));
+            thread.copies.take();
+            thread.committed_groups.set(0);
+        }
+    }
+
+    /// Ends the present span of time between barriers, and returns it.
+    pub(super) fn tick(&self) -> u32 {
+        self.time.replace(self.time.get() + 1)
+    }
+
+    #[cold]
+    pub(super) fn fault(&self, thread: usize, Problem { kind, message }: Problem) -> Fault {
+        let (kernel, block) = (self.launch.kernel, self.block());
+        Fault {
+            kind,
+            kernel,
+            block,
+            thread: thread as u32,
+            message,
+        }
+    }
+}
+
+/// For the running thread.
+impl Block<'_> {
+    pub fn constants(&self) -> &[u32] {
+        self.launch.constants
+    }
+
+    pub fn block(&self) -> [u32; 3] {
+        block_index(self.launch.shape.grid, self.index.get())
+    }
+
+    pub fn thread(&self) -> u32 {
+        self.running.get() as u32
+    }
+
+    fn running(&self) -> &Thread {
+        &self.threads[self.running.get()]
+    }
+
+    /// Waits for a collective.
+    pub fn wait(&self, at: At) {
+        let thread = self.running();
+        thread.at.set(at);
+        // SAFETY: the fiber of the running thread set it to its own yielder when it began.
+        unsafe { &*thread.yielder.get() }.suspend(());
+    }
+
+    pub fn sync_warp(&self, mask: u32) {
+        let lane = self.running.get() % LANES;
+        if mask >> lane & 1 == 0 {
+            let message = format!("lane {lane} calls sync_warp({mask:#010x}), a mask without it");
+            Problem::sync(message).raise();
+        }
+        self.wait(At::SyncWarp(mask));
+    }
+
+    /// What the lane that `at` selects by `source` brought.
+    pub fn shuffle(&self, value: f32, source: u32, at: At) -> f32 {
+        if source >= LANES as u32 {
+            let message =
+                format!("a shuffle names lane or lane mask {source}: a warp has 32 lanes");
+            Problem::sync(message).raise();
+        }
+        let thread = self.running();
+        thread.value.set(value);
+        self.wait(at);
+        thread.value.get()
+    }
+
+    fn observer(&self) -> Observer<'_> {
+        Observer {
+            access: Access::new(self.index.get(), self.thread(), self.time.get()),
+            grid: self.launch.shape.grid,
+            block_barrier: self.block_barrier.get(),
+            lane_barriers: &self.running().lane_barriers,
+        }
+    }
+
+    fn check_global<T>(&self, address: u64, op: Op) {
+        let request = Request {
+            address,
+            size: size_of::<T>() as u64,
+            op,
+        };
+        let checked = self
+            .memory
+            .access(request, &self.observer(), &self.last_view);
+        checked.unwrap_or_else(|problem| problem.raise());
+    }
+
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn load_global<T: Pod>(&self, address: u64, op: Op) -> T {
+        self.check_global::<T>(address, op);
+        // SAFETY: aligned, inside a live region, and ordered with every store to it: just checked.
+        unsafe { ptr::with_exposed_provenance::<T>(address as usize).read() }
+    }
+
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn store_global<T: Pod>(&self, address: u64, value: T) {
+        self.check_global::<T>(address, Op::Store);
+        // SAFETY: as for a load, but for all accesses, and the region is writable.
+        unsafe { ptr::with_exposed_provenance_mut::<T>(address as usize).write(value) }
+    }
+
+    pub fn load_shared<T: Pod>(&self, address: u32) -> T {
+        let loaded = self.shared.load(address, &self.observer());
+        loaded.unwrap_or_else(|problem| problem.raise())
+    }
+
+    pub fn store_shared<T: Pod>(&self, address: u32, value: T) {
+        let stored = self.shared.store(address, value, &self.observer());
+        stored.unwrap_or_else(|problem| problem.raise());
+    }
+
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn copy_async(&self, shared_address: u32, global_address: u64) {
+        // SAFETY: the caller's promise.
+        let value: [u32; 4] = unsafe { self.load_global(global_address, Op::ReadOnlyLoad) };
+        let started = self
+            .shared
+            .start_copy::<[u32; 4]>(shared_address, &self.observer());
+        let granules = started.unwrap_or_else(|problem| problem.raise());
+        let thread = self.running();
+        let mut copies = thread.copies.take();
+        copies.push(Copy {
+            group: thread.committed_groups.get(),
+            granules,
+            value,
+        });
+        thread.copies.set(copies);
+    }
+
+    pub fn copy_async_commit(&self) {
+        let groups = &self.running().committed_groups;
+        groups.set(groups.get() + 1);
+    }
+
+    pub fn copy_async_wait(&self, pending: u32) {
+        let thread = self.running();
+        let arrived = thread.committed_groups.get().saturating_sub(pending);
+        let mut copies = thread.copies.take();
+        for copy in copies.extract_if(.., |copy| copy.group < arrived) {
+            self.shared
+                .finish_copy(copy.granules, copy.value, &self.observer());
+        }
+        thread.copies.set(copies);
+    }
+}

@@ -1,0 +1,202 @@
+//! The threads of a block as fibers: who runs, where the others wait, and when they go on.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::{array, ptr};
+
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+
+use super::block::{Block, CURRENT, LANES, Thread};
+use super::fault::{Fault, Problem};
+
+type Fiber = Coroutine<(), (), ()>;
+
+/// Where a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// Ready to run.
+    Running,
+    /// Waits for its warp to take the value of lane `lane ^ .0`.
+    ShuffleXor(u32),
+    /// Waits for its warp to take the value of lane `.0`.
+    ShuffleIdx(u32),
+    /// Waits for the lanes of a mask.
+    SyncWarp(u32),
+    /// Waits for the block.
+    SyncThreads,
+    /// Has returned.
+    Exited,
+}
+
+impl At {
+    /// The lanes of its warp that it waits for.
+    fn mask(self) -> u32 {
+        match self {
+            Self::ShuffleXor(_) | Self::ShuffleIdx(_) => u32::MAX,
+            Self::SyncWarp(mask) => mask,
+            Self::Running | Self::SyncThreads | Self::Exited => 0,
+        }
+    }
+
+    /// Whether both are the same collective.
+    fn meets(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::ShuffleXor(_), Self::ShuffleXor(_))
+            | (Self::ShuffleIdx(_), Self::ShuffleIdx(_)) => true,
+            _ => self == other,
+        }
+    }
+
+    fn describe(self) -> String {
+        match self {
+            Self::Running => "is running".into(),
+            Self::ShuffleXor(_) => "waits in warp_shuffle_xor".into(),
+            Self::ShuffleIdx(_) => "waits in warp_shuffle_idx".into(),
+            Self::SyncWarp(mask) => format!("waits in sync_warp({mask:#010x})"),
+            Self::SyncThreads => "waits in sync_threads".into(),
+            Self::Exited => "has exited".into(),
+        }
+    }
+}
+
+impl Block<'_> {
+    /// Runs block `index` with a stack for each thread; the stacks are there again afterwards.
+    pub fn run(
+        &self,
+        index: u32,
+        body: &(dyn Fn() + Sync),
+        stacks: &mut Vec<DefaultStack>,
+    ) -> Result<(), Fault> {
+        self.start(index);
+        let fiber = |(thread, stack): (&Thread, DefaultStack)| {
+            let thread = ptr::from_ref(thread);
+            let main = move |yielder: &Yielder<(), ()>, ()| {
+                // SAFETY: the threads of `self` outlive the fibers, which end in this function.
+                unsafe { &*thread }.yielder.set(yielder);
+                body();
+            };
+            // SAFETY: `body` outlives the fibers, as above.
+            unsafe { Coroutine::with_stack_unchecked(stack, main) }
+        };
+        let threads = self.threads.iter().zip(stacks.drain(..));
+        let mut fibers: Vec<Fiber> = threads.map(fiber).collect();
+        let outcome = self.run_fibers(&mut fibers);
+        stacks.extend(fibers.into_iter().map(|mut fiber| {
+            fiber.force_unwind();
+            fiber.into_stack()
+        }));
+        outcome
+    }
+
+    fn run_fibers(&self, fibers: &mut [Fiber]) -> Result<(), Fault> {
+        loop {
+            for (warp, fibers) in fibers.chunks_mut(LANES).enumerate() {
+                self.run_warp(warp * LANES, fibers)?;
+            }
+            let first = |at: At| self.threads.iter().position(|thread| thread.at.get() == at);
+            match (first(At::SyncThreads), first(At::Exited)) {
+                (Some(waiting), Some(exited)) => return Err(self.diverged(waiting, exited)),
+                (None, _) => return Ok(()),
+                (Some(_), None) => self.block_barrier.set(self.tick()),
+            }
+            for thread in &self.threads {
+                thread.at.set(At::Running);
+            }
+        }
+    }
+
+    /// Runs the warp of threads `first..` until each of them has exited or waits for the block.
+    fn run_warp(&self, first: usize, fibers: &mut [Fiber]) -> Result<(), Fault> {
+        let warp = &self.threads[first..][..LANES];
+        loop {
+            for (lane, fiber) in fibers.iter_mut().enumerate() {
+                if warp[lane].at.get() == At::Running {
+                    self.resume(first + lane, fiber)?;
+                }
+            }
+            let (mut met, mut stuck) = (false, None);
+            for (lane, thread) in warp.iter().enumerate() {
+                let at = thread.at.get();
+                match lanes(at.mask()).find(|&other| !at.meets(warp[other].at.get())) {
+                    Some(missing) => stuck = stuck.or(Some((lane, missing))),
+                    None if at.mask() == 0 => {}
+                    None => {
+                        self.meet(warp, at);
+                        met = true;
+                    }
+                }
+            }
+            match stuck {
+                _ if met => {}
+                Some((lane, missing)) => return Err(self.diverged(first + lane, first + missing)),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Completes a collective that all its lanes have reached.
+    fn meet(&self, warp: &[Thread], at: At) {
+        if let At::SyncWarp(mask) = at {
+            self.order_lanes(warp, mask);
+        } else {
+            let values: [f32; LANES] = array::from_fn(|lane| warp[lane].value.get());
+            for (lane, thread) in warp.iter().enumerate() {
+                let source = match thread.at.get() {
+                    At::ShuffleXor(lane_mask) => lane ^ lane_mask as usize,
+                    At::ShuffleIdx(source) => source as usize,
+                    _ => lane,
+                };
+                thread.value.set(values[source]);
+            }
+        }
+        for lane in lanes(at.mask()) {
+            warp[lane].at.set(At::Running);
+        }
+    }
+
+    /// Joins what happened before for the lanes of `mask`, with all they did so far, for all of them.
+    fn order_lanes(&self, warp: &[Thread], mask: u32) {
+        let now = self.tick();
+        let barriers_of =
+            |lane: usize| lanes(mask).map(move |by| warp[by].lane_barriers[lane].get());
+        let joined: [u32; LANES] = array::from_fn(|lane| match mask >> lane & 1 {
+            1 => now,
+            _ => barriers_of(lane).max().unwrap_or(0),
+        });
+        for lane in lanes(mask) {
+            for (barrier, time) in warp[lane].lane_barriers.iter().zip(joined) {
+                barrier.set(time);
+            }
+        }
+    }
+
+    /// Gives `fiber` a turn, until it waits or exits.
+    fn resume(&self, thread: usize, fiber: &mut Fiber) -> Result<(), Fault> {
+        self.running.set(thread);
+        let outer = CURRENT.replace(ptr::from_ref(self).cast());
+        let turn = panic::catch_unwind(AssertUnwindSafe(|| fiber.resume(())));
+        CURRENT.set(outer);
+        match turn {
+            Ok(CoroutineResult::Yield(())) => Ok(()),
+            Ok(CoroutineResult::Return(())) => {
+                self.threads[thread].at.set(At::Exited);
+                Ok(())
+            }
+            Err(payload) => Err(self.fault(thread, *Problem::of_unwinding(payload))),
+        }
+    }
+
+    #[cold]
+    fn diverged(&self, waiting: usize, missing: usize) -> Fault {
+        let place = |thread: usize| {
+            let at = self.threads[thread].at.get().describe();
+            format!("thread {thread} (lane {}) {at}", thread % LANES)
+        };
+        let message = format!("diverged: {}, but {}", place(waiting), place(missing));
+        self.fault(waiting, *Problem::sync(message))
+    }
+}
+
+fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
+}

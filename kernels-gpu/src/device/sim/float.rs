@@ -1,0 +1,50 @@
+//! The arithmetic of the facade. The approximations flush denormals as the GPU does.
+
+use half::{bf16, f16};
+
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
+}
+
+pub fn exp2(x: f32) -> f32 {
+    flush(flush(x).exp2())
+}
+
+pub fn log2(x: f32) -> f32 {
+    flush(x).log2()
+}
+
+pub fn reciprocal(x: f32) -> f32 {
+    flush(1.0 / flush(x))
+}
+
+pub fn rsqrt(x: f32) -> f32 {
+    (1.0 / f64::from(flush(x)).sqrt()) as f32
+}
+
+pub fn pack_bf16x2(low: f32, high: f32) -> u32 {
+    pack(low, high, |x| bf16::from_f32(x).to_bits())
+}
+
+pub fn pack_f16x2(low: f32, high: f32) -> u32 {
+    pack(low, high, |x| f16::from_f32(x).to_bits())
+}
+
+pub fn f16_to_f32(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
+}
+
+/// A denormal becomes a zero of its sign.
+fn flush(x: f32) -> f32 {
+    if x.is_subnormal() {
+        0.0_f32.copysign(x)
+    } else {
+        x
+    }
+}
+
+/// The GPU makes every NaN the same one.
+fn pack(low: f32, high: f32, round: impl Fn(f32) -> u16) -> u32 {
+    let bits = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { round(x) });
+    bits(high) << 16 | bits(low)
+}

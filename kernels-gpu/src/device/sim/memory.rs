@@ -1,0 +1,160 @@
+//! Global memory: the tensors of a launch, and what an access to them must be.
+
+use std::cell::Cell;
+use std::fmt;
+
+use super::Region;
+use super::fault::Problem;
+use super::race::{GRANULE_BYTES, Observer};
+use super::shadow::Shadow;
+use super::view::View;
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// A load of what nobody writes during the launch.
+    ReadOnlyLoad,
+    /// A load.
+    Load,
+    /// A store.
+    Store,
+}
+
+/// An access of one thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub address: u64,
+    pub size: u64,
+    pub op: Op,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = if self.op == Op::Store {
+            "store"
+        } else {
+            "load"
+        };
+        write!(f, "{}-byte {op}", self.size)
+    }
+}
+
+/// The tensors of a launch and what was done to them.
+pub struct GlobalMemory<'a> {
+    views: Vec<View<'a>>,
+    shadows: Vec<Shadow>,
+}
+
+impl<'a> GlobalMemory<'a> {
+    pub fn new(regions: &'a [Region]) -> Self {
+        let mut views: Vec<_> = regions.iter().filter_map(View::new).collect();
+        let shadows = Shadow::of_spans(views.iter().map(|view| view.start()..view.end()));
+        for view in &mut views {
+            view.shadow = shadows.partition_point(|shadow| shadow.is_below(view.start()));
+        }
+        Self { views, shadows }
+    }
+
+    /// Checks an access and records it. `last_view` is where the previous one of this caller was.
+    pub fn access(
+        &self,
+        request: Request,
+        by: &Observer<'_>,
+        last_view: &Cell<usize>,
+    ) -> Result<(), Box<Problem>> {
+        let Request { address, size, op } = request;
+        if !address.is_multiple_of(size) {
+            return Err(self.misaligned(request));
+        }
+        let allows = |view: &View<'_>| {
+            view.covers(address, size) && (op != Op::Store || view.region.writable)
+        };
+        let view = match self.views.get(last_view.get()) {
+            Some(view) if allows(view) => view,
+            _ => {
+                let found = self.views.iter().position(allows);
+                last_view.set(found.ok_or_else(|| self.outside(request))?);
+                &self.views[last_view.get()]
+            }
+        };
+        self.shadows[view.shadow].with(address, size, |granules| {
+            for (at, granule) in (address..).step_by(GRANULE_BYTES as usize).zip(granules) {
+                let what = || format!("{request} of {view} at element {:?}", view.element(at).0);
+                let recorded = if op == Op::Store {
+                    granule.store(by)
+                } else {
+                    granule.load(by)
+                };
+                recorded.map_err(|conflict| by.race(conflict, &what()))?;
+                if let (Op::ReadOnlyLoad, Some(writer)) = (op, granule.writer()) {
+                    let (what, who) = (what(), by.name(writer));
+                    return Err(Problem::race(format!(
+                        "{what} through the read-only path: {who} has stored to it"
+                    )));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    #[cold]
+    fn misaligned(&self, request: Request) -> Box<Problem> {
+        let Request { address, size, .. } = request;
+        let place = match self.views.iter().find(|view| view.covers(address, 1)) {
+            Some(view) => format!("element {:?} of {view}", view.element(address).0),
+            None => format!("{address:#x}, outside every tensor"),
+        };
+        let has = 1_u64 << address.trailing_zeros();
+        Problem::memory(format!(
+            "misaligned {request} at {place}: the address is a multiple of {has}, not of {size}"
+        ))
+    }
+
+    /// What is wrong with an access that no tensor allows.
+    #[cold]
+    fn outside(&self, request: Request) -> Box<Problem> {
+        const NULL_BYTES: u64 = 4096;
+        const FAR: u64 = 16 << 20;
+        let Request { address, size, op } = request;
+        if address < NULL_BYTES {
+            let message = format!("{request} through a null pointer, at {address:#x}");
+            return Problem::memory(message);
+        }
+        let covering = self.views.iter().find(|view| view.covers(address, size));
+        if let (Op::Store, Some(view)) = (op, covering) {
+            let element = view.element(address).0;
+            let message = format!("{request} to the read-only {view} at element {element:?}");
+            return Problem::memory(message);
+        }
+        let covered = |view: &View<'_>| {
+            (address..address + size)
+                .take_while(|&byte| view.covers(byte, 1))
+                .count() as u64
+        };
+        let nearest = self
+            .views
+            .iter()
+            .min_by_key(|view| (size - covered(view), view.distance(address)));
+        let Some(view) = nearest.filter(|view| view.distance(address) <= FAR) else {
+            return Problem::memory(format!("{request} at {address:#x}, far from every tensor"));
+        };
+        if let Some(before @ 1..) = view.start().checked_sub(address) {
+            let message =
+                format!("out-of-bounds {request}: {before} bytes before the start of {view}");
+            return Problem::memory(message);
+        }
+        let covered = covered(view);
+        let (element, element_end) = view.element(address + covered);
+        let place = match (covered, address.checked_sub(view.end())) {
+            (1.., _) => format!("its last {} bytes are outside {view}", size - covered),
+            (0, Some(0)) => format!("just past the end of {view}"),
+            (0, Some(past)) => format!("{past} bytes past the end of {view}"),
+            (0, None) => {
+                let into = address - element_end;
+                format!("{into} bytes into a gap between the rows of {view}")
+            }
+        };
+        let message = format!("out-of-bounds {request}: {place} (nearest element {element:?})");
+        Problem::memory(message)
+    }
+}

@@ -1,0 +1,169 @@
+//! Which accesses are ordered: every two bytes remember their last write and two reads since.
+
+use std::cell::Cell;
+
+use super::fault::Problem;
+
+/// Bytes that one [`Granule`] stands for: the narrowest access.
+pub const GRANULE_BYTES: u64 = 2;
+/// Blocks that an [`Access`] can tell apart.
+pub const MAX_BLOCKS: u32 = 1 << 24;
+/// Threads that an [`Access`] can tell apart.
+pub const MAX_THREADS: u32 = 1 << 10;
+const TIME_BITS: u32 = 30;
+
+/// Block, thread and time of an access, packed in this order. Time counts the barriers of a block,
+/// those of its warps too, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Access(u64);
+
+impl Access {
+    const NONE: Self = Self(0);
+    /// Later than every barrier.
+    const IN_FLIGHT: u32 = (1 << TIME_BITS) - 1;
+
+    pub fn new(block: u32, thread: u32, time: u32) -> Self {
+        Self(u64::from(block) << 40 | u64::from(thread) << TIME_BITS | u64::from(time))
+    }
+
+    /// Linear index of the block.
+    pub fn block(self) -> u32 {
+        (self.0 >> 40) as u32
+    }
+
+    pub fn thread(self) -> u32 {
+        (self.0 >> TIME_BITS) as u32 % MAX_THREADS
+    }
+
+    fn time(self) -> u32 {
+        self.0 as u32 & Self::IN_FLIGHT
+    }
+
+    /// Whether it is the write of an asynchronous copy that its thread has not waited for.
+    pub fn is_in_flight(self) -> bool {
+        self.time() == Self::IN_FLIGHT
+    }
+}
+
+/// Index along x, y, z of the block with this linear index.
+pub fn block_index([x, y, _]: [u32; 3], linear: u32) -> [u32; 3] {
+    [linear % x, linear / x % y, linear / x / y]
+}
+
+/// An access about to happen, and what happened before it.
+pub struct Observer<'a> {
+    pub access: Access,
+    /// Blocks along x, y, z.
+    pub grid: [u32; 3],
+    /// Time of the last barrier of the block: everything up to it happened before.
+    pub block_barrier: u32,
+    /// For each lane of the warp, the time up to which its accesses happened before.
+    pub lane_barriers: &'a [Cell<u32>; 32],
+}
+
+impl Observer<'_> {
+    /// Whether `earlier` happened before.
+    fn is_after(&self, earlier: Access) -> bool {
+        if earlier == Access::NONE {
+            return true;
+        }
+        if earlier.block() != self.access.block() || earlier.is_in_flight() {
+            return false;
+        }
+        let (thread, my_thread) = (earlier.thread(), self.access.thread());
+        let lane_barrier = || self.lane_barriers[thread as usize % 32].get();
+        thread == my_thread
+            || earlier.time() <= self.block_barrier
+            || (thread / 32 == my_thread / 32 && earlier.time() <= lane_barrier())
+    }
+
+    /// This access as an asynchronous copy: nobody, its thread included, is after it until the wait.
+    pub fn in_flight(&self) -> Access {
+        Access::new(self.access.block(), self.access.thread(), Access::IN_FLIGHT)
+    }
+
+    /// Who made `access`.
+    pub fn name(&self, access: Access) -> String {
+        let [x, y, z] = block_index(self.grid, access.block());
+        format!("thread {} of block ({x}, {y}, {z})", access.thread())
+    }
+
+    /// That `what`, which is this access, is not ordered with an earlier one.
+    #[cold]
+    pub fn race(&self, conflict: Conflict, what: &str) -> Box<Problem> {
+        let (op, other) = match conflict {
+            Conflict::Load(other) => ("load", other),
+            Conflict::Store(other) => ("store", other),
+        };
+        let who = self.name(other);
+        Problem::race(if other.is_in_flight() {
+            format!("{what}: {who} copies to it and has not waited for the copy")
+        } else if other.block() == self.access.block() {
+            format!("race: {what}, and a {op} by {who}: no barrier between them")
+        } else {
+            format!("race: {what}, and a {op} by {who}: blocks are not ordered")
+        })
+    }
+}
+
+/// An access that the new one is not ordered with.
+#[derive(Clone, Copy, Debug)]
+pub enum Conflict {
+    Load(Access),
+    Store(Access),
+}
+
+/// The accesses of two bytes of memory that a later one may race with.
+///
+/// Of several unordered readers the lowest and the highest are kept. A write that races with any
+/// races with one of these, unless the mask of a `sync_warp` has both but not a lane between them.
+#[derive(Clone, Copy, Debug)]
+pub struct Granule {
+    writer: Access,
+    readers: [Access; 2],
+}
+
+impl Granule {
+    pub const UNTOUCHED: Self = Self::written(Access::NONE);
+
+    /// After a store that is ordered with all before it.
+    pub const fn written(by: Access) -> Self {
+        Self {
+            writer: by,
+            readers: [Access::NONE; 2],
+        }
+    }
+
+    /// The last write, if there is one.
+    pub fn writer(&self) -> Option<Access> {
+        (self.writer != Access::NONE).then_some(self.writer)
+    }
+
+    /// Records a load.
+    pub fn load(&mut self, by: &Observer<'_>) -> Result<(), Conflict> {
+        let me = by.access;
+        if !by.is_after(self.writer) {
+            return Err(Conflict::Store(self.writer));
+        }
+        let [a, b] = self.readers;
+        self.readers = match (by.is_after(a), by.is_after(b)) {
+            (true, true) => [me, Access::NONE],
+            (true, false) => [me, b],
+            (false, true) => [a, me],
+            (false, false) => [a.min(b).min(me), a.max(b).max(me)],
+        };
+        Ok(())
+    }
+
+    /// Records a store.
+    pub fn store(&mut self, by: &Observer<'_>) -> Result<(), Conflict> {
+        if !by.is_after(self.writer) {
+            return Err(Conflict::Store(self.writer));
+        }
+        if let Some(&reader) = self.readers.iter().find(|reader| !by.is_after(**reader)) {
+            return Err(Conflict::Load(reader));
+        }
+        *self = Self::written(by.access);
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! Shared memory of one block, and what it remembers of its accesses.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use super::fault::Problem;
+use super::race::{GRANULE_BYTES, Granule, Observer};
+
+/// Address of the first byte: not 0, so that an address that leaves out the base is out of bounds.
+pub const BASE: u32 = 1024;
+
+/// The bytes, in granules, and what was done to them.
+pub struct SharedMemory {
+    values: Box<[Cell<u16>]>,
+    granules: Box<[Cell<Granule>]>,
+}
+
+impl SharedMemory {
+    pub fn new(bytes: u32) -> Self {
+        let count = bytes.div_ceil(GRANULE_BYTES as u32);
+        Self {
+            values: (0..count).map(|_| Cell::new(0)).collect(),
+            granules: (0..count).map(|_| Cell::new(Granule::UNTOUCHED)).collect(),
+        }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        for granule in &self.granules {
+            granule.set(Granule::UNTOUCHED);
+        }
+    }
+
+    pub fn load<T: Pod>(&self, address: u32, by: &Observer<'_>) -> Result<T, Box<Problem>> {
+        let mut value = T::zeroed();
+        let range = self.range::<T>("load", address)?;
+        for (at, half) in range.zip(bytemuck::cast_slice_mut(std::slice::from_mut(&mut value))) {
+            let mut granule = self.granules[at].get();
+            if granule.writer().is_none() {
+                let what = describe::<T>("load", at);
+                return Err(Problem::memory(format!(
+                    "{what}: the block has not written it"
+                )));
+            }
+            let recorded = granule.load(by);
+            recorded.map_err(|conflict| by.race(conflict, &describe::<T>("load", at)))?;
+            self.granules[at].set(granule);
+            *half = self.values[at].get();
+        }
+        Ok(value)
+    }
+
+    pub fn store<T: Pod>(
+        &self,
+        address: u32,
+        value: T,
+        by: &Observer<'_>,
+    ) -> Result<(), Box<Problem>> {
+        let range = self.range::<T>("store", address)?;
+        for (at, half) in range.zip(bytemuck::cast_slice(&[value])) {
+            self.record_store::<T>("store", at, by)?;
+            self.values[at].set(*half);
+        }
+        Ok(())
+    }
+
+    /// Records an asynchronous copy on its way to `address`; the granules that it will fill.
+    pub fn start_copy<T: Pod>(
+        &self,
+        address: u32,
+        by: &Observer<'_>,
+    ) -> Result<Range<usize>, Box<Problem>> {
+        let range = self.range::<T>("asynchronous copy", address)?;
+        for at in range.clone() {
+            self.record_store::<T>("asynchronous copy", at, by)?;
+            self.granules[at].set(Granule::written(by.in_flight()));
+        }
+        Ok(range)
+    }
+
+    /// Lets a copy arrive in the granules that [`Self::start_copy`] gave; from now on it is a store.
+    pub fn finish_copy<T: Pod>(&self, range: Range<usize>, value: T, by: &Observer<'_>) {
+        for (at, half) in range.zip(bytemuck::cast_slice(&[value])) {
+            self.granules[at].set(Granule::written(by.access));
+            self.values[at].set(*half);
+        }
+    }
+
+    fn record_store<T>(&self, op: &str, at: usize, by: &Observer<'_>) -> Result<(), Box<Problem>> {
+        let mut granule = self.granules[at].get();
+        let recorded = granule.store(by);
+        self.granules[at].set(granule);
+        recorded.map_err(|conflict| by.race(conflict, &describe::<T>(op, at)))
+    }
+
+    /// The granules of a `T` at `address`.
+    fn range<T>(&self, op: &str, address: u32) -> Result<Range<usize>, Box<Problem>> {
+        let (size, granule) = (size_of::<T>(), GRANULE_BYTES as usize);
+        let (base, end) = (BASE as usize, BASE as usize + self.values.len() * granule);
+        let (first, last) = (address as usize, address as usize + size);
+        let problem = if first < base {
+            format!(
+                "out-of-bounds {size}-byte shared {op}: {} bytes before the start",
+                base - first
+            )
+        } else if last > end {
+            format!(
+                "out-of-bounds {size}-byte shared {op}: ends {} bytes past the end",
+                last - end
+            )
+        } else if !first.is_multiple_of(size) {
+            format!(
+                "misaligned {size}-byte shared {op}: at byte {}",
+                first - base
+            )
+        } else {
+            return Ok((first - base) / granule..(last - base) / granule);
+        };
+        let bytes = end - base;
+        Err(Problem::memory(format!(
+            "{problem} of the {bytes} bytes of shared memory"
+        )))
+    }
+}
+
+/// The operation on a `T` that touches granule `at`.
+#[cold]
+fn describe<T>(op: &str, at: usize) -> String {
+    format!(
+        "{}-byte shared {op} at byte {}",
+        size_of::<T>(),
+        at * GRANULE_BYTES as usize
+    )
+}

@@ -1,0 +1,146 @@
+//! Where the elements of a tensor are: which bytes belong to it, and which element a byte is.
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use super::Region;
+
+/// A region that has elements, laid out for look-up.
+pub struct View<'a> {
+    pub region: &'a Region,
+    /// Index of the shadow that remembers its accesses.
+    pub shadow: usize,
+    /// By falling stride.
+    axes: Vec<Axis>,
+    /// The axes before this one step over runs of elements without gaps.
+    outer: usize,
+    /// Bytes of such a run.
+    run: u64,
+    /// Bytes from the first to the last byte.
+    reach: u64,
+}
+
+/// One dim along which the address changes.
+struct Axis {
+    dim: usize,
+    count: u64,
+    /// Bytes between neighbours.
+    stride: u64,
+    /// Bytes from the first to the last byte of one place.
+    reach: u64,
+}
+
+impl<'a> View<'a> {
+    /// None for a region without elements.
+    pub fn new(region: &'a Region) -> Option<Self> {
+        let element = region.element_bytes as u64;
+        if element == 0 || region.dims.contains(&0) {
+            return None;
+        }
+        let axis = |(dim, (&count, &stride)): (usize, (&usize, &usize))| {
+            let (count, stride) = (count as u64, stride as u64 * element);
+            (count > 1 && stride > 0).then_some(Axis {
+                dim,
+                count,
+                stride,
+                reach: 0,
+            })
+        };
+        let dims = region.dims.iter().zip(&region.strides).enumerate();
+        let mut axes: Vec<_> = dims.filter_map(axis).collect();
+        axes.sort_by_key(|axis| Reverse(axis.stride));
+        let (mut reach, mut run, mut outer) = (element, element, axes.len());
+        for (at, axis) in axes.iter_mut().enumerate().rev() {
+            axis.reach = reach;
+            reach += (axis.count - 1) * axis.stride;
+            if at + 1 == outer && axis.stride == run {
+                run *= axis.count;
+                outer = at;
+            }
+        }
+        Some(Self {
+            region,
+            shadow: 0,
+            axes,
+            outer,
+            run,
+            reach,
+        })
+    }
+
+    /// Address of the first byte.
+    pub fn start(&self) -> u64 {
+        self.region.address
+    }
+
+    /// Address past the last byte.
+    pub fn end(&self) -> u64 {
+        self.region.address + self.reach
+    }
+
+    /// Whether all of `size` bytes at `address` are bytes of elements.
+    #[inline]
+    pub fn covers(&self, address: u64, size: u64) -> bool {
+        let offset = address.wrapping_sub(self.start());
+        offset < self.reach
+            && (self.in_run(&self.axes[..self.outer], offset, size) || self.in_runs(address, size))
+    }
+
+    /// Whether `size` bytes at `offset` lie within one run.
+    #[inline]
+    fn in_run(&self, outer: &[Axis], offset: u64, size: u64) -> bool {
+        let [axis, inner @ ..] = outer else {
+            return offset + size <= self.run;
+        };
+        // A second place is possible only where elements overlap.
+        let last = (offset / axis.stride).min(axis.count - 1);
+        let rests = (0..=last).rev().map(|place| offset - place * axis.stride);
+        rests
+            .take_while(|&rest| rest < axis.reach)
+            .any(|rest| self.in_run(inner, rest, size))
+    }
+
+    /// Whether each byte lies within a run.
+    #[cold]
+    fn in_runs(&self, address: u64, size: u64) -> bool {
+        size > 1 && (address..address + size).all(|byte| self.covers(byte, 1))
+    }
+
+    /// The element at `address`, or the last one before it, and where it ends; `address` is not
+    /// before the start.
+    pub fn element(&self, address: u64) -> (Vec<usize>, u64) {
+        let mut index = vec![0; self.region.dims.len()];
+        let mut element = self.start();
+        for axis in &self.axes {
+            let place = ((address - element) / axis.stride).min(axis.count - 1);
+            index[axis.dim] = place as usize;
+            element += place * axis.stride;
+        }
+        (index, element + self.region.element_bytes as u64)
+    }
+
+    /// Bytes between `address` and the element at or before it, or the tensor's start.
+    pub fn distance(&self, address: u64) -> u64 {
+        if address < self.start() {
+            return self.start() - address;
+        }
+        address.saturating_sub(self.element(address).1)
+    }
+}
+
+impl fmt::Display for View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Region {
+            name,
+            dims,
+            strides,
+            ..
+        } = self.region;
+        write!(f, "`{name}` {dims:?}")?;
+        if self.outer > 0 {
+            write!(f, " with strides {strides:?}")
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The blocks of a launch, spread over the cores.
+
+use std::io;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use corosensei::stack::DefaultStack;
+
+use super::Launch;
+use super::block::{Block, in_fiber};
+use super::fault::{Fault, keep_panics_of_fibers_silent};
+use super::memory::GlobalMemory;
+
+/// Room for the frames of an unoptimised kernel; only what is used takes memory.
+const STACK_BYTES: usize = 256 * 1024;
+/// A stack takes two of the 65530 mappings that Linux gives a process.
+const MAX_HELPER_STACKS: usize = 16 * 1024;
+
+/// Runs all blocks; the fault of the lowest block that has one.
+pub fn run_blocks(
+    launch: &Launch<'_>,
+    memory: &GlobalMemory<'_>,
+    body: &(dyn Fn() + Sync),
+) -> Result<(), Fault> {
+    keep_panics_of_fibers_silent(in_fiber);
+    let blocks: u32 = launch.shape.grid.iter().product();
+    let (next, failed) = (AtomicU32::new(0), AtomicBool::new(false));
+    let first_fault = Mutex::new(None);
+    let report = |index: u32, fault: Fault| {
+        let mut first = lock(&first_fault);
+        if first.as_ref().is_none_or(|(lowest, _)| index < *lowest) {
+            *first = Some((index, fault));
+        }
+        failed.store(true, Ordering::Relaxed);
+    };
+    let work = || {
+        let mut stacks = match take_stacks(launch.shape.block) {
+            Ok(stacks) => stacks,
+            Err(error) => {
+                let message = format!("no memory for the stacks of a block: {error}");
+                return report(blocks, Fault::of_launch(launch.kernel, message));
+            }
+        };
+        let block = Block::new(launch, memory);
+        while !failed.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= blocks {
+                break;
+            }
+            if let Err(fault) = block.run(index, body, &mut stacks) {
+                report(index, fault);
+            }
+        }
+        lock(&STACKS).append(&mut stacks);
+    };
+    let helpers = Helpers::hire(blocks - 1, launch.shape.block);
+    thread::scope(|scope| {
+        (0..helpers.0).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
+    lock(&first_fault)
+        .take()
+        .map_or(Ok(()), |(_, fault)| Err(fault))
+}
+
+/// OS threads that help the caller. All launches under way share one number of them, so that launches
+/// side by side do not multiply threads and stacks.
+struct Helpers(usize);
+
+static HIRED: AtomicUsize = AtomicUsize::new(0);
+
+impl Helpers {
+    fn hire(wanted: u32, block: u32) -> Self {
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let limit = (cores - 1).min(MAX_HELPER_STACKS / block as usize);
+        let mut hired = 0;
+        let hire = |others: usize| {
+            hired = limit.saturating_sub(others).min(wanted as usize);
+            Some(others + hired)
+        };
+        // `hire` never refuses.
+        let _ = HIRED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, hire);
+        Self(hired)
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        HIRED.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Stacks that no block uses.
+static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
+
+fn take_stacks(count: u32) -> io::Result<Vec<DefaultStack>> {
+    let mut stacks = {
+        let mut idle = lock(&STACKS);
+        let left = idle.len().saturating_sub(count as usize);
+        idle.split_off(left)
+    };
+    while stacks.len() < count as usize {
+        stacks.push(DefaultStack::new(STACK_BYTES)?);
+    }
+    Ok(stacks)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

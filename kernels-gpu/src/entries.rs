@@ -1,0 +1,138 @@
+//! Every compiled variant, one line each: `symbol = operator::Body<parameters>`.
+//!
+//! Symbols read kernel, layout, state dtype, dims, tile, and warps of a block where two share a tile. A line makes the PTX entry, the [`Entry`] variant
+//! that the host selects, and the simulator's call.
+
+use crate::kernels;
+use crate::launch::Kernel;
+use crate::state::{Bf16, F32};
+
+/// Calls `$callback!` with the table of variants.
+#[macro_export]
+macro_rules! for_each_entry {
+    ($callback:ident) => {
+        $callback! {
+            gdn_decode_klast_bf16_k64_tile16 = gdn_decode::KLast<Bf16, 64, 1, 128>;
+            gdn_decode_klast_bf16_k64_tile32 = gdn_decode::KLast<Bf16, 64, 4, 64>;
+            gdn_decode_klast_bf16_k128_tile16 = gdn_decode::KLast<Bf16, 128, 2, 128>;
+            gdn_decode_klast_bf16_k128_tile16_warps2 = gdn_decode::KLast<Bf16, 128, 4, 64>;
+            gdn_decode_klast_f32_k64_tile8 = gdn_decode::KLast<F32, 64, 2, 32>;
+            gdn_decode_klast_f32_k64_tile16 = gdn_decode::KLast<F32, 64, 1, 128>;
+            gdn_decode_klast_f32_k128_tile4 = gdn_decode::KLast<F32, 128, 2, 32>;
+            gdn_decode_klast_f32_k128_tile8 = gdn_decode::KLast<F32, 128, 1, 128>;
+            gdn_decode_vlast_bf16_k64_tile32 = gdn_decode::VLast<Bf16, 64, 4, 2>;
+            gdn_decode_vlast_bf16_k64_tile64 = gdn_decode::VLast<Bf16, 64, 8, 4>;
+            gdn_decode_vlast_bf16_k128_tile32 = gdn_decode::VLast<Bf16, 128, 4, 4>;
+            gdn_decode_vlast_bf16_k128_tile64 = gdn_decode::VLast<Bf16, 128, 8, 8>;
+            gdn_decode_vlast_bf16_k128_tile128 = gdn_decode::VLast<Bf16, 128, 16, 8>;
+            gdn_decode_vlast_f32_k64_tile32 = gdn_decode::VLast<F32, 64, 4, 2>;
+            gdn_decode_vlast_f32_k64_tile64 = gdn_decode::VLast<F32, 64, 8, 2>;
+            gdn_decode_vlast_f32_k128_tile32 = gdn_decode::VLast<F32, 128, 4, 2>;
+            gdn_decode_vlast_f32_k128_tile64 = gdn_decode::VLast<F32, 128, 8, 2>;
+            device_contract = device_contract::EveryPrimitive<64>;
+            state_floor = state_floor::InPlace<2>;
+        }
+    };
+}
+
+macro_rules! define_entries {
+    ($($symbol:ident = $operator:ident::$body:ident<$($parameter:tt),*>;)*) => {
+        #[cfg(target_arch = "nvptx64")]
+        mod symbols {
+            use super::*;
+            $(
+                /// # Safety
+                /// The host launches it with the parameters and shape of its operator.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "ptx-kernel" fn $symbol(params: <kernels::$operator::$body<$($parameter),*> as Kernel>::Params) {
+                    // SAFETY: the host's promise.
+                    unsafe { kernels::$operator::$body::<$($parameter),*>::run(&params) }
+                }
+            )*
+        }
+
+        /// A compiled variant, named like its PTX symbol.
+        #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Entry {
+            $(
+                #[doc = concat!("`", stringify!($operator::$body<$($parameter),*>), "`")]
+                $symbol,
+            )*
+        }
+
+        impl Entry {
+            /// All of them, in the order of the table.
+            pub const ALL: &[Entry] = &[$(Entry::$symbol),*];
+
+            /// The PTX symbol.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Entry::$symbol => stringify!($symbol),)*
+                }
+            }
+
+            /// Operator that it belongs to: the stem of its kernel's file.
+            pub const fn operator(self) -> &'static str {
+                match self {
+                    $(Entry::$symbol => stringify!($operator),)*
+                }
+            }
+
+            /// Threads of a block.
+            pub const fn block(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::BLOCK,)*
+                }
+            }
+
+            /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
+            pub const fn min_blocks_per_sm(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MIN_BLOCKS_PER_SM,)*
+                }
+            }
+
+            /// Blocks that share one head's state.
+            pub const fn tiles(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::TILES,)*
+                }
+            }
+
+            /// Dynamic shared memory of a block, bytes.
+            pub const fn shared_bytes(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES,)*
+                }
+            }
+
+            /// Load-time constants of its operator.
+            pub fn symbols(self) -> &'static [&'static str] {
+                use crate::constants::Constants;
+                match self {
+                    $(Entry::$symbol => <<kernels::$operator::$body<$($parameter),*> as Kernel>::Constants as Constants>::SYMBOLS,)*
+                }
+            }
+
+            /// Runs the body as the current simulated thread.
+            ///
+            /// # Safety
+            /// `params` are the bytes of the operator's parameters, and the simulation's regions cover what
+            /// they point at.
+            #[cfg(not(target_arch = "nvptx64"))]
+            pub unsafe fn simulate(self, params: &[u8]) {
+                match self {
+                    $(Entry::$symbol => {
+                        let params = bytemuck::pod_read_unaligned(params);
+                        // SAFETY: the caller's promise.
+                        unsafe { kernels::$operator::$body::<$($parameter),*>::run(&params) }
+                    })*
+                }
+            }
+        }
+    };
+}
+
+for_each_entry!(define_entries);

@@ -1,0 +1,136 @@
+//! Every primitive of the facade once: the GPU and the simulator must give the same answers.
+//!
+//! Shapes   input `[BLOCK]` f32   output `[RESULTS, BLOCK]` 32-bit words, written
+//! Threads  one block
+//! Truth    tests/device_contract.rs
+
+use crate::constants::constants;
+use crate::device::{float, global, shared, thread, warp};
+use crate::launch::Kernel;
+
+/// Addresses of one launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct DeviceContractParams {
+    /// `[BLOCK]` f32, 16-byte aligned.
+    pub input: u64,
+    /// `[RESULTS, BLOCK]` u32, 16-byte aligned, written.
+    pub output: u64,
+}
+
+constants! {
+    /// One load-time constant, to be read back.
+    pub struct DeviceContractConstants {
+        /// Any number.
+        number = "GD_NUMBER",
+    }
+}
+
+/// What each row of the output holds, in order.
+pub const RESULTS: [&str; 24] = [
+    "thread_idx_x",
+    "block_idx_x + block_idx_y + block_idx_z",
+    "lane_id",
+    "warp_shuffle_xor 5",
+    "warp_shuffle_idx 3",
+    "fma(x, x, 1.5)",
+    "exp2",
+    "log2",
+    "reciprocal",
+    "rsqrt",
+    "pack_bf16x2(x, -x)",
+    "pack_f16x2(x, -x)",
+    "f16_to_f32",
+    "shared b32 of the next thread",
+    "shared b64 of the next thread",
+    "shared b128 of the next thread",
+    "copy_async_b128",
+    "load_b16",
+    "load_b64",
+    "load_b128",
+    "load_state_b16",
+    "load_state_b32",
+    "load_state_b128",
+    "load-time constant",
+];
+
+/// The kernel, for one block of `BLOCK` threads.
+pub struct EveryPrimitive<const BLOCK: u32>;
+
+impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
+    type Params = DeviceContractParams;
+    type Constants = DeviceContractConstants;
+    const BLOCK: u32 = BLOCK;
+    const TILES: u32 = 1;
+    const SHARED_BYTES: u32 = 48 * BLOCK;
+
+    #[inline(always)]
+    unsafe fn run(params: &DeviceContractParams) {
+        let id = thread::thread_idx_x();
+        let next = (id + 1) % BLOCK;
+        let base = shared::dynamic_shared_mem();
+        let word = params.input + 4 * id as u64;
+        let pair = params.input + 8 * (id / 2) as u64;
+        let quad = params.input + 16 * (id / 4) as u64;
+        let put = |row: u32, value: u32| {
+            // SAFETY: a word of the output for each row and thread.
+            unsafe { global::store_b32(params.output + 4 * (row * BLOCK + id) as u64, value) }
+        };
+        // SAFETY: the input has BLOCK words and the shared memory 48 bytes for each thread, in three parts.
+        unsafe {
+            let x = f32::from_bits(global::load_b32(word));
+            put(0, id);
+            put(
+                1,
+                thread::block_idx_x() + thread::block_idx_y() + thread::block_idx_z(),
+            );
+            put(2, warp::lane_id());
+            put(3, warp::warp_shuffle_xor(x, 5).to_bits());
+            put(4, warp::warp_shuffle_idx(x, 3).to_bits());
+            put(5, float::fma(x, x, 1.5).to_bits());
+            put(6, float::exp2(x).to_bits());
+            put(7, float::log2(x).to_bits());
+            put(8, float::reciprocal(x).to_bits());
+            put(9, float::rsqrt(x).to_bits());
+            let (bf16, f16) = (float::pack_bf16x2(x, -x), float::pack_f16x2(x, -x));
+            put(10, bf16);
+            put(11, f16);
+            put(12, float::f16_to_f32(f16 as u16).to_bits());
+
+            let (words, pairs, quads) = (base, base + 4 * BLOCK, base + 16 * BLOCK);
+            shared::store_shared_b32(words + 4 * id, x.to_bits());
+            shared::store_shared_b64(pairs + 8 * id, [id, x.to_bits()]);
+            shared::store_shared_b128(quads + 16 * id, [id, id + 1, id + 2, x.to_bits()]);
+            let copied = base + 32 * BLOCK + 16 * id;
+            shared::copy_async_b128(copied, quad);
+            shared::copy_async_commit();
+            thread::sync_threads();
+            put(13, shared::load_shared_b32(words + 4 * next));
+            put(14, sum(shared::load_shared_b64(pairs + 8 * next)));
+            put(15, sum(shared::load_shared_b128(quads + 16 * next)));
+            shared::copy_async_wait::<0>();
+            warp::sync_warp(warp::FULL_MASK);
+            put(16, sum(shared::load_shared_b128(copied)));
+
+            put(17, global::load_b16(word) as u32);
+            put(18, sum(global::load_b64(pair)));
+            put(19, sum(global::load_b128(quad)));
+            put(20, global::load_state_b16(word + 2, true) as u32);
+            put(21, global::load_state_b32(word, true));
+            put(22, sum(global::load_state_b128(quad, true)));
+            put(23, DeviceContractConstants::get().number);
+        }
+    }
+}
+
+/// Wrapping sum of words.
+#[inline(always)]
+fn sum<const N: usize>(words: [u32; N]) -> u32 {
+    let mut total = 0u32;
+    let mut i = 0;
+    while i < N {
+        total = total.wrapping_add(words[i]);
+        i += 1;
+    }
+    total
+}

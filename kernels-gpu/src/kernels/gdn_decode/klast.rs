@@ -1,0 +1,101 @@
+//! GDN decode on K-last states; steps are those of the operator's header.
+
+use core::marker::PhantomData;
+
+use super::row::{Factors, RawGates, Row, Slots};
+use super::{GdnDecodeConstants, GdnDecodeParams};
+use crate::device::float::fma;
+use crate::device::thread::thread_idx_x;
+use crate::launch::Kernel;
+use crate::math::elements::{self, load};
+use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
+use crate::state::{FRAGMENT, Share, StateElement};
+
+/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block. V = K.
+pub struct KLast<S, const K: u32, const ROWS: usize, const THREADS: u32>(PhantomData<S>);
+
+impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kernel
+    for KLast<S, K, ROWS, THREADS>
+{
+    type Params = GdnDecodeParams;
+    type Constants = GdnDecodeConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = K / (THREADS / (K / FRAGMENT) * ROWS as u32);
+
+    #[inline(always)]
+    unsafe fn run(params: &GdnDecodeParams) {
+        let lanes = K / FRAGMENT;
+        let c = GdnDecodeConstants::get();
+        let row = Row::of_block(&c, Self::TILES);
+        let share = Share {
+            lane: thread_idx_x() % lanes,
+            lanes,
+            first: 0,
+        };
+        let first = (row.tile * (THREADS / lanes) + thread_idx_x() / lanes) * ROWS as u32;
+        let wide = c.wide_io != 0;
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each.
+        unsafe {
+            let slots = Slots::load(&c, params, row.b);
+            let live = slots.live(&c, params);
+            let read = slots.read_head::<S, K>(&c, params, row.hv);
+            let mut raw = [[0; 8]; ROWS];
+            let mut r = 0;
+            while r < ROWS {
+                raw[r] = read.load::<S>(share, first + r as u32, live);
+                r += 1;
+            }
+            let k = share.load_matching::<S>(row.k(&c, params, 0), c.k_element, wide);
+            let q = share.load_matching::<S>(row.q(&c, params, 0), c.q_element, wide);
+            let v = load::<ROWS>(row.v(&c, params, first), c.v_element, wide);
+            let gates = RawGates::load(&c, params, row);
+            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            if !live {
+                if share.lane == 0 {
+                    elements::store([0.0; ROWS], row.o(&c, params, first), c.o_element, wide);
+                }
+                return;
+            }
+
+            let (k, q, v) = (
+                k.to_f32(c.k_element),
+                q.to_f32(c.q_element),
+                v.to_f32(c.v_element),
+            );
+            let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes); // (1)
+            let factors = Factors::new(&c, norms, gates.values(&c));
+
+            let mut products = [[0.0; 2]; ROWS];
+            r = 0;
+            while r < ROWS {
+                let s = S::widen(raw[r]);
+                products[r] = [dot(s, k), dot(s, q)];
+                r += 1;
+            }
+            let products = butterfly_sum_pairs(products, 1, lanes);
+            let write = slots.write_head::<S, K>(&c, params, row.hv);
+            let mut o = [0.0; ROWS];
+            r = 0;
+            while r < ROWS {
+                let [sk, sq] = products[r];
+                let delta = factors.delta(v[r], sk); // (3)
+                o[r] = factors.output(sq, delta); // (5)
+                if c.update_state != 0 {
+                    let step = delta * factors.k;
+                    let s = S::widen(raw[r]);
+                    let mut next = [0.0; 8];
+                    let mut i = 0;
+                    while i < 8 {
+                        next[i] = fma(step, k[i], factors.decay * s[i]); // (2) (4)
+                        i += 1;
+                    }
+                    write.store::<S>(share, first + r as u32, S::narrow(next));
+                }
+                r += 1;
+            }
+            if share.lane == 0 {
+                elements::store(o, row.o(&c, params, first), c.o_element, wide);
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! GDN decode on V-last states; steps are those of the operator's header.
+
+use core::marker::PhantomData;
+
+use super::row::{Factors, RawGates, Row, Slots};
+use super::{GdnDecodeConstants, GdnDecodeParams};
+use crate::device::float::fma;
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
+    store_shared_b64, store_shared_b128,
+};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::lane_id;
+use crate::launch::Kernel;
+use crate::math::elements::{self, bytes_of, load, load_one};
+use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot, pairwise_sum};
+use crate::state::{FRAGMENT, RawFragment, Share, StateElement};
+
+/// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes. V = K.
+///
+/// As many threads as there are columns, whole warps, own one each: they turn the block's sums into δ and o while
+/// the others wait. Whatever `LANES` and `ROWS` are, sums over the rows are taken pair by pair, neighbours first.
+pub struct VLast<S, const K: u32, const LANES: u32, const ROWS: usize>(PhantomData<S>);
+
+impl<S, const K: u32, const LANES: u32, const ROWS: usize> VLast<S, K, LANES, ROWS> {
+    /// Columns of a block.
+    const COLUMNS: u32 = LANES * FRAGMENT;
+    const THREADS: u32 = K / ROWS as u32 * LANES;
+    const WARPS: u32 = Self::THREADS / 32;
+    /// Shared memory: S k and S q of each column from each warp; then what each owner sets aside, its factors and
+    /// its v; then δ rk of each column; then α.
+    const OWNERS: u32 = Self::WARPS * Self::COLUMNS * 8;
+    const STEPS: u32 = Self::OWNERS + Self::COLUMNS * 32;
+    const DECAY: u32 = Self::STEPS + Self::COLUMNS * 4;
+}
+
+impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
+    for VLast<S, K, LANES, ROWS>
+{
+    type Params = GdnDecodeParams;
+    type Constants = GdnDecodeConstants;
+    const BLOCK: u32 = Self::THREADS;
+    const TILES: u32 = K / Self::COLUMNS;
+    const SHARED_BYTES: u32 = Self::DECAY + 16;
+
+    #[inline(always)]
+    unsafe fn run(params: &GdnDecodeParams) {
+        let c = GdnDecodeConstants::get();
+        let row = Row::of_block(&c, Self::TILES);
+        let (warp, group) = (thread_idx_x() / 32, thread_idx_x() / LANES);
+        let share = Share {
+            lane: thread_idx_x() % LANES,
+            lanes: LANES,
+            first: row.tile * Self::COLUMNS,
+        };
+        let first = group * ROWS as u32;
+        let wide = c.wide_io != 0;
+        // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
+        let owner = (warp + row.tile + row.hv + row.b) % Self::WARPS;
+        let owns_column = owner < Self::COLUMNS / 32;
+        let own = owner * 32 + lane_id();
+        let column = share.first + own;
+        let sums_smem = dynamic_shared_mem();
+        let owner_smem = sums_smem + Self::OWNERS + own * 32;
+        let (steps_smem, decay_smem) = (sums_smem + Self::STEPS, sums_smem + Self::DECAY);
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each, an owner its column
+        // of o; sums, steps and decay are written by one thread each before the barrier that precedes their reads.
+        unsafe {
+            let slots = Slots::load(&c, params, row.b);
+            let live = slots.live(&c, params);
+            let read = slots.read_head::<S, K>(&c, params, row.hv);
+            let mut raw = [[0; 8]; ROWS];
+            let mut r = 0;
+            while r < ROWS {
+                raw[r] = read.load::<S>(share, first + r as u32, live);
+                r += 1;
+            }
+            let k = load::<ROWS>(row.k(&c, params, first), c.k_element, wide);
+            let q = load::<ROWS>(row.q(&c, params, first), c.q_element, wide);
+            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            if !live {
+                if owns_column {
+                    elements::store([0.0], row.o(&c, params, column), c.o_element, wide);
+                }
+                return;
+            }
+            if owns_column {
+                let (k_address, q_address) = (row.k(&c, params, 0), row.q(&c, params, 0));
+                let k = warp_channels::<K>(k_address, c.k_element, wide);
+                let q = warp_channels::<K>(q_address, c.q_element, wide);
+                let [v] = load_one(row.v(&c, params, column), c.v_element).to_f32(c.v_element);
+                let gates = RawGates::load(&c, params, row);
+                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+                let f = Factors::new(&c, norms, gates.values(&c));
+                store_shared_b128(
+                    owner_smem,
+                    [
+                        f.decay.to_bits(),
+                        f.beta.to_bits(),
+                        f.k.to_bits(),
+                        f.q.to_bits(),
+                    ],
+                );
+                store_shared_b64(owner_smem + 16, [f.kq.to_bits(), v.to_bits()]);
+            }
+
+            let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
+            let sk = butterfly_scatter(column_products::<S, ROWS>(raw, k), LANES);
+            let sq = butterfly_scatter(column_products::<S, ROWS>(raw, q), LANES);
+            let kept = FRAGMENT * LANES / 32;
+            let mut i = 0;
+            while i < kept {
+                let column = share.column::<S>((lane_id() / LANES * kept + i) as usize);
+                let sums = [sk[i as usize].to_bits(), sq[i as usize].to_bits()];
+                store_shared_b64(sums_smem + (warp * Self::COLUMNS + column) * 8, sums);
+                i += 1;
+            }
+            sync_threads();
+            if owns_column {
+                let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
+                    load_shared_b64(sums_smem + (i as u32 * Self::COLUMNS + own) * 8)
+                        .map(f32::from_bits)
+                });
+                let [decay, beta, k, q] = load_shared_b128(owner_smem).map(f32::from_bits);
+                let [kq, v] = load_shared_b64(owner_smem + 16).map(f32::from_bits);
+                let factors = Factors {
+                    decay,
+                    beta,
+                    k,
+                    q,
+                    kq,
+                };
+                let delta = factors.delta(v, sk); // (3)
+                let o = factors.output(sq, delta); // (5)
+                elements::store([o], row.o(&c, params, column), c.o_element, wide);
+                store_shared_b32(steps_smem + own * 4, (delta * factors.k).to_bits());
+                if own == 0 {
+                    store_shared_b32(decay_smem, factors.decay.to_bits());
+                }
+            }
+            if c.update_state == 0 {
+                return;
+            }
+            sync_threads();
+            let decay = f32::from_bits(load_shared_b32(decay_smem));
+            let mut step = [0.0; 8];
+            let mut i = 0;
+            while i < 8 {
+                let piece = load_shared_b128(steps_smem + share.column::<S>(i) * 4);
+                let mut j = 0;
+                while j < 4 {
+                    step[i + j] = f32::from_bits(piece[j]);
+                    j += 1;
+                }
+                i += 4;
+            }
+            let write = slots.write_head::<S, K>(&c, params, row.hv);
+            r = 0;
+            while r < ROWS {
+                let s = S::widen(raw[r]);
+                let mut next = [0.0; 8];
+                i = 0;
+                while i < 8 {
+                    next[i] = fma(step[i], k[r], decay * s[i]); // (2) (4)
+                    i += 1;
+                }
+                write.store::<S>(share, first + r as u32, S::narrow(next));
+                r += 1;
+            }
+        }
+    }
+}
+
+/// Σ over this thread's rows of S x, for each of its columns: two rows at a time, then pair by pair, neighbours first.
+#[inline(always)]
+fn column_products<S: StateElement, const ROWS: usize>(
+    raw: [RawFragment; ROWS],
+    x: [f32; ROWS],
+) -> [f32; 8] {
+    let mut partial = [[0.0; 8]; 4];
+    let mut pair = 0;
+    while 2 * pair < ROWS {
+        let (first, second) = (S::widen(raw[2 * pair]), S::widen(raw[2 * pair + 1]));
+        let mut sum = [0.0; 8];
+        let mut level = 0;
+        let mut i = 0;
+        while i < 8 {
+            sum[i] = fma(second[i], x[2 * pair + 1], first[i] * x[2 * pair]);
+            i += 1;
+        }
+        while (pair >> level) & 1 == 1 {
+            i = 0;
+            while i < 8 {
+                sum[i] += partial[level][i];
+                i += 1;
+            }
+            level += 1;
+        }
+        partial[level] = sum;
+        pair += 1;
+    }
+    partial[(ROWS / 2).ilog2() as usize]
+}
+
+/// This lane's K/32 channels of q or k, padded with zeros to 4.
+#[inline(always)]
+unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> [f32; 4] {
+    let address = address + (lane_id() * (K / 32) * bytes_of(element)) as u64;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K == 128 {
+            load::<4>(address, element, wide).to_f32(element)
+        } else {
+            let [x, y] = load::<2>(address, element, wide).to_f32(element);
+            [x, y, 0.0, 0.0]
+        }
+    }
+}

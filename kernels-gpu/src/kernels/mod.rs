@@ -1,0 +1,5 @@
+//! One file per operator: header (math, shapes, threads, cost), parameters, launch shape, body.
+
+pub mod device_contract;
+pub mod gdn_decode;
+pub mod state_floor;

@@ -1,0 +1,66 @@
+//! The floor under every operator: states read, multiplied by a constant and written in place, nothing else.
+//!
+//! Grid     x = chunks of 2048 PIECES bytes
+//! Threads  block 128; a thread owns PIECES pieces of 16 bytes, 2048 bytes apart
+//! Cost     2 bytes moved per byte of state: what a perfect in-place kernel would take
+//! Truth    tests/device_contract.rs
+
+use crate::constants::constants;
+use crate::device::global::{load_state_b128, store_state_b128};
+use crate::device::thread::{block_idx_x, thread_idx_x};
+use crate::launch::Kernel;
+
+const BLOCK: u32 = 128;
+/// Bytes that a block of the 2-piece variant works on.
+pub const BLOCK_BYTES: u64 = 2 * BLOCK as u64 * 16;
+
+/// Where the states are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct StateFloorParams {
+    /// f32 states, a multiple of [`BLOCK_BYTES`], 16-byte aligned; written.
+    pub states: u64,
+}
+
+constants! {
+    /// What is fixed for a measurement.
+    pub struct StateFloorConstants {
+        /// Bits of the f32 that every state is multiplied by.
+        factor = "GD_FACTOR",
+    }
+}
+
+/// `PIECES` pieces of 16 bytes in flight per thread.
+pub struct InPlace<const PIECES: usize>;
+
+impl<const PIECES: usize> Kernel for InPlace<PIECES> {
+    type Params = StateFloorParams;
+    type Constants = StateFloorConstants;
+    const BLOCK: u32 = BLOCK;
+    const TILES: u32 = 1;
+
+    #[inline(always)]
+    unsafe fn run(params: &StateFloorParams) {
+        let factor = f32::from_bits(StateFloorConstants::get().factor);
+        let first = params.states
+            + block_idx_x() as u64 * (PIECES as u64 * BLOCK as u64 * 16)
+            + thread_idx_x() as u64 * 16;
+        let address = |piece: usize| first + piece as u64 * (BLOCK as u64 * 16);
+        let mut raw = [[0; 4]; PIECES];
+        // SAFETY: the caller's promise; the pieces are this thread's own.
+        unsafe {
+            let mut piece = 0;
+            while piece < PIECES {
+                raw[piece] = load_state_b128(address(piece), true);
+                piece += 1;
+            }
+            piece = 0;
+            while piece < PIECES {
+                let [x, y, z, w] = raw[piece];
+                let scaled = |bits: u32| (f32::from_bits(bits) * factor).to_bits();
+                store_state_b128(address(piece), [scaled(x), scaled(y), scaled(z), scaled(w)]);
+                piece += 1;
+            }
+        }
+    }
+}

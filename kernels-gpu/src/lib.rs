@@ -1,0 +1,20 @@
+//! The kernels. Read in this order: [`kernels`] (one file per operator: math, parameters, body), [`math`]
+//! and [`state`] (what bodies are made of), [`device`] (the machine's instructions, and their simulator),
+//! [`entries`] (every compiled variant, one line each).
+//!
+//! Notation: `B` sequences, `T` tokens per sequence in a launch, `H` query/key heads, `HV` value heads,
+//! `K` and `V` head dims, `P` pool slots. `S` is one head's state, `[V, K]`.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)
+)]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
+
+pub mod constants;
+pub mod device;
+pub mod entries;
+pub mod kernels;
+pub mod launch;
+pub mod math;
+pub mod state;

@@ -1,0 +1,207 @@
+//! Loads and stores of bf16, f16 and f32 elements whose type is a load-time constant.
+
+use crate::constants::Element;
+use crate::device::{float, global};
+
+/// `N` consecutive elements as they lie in memory: 16-bit ones two to a word. Converted only where the
+/// values are wanted, so that a kernel can issue every load before it waits for any.
+#[derive(Clone, Copy)]
+pub struct Raw<const N: usize>(pub [u32; N]);
+
+/// Bytes of an element.
+#[inline(always)]
+pub fn bytes_of(element: u32) -> u32 {
+    if element == Element::F32 as u32 { 4 } else { 2 }
+}
+
+impl<const N: usize> Raw<N> {
+    /// Loads `COUNT` (1, 2, 4 or 8) elements, which become elements `first..first + COUNT` of `self`.
+    ///
+    /// `wide`: the address is a multiple of 16 bytes, or of the bytes loaded where those are fewer.
+    ///
+    /// # Safety
+    /// The elements are in global memory that nobody writes during the launch, naturally aligned.
+    #[inline(always)]
+    pub unsafe fn load<const COUNT: usize>(
+        &mut self,
+        first: usize,
+        address: u64,
+        element: u32,
+        wide: bool,
+    ) {
+        // SAFETY: the caller's promise; each branch covers exactly the COUNT elements.
+        unsafe {
+            if element == Element::F32 as u32 {
+                if wide {
+                    self.load_words::<COUNT>(first, address);
+                } else {
+                    let mut i = 0;
+                    while i < COUNT {
+                        self.0[first + i] = global::load_b32(address + 4 * i as u64);
+                        i += 1;
+                    }
+                }
+            } else if wide && COUNT > 1 {
+                match COUNT {
+                    2 => self.load_words::<1>(first / 2, address),
+                    4 => self.load_words::<2>(first / 2, address),
+                    _ => self.load_words::<4>(first / 2, address),
+                }
+            } else {
+                let mut i = 0;
+                while i < COUNT {
+                    let bits = global::load_b16(address + 2 * i as u64) as u32;
+                    let word = (first + i) / 2;
+                    self.0[word] = if (first + i).is_multiple_of(2) {
+                        bits
+                    } else {
+                        self.0[word] | (bits << 16)
+                    };
+                    i += 1;
+                }
+            }
+        }
+    }
+
+    /// Loads `WORDS` words (1, 2, 4 or 8), in accesses of up to 16 bytes.
+    #[inline(always)]
+    unsafe fn load_words<const WORDS: usize>(&mut self, start: usize, address: u64) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match WORDS {
+                1 => self.0[start] = global::load_b32(address),
+                2 => [self.0[start], self.0[start + 1]] = global::load_b64(address),
+                _ => {
+                    let mut i = 0;
+                    while i < WORDS {
+                        [
+                            self.0[start + i],
+                            self.0[start + i + 1],
+                            self.0[start + i + 2],
+                            self.0[start + i + 3],
+                        ] = global::load_b128(address + 4 * i as u64);
+                        i += 4;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The values.
+    #[inline(always)]
+    pub fn to_f32(self, element: u32) -> [f32; N] {
+        let mut values = [0.0; N];
+        let mut i = 0;
+        while i < N {
+            let half = (self.0[i / 2] >> (16 * (i % 2))) as u16;
+            values[i] = if element == Element::F32 as u32 {
+                f32::from_bits(self.0[i])
+            } else if element == Element::Bf16 as u32 {
+                bf16_to_f32(half)
+            } else {
+                float::f16_to_f32(half)
+            };
+            i += 1;
+        }
+        values
+    }
+}
+
+/// A bf16 is the upper half of an f32.
+#[inline(always)]
+pub fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits((bits as u32) << 16)
+}
+
+/// `N` (1, 2, 4 or 8) consecutive elements.
+///
+/// # Safety
+/// As [`Raw::load`]'s.
+#[inline(always)]
+pub unsafe fn load<const N: usize>(address: u64, element: u32, wide: bool) -> Raw<N> {
+    let mut raw = Raw([0; N]);
+    // SAFETY: the caller's promise.
+    unsafe { raw.load::<N>(0, address, element, wide) };
+    raw
+}
+
+/// One element.
+///
+/// # Safety
+/// As [`Raw::load`]'s.
+#[inline(always)]
+pub unsafe fn load_one(address: u64, element: u32) -> Raw<1> {
+    // SAFETY: the caller's promise.
+    unsafe { load::<1>(address, element, false) }
+}
+
+/// Stores `N` (1, 2, 4 or 8) consecutive values, rounded to nearest even.
+///
+/// `wide`: the address is a multiple of 16 bytes, or of the bytes stored where those are fewer.
+///
+/// # Safety
+/// The elements are in global memory, naturally aligned, and this thread's to write.
+#[inline(always)]
+pub unsafe fn store<const N: usize>(values: [f32; N], address: u64, element: u32, wide: bool) {
+    let mut words = [0; N];
+    let mut i = 0;
+    while i < N {
+        if element == Element::F32 as u32 {
+            words[i] = values[i].to_bits();
+        } else if i % 2 == 0 {
+            let next = if i + 1 < N { values[i + 1] } else { 0.0 };
+            words[i / 2] = if element == Element::Bf16 as u32 {
+                float::pack_bf16x2(values[i], next)
+            } else {
+                float::pack_f16x2(values[i], next)
+            };
+        }
+        i += 1;
+    }
+    let mut i = 0;
+    // SAFETY: the caller's promise; each branch covers exactly the N elements.
+    unsafe {
+        if element == Element::F32 as u32 {
+            if wide {
+                store_words(words, N, address);
+            } else {
+                while i < N {
+                    global::store_b32(address + 4 * i as u64, words[i]);
+                    i += 1;
+                }
+            }
+        } else if wide && N > 1 {
+            store_words(words, N / 2, address);
+        } else {
+            while i < N {
+                global::store_b16(
+                    address + 2 * i as u64,
+                    (words[i / 2] >> (16 * (i % 2))) as u16,
+                );
+                i += 1;
+            }
+        }
+    }
+}
+
+/// Stores the first `count` words (1, 2, 4 or 8) in accesses of up to 16 bytes.
+#[inline(always)]
+unsafe fn store_words<const N: usize>(words: [u32; N], count: usize, address: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match count {
+            1 => global::store_b32(address, words[0]),
+            2 => global::store_b64(address, [words[0], words[1]]),
+            _ => {
+                let mut i = 0;
+                while i < count {
+                    global::store_b128(
+                        address + 4 * i as u64,
+                        [words[i], words[i + 1], words[i + 2], words[i + 3]],
+                    );
+                    i += 4;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! What kernel bodies are made of: element conversion, gates, reductions.
+
+pub mod elements;
+pub mod gate;
+pub mod reduce;

@@ -1,0 +1,108 @@
+//! Butterfly reductions.
+
+use crate::device::float::fma;
+use crate::device::warp::{lane_id, warp_shuffle_xor};
+
+/// Sums `values` over the lanes of a warp whose index differs only in bits `low..high` (powers of two).
+///
+/// All 32 lanes of the warp call it; every lane holds the sums. The order of additions depends on
+/// `low` and `high` alone. With `low = 1, high = 16`, lanes 0..16 get the sums over lanes 0..16 and
+/// lanes 16..32 those over lanes 16..32.
+#[inline(always)]
+pub fn butterfly_sum<const N: usize>(mut values: [f32; N], low: u32, high: u32) -> [f32; N] {
+    let mut lane_mask = high / 2;
+    while lane_mask >= low {
+        let mut i = 0;
+        while i < N {
+            values[i] += warp_shuffle_xor(values[i], lane_mask);
+            i += 1;
+        }
+        lane_mask /= 2;
+    }
+    values
+}
+
+/// [`butterfly_sum`] of pairs.
+#[inline(always)]
+pub fn butterfly_sum_pairs<const N: usize>(
+    mut pairs: [[f32; 2]; N],
+    low: u32,
+    high: u32,
+) -> [[f32; 2]; N] {
+    let mut lane_mask = high / 2;
+    while lane_mask >= low {
+        let mut i = 0;
+        while i < N {
+            pairs[i][0] += warp_shuffle_xor(pairs[i][0], lane_mask);
+            pairs[i][1] += warp_shuffle_xor(pairs[i][1], lane_mask);
+            i += 1;
+        }
+        lane_mask /= 2;
+    }
+    pairs
+}
+
+/// Sums each of 8 values over the lanes of a warp that differ only in bits `low..32` of their index, and leaves each
+/// of these lanes some of the sums: with `low` = L (4, 8 or 16), lane l holds in the first places those of values
+/// `l / L * L/4 ..`, L/4 of them. Neighbours (bit L) are added first. With L = 4, 7 shuffles instead of 24.
+///
+/// All 32 lanes of the warp call it.
+#[inline(always)]
+pub fn butterfly_scatter(mut values: [f32; 8], low: u32) -> [f32; 8] {
+    // At each step two lanes part the values that they still share: those whose index has the bit `stride` go to the
+    // lane that has the bit `lane_mask`.
+    let mut lane_mask = low;
+    let mut stride = (low / 4) as usize;
+    let mut parted = 0;
+    while lane_mask < 32 {
+        let keeps_second = lane_id() & lane_mask != 0;
+        let mut i = 0;
+        while i < 8 {
+            if i & (stride | parted) == 0 {
+                let (first, second) = (values[i], values[i + stride]);
+                let (mine, other) = if keeps_second {
+                    (second, first)
+                } else {
+                    (first, second)
+                };
+                values[i] = mine + warp_shuffle_xor(other, lane_mask);
+            }
+            i += 1;
+        }
+        parted |= stride;
+        lane_mask *= 2;
+        stride *= 2;
+    }
+    values
+}
+
+/// Sum of the pairs `pair(0..count)`, `count` a power of two up to 16, neighbours first.
+#[inline(always)]
+pub fn pairwise_sum(count: usize, pair: impl Fn(usize) -> [f32; 2]) -> [f32; 2] {
+    // partial[l] is the sum of the last whole run of 2^l pairs: few are live at a time.
+    let mut partial = [[0.0; 2]; 5];
+    let mut i = 0;
+    while i < count {
+        let mut sum = pair(i);
+        let mut level = 0;
+        while (i >> level) & 1 == 1 {
+            sum = [partial[level][0] + sum[0], partial[level][1] + sum[1]];
+            level += 1;
+        }
+        partial[level] = sum;
+        i += 1;
+    }
+    partial[count.ilog2() as usize]
+}
+
+/// x · y of a thread's own values, in order.
+#[inline(always)]
+pub fn dot<const N: usize>(x: [f32; N], y: [f32; N]) -> f32 {
+    let mut sum = 0.0;
+    let mut i = 0;
+    while i < N {
+        sum = fma(x[i], y[i], sum);
+        i += 1;
+    }
+    sum
+}

@@ -1,0 +1,282 @@
+//! States: pool slots, element types, and the only index arithmetic on S.
+//!
+//! A state row is what is contiguous: the K channels of one v (K-last), the V columns of one k (V-last).
+//! A group of lanes shares a row, each lane owning a fragment of 8 elements, laid out so that every
+//! access of the group is a run of whole 16-byte pieces:
+//!
+//! | state | elements of lane l in a group of L lanes |
+//! |---|---|
+//! | bf16 | 8l .. 8l+8 |
+//! | f32 | 4l .. 4l+4 and 4L+4l .. 4L+4l+4 |
+
+use crate::constants::Index;
+use crate::device::{float, global};
+use crate::math::elements::{Raw, bf16_to_f32, bytes_of};
+
+/// Elements of a row that a lane owns.
+pub const FRAGMENT: u32 = 8;
+
+/// A fragment as it lies in memory: bf16 fills the first four words.
+pub type RawFragment = [u32; 8];
+
+/// Element type of a state.
+pub trait StateElement {
+    /// Bytes of an element.
+    const BYTES: u32;
+    /// Elements in a 16-byte piece.
+    const PIECE: u32 = 16 / Self::BYTES;
+    /// Pieces of a fragment.
+    const PIECES: usize = (FRAGMENT / Self::PIECE) as usize;
+
+    /// Values of a fragment.
+    fn widen(raw: RawFragment) -> [f32; 8];
+
+    /// A fragment of values, rounded to nearest even.
+    fn narrow(values: [f32; 8]) -> RawFragment;
+}
+
+/// bf16 states.
+pub struct Bf16;
+
+/// f32 states.
+pub struct F32;
+
+impl StateElement for Bf16 {
+    const BYTES: u32 = 2;
+
+    #[inline(always)]
+    fn widen(raw: RawFragment) -> [f32; 8] {
+        let mut values = [0.0; 8];
+        let mut i = 0;
+        while i < 4 {
+            values[2 * i] = bf16_to_f32(raw[i] as u16);
+            values[2 * i + 1] = f32::from_bits(raw[i] & 0xffff_0000);
+            i += 1;
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn narrow(values: [f32; 8]) -> RawFragment {
+        let mut raw = [0; 8];
+        let mut i = 0;
+        while i < 4 {
+            raw[i] = float::pack_bf16x2(values[2 * i], values[2 * i + 1]);
+            i += 1;
+        }
+        raw
+    }
+}
+
+impl StateElement for F32 {
+    const BYTES: u32 = 4;
+
+    #[inline(always)]
+    fn widen(raw: RawFragment) -> [f32; 8] {
+        let mut values = [0.0; 8];
+        let mut i = 0;
+        while i < 8 {
+            values[i] = f32::from_bits(raw[i]);
+            i += 1;
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn narrow(values: [f32; 8]) -> RawFragment {
+        let mut raw = [0; 8];
+        let mut i = 0;
+        while i < 8 {
+            raw[i] = values[i].to_bits();
+            i += 1;
+        }
+        raw
+    }
+}
+
+/// Which elements of every row are this thread's.
+#[derive(Clone, Copy)]
+pub struct Share {
+    /// Position of this thread in the group of lanes that shares a row.
+    pub lane: u32,
+    /// Lanes of the group.
+    pub lanes: u32,
+    /// First element of the `8 * lanes` that the group owns of every row.
+    pub first: u32,
+}
+
+impl Share {
+    /// Element offset in a row of piece `i` of this thread's fragment.
+    #[inline(always)]
+    fn piece<S: StateElement>(self, i: usize) -> u32 {
+        self.first + self.column::<S>(i * S::PIECE as usize)
+    }
+
+    /// Position, within the `8 * lanes` elements of the group, of element `i` of this thread's fragment.
+    #[inline(always)]
+    pub fn column<S: StateElement>(self, i: usize) -> u32 {
+        let (piece, within) = (i as u32 / S::PIECE, i as u32 % S::PIECE);
+        (piece * self.lanes + self.lane) * S::PIECE + within
+    }
+
+    /// The channels of q or k that go with this thread's fragment of a row.
+    ///
+    /// # Safety
+    /// `address` is a row of at least `first + 8 * lanes` elements that nobody writes during the launch.
+    #[inline(always)]
+    pub unsafe fn load_matching<S: StateElement>(
+        self,
+        address: u64,
+        element: u32,
+        wide: bool,
+    ) -> Raw<8> {
+        let mut raw = Raw([0; 8]);
+        let mut i = 0;
+        while i < S::PIECES {
+            let address = address + (self.piece::<S>(i) * bytes_of(element)) as u64;
+            // SAFETY: the caller's promise.
+            unsafe {
+                if S::PIECES == 1 {
+                    raw.load::<8>(0, address, element, wide)
+                } else {
+                    raw.load::<4>(4 * i, address, element, wide)
+                }
+            }
+            i += 1;
+        }
+        raw
+    }
+}
+
+/// One head's state.
+#[derive(Clone, Copy)]
+pub struct Head {
+    /// Address of its first element.
+    pub address: u64,
+    /// Elements of a row.
+    pub row_elements: u32,
+    /// 16-byte accesses are aligned.
+    pub wide: bool,
+}
+
+impl Head {
+    #[inline(always)]
+    fn piece_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
+        self.address + ((row * self.row_elements + share.piece::<S>(i)) * S::BYTES) as u64
+    }
+
+    /// This thread's fragment of `row`; nothing is read, and the fragment undefined, unless `live`.
+    ///
+    /// # Safety
+    /// Where `live`, the head's state is global memory, and no other thread writes this fragment.
+    #[inline(always)]
+    pub unsafe fn load<S: StateElement>(self, share: Share, row: u32, live: bool) -> RawFragment {
+        let mut raw = [0; 8];
+        let mut i = 0;
+        while i < S::PIECES {
+            let address = self.piece_address::<S>(share, row, i);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if self.wide {
+                    [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]] =
+                        global::load_state_b128(address, live);
+                } else {
+                    let mut word = 0;
+                    while word < 4 {
+                        raw[4 * i + word] = load_word::<S>(address + 4 * word as u64, live);
+                        word += 1;
+                    }
+                }
+            }
+            i += 1;
+        }
+        raw
+    }
+
+    /// Stores this thread's fragment of `row`.
+    ///
+    /// # Safety
+    /// The head's state is live global memory, and no other thread touches this fragment.
+    #[inline(always)]
+    pub unsafe fn store<S: StateElement>(self, share: Share, row: u32, raw: RawFragment) {
+        let mut i = 0;
+        while i < S::PIECES {
+            let address = self.piece_address::<S>(share, row, i);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if self.wide {
+                    global::store_state_b128(
+                        address,
+                        [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]],
+                    );
+                } else {
+                    let mut word = 0;
+                    while word < 4 {
+                        store_word::<S>(address + 4 * word as u64, raw[4 * i + word]);
+                        word += 1;
+                    }
+                }
+            }
+            i += 1;
+        }
+    }
+}
+
+/// Four bytes of a state that is aligned to its elements only; undefined unless `live`.
+#[inline(always)]
+unsafe fn load_word<S: StateElement>(address: u64, live: bool) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::BYTES == 4 {
+            global::load_state_b32(address, live)
+        } else {
+            global::load_state_b16(address, live) as u32
+                | (global::load_state_b16(address + 2, live) as u32) << 16
+        }
+    }
+}
+
+/// Four bytes of a state that is aligned to its elements only.
+#[inline(always)]
+unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::BYTES == 4 {
+            global::store_state_b32(address, word);
+        } else {
+            global::store_state_b16(address, word as u16);
+            global::store_state_b16(address + 2, (word >> 16) as u16);
+        }
+    }
+}
+
+/// The slot that row `b` names, sign-extended, so that a negative one is out of range; `otherwise` where there
+/// are no indices.
+///
+/// # Safety
+/// `indices` has more than `b` elements of kind `index`, or `index` is [`Index::None`].
+#[inline(always)]
+pub unsafe fn slot_of(indices: u64, index: u32, b: u32, otherwise: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if index == Index::None as u32 {
+            otherwise
+        } else if index == Index::I64 as u32 {
+            let [low, high] = global::load_b64(indices + 8 * b as u64);
+            low as u64 | (high as u64) << 32
+        } else {
+            let slot = global::load_b32(indices + 4 * b as u64);
+            if index == Index::U32 as u32 {
+                slot as u64
+            } else {
+                slot as i32 as i64 as u64
+            }
+        }
+    }
+}
+
+/// Whether a slot makes its row active: in range, and not the null slot.
+#[inline(always)]
+pub fn is_live(slot: u64, pool_slots: u32, null_slot: u32) -> bool {
+    slot < pool_slots as u64 && slot != null_slot as u64
+}

@@ -1,0 +1,93 @@
+//! Collectives that not all of their lanes reach.
+
+use gated_delta_kernels::device::sim::FaultKind;
+use gated_delta_kernels::device::thread::{sync_threads, thread_idx_x};
+use gated_delta_kernels::device::warp::{
+    FULL_MASK, lane_id, sync_warp, warp_shuffle_idx, warp_shuffle_xor,
+};
+
+use super::{assert_clean, assert_fault, only};
+
+#[track_caller]
+fn assert_synccheck(body: impl Fn() + Sync, thread: u32, message: &str) {
+    assert_fault(&[], body, FaultKind::Synccheck, thread, message);
+}
+
+/// Thread 40 does `one`, all others do `others`.
+fn diverge(one: fn(), others: fn()) -> impl Fn() {
+    move || {
+        if thread_idx_x() == 40 {
+            one()
+        } else {
+            others()
+        }
+    }
+}
+
+fn shuffle_xor() {
+    warp_shuffle_xor(0.0, 1);
+}
+
+fn shuffle_idx() {
+    warp_shuffle_idx(0.0, 1);
+}
+
+#[test]
+fn diverged_shuffle() {
+    for (one, place) in [
+        ((|| ()) as fn(), "has exited"),
+        (sync_threads, "waits in sync_threads"),
+        (|| sync_warp(1 << 8 | 1), "waits in sync_warp(0x00000101)"),
+        (shuffle_idx, "waits in warp_shuffle_idx"),
+    ] {
+        let message = format!(
+            "diverged: thread 32 (lane 0) waits in warp_shuffle_xor, but thread 40 (lane 8) {place}"
+        );
+        assert_synccheck(diverge(one, shuffle_xor), 32, &message);
+    }
+}
+
+#[test]
+fn shuffle_of_a_lane_that_does_not_exist() {
+    let message = "a shuffle names lane or lane mask 32: a warp has 32 lanes";
+    assert_synccheck(|| _ = warp_shuffle_idx(0.0, 32), 0, message);
+    assert_synccheck(|| _ = warp_shuffle_xor(0.0, 32), 0, message);
+}
+
+#[test]
+fn diverged_warp_barrier() {
+    let message = "diverged: thread 32 (lane 0) waits in sync_warp(0xffffffff), \
+                   but thread 40 (lane 8) has exited";
+    assert_synccheck(diverge(|| (), || sync_warp(FULL_MASK)), 32, message);
+    let message = "diverged: thread 16 (lane 16) waits in sync_warp(0xffffffff), \
+                   but thread 0 (lane 0) has exited";
+    assert_synccheck(
+        || sync_warp(if lane_id() < 16 { 0xffff } else { FULL_MASK }),
+        16,
+        message,
+    );
+    let message = "lane 16 calls sync_warp(0x0000ffff), a mask without it";
+    assert_synccheck(|| sync_warp(0xffff), 16, message);
+}
+
+#[test]
+fn a_partial_warp_barrier_waits_for_its_lanes_only() {
+    assert_clean(&[], || {
+        if lane_id() < 16 {
+            sync_warp(0xffff);
+        }
+        shuffle_xor();
+        only(3, || sync_warp(1 << 3));
+        sync_threads();
+    });
+}
+
+#[test]
+fn diverged_block_barrier() {
+    let message = "diverged: thread 40 (lane 8) waits in warp_shuffle_xor, \
+                   but thread 32 (lane 0) waits in sync_threads";
+    assert_synccheck(diverge(shuffle_xor, sync_threads), 40, message);
+    let message =
+        "diverged: thread 0 (lane 0) waits in sync_threads, but thread 40 (lane 8) has exited";
+    assert_synccheck(diverge(|| (), sync_threads), 0, message);
+}
