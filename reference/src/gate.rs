@@ -1,0 +1,27 @@
+//! Log decays and betas from raw gates, finite for every finite input.
+
+/// `ln(1 + exp(x))`, without overflow and without losing small values.
+pub fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// `1 / (1 + exp(-x))`: beta of a logit.
+pub fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Log decay `-exp(a_log) · softplus(x + dt_bias)`: GDN's raw gate (`x` is `a`), KDA's softplus gate (`x` is `g`).
+pub fn softplus_log_decay(x: f64, a_log: f64, dt_bias: f64) -> f64 {
+    -finite_exp(a_log) * softplus(x + dt_bias)
+}
+
+/// Log decay `lower_bound · sigmoid(exp(a_log) · (g + dt_bias))`, KDA's lower-bound gate: `lower_bound < 0` scales
+/// it, so that it lies between `lower_bound` and 0. Without `A_log`, `a_log` is 0.
+pub fn lower_bound_log_decay(g: f64, lower_bound: f64, a_log: f64, dt_bias: f64) -> f64 {
+    lower_bound * sigmoid(finite_exp(a_log) * (g + dt_bias))
+}
+
+/// `exp(x)`, the largest f64 where that overflows, so that its product with 0 is 0.
+fn finite_exp(x: f64) -> f64 {
+    x.exp().min(f64::MAX)
+}
