@@ -1,0 +1,22 @@
+//! What this tool knows of the kernels: the compiled variants.
+
+pub use gated_delta_kernels::entries::Entry;
+
+use anyhow::{Context, Result};
+
+/// File of an entry under `host/ptx`.
+pub fn file_name(entry: Entry) -> String {
+    format!("{}.ptx", entry.name())
+}
+
+/// The entry called `name`.
+pub fn find(name: &str) -> Result<Entry> {
+    let entry = Entry::ALL
+        .iter()
+        .copied()
+        .find(|entry| entry.name() == name);
+    entry.with_context(|| {
+        let names: Vec<_> = Entry::ALL.iter().map(|entry| entry.name()).collect();
+        format!("no entry {name}; there are\n  {}", names.join("\n  "))
+    })
+}

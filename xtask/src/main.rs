@@ -1,0 +1,62 @@
+//! Build tool of the workspace: `cargo xtask --help`.
+//!
+//! The library itself builds with plain `cargo build`: the PTX that it embeds is committed. This tool
+//! makes that PTX, checks it, shows what becomes of it, and packs the tests for a GPU host.
+
+mod assemble;
+mod bundle;
+mod compile;
+mod debian;
+mod entries;
+mod hash;
+mod module;
+mod profiles;
+mod ptx;
+mod sass;
+mod shell;
+mod text;
+mod toolchain;
+mod wheels;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Build tool of the workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Task {
+    /// Find or fetch the kernel compiler and the CUDA assemblers, and print what is used.
+    ///
+    /// The compiler is $GATED_DELTA_RUSTC, an installed stable toolchain of rustup from 1.96 on with
+    /// rust-src, or Debian's rustc-web, unpacked under target/. The assemblers are those in
+    /// $GATED_DELTA_CUDA_BIN or NVIDIA's wheels, unpacked under target/.
+    Toolchain,
+    /// Compile kernels-gpu to host/ptx, one file per entry, and assemble each for every architecture.
+    Ptx {
+        /// Write nothing; fail where the committed files are not what these sources give.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Print the machine code of an entry.
+    Sass(sass::Options),
+    /// Pack tests, bench, command line and fixtures into target/gpu-bundle, for a host without Rust.
+    GpuBundle,
+}
+
+fn main() -> ExitCode {
+    let result = match Task::parse() {
+        Task::Toolchain => toolchain::print(),
+        Task::Ptx { check: false } => ptx::write(),
+        Task::Ptx { check: true } => ptx::check(),
+        Task::Sass(options) => sass::print(&options),
+        Task::GpuBundle => bundle::build(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

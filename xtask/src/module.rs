@@ -1,0 +1,245 @@
+//! A PTX module, taken apart into its entries.
+
+use std::collections::HashMap;
+
+use anyhow::{Result, bail};
+
+use crate::text::{replace_words, words};
+
+/// A PTX module, without comments and debug information.
+pub struct Module {
+    /// `.version`, `.target` and `.address_size`.
+    preamble: String,
+    /// Variables at module level, in order.
+    variables: Vec<Item>,
+    entries: Vec<Item>,
+}
+
+struct Item {
+    name: String,
+    text: String,
+}
+
+/// What the compiler does not say of an entry: how it is launched.
+pub struct LaunchBounds {
+    /// Threads of a block.
+    pub block: u32,
+    /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
+    pub min_blocks_per_sm: u32,
+}
+
+impl Module {
+    /// Reads what LLVM writes: one statement a line, functions closed by a brace.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut module = Self {
+            preamble: String::new(),
+            variables: Vec::new(),
+            entries: Vec::new(),
+        };
+        let mut item = String::new();
+        let mut depth = 0;
+        for line in text.lines() {
+            let line = line.split("//").next().unwrap_or_default().trim_end();
+            let first = line.split_whitespace().next().unwrap_or_default();
+            match first {
+                "" | ".file" | ".loc" => continue,
+                ".version" | ".target" | ".address_size" if item.is_empty() => {
+                    module.preamble += &format!("{line}\n");
+                    continue;
+                }
+                _ => {}
+            }
+            item += &format!("{line}\n");
+            depth += line.matches('{').count();
+            let closed = line.matches('}').count();
+            if closed > depth {
+                bail!("a brace closes nothing: {line}");
+            }
+            depth -= closed;
+            if depth == 0 && line.ends_with([';', '}']) {
+                module.add(std::mem::take(&mut item));
+            }
+        }
+        if !item.is_empty() {
+            bail!("the module ends inside of\n{item}");
+        }
+        Ok(module)
+    }
+
+    /// Functions are left out: an entry that calls one is refused by [`crate::text::defects`].
+    fn add(&mut self, text: String) {
+        let head = text.split(['(', '[', '=', ';']).next().unwrap_or_default();
+        let name = head
+            .split_whitespace()
+            .next_back()
+            .unwrap_or_default()
+            .to_owned();
+        if head.contains(".entry ") {
+            self.entries.push(Item { name, text });
+        } else if [".shared ", ".global ", ".const "]
+            .iter()
+            .any(|space| head.contains(space))
+        {
+            self.variables.push(Item { name, text });
+        }
+    }
+
+    /// Names of the entries.
+    pub fn entry_names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.name.as_str())
+    }
+
+    /// A module of the entry `name` and what it refers to. Labels and the names of variables defined
+    /// here are numbered, so that they depend neither on other entries nor on the machine.
+    pub fn extract(&self, name: &str, bounds: &LaunchBounds) -> Option<String> {
+        let entry = self.entries.iter().find(|entry| entry.name == name)?;
+        let mut used = vec![false; self.variables.len()];
+        let mut unseen = vec![entry];
+        while let Some(item) = unseen.pop() {
+            for (variable, used) in self.variables.iter().zip(&mut used) {
+                if !*used && words(&item.text).any(|word| word == variable.name) {
+                    *used = true;
+                    unseen.push(variable);
+                }
+            }
+        }
+        let variables: Vec<_> = self
+            .variables
+            .iter()
+            .zip(used)
+            .filter_map(|(item, used)| used.then_some(item))
+            .collect();
+        let defined = variables
+            .iter()
+            .filter(|item| !item.text.starts_with(".extern"));
+        let numbered: HashMap<_, _> = defined
+            .enumerate()
+            .map(|(i, item)| (item.name.as_str(), format!("data_{i}")))
+            .collect();
+
+        let mut text = self.preamble.clone();
+        for variable in variables {
+            text += &variable.text;
+        }
+        text += &with_launch_bounds(&entry.text, bounds);
+        Some(replace_words(&text, |word| {
+            match word
+                .strip_prefix("$L__BB")
+                .and_then(|rest| rest.split_once('_'))
+            {
+                Some((_, number)) => Some(format!("$L{number}")),
+                None => numbered.get(word).cloned(),
+            }
+        }))
+    }
+}
+
+/// Puts the launch bounds between the parameter list and the body.
+fn with_launch_bounds(entry: &str, bounds: &LaunchBounds) -> String {
+    let mut directives = format!(".maxntid {}, 1, 1\n", bounds.block);
+    if bounds.min_blocks_per_sm > 0 {
+        directives += &format!(".minnctapersm {}\n", bounds.min_blocks_per_sm);
+    }
+    entry.replacen("\n{\n", &format!("\n{directives}{{\n"), 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODULE: &str = "
+//
+.version 7.4
+.target sm_80
+.address_size 64
+.extern .shared .align 16 .b8 dynamic[];
+.global .align 4 .b8 _ZN5table17h0123E[4] = {1, 2, 3, 4};
+.global .align 8 .u64 _ZN7pointer17h0123E = _ZN5table17h0123E;
+.visible .entry plain(
+\t.param .align 8 .b8 plain_param_0[24]
+)
+{
+\tmov.u32 %r1, GD_H; // a number
+$L__BB0_1:
+\tret;
+}
+.visible .entry other(
+)
+{
+\t.loc 1 2 3
+\tmov.u32 %r1, dynamic;
+\tmov.u64 %rd1, _ZN7pointer17h0123E;
+\t@%p1 bra $L__BB1_7;
+$L__BB1_7:
+}
+";
+
+    #[test]
+    fn entries_are_cut_out_with_what_they_refer_to() {
+        let module = Module::parse(MODULE).unwrap();
+        assert_eq!(module.entry_names().collect::<Vec<_>>(), ["plain", "other"]);
+
+        let plain = module
+            .extract(
+                "plain",
+                &LaunchBounds {
+                    block: 128,
+                    min_blocks_per_sm: 0,
+                },
+            )
+            .unwrap();
+        assert!(
+            plain.contains(")\n.maxntid 128, 1, 1\n{\n\tmov.u32 %r1, GD_H;\n$L1:\n"),
+            "{plain}"
+        );
+        assert!(
+            !plain.contains("dynamic") && !plain.contains("data_"),
+            "{plain}"
+        );
+
+        let other = module
+            .extract(
+                "other",
+                &LaunchBounds {
+                    block: 64,
+                    min_blocks_per_sm: 4,
+                },
+            )
+            .unwrap();
+        assert!(
+            other.contains(".maxntid 64, 1, 1\n.minnctapersm 4\n{\n"),
+            "{other}"
+        );
+        assert!(
+            other.contains(
+                ".extern .shared .align 16 .b8 dynamic[];\n.global .align 4 .b8 data_0[4]"
+            ),
+            "{other}"
+        );
+        assert!(
+            other.contains(".global .align 8 .u64 data_1 = data_0;"),
+            "{other}"
+        );
+        assert!(
+            other.contains("bra $L7;\n$L7:") && !other.contains("_ZN") && !other.contains(".loc"),
+            "{other}"
+        );
+        assert!(
+            module
+                .extract(
+                    "absent",
+                    &LaunchBounds {
+                        block: 1,
+                        min_blocks_per_sm: 0
+                    }
+                )
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn truncated_modules_are_refused() {
+        assert!(Module::parse(".visible .entry plain(\n)\n{\n\tret;\n").is_err());
+        assert!(Module::parse("}\n").is_err());
+    }
+}
