@@ -1,0 +1,76 @@
+//! The CUDA driver, loaded when it is first needed: a thin layer for tests, benches, the command line, and
+//! engines that have no driver binding of their own. Kernels are launched by the operators, not from here.
+//!
+//! [`Driver`] has the driver's functions as they are: raw handles, unsafe, each failure an [`Error`].
+//! [`Context`], [`DeviceMemory`], [`Stream`], [`Event`] and [`Graph`] own what they make.
+
+mod context;
+#[cfg(all(
+    feature = "cust",
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+mod forward;
+mod functions;
+mod graph;
+mod library;
+mod memory;
+mod module;
+mod stream;
+
+pub use context::{Context, Current, Device};
+pub use functions::{
+    Driver, RawContext, RawEvent, RawFunction, RawGraph, RawGraphExec, RawModule, RawStream,
+};
+pub use graph::Graph;
+pub use memory::DeviceMemory;
+pub use module::Module;
+pub use stream::{Event, Stream};
+
+use crate::error::Error;
+
+/// `CUresult` values that callers tell apart.
+pub mod code {
+    /// Success.
+    pub const SUCCESS: i32 = 0;
+    /// Out of memory.
+    pub const OUT_OF_MEMORY: i32 = 2;
+    /// No GPU, or no driver.
+    pub const NO_DEVICE: i32 = 100;
+    /// The context is none, or destroyed.
+    pub const INVALID_CONTEXT: i32 = 201;
+    /// No image for this GPU: PTX for a newer architecture.
+    pub const NO_BINARY_FOR_GPU: i32 = 209;
+    /// The PTX does not compile.
+    pub const INVALID_PTX: i32 = 218;
+    /// The PTX is newer than the driver.
+    pub const UNSUPPORTED_PTX_VERSION: i32 = 222;
+}
+
+/// `CUdevice_attribute` and `CUfunction_attribute` values.
+pub mod attribute {
+    /// Device: multiprocessors.
+    pub const MULTIPROCESSOR_COUNT: i32 = 16;
+    /// Device: bytes of level-2 cache.
+    pub const L2_CACHE_SIZE: i32 = 38;
+    /// Device: compute capability, major.
+    pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+    /// Device: compute capability, minor.
+    pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+    /// Device: bytes of shared memory that a block may opt in to.
+    pub const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: i32 = 97;
+    /// Function: bytes of local memory of a thread.
+    pub const FUNCTION_LOCAL_SIZE_BYTES: i32 = 3;
+    /// Function: registers of a thread.
+    pub const FUNCTION_NUM_REGS: i32 = 4;
+    /// Function: bytes of dynamic shared memory that a launch may ask for.
+    pub const FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+}
+
+/// The driver, loaded and initialised.
+///
+/// # Errors
+/// [`Error::NoDriver`] where the library is missing, [`Error::NoDevice`] where it finds no GPU.
+pub fn driver() -> Result<&'static Driver, Error> {
+    functions::load()
+}

@@ -1,0 +1,152 @@
+//! GPU memory.
+
+use std::ffi::c_void;
+
+use bytemuck::Pod;
+
+use super::Context;
+use crate::{
+    error::Error,
+    tensor::{DType, Memory, Tensor},
+};
+
+/// An owned piece of GPU memory.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    context: Context,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Allocates `bytes`, with nothing in particular in them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]: out of memory.
+    pub fn allocate(context: &Context, bytes: usize) -> Result<Self, Error> {
+        let _current = context.enter()?;
+        let mut address = 0;
+        if bytes > 0 {
+            // SAFETY: `address` is written.
+            unsafe { context.driver().mem_alloc(&raw mut address, bytes) }?;
+        }
+        Ok(Self {
+            context: context.clone(),
+            address,
+            bytes,
+        })
+    }
+
+    /// A copy of `data`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn from_slice<T: Pod>(context: &Context, data: &[T]) -> Result<Self, Error> {
+        let mut memory = Self::allocate(context, size_of_val(data))?;
+        memory.write(data)?;
+        Ok(memory)
+    }
+
+    /// Its address.
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A contiguous tensor at its start, read only.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where it is too small.
+    pub fn tensor(&self, dtype: DType, dims: &[usize]) -> Result<Tensor<'_>, Error> {
+        let elements = self.bytes / dtype.size_of();
+        Tensor::new(self.address, dtype, dims, elements, Memory::Device, false)
+    }
+
+    /// A contiguous tensor at its start, for kernels to write.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where it is too small.
+    pub fn tensor_mut(&mut self, dtype: DType, dims: &[usize]) -> Result<Tensor<'_>, Error> {
+        let elements = self.bytes / dtype.size_of();
+        Tensor::new(self.address, dtype, dims, elements, Memory::Device, true)
+    }
+
+    /// Copies `data` to its start. Work that is under way on other streams is not waited for.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where it is too small, [`Error::Driver`].
+    pub fn write<T: Pod>(&mut self, data: &[T]) -> Result<(), Error> {
+        let bytes = self.checked(size_of_val(data))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _current = self.context.enter()?;
+        // SAFETY: both sides have that many bytes.
+        unsafe {
+            self.context
+                .driver()
+                .memcpy_htod(self.address, data.as_ptr().cast(), bytes)
+        }
+    }
+
+    /// Copies its start to `data`. Work that is under way on other streams is not waited for.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where it is too small, [`Error::Driver`].
+    pub fn read<T: Pod>(&self, data: &mut [T]) -> Result<(), Error> {
+        let bytes = self.checked(size_of_val(data))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _current = self.context.enter()?;
+        let to = data.as_mut_ptr().cast::<c_void>();
+        // SAFETY: both sides have that many bytes, and every bit pattern is a `T`.
+        unsafe { self.context.driver().memcpy_dtoh(to, self.address, bytes) }
+    }
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn fill(&mut self, byte: u8) -> Result<(), Error> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let _current = self.context.enter()?;
+        // SAFETY: the memory has that many bytes.
+        unsafe {
+            self.context
+                .driver()
+                .memset_d8(self.address, byte, self.bytes)
+        }
+    }
+
+    fn checked(&self, bytes: usize) -> Result<usize, Error> {
+        if bytes <= self.bytes {
+            return Ok(bytes);
+        }
+        let wanted = format!("at most {}", self.bytes);
+        Err(Error::Range {
+            what: "bytes of a copy",
+            wanted,
+            got: bytes.to_string(),
+        })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.bytes > 0
+            && let Ok(_current) = self.context.enter()
+        {
+            // SAFETY: allocated once, freed once. A failure leaves nothing to be done.
+            let _ = unsafe { self.context.driver().mem_free(self.address) };
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! PTX, compiled by the driver.
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+};
+
+use super::{Context, RawFunction, RawModule, code};
+use crate::error::{DriverError, Error};
+
+/// Bytes kept of what ptxas says.
+const LOG_BYTES: usize = 8192;
+
+/// A loaded module. It is unloaded when dropped: not while a captured graph has its kernels.
+#[derive(Debug)]
+pub struct Module {
+    context: Context,
+    raw: RawModule,
+}
+
+impl Module {
+    /// Compiles PTX text for the context's GPU. `entry` names it in errors.
+    ///
+    /// # Errors
+    /// [`Error::PtxTooNew`], [`Error::NoImageForArch`], [`Error::Compile`] with what ptxas says,
+    /// [`Error::Driver`].
+    pub fn load(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
+        const ERROR_LOG_BUFFER: i32 = 5;
+        const ERROR_LOG_BUFFER_SIZE_BYTES: i32 = 6;
+        let _current = context.enter()?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values = [
+            log.as_mut_ptr().cast::<c_void>(),
+            ptr::without_provenance_mut(LOG_BYTES),
+        ];
+        let mut raw = RawModule::NULL;
+        // SAFETY: the text is terminated, each option has its value, and the log outlives the call.
+        let loaded = unsafe {
+            context.driver().module_load_data_ex(
+                &raw mut raw,
+                ptx.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        match loaded {
+            Ok(()) => Ok(Self {
+                context: context.clone(),
+                raw,
+            }),
+            Err(Error::Driver(error)) => Err(explain(context, entry, ptx, &log, error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A kernel of the module, with its code loaded.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where there is none of that name.
+    pub fn function(&self, name: &CStr) -> Result<RawFunction, Error> {
+        let _current = self.context.enter()?;
+        let driver = self.context.driver();
+        let mut function = RawFunction::NULL;
+        // SAFETY: the module is live, the name terminated, and `function` is written.
+        unsafe { driver.module_get_function(&raw mut function, self.raw, name.as_ptr()) }?;
+        Ok(function)
+    }
+
+    /// A number about a kernel of the module: see [`super::attribute`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn function_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32, Error> {
+        let _current = self.context.enter()?;
+        let mut value = 0;
+        // SAFETY: `value` is written; a function that is not of this module is an error of the driver.
+        unsafe {
+            self.context
+                .driver()
+                .func_get_attribute(&raw mut value, attribute, function)
+        }?;
+        Ok(value)
+    }
+
+    /// Lets launches of a kernel of the module have `bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where the GPU has less.
+    pub fn set_shared_bytes(&self, function: RawFunction, bytes: u32) -> Result<(), Error> {
+        let _current = self.context.enter()?;
+        let which = super::attribute::FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: a function that is not of this module is an error of the driver.
+        unsafe {
+            self.context
+                .driver()
+                .func_set_attribute(function, which, bytes as i32)
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: loaded once, unloaded once. A failure leaves nothing to be done.
+            let _ = unsafe { self.context.driver().module_unload(self.raw) };
+        }
+    }
+}
+
+/// The driver's refusal in words that say what to do.
+fn explain(context: &Context, entry: &str, ptx: &CStr, log: &[u8], error: DriverError) -> Error {
+    let text = ptx.to_string_lossy();
+    match error.code {
+        code::UNSUPPORTED_PTX_VERSION => too_new(context, directive(&text, ".version")),
+        code::NO_BINARY_FOR_GPU => match context.device().compute_capability() {
+            Ok((major, minor)) => {
+                let target = directive(&text, ".target").to_owned();
+                Error::NoImageForArch {
+                    target,
+                    major,
+                    minor,
+                }
+            }
+            Err(error) => error,
+        },
+        _ => {
+            let log = CStr::from_bytes_until_nul(log)
+                .unwrap_or_default()
+                .to_string_lossy();
+            if log.trim().is_empty() {
+                return error.into();
+            }
+            let log = log.lines().map(str::trim).filter(|line| !line.is_empty());
+            Error::Compile {
+                entry: entry.to_owned(),
+                error,
+                log: log.collect::<Vec<_>>().join("; "),
+            }
+        }
+    }
+}
+
+fn too_new(context: &Context, isa: &str) -> Error {
+    let mut version = 0;
+    // SAFETY: `version` is written.
+    if let Err(error) = unsafe { context.driver().driver_get_version(&raw mut version) } {
+        return error;
+    }
+    let present = format!("{}.{}", version / 1000, version % 1000 / 10);
+    Error::PtxTooNew {
+        isa: isa.to_owned(),
+        needed: release(isa),
+        present,
+    }
+}
+
+/// The word behind a directive; empty where the text has none.
+fn directive<'a>(ptx: &'a str, name: &str) -> &'a str {
+    let line = ptx
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix(name));
+    line.and_then(|rest| rest.split([' ', '\t', ',']).find(|word| !word.is_empty()))
+        .unwrap_or("")
+}
+
+/// The first CUDA release, and the driver that came with it, that takes a PTX ISA.
+fn release(isa: &str) -> String {
+    const RELEASES: [(&str, &str, u32); 19] = [
+        ("7.0", "11.0", 450),
+        ("7.1", "11.1", 455),
+        ("7.2", "11.2", 460),
+        ("7.3", "11.3", 465),
+        ("7.4", "11.4", 470),
+        ("7.5", "11.5", 495),
+        ("7.6", "11.6", 510),
+        ("7.7", "11.7", 515),
+        ("7.8", "11.8", 520),
+        ("8.0", "12.0", 525),
+        ("8.1", "12.1", 530),
+        ("8.2", "12.2", 535),
+        ("8.3", "12.3", 545),
+        ("8.4", "12.4", 550),
+        ("8.5", "12.5", 555),
+        ("8.6", "12.7", 565),
+        ("8.7", "12.8", 570),
+        ("8.8", "12.9", 575),
+        ("9.0", "13.0", 580),
+    ];
+    match RELEASES.iter().find(|(known, ..)| *known == isa) {
+        Some((_, cuda, driver)) => format!("CUDA {cuda} (driver {driver})"),
+        None => "the CUDA release of that ISA".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{directive, release};
+
+    #[test]
+    fn directives_are_read() {
+        let ptx = "// GDN\n.version 7.4\n.target sm_80, debug\n.address_size 64\n";
+        assert_eq!(
+            (directive(ptx, ".version"), directive(ptx, ".target")),
+            ("7.4", "sm_80")
+        );
+        assert_eq!(directive(ptx, ".pragma"), "");
+        assert_eq!(release("7.4"), "CUDA 11.4 (driver 470)");
+    }
+}

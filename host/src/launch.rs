@@ -1,0 +1,85 @@
+//! The unsafe launch: a compiled function on a stream, or a kernel body in the simulator.
+
+use std::{ffi::c_void, ptr};
+
+use gated_delta_kernels::device::sim;
+use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::launch::LaunchShape;
+
+use crate::driver::{Driver, RawFunction};
+use crate::error::Error;
+use crate::shapes::Named;
+use crate::stream::StreamRef;
+
+/// A compiled entry, loaded for the life of its context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function {
+    pub raw: RawFunction,
+}
+
+/// Enqueues `function` with the bytes of its one parameter.
+///
+/// # Safety
+/// `params` are what the function was compiled for, its context is current, and the tensors that they name stay
+/// valid until the stream has passed the launch.
+pub(crate) unsafe fn enqueue(
+    driver: &Driver,
+    function: RawFunction,
+    shape: LaunchShape,
+    stream: StreamRef<'_>,
+    params: &[u8],
+) -> Result<(), Error> {
+    let mut parameters = [params.as_ptr().cast_mut().cast::<c_void>()];
+    let [x, y, z] = shape.grid;
+    // SAFETY: the caller's promise; the driver copies the parameter before it returns.
+    unsafe {
+        driver.launch_kernel(
+            function,
+            x,
+            y,
+            z,
+            shape.block,
+            1,
+            1,
+            shape.shared_bytes,
+            stream.raw(),
+            parameters.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    }
+}
+
+/// Runs `entry` in the simulator, on the host memory of `tensors`.
+///
+/// # Safety
+/// `params` are the entry's, and nothing else touches the tensors meanwhile.
+pub(crate) unsafe fn simulate(
+    entry: Entry,
+    constants: &[u32],
+    shape: LaunchShape,
+    params: &[u8],
+    tensors: &[Named<'_>],
+) -> Result<(), Error> {
+    let regions: Vec<sim::Region> = tensors
+        .iter()
+        .map(|named| sim::Region {
+            name: named.name,
+            address: named.tensor.address(),
+            element_bytes: named.tensor.dtype().size_of(),
+            dims: named.tensor.dims().to_vec(),
+            strides: named.tensor.strides().to_vec(),
+            writable: named.tensor.is_writable(),
+        })
+        .collect();
+    let launch = sim::Launch {
+        kernel: entry.name(),
+        shape,
+        constants,
+        regions: &regions,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { sim::launch(&launch, &|| entry.simulate(params)) }.map_err(|fault| Error::Fault {
+        entry: entry.name(),
+        fault: Box::new(fault),
+    })
+}

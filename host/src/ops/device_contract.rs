@@ -1,0 +1,74 @@
+//! Runs the kernel that calls every primitive once: proof that the GPU and the simulator agree.
+
+use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::kernels::device_contract::{
+    DeviceContractConstants, DeviceContractParams, RESULTS,
+};
+use gated_delta_kernels::launch::LaunchShape;
+
+use crate::error::Error;
+use crate::library::{Library, OperatorConstants};
+use crate::shapes::named;
+use crate::stream::StreamRef;
+use crate::tensor::{DType, Tensor};
+
+impl Library {
+    /// Enqueues one block that calls every device primitive on `input`, `[64]` f32, and stores what they return
+    /// in `output`, `[24, 64]` u32; `number` is passed as a load-time constant.
+    ///
+    /// # Errors
+    /// Those of the tensors, named.
+    ///
+    /// # Safety
+    /// The tensors stay valid, and `output` is used by nobody else, until `stream` has passed the launch.
+    pub unsafe fn device_contract(
+        &self,
+        stream: StreamRef<'_>,
+        input: Tensor<'_>,
+        output: Tensor<'_>,
+        number: u32,
+    ) -> Result<(), Error> {
+        let entry = Entry::device_contract;
+        let threads = entry.block() as usize;
+        let tensors = [
+            named("input", &input)
+                .dims(&[("threads", threads)])?
+                .dtype(&[DType::F32], "f32")?,
+            named("output", &output)
+                .dims(&[("results", RESULTS.len()), ("threads", threads)])?
+                .dtype(&[DType::U32], "u32")?,
+        ];
+        self.check_memory(tensors.into_iter(), |name| name == "output")?;
+        for named in tensors {
+            named.inner_contiguous(named.tensor.dims().len(), "contiguous")?;
+            if !named.wide() {
+                return Err(Error::Alignment {
+                    tensor: named.name,
+                    wanted: 16,
+                    got: named.tensor.alignment(),
+                });
+            }
+        }
+        let constants = OperatorConstants::DeviceContract(DeviceContractConstants { number });
+        let shape = LaunchShape {
+            grid: [1; 3],
+            block: entry.block(),
+            shared_bytes: entry.shared_bytes(),
+        };
+        let params = DeviceContractParams {
+            input: input.address(),
+            output: output.address(),
+        };
+        // SAFETY: the caller's promise; the tensors have the kernel's shapes.
+        unsafe {
+            self.launch(
+                stream,
+                entry,
+                &constants,
+                shape,
+                bytemuck::bytes_of(&params),
+                || tensors.to_vec(),
+            )
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Launches: through the cache, with a chosen variant, and through a plan.
+
+use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
+
+use super::check::GdnDecodeProblem;
+use super::{GdnDecode, GdnDecodeParams, LaunchShape, MAX_BATCH};
+use crate::Entry;
+use crate::driver::RawFunction;
+use crate::error::Error;
+use crate::launch::Function;
+use crate::library::{KernelResources, Library, OperatorConstants};
+use crate::shapes::{range, unsupported};
+use crate::stream::StreamRef;
+
+/// A GDN decode with its kernels compiled: everything but addresses, B and P is settled.
+///
+/// Cheap to clone and to launch; it holds its [`Library`] alive.
+#[derive(Clone)]
+pub struct GdnDecodePlan {
+    library: Library,
+    problem: GdnDecodeProblem,
+    functions: Vec<(Entry, Function)>,
+}
+
+impl Library {
+    /// Enqueues a GDN decode: checks the arguments, looks the compiled kernel up (or compiles it, the first
+    /// time), launches. Nothing is allocated or synchronised after the first time.
+    ///
+    /// # Errors
+    /// Whatever the arguments break of [`GdnDecode`]'s rules, named; compile and launch failures.
+    ///
+    /// # Safety
+    /// Until `stream` has passed the launch, the tensors stay valid, `o` and the written slots are used by
+    /// nobody else, and no two live rows write one slot.
+    pub unsafe fn gdn_decode(
+        &self,
+        stream: StreamRef<'_>,
+        args: &GdnDecode<'_>,
+    ) -> Result<(), Error> {
+        let problem = args.check()?;
+        let batch = args.q.dims()[0] as u32;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_gdn_decode(stream, args, &problem, problem.entry(batch)) }
+    }
+
+    /// As [`Library::gdn_decode`], with a variant of the caller's choice, for tuning and tests.
+    ///
+    /// # Errors
+    /// As [`Library::gdn_decode`]'s, and [`Error::Unsupported`] for a variant that is not one of
+    /// [`GdnDecode::variants`].
+    ///
+    /// # Safety
+    /// As [`Library::gdn_decode`]'s.
+    pub unsafe fn gdn_decode_with(
+        &self,
+        stream: StreamRef<'_>,
+        args: &GdnDecode<'_>,
+        variant: Entry,
+    ) -> Result<(), Error> {
+        let problem = args.check()?;
+        if !problem.variants().any(|entry| entry == variant) {
+            return Err(Error::Unsupported {
+                what: "variant",
+                got: variant.name().to_owned(),
+                allowed: "one of the arguments' variants",
+            });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_gdn_decode(stream, args, &problem, variant) }
+    }
+
+    unsafe fn launch_gdn_decode(
+        &self,
+        stream: StreamRef<'_>,
+        args: &GdnDecode<'_>,
+        problem: &GdnDecodeProblem,
+        entry: Entry,
+    ) -> Result<(), Error> {
+        let written_pool = if args.write_pool.is_some() {
+            "write state"
+        } else {
+            "state"
+        };
+        self.check_memory(args.tensors(), |name| {
+            name == "o" || (args.options.update_state && name == written_pool)
+        })?;
+        let batch = args.q.dims()[0] as u32;
+        if batch == 0 {
+            return Ok(());
+        }
+        let shape = problem.shape(entry, batch);
+        let constants = OperatorConstants::GdnDecode(problem.constants);
+        // SAFETY: the caller's promise; the parameters are those of the entry's operator.
+        unsafe {
+            self.launch(
+                stream,
+                entry,
+                &constants,
+                shape,
+                bytemuck::bytes_of(&args.params()),
+                || args.tensors().collect(),
+            )
+        }
+    }
+
+    /// Compiles every kernel that `args` may be launched with at any batch size, so that no later launch of
+    /// such arguments compiles, as graph capture requires.
+    ///
+    /// # Errors
+    /// As [`Library::gdn_decode`]'s, but for the launch.
+    pub fn prewarm_gdn_decode(&self, args: &GdnDecode<'_>) -> Result<(), Error> {
+        match self.context() {
+            Some(_) => self.plan_gdn_decode(args).map(drop),
+            None => args.check().map(drop),
+        }
+    }
+
+    /// Registers and memory of every variant of `args`, compiled for them.
+    ///
+    /// # Errors
+    /// As [`Library::plan_gdn_decode`]'s.
+    pub fn gdn_decode_resources(
+        &self,
+        args: &GdnDecode<'_>,
+    ) -> Result<Vec<(Entry, KernelResources)>, Error> {
+        let problem = args.check()?;
+        let constants = OperatorConstants::GdnDecode(problem.constants);
+        problem
+            .variants()
+            .map(|entry| Ok((entry, self.resources(entry, &constants)?)))
+            .collect()
+    }
+
+    /// Checks `args` and compiles their kernels; the plan is then launched with other addresses, B and P.
+    ///
+    /// # Errors
+    /// As [`Library::gdn_decode`]'s; [`Error::Unsupported`] on the simulator, which has nothing to compile.
+    pub fn plan_gdn_decode(&self, args: &GdnDecode<'_>) -> Result<GdnDecodePlan, Error> {
+        let problem = args.check()?;
+        let constants = OperatorConstants::GdnDecode(problem.constants);
+        let functions = problem
+            .entries()
+            .map(|entry| Ok((entry, self.function(entry, &constants)?)))
+            .collect::<Result<_, Error>>()?;
+        Ok(GdnDecodePlan {
+            library: self.clone(),
+            problem,
+            functions,
+        })
+    }
+}
+
+impl GdnDecodePlan {
+    /// The compiled function for `batch` rows and its launch shape, for an engine that launches by itself: one
+    /// parameter, a [`GdnDecodeParams`] by value.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for B.
+    pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
+        if batch > MAX_BATCH {
+            return Err(range("B", format!("at most {MAX_BATCH}"), batch));
+        }
+        let entry = self.problem.entry(batch as u32);
+        let planned = self
+            .functions
+            .iter()
+            .find(|(candidate, _)| *candidate == entry);
+        match planned {
+            Some((_, function)) => Ok((function.raw, self.problem.shape(entry, batch as u32))),
+            None => Err(unsupported(
+                "B",
+                batch,
+                "a batch size that the plan has a kernel for",
+            )),
+        }
+    }
+
+    /// Enqueues the planned decode on other addresses: no check but B's and alignment's, no look-up.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for B, [`Error::Alignment`] for an address that is less aligned than the planned one;
+    /// launch failures.
+    ///
+    /// # Safety
+    /// As [`Library::gdn_decode`]'s, for tensors of the planned shapes, strides and dtypes at `params`.
+    pub unsafe fn launch(
+        &self,
+        stream: StreamRef<'_>,
+        batch: usize,
+        params: &GdnDecodeParams,
+    ) -> Result<(), Error> {
+        if batch == 0 {
+            return Ok(());
+        }
+        let c = &self.problem.constants;
+        let io = params.q | params.k | params.v | params.o;
+        let pools = params.read_pool | params.write_pool;
+        if (c.wide_io != 0 && !io.is_multiple_of(16))
+            || (c.wide_state != 0 && !pools.is_multiple_of(16))
+        {
+            return Err(misaligned(c, params));
+        }
+        let (function, shape) = self.raw(batch)?;
+        // SAFETY: the caller's promise; the function was compiled for these constants.
+        unsafe {
+            self.library
+                .launch_function(stream, function, shape, bytemuck::bytes_of(params))
+        }
+    }
+}
+
+/// Names the first address that is less aligned than planned.
+fn misaligned(c: &GdnDecodeConstants, params: &GdnDecodeParams) -> Error {
+    let io = [
+        ("q", params.q),
+        ("k", params.k),
+        ("v", params.v),
+        ("o", params.o),
+    ];
+    let pools = [
+        ("state", params.read_pool),
+        ("write state", params.write_pool),
+    ];
+    let io = io.into_iter().filter(|_| c.wide_io != 0);
+    let pools = pools.into_iter().filter(|_| c.wide_state != 0);
+    let (tensor, address) = io
+        .chain(pools)
+        .find(|(_, address)| !address.is_multiple_of(16))
+        .unwrap_or(("state", 1));
+    Error::Alignment {
+        tensor,
+        wanted: 16,
+        got: 1 << address.trailing_zeros().min(4),
+    }
+}

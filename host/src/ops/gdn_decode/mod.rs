@@ -1,0 +1,187 @@
+//! GDN decode: one token per sequence (Gated DeltaNet, arXiv 2412.06464).
+
+mod check;
+mod launch;
+
+pub use gated_delta_kernels::kernels::gdn_decode::GdnDecodeParams;
+pub use gated_delta_kernels::launch::LaunchShape;
+pub use launch::GdnDecodePlan;
+
+use super::{GdnGates, HeadMap, StateLayout};
+use crate::Entry;
+use crate::error::Error;
+use crate::shapes::{Named, named};
+use crate::tensor::Tensor;
+
+/// Most rows of one launch: a grid's z extent.
+pub const MAX_BATCH: usize = 65_535;
+
+/// Arguments of a GDN decode. T = 1; K = V in {64, 128}; HV a multiple of H.
+///
+/// Row and head strides of q, k, v and o, row strides of the gates and the slot stride of the pools are free;
+/// the innermost dim is contiguous. Views that are not 16-byte aligned are taken, by a narrower path.
+#[derive(Clone, Copy, Debug)]
+pub struct GdnDecode<'a> {
+    /// `[B, 1, H, K]`, bf16, f16 or f32.
+    pub q: Tensor<'a>,
+    /// `[B, 1, H, K]`, bf16, f16 or f32.
+    pub k: Tensor<'a>,
+    /// `[B, 1, HV, V]`, bf16, f16 or f32.
+    pub v: Tensor<'a>,
+    /// Raw or given gates, `[B, 1, HV]`.
+    pub gates: GdnGates<'a>,
+    /// `[B, 1, HV, V]`, bf16, f16 or f32, written; zero for inactive rows.
+    pub o: Tensor<'a>,
+    /// States, `[P, HV, V, K]` or `[P, HV, K, V]`, f32 or bf16; updated in place unless `write_pool` is given.
+    pub pool: Tensor<'a>,
+    /// Pool that the new states go to instead, of the same dtype and dims but P.
+    pub write_pool: Option<Tensor<'a>>,
+    /// `[B]`, i32, i64 or u32: slot that row b starts from; without it, slot b.
+    pub read_slots: Option<Tensor<'a>>,
+    /// `[B]`, i32, i64 or u32: slot that row b's new state goes to; without it, the read slot.
+    pub write_slots: Option<Tensor<'a>>,
+    /// What is fixed for a layer.
+    pub options: GdnDecodeOptions,
+}
+
+/// What is fixed for a layer, besides shapes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GdnDecodeOptions {
+    /// Which dim of a state is contiguous.
+    pub state_layout: StateLayout,
+    /// Query/key head of a value head.
+    pub head_map: HeadMap,
+    /// Normalise q and k to unit length.
+    pub qk_l2norm: bool,
+    /// Factor of q; 1/√K where `None`.
+    pub scale: Option<f32>,
+    /// A slot that makes its row inactive, besides those out of range (vLLM's slot 0).
+    pub null_slot: Option<u32>,
+    /// Write the new states.
+    pub update_state: bool,
+}
+
+impl Default for GdnDecodeOptions {
+    fn default() -> Self {
+        Self {
+            state_layout: StateLayout::KLast,
+            head_map: HeadMap::Grouped,
+            qk_l2norm: true,
+            scale: None,
+            null_slot: None,
+            update_state: true,
+        }
+    }
+}
+
+impl<'a> GdnDecode<'a> {
+    /// Every tensor under its name.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = Named<'_>> {
+        let gates = match &self.gates {
+            GdnGates::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                ..
+            } => [
+                Some(named("a", a)),
+                Some(named("b", b)),
+                Some(named("A_log", a_log)),
+                Some(named("dt_bias", dt_bias)),
+            ],
+            GdnGates::Given { g, beta } => {
+                [Some(named("g", g)), Some(named("beta", beta)), None, None]
+            }
+        };
+        fn optional<'t>(name: &'static str, tensor: &'t Option<Tensor<'t>>) -> Option<Named<'t>> {
+            tensor.as_ref().map(|tensor| named(name, tensor))
+        }
+        [
+            Some(named("q", &self.q)),
+            Some(named("k", &self.k)),
+            Some(named("v", &self.v)),
+            Some(named("o", &self.o)),
+            Some(named("state", &self.pool)),
+            optional("write state", &self.write_pool),
+            optional("read_slots", &self.read_slots),
+            optional("write_slots", &self.write_slots),
+        ]
+        .into_iter()
+        .chain(gates)
+        .flatten()
+    }
+
+    /// Every compiled variant that computes these arguments, best or not.
+    ///
+    /// # Errors
+    /// As [`Library::gdn_decode`](crate::Library::gdn_decode)'s.
+    pub fn variants(&self) -> Result<Vec<Entry>, Error> {
+        Ok(self.check()?.variants().collect())
+    }
+
+    /// The variant that [`Library::gdn_decode`](crate::Library::gdn_decode) launches.
+    ///
+    /// # Errors
+    /// As [`Library::gdn_decode`](crate::Library::gdn_decode)'s.
+    pub fn selected(&self) -> Result<Entry, Error> {
+        Ok(self.check()?.entry(self.q.dims()[0] as u32))
+    }
+
+    /// Bytes that a launch must move where every row is active: each state read and written once, every other
+    /// tensor once.
+    ///
+    /// # Errors
+    /// As [`Library::gdn_decode`](crate::Library::gdn_decode)'s.
+    pub fn bytes(&self) -> Result<u64, Error> {
+        let problem = self.check()?;
+        let batch = self.q.dims()[0] as u64;
+        let state = u64::from(problem.value_heads())
+            * u64::from(problem.k_dim).pow(2)
+            * problem.state.size_of() as u64;
+        let passes = if self.options.update_state { 2 } else { 1 };
+        let others = self
+            .tensors()
+            .filter(|named| !matches!(named.name, "state" | "write state"));
+        let others: usize = others
+            .map(|named| {
+                named.tensor.dims().iter().product::<usize>() * named.tensor.dtype().size_of()
+            })
+            .sum();
+        Ok(batch * state * passes + others as u64)
+    }
+
+    /// Addresses and pool sizes, as a launch takes them.
+    #[must_use]
+    pub fn params(&self) -> GdnDecodeParams {
+        let address = |tensor: Option<Tensor<'_>>| tensor.map_or(0, |tensor| tensor.address());
+        let slots = |tensor: &Tensor<'_>| tensor.dims().first().map_or(0, |&slots| slots as u32);
+        let (a, b, a_log, dt_bias) = match self.gates {
+            GdnGates::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                ..
+            } => (a, b, Some(a_log), Some(dt_bias)),
+            GdnGates::Given { g, beta } => (g, beta, None, None),
+        };
+        let write_pool = self.write_pool.unwrap_or(self.pool);
+        GdnDecodeParams {
+            q: self.q.address(),
+            k: self.k.address(),
+            v: self.v.address(),
+            a: a.address(),
+            b: b.address(),
+            a_log: address(a_log),
+            dt_bias: address(dt_bias),
+            o: self.o.address(),
+            read_pool: self.pool.address(),
+            write_pool: write_pool.address(),
+            read_slots: address(self.read_slots),
+            write_slots: address(self.write_slots),
+            read_pool_slots: slots(&self.pool),
+            write_pool_slots: slots(&write_pool),
+        }
+    }
+}

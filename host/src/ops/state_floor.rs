@@ -1,0 +1,79 @@
+//! The floor: states read and written in place by a kernel that does nothing else, the yardstick of the benches.
+
+use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::kernels::state_floor::{
+    BLOCK_BYTES, StateFloorConstants, StateFloorParams,
+};
+use gated_delta_kernels::launch::LaunchShape;
+
+use crate::error::Error;
+use crate::library::{Library, OperatorConstants};
+use crate::shapes::named;
+use crate::stream::StreamRef;
+use crate::tensor::{DType, Tensor};
+
+impl Library {
+    /// Enqueues a multiplication by `factor` of f32 `states`, `[n]`, in place.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`], [`Error::Stride`], [`Error::Alignment`], [`Error::Memory`] and
+    /// [`Error::ReadOnly`] for `states`; [`Error::Range`] where they are no multiple of 4096 bytes.
+    ///
+    /// # Safety
+    /// `states` stay valid, and are used by nobody else, until `stream` has passed the launch.
+    pub unsafe fn state_floor(
+        &self,
+        stream: StreamRef<'_>,
+        states: Tensor<'_>,
+        factor: f32,
+    ) -> Result<(), Error> {
+        let tensor = named("states", &states);
+        let [elements] = tensor.rank("[n]")?;
+        tensor
+            .dtype(&[DType::F32], "f32")?
+            .inner_contiguous(1, "contiguous")?;
+        self.check_memory([tensor].into_iter(), |_| true)?;
+        if !states.address().is_multiple_of(16) {
+            return Err(Error::Alignment {
+                tensor: "states",
+                wanted: 16,
+                got: 1 << states.address().trailing_zeros(),
+            });
+        }
+        let bytes = elements as u64 * 4;
+        let blocks = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
+        if !bytes.is_multiple_of(BLOCK_BYTES) || blocks > i32::MAX as u32 {
+            return Err(Error::Range {
+                what: "bytes of states",
+                wanted: format!("a multiple of {BLOCK_BYTES} below 2^31 of them"),
+                got: bytes.to_string(),
+            });
+        }
+        if blocks == 0 {
+            return Ok(());
+        }
+        let entry = Entry::state_floor;
+        let constants = OperatorConstants::StateFloor(StateFloorConstants {
+            factor: factor.to_bits(),
+        });
+        let shape = LaunchShape {
+            grid: [blocks, 1, 1],
+            block: entry.block(),
+            shared_bytes: entry.shared_bytes(),
+        };
+        let params = StateFloorParams {
+            states: states.address(),
+        };
+        // SAFETY: the caller's promise; the blocks cover the states and no more.
+        unsafe {
+            self.launch(
+                stream,
+                entry,
+                &constants,
+                shape,
+                bytemuck::bytes_of(&params),
+                || vec![tensor],
+            )
+        }
+    }
+}

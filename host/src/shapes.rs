@@ -1,0 +1,191 @@
+//! What every operator asks of its tensors: dims, dtypes, strides, alignment, and the errors that name them.
+
+use crate::error::Error;
+use crate::tensor::{DType, Tensor};
+
+/// A tensor with its name in the operator's arguments.
+#[derive(Clone, Copy)]
+pub(crate) struct Named<'a> {
+    pub name: &'static str,
+    pub tensor: &'a Tensor<'a>,
+}
+
+/// The tensor under its name.
+#[inline(always)]
+pub(crate) fn named<'a>(name: &'static str, tensor: &'a Tensor<'a>) -> Named<'a> {
+    Named { name, tensor }
+}
+
+impl Named<'_> {
+    /// Dims are `wanted`, given as (letter, size).
+    #[inline]
+    pub fn dims(self, wanted: &[(&str, usize)]) -> Result<Self, Error> {
+        let dims = self.tensor.dims();
+        if dims.len() == wanted.len()
+            && dims
+                .iter()
+                .zip(wanted)
+                .all(|(&got, &(_, size))| got == size)
+        {
+            return Ok(self);
+        }
+        Err(self.dims_error(wanted))
+    }
+
+    #[cold]
+    fn dims_error(self, wanted: &[(&str, usize)]) -> Error {
+        let letters: Vec<&str> = wanted.iter().map(|&(letter, _)| letter).collect();
+        let sizes: Vec<usize> = wanted.iter().map(|&(_, size)| size).collect();
+        Error::Shape {
+            tensor: self.name,
+            wanted: format!("[{}] = {sizes:?}", letters.join(", ")),
+            got: *self.tensor.dims(),
+        }
+    }
+
+    /// Has as many dims as `letters`; their sizes.
+    pub fn rank<const N: usize>(self, letters: &str) -> Result<[usize; N], Error> {
+        let dims = self.tensor.dims();
+        dims[..].try_into().map_err(|_| Error::Shape {
+            tensor: self.name,
+            wanted: letters.to_owned(),
+            got: *dims,
+        })
+    }
+
+    /// The dtype is one of `allowed`, which `wanted` spells out.
+    #[inline]
+    pub fn dtype(self, allowed: &[DType], wanted: &'static str) -> Result<Self, Error> {
+        if allowed.contains(&self.tensor.dtype()) {
+            Ok(self)
+        } else {
+            Err(Error::DType {
+                tensor: self.name,
+                wanted,
+                got: self.tensor.dtype(),
+            })
+        }
+    }
+
+    /// bf16, f16 or f32.
+    #[inline]
+    pub fn float(self) -> Result<Self, Error> {
+        self.dtype(&[DType::Bf16, DType::F16, DType::F32], "bf16, f16 or f32")
+    }
+
+    /// The `count` innermost dims lie one behind the other.
+    #[inline]
+    pub fn inner_contiguous(self, count: usize, wanted: &'static str) -> Result<Self, Error> {
+        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
+        let mut next = 1;
+        for dim in (dims.len().saturating_sub(count)..dims.len()).rev() {
+            if dims[dim] > 1 && strides[dim] != next {
+                return Err(self.stride_error(wanted));
+            }
+            next *= dims[dim];
+        }
+        Ok(self)
+    }
+
+    /// The address is a multiple of the element's size, as every access needs.
+    #[inline]
+    pub fn natural(self) -> Result<Self, Error> {
+        let wanted = self.tensor.dtype().size_of();
+        let address = self.tensor.address();
+        if address.is_multiple_of(wanted as u64) {
+            Ok(self)
+        } else {
+            Err(Error::Alignment {
+                tensor: self.name,
+                wanted,
+                got: 1 << address.trailing_zeros(),
+            })
+        }
+    }
+
+    /// The stride of `dim`, for a kernel that multiplies it by indices below the dim's size in 32 bits.
+    #[inline]
+    pub fn stride_u32(self, dim: usize) -> Result<u32, Error> {
+        let stride = self.tensor.strides()[dim];
+        let steps = self.tensor.dims()[dim].saturating_sub(1).max(1);
+        match stride.checked_mul(steps) {
+            Some(span) if span <= u32::MAX as usize => Ok(stride as u32),
+            _ => Err(self.stride_error("a head stride that spans less than 2^32 elements")),
+        }
+    }
+
+    /// The stride of the outermost dim, for a kernel that multiplies it in 64 bits.
+    #[inline]
+    pub fn row_stride(self) -> Result<u32, Error> {
+        u32::try_from(self.tensor.strides()[0])
+            .map_err(|_| self.stride_error("a row or slot stride below 2^32 elements"))
+    }
+
+    /// Rows and heads of a written tensor `[rows, 1, heads, width]` do not overlap.
+    #[inline]
+    pub fn distinct(self) -> Result<Self, Error> {
+        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
+        let (rows, heads, width) = (dims[0], dims[2], dims[3]);
+        let (row, head) = (strides[0], strides[2]);
+        let extent = |count: usize, stride: usize| {
+            count
+                .saturating_sub(1)
+                .saturating_mul(stride)
+                .saturating_add(width)
+        };
+        let nested = |outer: usize, outer_stride: usize, inner: usize, inner_stride: usize| {
+            (inner <= 1 || inner_stride >= width)
+                && (outer <= 1 || outer_stride >= extent(inner, inner_stride))
+        };
+        if nested(rows, row, heads, head) || nested(heads, head, rows, row) {
+            Ok(self)
+        } else {
+            Err(self.stride_error("rows and heads that do not overlap, since it is written"))
+        }
+    }
+
+    /// Whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
+    ///
+    /// The outermost dim counts whatever its size: it is not part of what is compiled in.
+    #[inline]
+    pub fn wide(self) -> bool {
+        let size = self.tensor.dtype().size_of() as u64;
+        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
+        let outer = dims.len().saturating_sub(1);
+        let bits = (0..outer)
+            .filter(|&dim| dim == 0 || dims[dim] > 1)
+            .fold(self.tensor.address(), |bits, dim| {
+                bits | (strides[dim] as u64 * size)
+            });
+        bits.is_multiple_of(16)
+    }
+
+    #[cold]
+    fn stride_error(self, wanted: &'static str) -> Error {
+        Error::Stride {
+            tensor: self.name,
+            wanted,
+            got: *self.tensor.strides(),
+        }
+    }
+}
+
+/// [`Error::Range`] of a number.
+#[cold]
+pub(crate) fn range(what: &'static str, wanted: String, got: impl ToString) -> Error {
+    Error::Range {
+        what,
+        wanted,
+        got: got.to_string(),
+    }
+}
+
+/// [`Error::Unsupported`] of a size.
+#[cold]
+pub(crate) fn unsupported(what: &'static str, got: usize, allowed: &'static str) -> Error {
+    Error::Unsupported {
+        what,
+        got: got.to_string(),
+        allowed,
+    }
+}

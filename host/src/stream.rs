@@ -1,0 +1,42 @@
+//! The stream that a launch is enqueued on: the engine's, borrowed.
+
+use std::{ffi::c_void, marker::PhantomData};
+
+use crate::driver::RawStream;
+
+/// A borrowed CUDA stream; never destroyed or synchronised by this library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamRef<'a> {
+    raw: RawStream,
+    borrow: PhantomData<&'a ()>,
+}
+
+impl<'a> StreamRef<'a> {
+    /// A `CUstream`, for example of cudarc's `CudaStream::cu_stream()`. The driver's constants 0 (default
+    /// stream), 1 (legacy default stream) and 2 (default stream of the calling thread) are taken too.
+    ///
+    /// # Safety
+    /// For `'a` the handle is 0, 1, 2 or a stream that is not destroyed.
+    #[must_use]
+    pub const unsafe fn from_raw(stream: *mut c_void) -> Self {
+        Self {
+            raw: RawStream(stream),
+            borrow: PhantomData,
+        }
+    }
+
+    /// The default stream of the current context.
+    #[must_use]
+    pub const fn default_stream() -> Self {
+        Self {
+            raw: RawStream::NULL,
+            borrow: PhantomData,
+        }
+    }
+
+    /// The `CUstream`.
+    #[must_use]
+    pub const fn raw(self) -> RawStream {
+        self.raw
+    }
+}

@@ -1,0 +1,258 @@
+//! Borrowed views of tensors in GPU memory, or in host memory for the simulator.
+//!
+//! A [`Tensor`] is an address, a dtype, dims and strides: nothing is owned, copied or allocated.
+
+mod dims;
+mod dtype;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, marker::PhantomData};
+
+pub use dims::{Dims, MAX_DIMS};
+pub use dtype::{DType, DeviceElement};
+
+use crate::error::Error;
+
+/// Which memory an address is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// What the GPU reaches.
+    Device,
+    /// What the simulator reaches.
+    Host,
+}
+
+/// A borrowed view of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    address: u64,
+    dtype: DType,
+    dims: Dims,
+    strides: Dims,
+    storage: usize,
+    memory: Memory,
+    writable: bool,
+    borrow: PhantomData<&'a ()>,
+}
+
+impl<'a> Tensor<'a> {
+    /// A contiguous tensor at a device address; views with other strides come from
+    /// [`Tensor::with_strides`]. [`Error::Range`] where there are too many dims.
+    ///
+    /// # Safety
+    /// For `'a`, every element that this view, or a view made of it, addresses lies in GPU memory, and
+    /// is read and written by others only in stream order with the launches that take it.
+    pub unsafe fn from_raw(address: u64, dtype: DType, dims: &[usize]) -> Result<Self, Error> {
+        Self::new(address, dtype, dims, usize::MAX, Memory::Device, true)
+    }
+
+    /// A contiguous tensor in host memory, for the simulator, read only.
+    /// [`Error::Range`] where `slice` has fewer elements than `dims`.
+    pub fn from_slice<T: DeviceElement>(slice: &'a [T], dims: &[usize]) -> Result<Self, Error> {
+        let address = slice.as_ptr().expose_provenance() as u64;
+        Self::new(address, T::DTYPE, dims, slice.len(), Memory::Host, false)
+    }
+
+    /// A contiguous tensor in host memory, for the simulator.
+    /// [`Error::Range`] where `slice` has fewer elements than `dims`.
+    pub fn from_slice_mut<T: DeviceElement>(
+        slice: &'a mut [T],
+        dims: &[usize],
+    ) -> Result<Self, Error> {
+        let address = slice.as_mut_ptr().expose_provenance() as u64;
+        Self::new(address, T::DTYPE, dims, slice.len(), Memory::Host, true)
+    }
+
+    pub(crate) fn new(
+        address: u64,
+        dtype: DType,
+        dims: &[usize],
+        storage: usize,
+        memory: Memory,
+        writable: bool,
+    ) -> Result<Self, Error> {
+        let dims = Dims::new(dims)?;
+        let strides = dims.contiguous_strides()?;
+        let tensor = Self {
+            address,
+            dtype,
+            dims,
+            strides,
+            storage,
+            memory,
+            writable,
+            borrow: PhantomData,
+        };
+        tensor.fits()
+    }
+
+    /// The same elements at other strides, in elements, one for each dim.
+    /// [`Error::Range`] where there are more or fewer strides than dims, or the view leaves its storage.
+    pub fn with_strides(self, strides: &[usize]) -> Result<Self, Error> {
+        if strides.len() != self.dims.len() {
+            return Err(range("strides of a tensor", self.dims.len(), strides.len()));
+        }
+        Self {
+            strides: Dims::new(strides)?,
+            ..self
+        }
+        .fits()
+    }
+
+    /// The elements `start .. start + len` of a dim: one of q, k, v of a packed buffer.
+    /// [`Error::Range`] where there are none such.
+    pub fn narrow(self, dim: usize, start: usize, len: usize) -> Result<Self, Error> {
+        let size = self.dim(dim)?;
+        if start.checked_add(len).is_none_or(|end| end > size) {
+            let got = format!("{start} .. {start} + {len}");
+            return Err(range(
+                "range of a narrowed dim",
+                format!("within 0 .. {size}"),
+                got,
+            ));
+        }
+        let mut narrowed = self;
+        narrowed.dims.values[dim] = len;
+        if !narrowed.dims.contains(&0) {
+            let skipped = start * self.strides[dim];
+            narrowed.address += (skipped * self.dtype.size_of()) as u64;
+            narrowed.storage -= if self.storage == usize::MAX {
+                0
+            } else {
+                skipped
+            };
+        }
+        Ok(narrowed)
+    }
+
+    /// A dim cut into two, `[.., H * K, ..]` to `[.., H, K, ..]` for `inner` = K.
+    /// [`Error::Range`] where the dim is not a multiple of `inner`, or there are [`MAX_DIMS`] already.
+    pub fn split(self, dim: usize, inner: usize) -> Result<Self, Error> {
+        let size = self.dim(dim)?;
+        if inner == 0 || size % inner != 0 {
+            return Err(range(
+                "inner part of a split dim",
+                format!("a divisor of {size}"),
+                inner,
+            ));
+        }
+        let insert = |numbers: &Dims, outer: usize, inner: usize| {
+            Dims::new(&[&numbers[..dim], &[outer, inner], &numbers[dim + 1..]].concat())
+        };
+        let stride = self.strides[dim];
+        Ok(Self {
+            dims: insert(&self.dims, size / inner, inner)?,
+            strides: insert(&self.strides, stride.saturating_mul(inner), stride)?,
+            ..self
+        })
+    }
+
+    /// Address of the first element.
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Element type.
+    #[must_use]
+    pub const fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Dims, outermost first.
+    #[must_use]
+    pub const fn dims(&self) -> &Dims {
+        &self.dims
+    }
+
+    /// Strides of the dims, in elements.
+    #[must_use]
+    pub const fn strides(&self) -> &Dims {
+        &self.strides
+    }
+
+    /// Which memory the tensor lies in.
+    #[must_use]
+    pub const fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// Whether kernels may write it: false for a shared borrow.
+    #[must_use]
+    pub const fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Whether the elements lie one behind the other, in the order of the dims.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        let mut wanted = 1usize;
+        self.dims
+            .iter()
+            .zip(self.strides.iter())
+            .rev()
+            .all(|(&dim, &stride)| {
+                let holds = dim <= 1 || stride == wanted;
+                wanted = wanted.saturating_mul(dim);
+                holds
+            })
+    }
+
+    /// The largest power of two, at most 16, that the address and every stride but the innermost
+    /// are multiples of, in bytes; strides of dims of size 1 do not count.
+    #[must_use]
+    pub fn alignment(&self) -> usize {
+        let outer = self.dims.len().saturating_sub(1);
+        let strides = self.dims.iter().zip(self.strides.iter()).take(outer);
+        let offsets = strides
+            .filter(|&(&dim, _)| dim > 1)
+            .fold(self.address, |bits, (_, &stride)| {
+                bits | stride.wrapping_mul(self.dtype.size_of()) as u64
+            });
+        1 << offsets.trailing_zeros().min(4)
+    }
+
+    /// The size of a dim; [`Error::Range`] where there is no such dim.
+    fn dim(&self, dim: usize) -> Result<usize, Error> {
+        let dims = self.dims.len();
+        self.dims
+            .get(dim)
+            .copied()
+            .ok_or_else(|| range("dim", format!("below {dims}"), dim))
+    }
+
+    /// Checks that the furthest element lies in the storage.
+    fn fits(self) -> Result<Self, Error> {
+        if self.dims.contains(&0) {
+            return Ok(self);
+        }
+        let end = self
+            .dims
+            .iter()
+            .zip(self.strides.iter())
+            .try_fold(1usize, |end, (&dim, &stride)| {
+                end.checked_add((dim - 1).checked_mul(stride)?)
+            });
+        let bytes = end.and_then(|end| end.checked_mul(self.dtype.size_of()));
+        match (
+            end,
+            bytes.and_then(|bytes| self.address.checked_add(bytes as u64)),
+        ) {
+            (Some(end), Some(_)) if end <= self.storage => Ok(self),
+            _ => Err(range(
+                "elements of a view",
+                format!("at most the {} of its storage", self.storage),
+                format!("dims {} at strides {}", self.dims, self.strides),
+            )),
+        }
+    }
+}
+
+fn range(what: &'static str, wanted: impl fmt::Display, got: impl fmt::Display) -> Error {
+    Error::Range {
+        what,
+        wanted: wanted.to_string(),
+        got: got.to_string(),
+    }
+}

@@ -1,0 +1,68 @@
+//! Dims and strides.
+
+use std::{fmt, ops::Deref};
+
+use super::range;
+use crate::error::Error;
+
+/// Most dims that a tensor has.
+pub const MAX_DIMS: usize = 5;
+
+/// Up to [`MAX_DIMS`] numbers, one for each dim: the dims themselves, or strides in elements.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Dims {
+    pub(super) values: [usize; MAX_DIMS],
+    len: usize,
+}
+
+impl Dims {
+    /// The numbers of `values`; [`Error::Range`] where there are more than [`MAX_DIMS`].
+    pub fn new(values: &[usize]) -> Result<Self, Error> {
+        let mut dims = Self {
+            values: [0; MAX_DIMS],
+            len: values.len(),
+        };
+        let Some(head) = dims.values.get_mut(..values.len()) else {
+            return Err(range(
+                "dims of a tensor",
+                format!("at most {MAX_DIMS}"),
+                values.len(),
+            ));
+        };
+        head.copy_from_slice(values);
+        Ok(dims)
+    }
+
+    /// Strides of a contiguous tensor of these dims; [`Error::Range`] where they overflow.
+    pub(super) fn contiguous_strides(&self) -> Result<Self, Error> {
+        let mut strides = *self;
+        let mut stride = 1usize;
+        for dim in (0..self.len).rev() {
+            strides.values[dim] = stride;
+            stride = stride
+                .checked_mul(self.values[dim])
+                .ok_or_else(|| range("elements of a tensor", "at most 2^64 - 1", self))?;
+        }
+        Ok(strides)
+    }
+}
+
+impl Deref for Dims {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.values[..self.len]
+    }
+}
+
+impl fmt::Display for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl fmt::Debug for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
