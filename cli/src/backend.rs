@@ -1,0 +1,150 @@
+//! What runs a problem: a GPU, the simulator, or the reference.
+
+use std::fmt;
+
+use gated_delta::{Entry, Library, StreamRef};
+
+use crate::cuda::Cuda;
+use crate::error::Error;
+use crate::problem::{Problem, Views};
+use crate::reference;
+use crate::tensor::HostTensor;
+
+/// What the user asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Choice {
+    /// A GPU where there is one, else the simulator.
+    #[default]
+    Auto,
+    /// A GPU.
+    Cuda,
+    /// The kernels' own source on the CPU, every memory access checked.
+    Sim,
+    /// The formulas in f64.
+    Reference,
+}
+
+/// What runs a problem.
+pub enum Backend {
+    /// A GPU.
+    Cuda(Cuda),
+    /// The kernels' own source on the CPU, every memory access checked.
+    Simulator {
+        /// The library, made for the simulator.
+        library: Library,
+        /// Why it is not a GPU, where one was wanted.
+        reason: Option<String>,
+    },
+    /// The formulas in f64, rounded where a kernel stores.
+    Reference,
+}
+
+/// What a launch leaves behind.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// `[B, 1, HV, V]`.
+    pub o: HostTensor,
+    /// The whole pool afterwards.
+    pub state: HostTensor,
+    /// The whole write pool afterwards, where there is one.
+    pub write_state: Option<HostTensor>,
+    /// The variant that ran; `None` for the reference.
+    pub variant: Option<Entry>,
+}
+
+impl Outputs {
+    /// The tensors of a problem that has run.
+    pub(crate) fn of(mut problem: Problem, variant: Option<Entry>) -> Result<Self, Error> {
+        let mut take = |name: &'static str| problem.tensors.remove(name);
+        let absent = |tensor| gated_delta::Error::MissingTensor {
+            tensor,
+            needed_by: "results",
+        };
+        Ok(Self {
+            o: take("o").ok_or_else(|| absent("o"))?,
+            state: take("state").ok_or_else(|| absent("state"))?,
+            write_state: take("write_state"),
+            variant,
+        })
+    }
+}
+
+impl Backend {
+    /// The backend of a choice.
+    ///
+    /// # Errors
+    /// For [`Choice::Cuda`], why there is no GPU.
+    pub fn pick(choice: Choice) -> Result<Self, Error> {
+        let simulator = |reason| Self::Simulator {
+            library: Library::simulator(),
+            reason,
+        };
+        match choice {
+            Choice::Auto => {
+                Ok(Cuda::first()
+                    .map_or_else(|error| simulator(Some(error.to_string())), Self::Cuda))
+            }
+            Choice::Cuda => Ok(Self::Cuda(Cuda::first()?)),
+            Choice::Sim => Ok(simulator(None)),
+            Choice::Reference => Ok(Self::Reference),
+        }
+    }
+
+    /// Runs a problem, with the library's variant or one of the caller's choice.
+    ///
+    /// # Errors
+    /// What the problem breaks of the library's rules; a variant that does not compute it; a GPU that fails; a
+    /// kernel that the simulator stopped.
+    pub fn run(&self, problem: &Problem, variant: Option<Entry>) -> Result<Outputs, Error> {
+        let selected = problem.validate()?;
+        let entry = variant.unwrap_or(selected);
+        match self {
+            Self::Cuda(cuda) => cuda.run(problem, entry),
+            Self::Simulator { library, .. } => simulate(library, problem, entry),
+            Self::Reference => match variant {
+                Some(variant) => Err(Error::Input(format!(
+                    "variant {}: wanted none with the reference, which has no variants",
+                    variant.name()
+                ))),
+                None => reference::run(problem),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda(cuda) => write!(f, "GPU: {}", cuda.name()),
+            Self::Simulator { reason: None, .. } => f.write_str("CPU simulator"),
+            Self::Simulator {
+                reason: Some(reason),
+                ..
+            } => write!(f, "CPU simulator ({reason})"),
+            Self::Reference => f.write_str("reference (f64)"),
+        }
+    }
+}
+
+fn simulate(library: &Library, problem: &Problem, entry: Entry) -> Result<Outputs, Error> {
+    let mut after = problem.clone();
+    let views: Views<'_> = after
+        .tensors
+        .iter_mut()
+        .map(|(&name, tensor)| {
+            Ok((
+                name,
+                if problem.writes(name) {
+                    tensor.view_mut()?
+                } else {
+                    tensor.view()?
+                },
+            ))
+        })
+        .collect::<Result<_, gated_delta::Error>>()?;
+    let args = problem.args(&views)?;
+    // SAFETY: a simulated launch is over when the call returns, `after` is this function's own, and the problem has
+    // been validated: no two rows write one slot.
+    unsafe { library.gdn_decode_with(StreamRef::default_stream(), &args, entry) }?;
+    Outputs::of(after, Some(entry))
+}

@@ -1,0 +1,109 @@
+//! Problems on a GPU.
+
+use std::collections::BTreeMap;
+
+use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
+use gated_delta::{Entry, Library};
+
+use crate::backend::Outputs;
+use crate::error::Error;
+use crate::problem::{Problem, Views};
+
+/// A GPU with its kernels.
+pub struct Cuda {
+    library: Library,
+    context: Context,
+    stream: Stream,
+    name: String,
+}
+
+/// A problem's tensors in GPU memory.
+pub(crate) struct Upload(BTreeMap<&'static str, DeviceMemory>);
+
+impl Cuda {
+    /// The first GPU that the driver shows.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn first() -> Result<Self, Error> {
+        let device = Device::get(0)?;
+        let context = Context::primary(device)?;
+        Ok(Self {
+            library: Library::new(&context),
+            stream: Stream::new(&context)?,
+            name: device.name()?,
+            context,
+        })
+    }
+
+    /// The GPU's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its kernels.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// Its context.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The stream that problems run on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Runs a problem that [`Problem::validate`] has passed.
+    pub(crate) fn run(&self, problem: &Problem, entry: Entry) -> Result<Outputs, Error> {
+        let upload = Upload::new(&self.context, problem)?;
+        let views = upload.views(problem)?;
+        // SAFETY: the memory outlives the launch, which is waited for, and is used by nobody else; the problem has
+        // been validated: no two rows write one slot.
+        unsafe {
+            self.library
+                .gdn_decode_with(self.stream.as_ref(), &problem.args(&views)?, entry)
+        }?;
+        self.stream.synchronize()?;
+        let mut after = problem.clone();
+        for (name, tensor) in &mut after.tensors {
+            if problem.writes(name)
+                && let Some(memory) = upload.0.get(name)
+            {
+                memory.read(tensor.bytes_mut())?;
+            }
+        }
+        Outputs::of(after, Some(entry))
+    }
+}
+
+impl Upload {
+    /// Copies of the problem's tensors.
+    pub(crate) fn new(context: &Context, problem: &Problem) -> Result<Self, Error> {
+        let memory = problem
+            .tensors
+            .iter()
+            .map(|(&name, tensor)| Ok((name, DeviceMemory::from_slice(context, tensor.bytes())?)))
+            .collect::<Result<_, gated_delta::Error>>()?;
+        Ok(Self(memory))
+    }
+
+    /// Views of the copies.
+    pub(crate) fn views(&self, problem: &Problem) -> Result<Views<'_>, Error> {
+        let views = self
+            .0
+            .iter()
+            .filter_map(|(name, memory)| Some((*name, memory, problem.tensors.get(name)?)));
+        let views = views.map(|(name, memory, tensor)| {
+            // SAFETY: the memory is a copy of the tensor's bytes that lives as long as this borrow.
+            Ok((name, unsafe { tensor.device_view(memory.address()) }?))
+        });
+        Ok(views.collect::<Result<_, gated_delta::Error>>()?)
+    }
+}

@@ -1,0 +1,192 @@
+//! The `gated-delta` command. Exit status: 0 fine, 1 a check failed, 2 bad input, with one line on stderr.
+
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+use clap::{Args, Parser, Subcommand};
+use gated_delta::Entry;
+use gated_delta_cli::demo::Demo;
+use gated_delta_cli::model::Model;
+use gated_delta_cli::{Backend, Choice, Error, Report, check, file, info, note};
+
+/// GPU kernels of the gated delta rule: check a layer dumped from another framework, run it, have a first look.
+#[derive(Parser)]
+#[command(name = "gated-delta", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    demo: DemoArgs,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Decode random tokens of a model's layer, each step checked against the reference (the default)
+    Demo(DemoArgs),
+    /// Run the layer of a safetensors file and write what comes out
+    Run {
+        /// Inputs and options of the layer
+        input: PathBuf,
+        /// Where `o` and `state` go
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Compare the layer of a safetensors file with its expected.* tensors, or with the reference
+    Check {
+        /// Inputs, options and expectations of the layer
+        input: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Show the device, the kernels, and which of them a layer gets
+    Info,
+}
+
+#[derive(Args)]
+struct DemoArgs {
+    /// Model whose layer it is
+    #[arg(long, value_enum, default_value_t)]
+    model: Model,
+    /// Sequences
+    #[arg(long, value_name = "B", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    batch: u16,
+    /// Tokens of each sequence [default: 32; less on the simulator]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    steps: Option<u16>,
+    /// Seed of the random inputs
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// What runs it
+    #[arg(long, value_enum, default_value_t)]
+    backend: Choice,
+}
+
+#[derive(Args)]
+struct How {
+    /// What runs it
+    #[arg(long, value_enum, default_value_t)]
+    backend: Choice,
+    /// Kernel to run instead of the selected one, by its name in `gated-delta info`
+    #[arg(long, value_name = "ENTRY", value_parser = entry)]
+    variant: Option<Entry>,
+}
+
+fn entry(name: &str) -> Result<Entry, String> {
+    let known = Entry::ALL.iter().find(|entry| entry.name() == name);
+    known
+        .copied()
+        .ok_or_else(|| "wanted an entry of `gated-delta info`".to_owned())
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            complain(&one_line(&usage_line(&error)));
+            return ExitCode::from(2);
+        }
+        Err(help) => {
+            let _ = help.print();
+            return ExitCode::SUCCESS;
+        }
+    };
+    let (report, exit_code) = match run(cli) {
+        Ok(Report { text, passed }) => (text, u8::from(!passed)),
+        Err(error) => {
+            complain(&one_line(&error.to_string()));
+            return ExitCode::from(error.exit_code());
+        }
+    };
+    match io::stdout().lock().write_all(report.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            complain(&format!("stdout: {error}"));
+            ExitCode::from(2)
+        }
+        _ => ExitCode::from(exit_code),
+    }
+}
+
+fn run(cli: Cli) -> Result<Report, Error> {
+    match cli.command.unwrap_or(Command::Demo(cli.demo)) {
+        Command::Demo(DemoArgs {
+            model,
+            batch,
+            steps,
+            seed,
+            backend,
+        }) => {
+            model.gdn()?;
+            let backend = pick(backend)?;
+            Demo {
+                model,
+                batch: batch.into(),
+                steps: steps.map(usize::from),
+                seed,
+            }
+            .run(&backend)
+        }
+        Command::Run { input, output, how } => {
+            let problem = file::read(&input)?;
+            let output = file::output_path(&input, &output)?;
+            let outputs = pick(how.backend)?.run(&problem, how.variant)?;
+            file::write(&output, &problem, &outputs)?;
+            let text = outputs.variant.map_or_else(String::new, |variant| {
+                format!("variant: {}\n", variant.name())
+            });
+            Ok(Report { text, passed: true })
+        }
+        Command::Check { input, how } => {
+            let (problem, expected) = file::read_with_expected(&input)?;
+            check::check(&pick(how.backend)?, &problem, &expected, how.variant)
+        }
+        Command::Info => Ok(Report {
+            text: info::info()?,
+            passed: true,
+        }),
+    }
+}
+
+/// The backend of a choice, told to the user.
+fn pick(choice: Choice) -> Result<Backend, Error> {
+    let backend = Backend::pick(choice)?;
+    note(&format!("backend: {backend}"));
+    Ok(backend)
+}
+
+/// One line on stderr; coloured on a terminal.
+fn complain(message: &str) {
+    const ERROR: Style = AnsiColor::Red.on_default().bold();
+    note(&format!("{ERROR}error{ERROR:#}: {message}"));
+}
+
+/// What clap says before it shows the usage, on one line.
+fn usage_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:"));
+    let line = lines
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+/// Names from a file may hold anything: control characters are escaped.
+fn one_line(message: &str) -> String {
+    message
+        .chars()
+        .fold(String::with_capacity(message.len()), |mut line, c| {
+            if c.is_control() {
+                line.extend(c.escape_default())
+            } else {
+                line.push(c)
+            }
+            line
+        })
+}

@@ -1,0 +1,337 @@
+//! `check` and `run`: known answers, round trips, failed checks.
+
+use crate::command::{Contents, check, fixture_path, folder, gated_delta, run};
+use gated_delta_cli::{Backend, Choice};
+use safetensors::tensor::Dtype;
+
+const POOL: &str = "gdn_decode_bf16_pool";
+const VLAST: &str = "gdn_decode_f32_vlast";
+
+/// Whether there is a GPU; without one, a failure if `GATED_DELTA_REQUIRE_GPU` is 1.
+fn gpu() -> bool {
+    match Backend::pick(Choice::Cuda) {
+        Ok(_) => true,
+        Err(error) => {
+            let required = std::env::var("GATED_DELTA_REQUIRE_GPU").is_ok_and(|value| value == "1");
+            assert!(!required, "GATED_DELTA_REQUIRE_GPU=1, but {error}");
+            eprintln!("skipped: no GPU");
+            false
+        }
+    }
+}
+
+#[test]
+fn known_answers_hold_in_the_simulator_and_the_reference() {
+    for name in [POOL, VLAST] {
+        for backend in ["sim", "reference"] {
+            let ran = check(&fixture_path(name), &["--backend", backend]).succeeds();
+            assert_eq!(ran.stdout.matches(" ok ").count(), 3, "{}", ran.stdout);
+        }
+    }
+}
+
+#[test]
+fn known_answers_hold_on_the_gpu() {
+    if gpu() {
+        for name in [POOL, VLAST] {
+            let ran = check(&fixture_path(name), &["--backend", "cuda"]).succeeds();
+            assert!(ran.stderr.starts_with("backend: GPU: "), "{}", ran.stderr);
+        }
+    }
+}
+
+#[test]
+fn every_variant_meets_the_known_answers() {
+    let entries = gated_delta::Entry::ALL.iter().map(|entry| entry.name());
+    let (mut ran, mut backends) = (0, vec!["sim"]);
+    backends.extend(gpu().then_some("cuda"));
+    for entry in
+        entries.filter(|entry| entry.starts_with("gdn_decode_") && entry.contains("_k128_"))
+    {
+        let name = match (entry.contains("klast_bf16"), entry.contains("vlast_f32")) {
+            (true, _) => POOL,
+            (_, true) => VLAST,
+            _ => continue,
+        };
+        for backend in &backends {
+            let stdout = check(
+                &fixture_path(name),
+                &["--variant", entry, "--backend", backend],
+            )
+            .succeeds()
+            .stdout;
+            assert!(stdout.contains(&format!("variant: {entry}\n")), "{stdout}");
+            ran += 1;
+        }
+    }
+    assert!(ran >= 4, "{ran} variants");
+    check(
+        &fixture_path(POOL),
+        &["--variant", "device_contract", "--backend", "sim"],
+    )
+    .refused("variant");
+    let reference = [
+        "--variant",
+        "gdn_decode_klast_bf16_k128_tile16",
+        "--backend",
+        "reference",
+    ];
+    check(&fixture_path(POOL), &reference).refused("no variants");
+    check(&fixture_path(POOL), &["--variant", "gdn_decode"]).refused("gdn_decode");
+}
+
+#[test]
+fn auto_says_what_it_is() {
+    let stderr = check(&fixture_path(VLAST), &[]).succeeds().stderr;
+    let wanted = if gpu() {
+        "backend: GPU: "
+    } else {
+        "backend: CPU simulator (no CUDA"
+    };
+    assert!(stderr.starts_with(wanted), "{stderr}");
+}
+
+#[test]
+fn without_expectations_the_reference_is_the_judge() {
+    let folder = folder();
+    for name in [POOL, VLAST] {
+        let file = Contents::fixture(name)
+            .without_expected()
+            .write(&folder, "alone");
+        let stdout = check(&file, &["--backend", "sim"]).succeeds().stdout;
+        assert_eq!(stdout.matches(" reference ").count(), 2, "{stdout}");
+        check(&file, &["--backend", "reference"]).refused("expected.o, expected.state");
+        let half = Contents::fixture(name)
+            .without(&["expected.state"])
+            .write(&folder, "half");
+        let stdout = check(&half, &["--backend", "sim"]).succeeds().stdout;
+        assert_eq!(
+            (
+                stdout.matches(" file ").count(),
+                stdout.matches(" reference ").count()
+            ),
+            (1, 1),
+            "{stdout}"
+        );
+    }
+}
+
+#[test]
+fn what_run_writes_passes_as_expected() {
+    let folder = folder();
+    let given = |contents: Contents| {
+        let beta = contents.tensors["b"].clone();
+        let minus_one = half::bf16::from_f32(-1.0)
+            .to_le_bytes()
+            .repeat(beta.2.len() / 2);
+        contents
+            .without(&["a", "b", "A_log", "dt_bias"])
+            .with("g", Dtype::BF16, &beta.1, minus_one)
+            .with("beta", Dtype::BF16, &beta.1, beta.2)
+            .with_metadata("gate", "given")
+    };
+    let fixture = || Contents::fixture(POOL).without_expected();
+    let write_slots = [4i64, -1, 0]
+        .into_iter()
+        .flat_map(i64::to_le_bytes)
+        .collect();
+    let cases = [
+        ("as it is", fixture()),
+        ("v last", Contents::fixture(VLAST).without_expected()),
+        ("given", given(fixture())),
+        (
+            "read only",
+            fixture().with_metadata("update_state", "false"),
+        ),
+        (
+            "tiled",
+            fixture()
+                .with_metadata("head_map", "tiled")
+                .with_metadata("qk_l2norm", "false"),
+        ),
+        (
+            "scaled",
+            fixture()
+                .with_metadata("scale", "0.5")
+                .with_metadata("beta_scale", "2"),
+        ),
+        ("null slot", fixture().with_metadata("null_slot", "3")),
+        (
+            "moved",
+            fixture().with("write_slots", Dtype::I64, &[3], write_slots),
+        ),
+    ];
+    for (case, contents) in cases {
+        let input = contents.write(&folder, case);
+        let output = folder.path().join("out.safetensors");
+        let before = std::fs::read(&input).unwrap();
+        run(&input, &output, &["--backend", "sim"]).succeeds();
+        assert!(
+            std::fs::read(&input).unwrap() == before,
+            "{case}: the input has changed"
+        );
+        let out = Contents::read(&output);
+        assert_eq!(
+            out.tensors.keys().collect::<Vec<_>>(),
+            ["o", "state"],
+            "{case}"
+        );
+        for (name, like) in [("o", "v"), ("state", "state")] {
+            let (got, wanted) = (&out.tensors[name], &contents.tensors[like]);
+            assert_eq!((got.0, &got.1), (wanted.0, &wanted.1), "{case}: {name}");
+        }
+        let (o, state) = (out.floats("o"), out.floats("state"));
+        assert_eq!(
+            case == "read only",
+            state == contents.floats("state"),
+            "{case}"
+        );
+        let shape = |name: &str| out.tensors[name].1.clone();
+        let both = contents
+            .with_floats("expected.o", &shape("o"), &o)
+            .with_floats("expected.state", &shape("state"), &state)
+            .write(&folder, "both");
+        for backend in ["sim", "reference"] {
+            check(&both, &["--backend", backend]).succeeds();
+        }
+    }
+}
+
+#[test]
+fn inactive_rows_are_zero() {
+    let folder = folder();
+    let slots = [-1i32, 3, 99]
+        .into_iter()
+        .flat_map(i32::to_le_bytes)
+        .collect();
+    let contents =
+        Contents::fixture(POOL)
+            .without_expected()
+            .with("read_slots", Dtype::I32, &[3], slots);
+    let contents = contents.with_metadata("null_slot", "3");
+    let output = folder.path().join("out");
+    run(
+        &contents.write(&folder, "in"),
+        &output,
+        &["--backend", "sim"],
+    )
+    .succeeds();
+    let out = Contents::read(&output);
+    assert!(out.floats("o").iter().all(|o| *o == 0.0));
+    assert!(out.tensors["state"].2 == contents.tensors["state"].2);
+}
+
+#[test]
+fn wrong_results_fail() {
+    let folder = folder();
+    let fixture = || Contents::fixture(POOL);
+    let slot = fixture().tensors["state"].1[1..].iter().product::<usize>();
+    let used: Vec<i32> = fixture().tensors["read_slots"]
+        .2
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| i32::from_le_bytes(*b))
+        .collect();
+    let used = used
+        .iter()
+        .find_map(|slot| usize::try_from(*slot).ok())
+        .unwrap();
+    let unused = (0..5)
+        .find(|slot| {
+            !fixture().tensors["read_slots"]
+                .2
+                .chunks(4)
+                .any(|b| b[0] == *slot)
+        })
+        .unwrap();
+    let unused = usize::from(unused);
+    let cases = [
+        (
+            "above tolerance",
+            fixture().with_float_at("expected.o", 7, 3.0),
+        ),
+        (
+            "wanted NaN",
+            fixture().with_float_at("expected.o", 7, f32::NAN),
+        ),
+        (
+            "[0, 0, 0, 7], wanted inf",
+            fixture().with_float_at("expected.o", 7, f32::INFINITY),
+        ),
+        (
+            "above tolerance",
+            fixture().with_float_at("expected.state", used * slot, 1e3),
+        ),
+        (
+            "is to change",
+            fixture().with_float_at("expected.state", unused * slot, 1e3),
+        ),
+    ];
+    for (index, (part, contents)) in cases.into_iter().enumerate() {
+        let file = contents.write(&folder, &index.to_string());
+        check(&file, &["--backend", "sim"]).fails_the_check(part);
+    }
+}
+
+#[test]
+fn garbage_in_slots_of_no_row_hides_nothing() {
+    let folder = folder();
+    let fixture = Contents::fixture(VLAST);
+    let (dtype, mut shape, mut data) = fixture.tensors["state"].clone();
+    shape[0] += 1;
+    let slot = shape[1..].iter().product::<usize>();
+    data.extend(1e30f32.to_le_bytes().repeat(slot));
+    let huge = fixture
+        .without(&["expected.state"])
+        .with("state", dtype, &shape, data);
+    check(&huge.write(&folder, "fine"), &["--backend", "sim"]).succeeds();
+    let mut expected = huge.floats("state");
+    expected[0] += 1.0;
+    let wrong = huge
+        .with_floats("expected.state", &shape, &expected)
+        .write(&folder, "wrong");
+    check(&wrong, &["--backend", "sim"]).fails_the_check("above tolerance");
+}
+
+#[test]
+fn operators_that_are_not_there_yet_are_refused() {
+    for (name, op) in [
+        ("gdn_mtp_bf16_snapshots", "gdn_mtp"),
+        ("kda_recurrent_bf16_lower_bound_d64", "kda_recurrent"),
+        ("kda_recurrent_bf16_softplus", "kda_recurrent"),
+    ] {
+        check(&fixture_path(name), &[]).refused(&format!("metadata op: {op} is not supported yet"));
+        let output = folder();
+        let output = output.path().join("out");
+        run(&fixture_path(name), &output, &[]).refused("is not supported yet");
+        assert!(!output.exists());
+    }
+}
+
+#[test]
+fn the_demo_checks_a_layer() {
+    let stdout = gated_delta(&["--batch", "1", "--steps", "2", "--backend", "sim"])
+        .succeeds()
+        .stdout;
+    assert!(
+        stdout.starts_with("qwen3-next: ") && stdout.matches(" ok ").count() == 2,
+        "{stdout}"
+    );
+    assert!(
+        !stdout.contains("µs"),
+        "a time that is not the GPU's: {stdout}"
+    );
+    gated_delta(&["demo", "--model", "kimi-linear"]).refused("KDA");
+    gated_delta(&["demo", "--backend", "reference"]).refused("reference");
+}
+
+#[test]
+fn info_needs_no_gpu() {
+    let stdout = gated_delta(&["info"]).succeeds().stdout;
+    assert_eq!(stdout.contains("device: none (no CUDA"), !gpu(), "{stdout}");
+    for entry in gated_delta::Entry::ALL {
+        assert!(stdout.contains(entry.name()), "{}", entry.name());
+    }
+    assert!(stdout.contains("qwen3.5-397b"), "{stdout}");
+}
