@@ -1,0 +1,150 @@
+//! A pool of more than 2³² elements.
+
+use std::io::{self, Write};
+
+use gated_delta::driver::{Context, DeviceMemory};
+use gated_delta::ops::gdn_decode::GdnDecode;
+use gated_delta_tests::backend::{cuda, gpu};
+use gated_delta_tests::case::Case;
+use gated_delta_tests::compare::check;
+use gated_delta_tests::spec::{Family, Spec};
+
+/// A pool in GPU memory of which the host knows only some slots.
+struct LargePool {
+    memory: DeviceMemory,
+    /// Bytes between slots.
+    slot: usize,
+}
+
+impl LargePool {
+    /// The slots of `pool`, as bytes, copied to the slots `to` of a pool of NaN.
+    fn new(context: &Context, slots: usize, pool: &[u8], to: &[usize]) -> Self {
+        let slot = pool.len() / to.len();
+        let mut memory = DeviceMemory::allocate(context, slots * slot).unwrap();
+        memory.fill(0xff).unwrap();
+        let _current = context.enter().unwrap();
+        for (bytes, to) in pool.chunks(slot).zip(to) {
+            let address = memory.address() + (to * slot) as u64;
+            // SAFETY: slot `to` is one of the memory's.
+            unsafe {
+                context
+                    .driver()
+                    .memcpy_htod(address, bytes.as_ptr().cast(), slot)
+            }
+            .unwrap();
+        }
+        context.synchronize().unwrap();
+        Self { memory, slot }
+    }
+
+    fn read(&self, context: &Context, slot: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.slot];
+        let address = self.memory.address() + (slot * self.slot) as u64;
+        let _current = context.enter().unwrap();
+        // SAFETY: the slot is one of the memory's.
+        unsafe {
+            context
+                .driver()
+                .memcpy_dtoh(bytes.as_mut_ptr().cast(), address, self.slot)
+        }
+        .unwrap();
+        bytes
+    }
+}
+
+/// 512 rows whose slots lie at both ends of a pool of more than 2³² elements: the same bits as in a small pool, and
+/// the slots around them, as well as those where 31- and 32-bit offsets would end up, stay as they were.
+fn large_pool(family: Family) {
+    let (Some(backend), Some(context)) = (cuda(), gpu()) else {
+        return;
+    };
+    const ROWS: usize = 512;
+    let heads = 2 * 128 / family.dim;
+    let slot_elements = heads * family.dim * family.dim;
+    let slots = (1usize << 32) / slot_elements + 3 * ROWS;
+    let spec = Spec {
+        batch: ROWS,
+        heads,
+        ratio: 1,
+        ..Spec::plain(family)
+    };
+    let mut problem = spec.problem();
+    problem.read_slots = Some((0..ROWS as i64).rev().collect());
+    let small = problem.case(&spec.form);
+    let wanted = backend.run(&small, None);
+    check(&small, &wanted);
+
+    // Small slot s is large slot far(s): even ones at the front, odd ones at the end.
+    let far = |slot: usize| {
+        if slot.is_multiple_of(2) {
+            slot
+        } else {
+            slots - 1 - slot
+        }
+    };
+    let far_slots: Vec<usize> = (0..ROWS).map(far).collect();
+    let bytes = |case: &Case| {
+        bytemuck::cast_slice::<u128, u8>(&case.buffers[case.pool.buffer].words).to_vec()
+    };
+    let mut pool = LargePool::new(context, slots, &bytes(&small), &far_slots);
+
+    let slots_buffer = small.read_slots.as_ref().unwrap().buffer;
+    let mut moved = small.clone();
+    for b in 0..ROWS {
+        let slot = far(small.buffers[slots_buffer].index(b) as usize);
+        moved.buffers[slots_buffer].set_bits(b, slot as u64);
+    }
+    let (_, after) = backend
+        .with(&moved, |library, stream, args| {
+            let tensor = pool
+                .memory
+                .tensor_mut(family.state, &[slots, heads, family.dim, family.dim])
+                .unwrap();
+            let args = GdnDecode {
+                pool: tensor,
+                ..*args
+            };
+            // SAFETY: the pool is alive until `with` has waited, and live rows write slots of their own.
+            unsafe { library.gdn_decode(stream, &args) }.unwrap();
+        })
+        .unwrap();
+    assert!(after.o_bits() == wanted.o_bits(), "{family:?}: o differs");
+    let wanted = bytes(&wanted);
+    for (slot, wanted) in wanted.chunks(pool.slot).take(ROWS).enumerate() {
+        assert!(
+            pool.read(context, far(slot)) == wanted,
+            "{family:?}: the state of row slot {slot} differs"
+        );
+    }
+    let wraps = [1usize << 30, 1 << 31, 1 << 32].map(|wrap| wrap / slot_elements);
+    let wrapped = far_slots
+        .iter()
+        .flat_map(|slot| wraps.map(|wrap| slot % wrap));
+    let around = far_slots
+        .iter()
+        .flat_map(|slot| [slot.saturating_sub(1), slot + 1]);
+    for slot in wrapped
+        .chain(around)
+        .filter(|slot| *slot < slots && !far_slots.contains(slot))
+    {
+        assert!(
+            pool.read(context, slot).iter().all(|byte| *byte == 0xff),
+            "{family:?}: slot {slot} is nobody's"
+        );
+    }
+}
+
+#[test]
+fn a_pool_beyond_2_32_elements() {
+    const WANTED: usize = 24 << 30;
+    let Some(context) = gpu() else { return };
+    let memory = context.device().total_memory().unwrap();
+    if memory < WANTED {
+        let _ = writeln!(
+            io::stderr(),
+            "SKIPPED: the large pools ({memory} bytes of GPU memory, not {WANTED})"
+        );
+        return;
+    }
+    Family::all().for_each(large_pool);
+}

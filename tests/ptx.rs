@@ -1,0 +1,233 @@
+//! The committed PTX: an entry per file, what it may and must contain, and what specialisation makes of it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use gated_delta::Entry;
+use gated_delta::module_cache::specialise;
+use gated_delta_kernels::for_each_entry;
+
+macro_rules! embed {
+    ($($entry:ident = $operator:ident::$body:ident<$($parameter:tt),*>;)*) => {
+        /// Every entry and its committed text.
+        const TEXTS: &[(Entry, &str)] =
+            &[$((Entry::$entry, include_str!(concat!("../host/ptx/", stringify!($entry), ".ptx"))),)*];
+    };
+}
+for_each_entry!(embed);
+
+/// The entries of `gdn_decode`.
+fn gdn_decode() -> impl Iterator<Item = (Entry, &'static str)> {
+    TEXTS
+        .iter()
+        .copied()
+        .filter(|(entry, _)| entry.operator() == "gdn_decode")
+}
+
+/// Identifiers, directives and numbers of a text, `$L1`, `.version` and `ld.global.b32` each as one.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || "_$%.:".contains(c)))
+        .filter(|word| !word.is_empty())
+}
+
+/// The instructions of a text, without predicates.
+fn instructions(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        line.split_whitespace()
+            .find(|word| !word.starts_with('@') && *word != "{")
+    })
+}
+
+fn symbols(text: &str) -> BTreeSet<&str> {
+    words(text).filter(|word| word.starts_with("GD_")).collect()
+}
+
+#[test]
+fn there_is_a_file_for_each_entry_and_no_other() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../host/ptx"));
+    if !folder.is_dir() {
+        println!("skipped: the sources are not here");
+        return;
+    }
+    let name =
+        |file: std::io::Result<std::fs::DirEntry>| file.unwrap().file_name().into_string().unwrap();
+    let files: BTreeSet<_> = folder.read_dir().unwrap().map(name).collect();
+    let wanted: BTreeSet<_> = Entry::ALL
+        .iter()
+        .map(|entry| format!("{}.ptx", entry.name()))
+        .collect();
+    assert_eq!(files, wanted);
+}
+
+#[test]
+fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
+    for (entry, text) in TEXTS {
+        let name = entry.name();
+        let entries: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains(".entry"))
+            .collect();
+        assert_eq!(entries, [format!(".visible .entry {name}(")], "{name}");
+        let bounds = text
+            .lines()
+            .any(|line| line == format!(".maxntid {}, 1, 1", entry.block()));
+        assert!(bounds, "{name}: its launch bound");
+        for key in [
+            "// compiler: rustc ",
+            "// sources: sha256 ",
+            "// body: sha256 ",
+        ] {
+            assert!(
+                text.lines()
+                    .take_while(|line| line.starts_with("//"))
+                    .any(|line| line.starts_with(key)),
+                "{name}: {key}"
+            );
+        }
+    }
+}
+
+/// The lowest that the instructions need: CUDA 11.4, Ampere.
+#[test]
+fn old_drivers_and_gpus_can_load_it() {
+    for (entry, text) in TEXTS {
+        let value = |directive| {
+            let mut lines = text
+                .lines()
+                .filter_map(move |line| line.strip_prefix(directive));
+            lines
+                .next()
+                .unwrap_or_else(|| panic!("{}: no {directive}", entry.name()))
+                .trim()
+        };
+        let (major, minor) = value(".version ").split_once('.').unwrap();
+        let version: (u32, u32) = (major.parse().unwrap(), minor.parse().unwrap());
+        assert!(version <= (7, 4), "{}: {version:?}", entry.name());
+        assert_eq!(value(".target "), "sm_80", "{}", entry.name());
+    }
+}
+
+/// No spill, no call, and no access whose state space is found out at run time.
+#[test]
+fn nothing_is_in_local_memory_called_or_generic() {
+    for (entry, text) in TEXTS {
+        for instruction in instructions(text) {
+            let parts: Vec<&str> = instruction.trim_end_matches(';').split('.').collect();
+            let spaces = ["param", "global", "shared", "const"];
+            let access = ["ld", "st", "ldu", "atom", "red"].contains(&parts[0]);
+            let generic = access && !parts.iter().any(|part| spaces.contains(part));
+            let bad =
+                generic || parts.contains(&"local") || parts[0] == "call" || parts[0] == ".func";
+            assert!(!bad, "{}: {instruction}", entry.name());
+        }
+    }
+}
+
+#[test]
+fn the_kernels_are_of_the_expected_instructions() {
+    for (entry, text) in gdn_decode() {
+        let name = entry.name();
+        let vlast = name.contains("_vlast_");
+        let has = |wanted: &str| {
+            instructions(text).any(|instruction| instruction.trim_end_matches(';') == wanted)
+        };
+        for wanted in [
+            "ld.global.L1::no_allocate.v4.b32",
+            "st.global.L1::no_allocate.v4.b32",
+            "shfl.sync.bfly.b32",
+            "fma.rn.f32",
+            "ex2.approx.ftz.f32",
+            "rsqrt.approx.ftz.f32",
+        ] {
+            assert!(has(wanted), "{name}: no {wanted}");
+        }
+        for block_wide in ["bar.sync", "st.shared.v2.b32", "ld.shared.v2.b32"] {
+            assert_eq!(has(block_wide), vlast, "{name}: {block_wide}");
+        }
+        for inexact in [
+            "div.full.f32",
+            "div.approx.f32",
+            "sqrt.approx.f32",
+            "fma.rn.f64",
+            "div.rn.f32",
+        ] {
+            assert!(!has(inexact), "{name}: {inexact}");
+        }
+        let rounding = if name.contains("_bf16_") {
+            "cvt.rn.bf16x2.f32"
+        } else {
+            "fma.rn.f32"
+        };
+        assert!(has(rounding), "{name}: no {rounding}");
+    }
+}
+
+/// A state may be read before the branch on its slot, but never without the predicate that the slot is valid.
+#[test]
+fn states_are_loaded_under_a_predicate() {
+    for (entry, text) in gdn_decode() {
+        for line in text
+            .lines()
+            .filter(|line| line.contains("ld.global.L1::no_allocate"))
+        {
+            assert!(
+                line.trim_start().starts_with('@'),
+                "{}: {line}",
+                entry.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn the_symbols_of_a_text_are_those_of_its_operator() {
+    for (entry, text) in TEXTS {
+        assert_eq!(
+            symbols(text),
+            entry.symbols().iter().copied().collect(),
+            "{}",
+            entry.name()
+        );
+    }
+}
+
+#[test]
+fn specialisation_leaves_no_symbol() {
+    for (entry, text) in TEXTS {
+        let values: Vec<u32> = (0..entry.symbols().len() as u32).collect();
+        let special = specialise(text, entry.symbols(), &values)
+            .unwrap()
+            .into_string()
+            .unwrap();
+        assert_eq!(symbols(&special), BTreeSet::new(), "{}", entry.name());
+        assert_eq!(
+            instructions(&special).count(),
+            instructions(text).count(),
+            "{}",
+            entry.name()
+        );
+    }
+}
+
+/// Layers that differ in anything that is compiled in never share code: each field of the constants changes the
+/// text, differently from every other field.
+#[test]
+fn keys_that_differ_in_one_field_have_different_code() {
+    for (entry, text) in TEXTS {
+        let symbols = entry.symbols();
+        let special = |values: &[u32]| specialise(text, symbols, values).unwrap();
+        let plain = vec![7; symbols.len()];
+        let mut texts = BTreeSet::from([special(&plain)]);
+        for (field, symbol) in symbols.iter().enumerate() {
+            for value in [0, 8, u32::MAX] {
+                let mut values = plain.clone();
+                values[field] = value;
+                assert!(
+                    texts.insert(special(&values)),
+                    "{}: {symbol} = {value} is not in the code",
+                    entry.name()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Where a case runs: the simulator, and the GPU where there is one.
+
+use std::io::Write;
+use std::sync::OnceLock;
+
+use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
+use gated_delta::ops::gdn_decode::GdnDecode;
+use gated_delta::{Entry, Error, Library, StreamRef};
+
+use crate::case::Case;
+
+/// What runs kernels.
+pub enum Backend {
+    /// The kernels' source on the CPU, checked.
+    Simulator(Library),
+    /// The first GPU.
+    Cuda(Library, Context),
+}
+
+/// Every backend that there is here: the simulator always, the GPU unless it is missing.
+pub fn backends() -> &'static [Backend] {
+    static BACKENDS: OnceLock<Vec<Backend>> = OnceLock::new();
+    BACKENDS.get_or_init(|| {
+        let cuda = gpu().map(|context| Backend::Cuda(Library::new(context), context.clone()));
+        [Backend::Simulator(Library::simulator())]
+            .into_iter()
+            .chain(cuda)
+            .collect()
+    })
+}
+
+/// The backend of the first GPU, where there is one.
+pub fn cuda() -> Option<&'static Backend> {
+    backends()
+        .iter()
+        .find(|backend| matches!(backend, Backend::Cuda(..)))
+}
+
+/// The context of the first GPU. Where there is none, says so on stderr, once.
+///
+/// # Panics
+/// Where there is none and `GATED_DELTA_REQUIRE_GPU=1`, or it does not work.
+pub fn gpu() -> Option<&'static Context> {
+    static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
+    let context = CONTEXT.get_or_init(|| match Device::get(0).and_then(Context::primary) {
+        Ok(context) => Some(context),
+        Err(absence @ (Error::NoDriver { .. } | Error::NoDevice)) => {
+            // Not `eprintln!`, which the test harness keeps to itself.
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: everything on the GPU ({absence})"
+            );
+            None
+        }
+        Err(error) => panic!("{error}"),
+    });
+    let required = std::env::var_os("GATED_DELTA_REQUIRE_GPU").is_some_and(|value| value == "1");
+    assert!(
+        context.is_some() || !required,
+        "GATED_DELTA_REQUIRE_GPU=1, and there is no GPU"
+    );
+    context.as_ref()
+}
+
+impl Backend {
+    /// For messages.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Simulator(_) => "simulator",
+            Self::Cuda(..) => "cuda",
+        }
+    }
+
+    /// Its kernels.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        match self {
+            Self::Simulator(library) | Self::Cuda(library, _) => library,
+        }
+    }
+
+    /// Copies `case` to this backend's memory, has `body` launch on it, waits, and returns what `body` does, and
+    /// the case as it is then.
+    ///
+    /// # Errors
+    /// Where a view leaves its buffer, and the driver's.
+    pub fn with<R>(
+        &self,
+        case: &Case,
+        body: impl FnOnce(&Library, StreamRef<'_>, &GdnDecode<'_>) -> R,
+    ) -> Result<(R, Case), Error> {
+        let mut after = case.clone();
+        let result = match self {
+            Self::Simulator(library) => {
+                let buffers = after.buffers.iter_mut().enumerate();
+                let bases = buffers
+                    .map(|(i, buffer)| buffer.tensor(case.writes(i)))
+                    .collect::<Result<Vec<_>, _>>()?;
+                body(library, StreamRef::default_stream(), &case.args(&bases)?)
+            }
+            Self::Cuda(library, context) => {
+                let stream = Stream::new(context)?;
+                let copies = case
+                    .buffers
+                    .iter()
+                    .map(|buffer| DeviceMemory::from_slice(context, &buffer.words));
+                let mut memories = copies.collect::<Result<Vec<_>, _>>()?;
+                // The stream waits for no other, and a copy from pageable memory may return before it is done.
+                context.synchronize()?;
+                let result = {
+                    let buffers = case.buffers.iter().zip(&mut memories).enumerate();
+                    let bases = buffers.map(|(i, (buffer, memory))| match case.writes(i) {
+                        true => memory.tensor_mut(buffer.dtype, &[buffer.len()]),
+                        false => memory.tensor(buffer.dtype, &[buffer.len()]),
+                    });
+                    let args = case.args(&bases.collect::<Result<Vec<_>, _>>()?)?;
+                    body(library, stream.as_ref(), &args)
+                };
+                stream.synchronize()?;
+                for (buffer, memory) in after.buffers.iter_mut().zip(&memories) {
+                    memory.read(&mut buffer.words)?;
+                }
+                result
+            }
+        };
+        Ok((result, after))
+    }
+
+    /// Runs `case` with the variant that the library selects, or with `variant`.
+    ///
+    /// # Panics
+    /// On any error.
+    #[must_use]
+    #[track_caller]
+    pub fn run(&self, case: &Case, variant: Option<Entry>) -> Case {
+        let launched = self.with(case, |library, stream, args| {
+            // SAFETY: the buffers are alive until `with` has waited, and nobody else has them; a case's live rows
+            // write slots of their own.
+            unsafe {
+                match variant {
+                    Some(variant) => library.gdn_decode_with(stream, args, variant),
+                    None => library.gdn_decode(stream, args),
+                }
+            }
+        });
+        match launched {
+            Ok((Ok(()), after)) => after,
+            Ok((Err(error), _)) | Err(error) => panic!("{}: {error}", self.name()),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Memory of a case: buffers, and the views of them that are tensors.
+
+use gated_delta::{DType, DeviceElement, Error, Tensor};
+use half::{bf16, f16};
+
+/// Elements of one dtype, 16-byte aligned. What no tensor covers stays 0xFF: NaN, or the index −1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The elements' bytes, and those up to the next 16.
+    pub words: Vec<u128>,
+    len: usize,
+}
+
+impl Buffer {
+    /// `len` elements of 0xFF.
+    #[must_use]
+    pub fn new(dtype: DType, len: usize) -> Self {
+        Self {
+            dtype,
+            words: vec![u128::MAX; (len * dtype.size_of()).div_ceil(16)],
+            len,
+        }
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bits of element `i`, in the low end.
+    #[must_use]
+    pub fn bits(&self, i: usize) -> u64 {
+        let size = self.dtype.size_of();
+        let mut bits = [0; 8];
+        bits[..size].copy_from_slice(&bytemuck::cast_slice(&self.words)[i * size..][..size]);
+        u64::from_le_bytes(bits)
+    }
+
+    /// Sets element `i` to the low bits of `bits`.
+    pub fn set_bits(&mut self, i: usize, bits: u64) {
+        let size = self.dtype.size_of();
+        bytemuck::cast_slice_mut(&mut self.words)[i * size..][..size]
+            .copy_from_slice(&bits.to_le_bytes()[..size]);
+    }
+
+    /// Element `i` of a float buffer.
+    #[must_use]
+    pub fn float(&self, i: usize) -> f64 {
+        let bits = self.bits(i);
+        match self.dtype {
+            DType::F32 => f32::from_bits(bits as u32).into(),
+            DType::Bf16 => bf16::from_bits(bits as u16).to_f64(),
+            DType::F16 => f16::from_bits(bits as u16).to_f64(),
+            _ => unreachable!("an index is not a float"),
+        }
+    }
+
+    /// Sets element `i` to the float nearest to `value`.
+    pub fn set_float(&mut self, i: usize, value: f32) {
+        self.set_bits(
+            i,
+            match self.dtype {
+                DType::F32 => value.to_bits().into(),
+                DType::Bf16 => bf16::from_f32(value).to_bits().into(),
+                DType::F16 => f16::from_f32(value).to_bits().into(),
+                _ => unreachable!("an index is not a float"),
+            },
+        );
+    }
+
+    /// Element `i` of an index buffer.
+    #[must_use]
+    pub fn index(&self, i: usize) -> i64 {
+        let bits = self.bits(i);
+        if self.dtype == DType::I32 {
+            i64::from(bits as i32)
+        } else {
+            bits as i64
+        }
+    }
+
+    /// All elements, for the simulator.
+    ///
+    /// # Errors
+    /// None: the dims are those of the buffer.
+    pub fn tensor(&mut self, writable: bool) -> Result<Tensor<'_>, Error> {
+        match self.dtype {
+            DType::F32 => self.typed::<f32>(writable),
+            DType::Bf16 => self.typed::<bf16>(writable),
+            DType::F16 => self.typed::<f16>(writable),
+            DType::I32 => self.typed::<i32>(writable),
+            DType::I64 => self.typed::<i64>(writable),
+            DType::U32 => self.typed::<u32>(writable),
+        }
+    }
+
+    fn typed<T: DeviceElement + bytemuck::Pod>(
+        &mut self,
+        writable: bool,
+    ) -> Result<Tensor<'_>, Error> {
+        let len = self.len;
+        let elements: &mut [T] = &mut bytemuck::cast_slice_mut(&mut self.words)[..len];
+        if writable {
+            Tensor::from_slice_mut(elements, &[len])
+        } else {
+            Tensor::from_slice(elements, &[len])
+        }
+    }
+}
+
+/// A tensor: where it lies in which buffer, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Position of its buffer in the case.
+    pub buffer: usize,
+    /// First element.
+    pub offset: usize,
+    /// Dims, outermost first.
+    pub dims: Vec<usize>,
+    /// Stride of each dim.
+    pub strides: Vec<usize>,
+}
+
+impl View {
+    /// Positions of its elements in the buffer, in the order of the dims.
+    #[must_use]
+    pub fn positions(&self) -> Vec<usize> {
+        let mut positions = vec![self.offset];
+        for (&dim, &stride) in self.dims.iter().zip(&self.strides) {
+            positions = positions
+                .iter()
+                .flat_map(|start| (0..dim).map(move |i| start + i * stride))
+                .collect();
+        }
+        positions
+    }
+
+    /// The tensor, given all elements of every buffer.
+    ///
+    /// # Errors
+    /// Where it leaves its buffer.
+    pub fn of<'a>(&self, bases: &[Tensor<'a>]) -> Result<Tensor<'a>, Error> {
+        let mut tensor = bases[self.buffer].narrow(0, self.offset, self.dims.iter().product())?;
+        for &inner in self.dims.iter().skip(1).rev() {
+            tensor = tensor.split(0, inner)?;
+        }
+        tensor.with_strides(&self.strides)
+    }
+}
