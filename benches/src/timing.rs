@@ -1,0 +1,122 @@
+//! Timing on the GPU: µs per launch from CUDA-graph replays, and the ceilings of the same run.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use gated_delta::driver::{Context, DeviceMemory, Event, Graph, Stream};
+use gated_delta::{DType, Error, Library};
+
+/// Bytes of state that the buffer sets of a cold measurement have together: several times any level-2 cache.
+pub const COLD_BYTES: usize = 224 << 20;
+
+/// Distribution of µs per launch over replays.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Micros {
+    /// Half of the replays took less.
+    pub median: f64,
+    /// A tenth of the replays took less.
+    pub p10: f64,
+    /// Nine tenths of the replays took less.
+    pub p90: f64,
+}
+
+impl Micros {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at = |quantile: f64| samples[((samples.len() - 1) as f64 * quantile).round() as usize];
+        Self {
+            median: at(0.5),
+            p10: at(0.1),
+            p90: at(0.9),
+        }
+    }
+}
+
+/// Buffer sets that a cold measurement rotates over, for sets of `state_bytes` each.
+#[must_use]
+pub fn cold_sets(state_bytes: usize) -> usize {
+    COLD_BYTES.div_ceil(state_bytes.max(1)).clamp(1, 256)
+}
+
+/// Times what is launched on its stream.
+pub struct Timer {
+    /// The stream.
+    pub stream: Stream,
+    start: Event,
+    end: Event,
+}
+
+impl Timer {
+    /// A timer on a stream of its own. The first graph that a process captures replays with smaller gaps
+    /// than all later ones, so one is captured and thrown away.
+    pub fn new(library: &Library, context: &Context) -> Result<Self> {
+        let timer = Self {
+            stream: Stream::new(context)?,
+            start: Event::new(context)?,
+            end: Event::new(context)?,
+        };
+        let mut scratch = DeviceMemory::allocate(context, 1 << 20)?;
+        scratch.fill(0)?;
+        let words = scratch.tensor_mut(DType::F32, &[1 << 18])?;
+        // SAFETY: the graph is waited for before the scratch memory is freed.
+        timer.graph(64, |_| unsafe {
+            library.state_floor(timer.stream.as_ref(), words, 1.0)
+        })?;
+        Ok(timer)
+    }
+
+    /// µs per launch of a graph of `launches` calls of `launch`, each given its number: the in-graph gap
+    /// between kernels is included.
+    pub fn graph(
+        &self,
+        launches: usize,
+        launch: impl Fn(usize) -> Result<(), Error>,
+    ) -> Result<Micros> {
+        const REPLAYS: usize = 15;
+        launch(0)?;
+        self.stream.synchronize()?;
+        // SAFETY: the caller's buffers outlive this call, which waits for every replay.
+        let graph =
+            unsafe { Graph::capture(&self.stream, || (0..launches).try_for_each(&launch)) }?;
+        let mut samples = Vec::with_capacity(REPLAYS);
+        for replay in 0..REPLAYS + 2 {
+            self.start.record(&self.stream)?;
+            // SAFETY: as above.
+            unsafe { graph.launch(&self.stream) }?;
+            self.end.record(&self.stream)?;
+            self.end.synchronize()?;
+            if replay >= 2 {
+                samples.push(
+                    f64::from(self.end.milliseconds_since(&self.start)?) * 1e3 / launches as f64,
+                );
+            }
+        }
+        Ok(Micros::of(samples))
+    }
+}
+
+/// GB/s of a plain device-to-device copy of 2 GiB, bytes read and written: the ceiling.
+pub fn copy_ceiling(context: &Context) -> Result<f64> {
+    const BYTES: usize = 2 << 30;
+    const COPIES: usize = 5;
+    let mut from = DeviceMemory::allocate(context, BYTES)?;
+    let to = DeviceMemory::allocate(context, BYTES)?;
+    from.fill(0x3c)?;
+    let _current = context.enter()?;
+    let mut best = 0f64;
+    for _ in 0..3 {
+        context.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..COPIES {
+            // SAFETY: both buffers have that many bytes.
+            unsafe {
+                context
+                    .driver()
+                    .memcpy_dtod(to.address(), from.address(), BYTES)
+            }?;
+        }
+        context.synchronize()?;
+        best = best.max(2.0 * (BYTES * COPIES) as f64 / start.elapsed().as_secs_f64() / 1e9);
+    }
+    Ok(best)
+}
