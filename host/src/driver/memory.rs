@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use bytemuck::Pod;
 
-use super::Context;
+use super::{Context, RawStream};
 use crate::{
     error::Error,
     tensor::{DType, Memory, Tensor},
@@ -77,7 +77,8 @@ impl DeviceMemory {
         Tensor::new(self.address, dtype, dims, elements, Memory::Device, true)
     }
 
-    /// Copies `data` to its start. Work that is under way on other streams is not waited for.
+    /// Copies `data` to its start, and waits until it is there. Work that is under way on other streams is not
+    /// waited for.
     ///
     /// # Errors
     /// [`Error::Range`] where it is too small, [`Error::Driver`].
@@ -92,7 +93,8 @@ impl DeviceMemory {
             self.context
                 .driver()
                 .memcpy_htod(self.address, data.as_ptr().cast(), bytes)
-        }
+        }?;
+        self.settle()
     }
 
     /// Copies its start to `data`. Work that is under way on other streams is not waited for.
@@ -110,7 +112,7 @@ impl DeviceMemory {
         unsafe { self.context.driver().memcpy_dtoh(to, self.address, bytes) }
     }
 
-    /// Sets every byte.
+    /// Sets every byte, and waits until they are.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -124,7 +126,15 @@ impl DeviceMemory {
             self.context
                 .driver()
                 .memset_d8(self.address, byte, self.bytes)
-        }
+        }?;
+        self.settle()
+    }
+
+    /// Waits for the default stream, on which copies and fills go on after their call returns: streams of
+    /// [`super::Stream`] do not wait for it.
+    fn settle(&self) -> Result<(), Error> {
+        // SAFETY: the context is current, by the callers.
+        unsafe { self.context.driver().stream_synchronize(RawStream::NULL) }
     }
 
     fn checked(&self, bytes: usize) -> Result<usize, Error> {
