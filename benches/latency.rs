@@ -20,6 +20,9 @@ struct Options {
     /// Models: qwen3-next, qwen3.5-397b, qwen3.5-27b.
     #[arg(long, value_delimiter = ',', default_value = "qwen3-next")]
     model: Vec<String>,
+    /// K = V: 64 or 128.
+    #[arg(long, default_value_t = 128)]
+    dim: usize,
     /// Batch sizes.
     #[arg(
         long,
@@ -70,6 +73,7 @@ fn main() -> Result<()> {
     table.load_style(ASCII_MARKDOWN);
     let head = [
         "model",
+        "K",
         "state",
         "layout",
         "B",
@@ -91,6 +95,7 @@ fn main() -> Result<()> {
     if let Some(csv) = &mut csv {
         csv.write_record([
             "model",
+            "k_dim",
             "state",
             "layout",
             "B",
@@ -157,6 +162,7 @@ fn main() -> Result<()> {
             };
             table.add_row([
                 cell.model.name.to_owned(),
+                cell.dim.to_string(),
                 cell.state.to_string(),
                 layout.to_owned(),
                 cell.batch.to_string(),
@@ -172,6 +178,7 @@ fn main() -> Result<()> {
             if let Some(csv) = &mut csv {
                 csv.write_record([
                     cell.model.name,
+                    &cell.dim.to_string(),
                     &cell.state.to_string(),
                     layout,
                     &cell.batch.to_string(),
@@ -197,6 +204,7 @@ fn main() -> Result<()> {
 
     let cell = Cell {
         model: shapes::GDN[0],
+        dim: 128,
         batch: 1,
         state: DType::Bf16,
         layout: StateLayout::KLast,
@@ -238,6 +246,7 @@ fn cells(options: &Options) -> Result<Vec<Cell>> {
                     ensure!(batch > 0, "--batch: wanted at least 1, got 0");
                     cells.push(Cell {
                         model,
+                        dim: options.dim,
                         batch,
                         state,
                         layout,

@@ -14,14 +14,13 @@ use rand::{Rng, SeedableRng};
 use crate::shapes::Model;
 use crate::timing::cold_sets;
 
-/// K = V of every cell.
-pub const DIM: usize = 128;
-
 /// What one cell measures.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
     /// Heads.
     pub model: Model,
+    /// K = V.
+    pub dim: usize,
     /// B.
     pub batch: usize,
     /// State dtype.
@@ -36,7 +35,7 @@ impl Cell {
     /// Bytes of the states of one set.
     #[must_use]
     pub fn state_bytes(&self) -> usize {
-        self.batch * self.model.value_heads * DIM * DIM * self.state.size_of()
+        self.batch * self.model.value_heads * self.dim * self.dim * self.state.size_of()
     }
 }
 
@@ -88,10 +87,11 @@ impl Buffers {
         let Model {
             heads, value_heads, ..
         } = cell.model;
+        let dim = cell.dim;
         let mut bf16s = |count, low, high| rounded(random(&mut rng, count, low, high));
         let (qk, vo, gates) = (
-            cell.batch * heads * DIM,
-            cell.batch * value_heads * DIM,
+            cell.batch * heads * dim,
+            cell.batch * value_heads * dim,
             cell.batch * value_heads,
         );
         let (q, k, v) = (
@@ -100,7 +100,7 @@ impl Buffers {
             bf16s(vo, -1.0, 1.0),
         );
         let (a, b) = (bf16s(gates, -2.0, 2.0), bf16s(gates, -2.0, 2.0));
-        let mut row = random(&mut rng, value_heads * DIM * DIM, -0.2, 0.2);
+        let mut row = random(&mut rng, value_heads * dim * dim, -0.2, 0.2);
         let a_log = random(&mut rng, value_heads, -0.7, 1.4);
         let dt_bias = random(&mut rng, value_heads, -1.2, -0.8);
         if cell.state == DType::Bf16 {
@@ -173,6 +173,7 @@ impl Buffers {
             model: Model {
                 heads, value_heads, ..
             },
+            dim,
             batch,
             state,
             layout,
@@ -184,9 +185,9 @@ impl Buffers {
             Tensor::from_raw(memory.address(), dtype, dims)
         };
         Ok(GdnDecode {
-            q: set.q.tensor(DType::Bf16, &[batch, 1, heads, DIM])?,
-            k: set.k.tensor(DType::Bf16, &[batch, 1, heads, DIM])?,
-            v: set.v.tensor(DType::Bf16, &[batch, 1, value_heads, DIM])?,
+            q: set.q.tensor(DType::Bf16, &[batch, 1, heads, dim])?,
+            k: set.k.tensor(DType::Bf16, &[batch, 1, heads, dim])?,
+            v: set.v.tensor(DType::Bf16, &[batch, 1, value_heads, dim])?,
             gates: GdnGates::Raw {
                 a: set.a.tensor(DType::Bf16, &gates)?,
                 b: set.b.tensor(DType::Bf16, &gates)?,
@@ -194,8 +195,8 @@ impl Buffers {
                 dt_bias: self.dt_bias.tensor(DType::F32, &[value_heads])?,
                 beta_scale: BetaScale::One,
             },
-            o: written(&set.o, DType::Bf16, &[batch, 1, value_heads, DIM])?,
-            pool: written(&set.pool, state, &[batch, value_heads, DIM, DIM])?,
+            o: written(&set.o, DType::Bf16, &[batch, 1, value_heads, dim])?,
+            pool: written(&set.pool, state, &[batch, value_heads, dim, dim])?,
             write_pool: None,
             read_slots: None,
             write_slots: None,
@@ -213,6 +214,7 @@ impl Buffers {
             model: Model {
                 heads, value_heads, ..
             },
+            dim,
             batch,
             state,
             layout,
@@ -221,12 +223,12 @@ impl Buffers {
         // SAFETY: the buffers live until the stream is waited for.
         unsafe { library.gdn_decode_with(stream.as_ref(), &self.args(0)?, variant) }?;
         stream.synchronize()?;
-        let mut o = vec![0u16; batch * value_heads * DIM];
+        let mut o = vec![0u16; batch * value_heads * dim];
         self.sets[0].o.read(&mut o)?;
         let mut pool = vec![0u8; self.cell.state_bytes()];
         self.sets[0].pool.read(&mut pool)?;
         let host = &self.host;
-        let row_elements = value_heads * DIM * DIM;
+        let row_elements = value_heads * dim * dim;
         let start: Vec<f64> = host.row.iter().map(|&x| f64::from(x)).collect();
         let mut worst = 0f64;
         for row in [0, batch - 1] {
@@ -243,11 +245,11 @@ impl Buffers {
                     batch: 1,
                     heads,
                     value_heads,
-                    key_dim: DIM,
-                    value_dim: DIM,
-                    q: &wide(&host.q, heads * DIM),
-                    k: &wide(&host.k, heads * DIM),
-                    v: &wide(&host.v, value_heads * DIM),
+                    key_dim: dim,
+                    value_dim: dim,
+                    q: &wide(&host.q, heads * dim),
+                    k: &wide(&host.k, heads * dim),
+                    v: &wide(&host.v, value_heads * dim),
                     gates: gdn::Gates::Raw {
                         a: &wide(&host.a, value_heads),
                         b: &wide(&host.b, value_heads),
@@ -256,7 +258,7 @@ impl Buffers {
                         beta_scale: 1.0,
                     },
                     l2norm: true,
-                    scale: 1.0 / (DIM as f64).sqrt(),
+                    scale: 1.0 / (dim as f64).sqrt(),
                     head_map: gdn::HeadMap::Grouped,
                     layout: if layout == StateLayout::KLast {
                         gdn::Layout::KLast
@@ -270,7 +272,7 @@ impl Buffers {
                 },
                 &start,
             )?;
-            let got_o = o[row * value_heads * DIM..(row + 1) * value_heads * DIM]
+            let got_o = o[row * value_heads * dim..(row + 1) * value_heads * dim]
                 .iter()
                 .map(|&x| bf16::from_bits(x).to_f64());
             worst = worst.max(relative_error(got_o, &truth.o));

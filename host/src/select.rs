@@ -9,15 +9,15 @@ use crate::tensor::DType;
 type Row = (u32, Entry);
 
 const KLAST_BF16_K64: &[Row] = &[
-    (512, Entry::gdn_decode_klast_bf16_k64_tile16),
+    (384, Entry::gdn_decode_klast_bf16_k64_tile16),
     (u32::MAX, Entry::gdn_decode_klast_bf16_k64_tile32),
 ];
 const KLAST_BF16_K128: &[Row] = &[
-    (320, Entry::gdn_decode_klast_bf16_k128_tile16),
+    (160, Entry::gdn_decode_klast_bf16_k128_tile16),
     (u32::MAX, Entry::gdn_decode_klast_bf16_k128_tile16_warps2),
 ];
 const KLAST_F32_K64: &[Row] = &[
-    (512, Entry::gdn_decode_klast_f32_k64_tile8),
+    (1024, Entry::gdn_decode_klast_f32_k64_tile8),
     (u32::MAX, Entry::gdn_decode_klast_f32_k64_tile16),
 ];
 const KLAST_F32_K128: &[Row] = &[

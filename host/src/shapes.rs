@@ -19,15 +19,14 @@ pub(crate) fn named<'a>(name: &'static str, tensor: &'a Tensor<'a>) -> Named<'a>
 impl Named<'_> {
     /// Dims are `wanted`, given as (letter, size).
     #[inline]
-    pub fn dims(self, wanted: &[(&str, usize)]) -> Result<Self, Error> {
-        let dims = self.tensor.dims();
-        if dims.len() == wanted.len()
+    pub fn dims<const N: usize>(self, wanted: &[(&'static str, usize); N]) -> Result<(), Error> {
+        if let Ok(dims) = <&[usize; N]>::try_from(&self.tensor.dims()[..])
             && dims
                 .iter()
                 .zip(wanted)
                 .all(|(&got, &(_, size))| got == size)
         {
-            return Ok(self);
+            return Ok(());
         }
         Err(self.dims_error(wanted))
     }
@@ -55,9 +54,9 @@ impl Named<'_> {
 
     /// The dtype is one of `allowed`, which `wanted` spells out.
     #[inline]
-    pub fn dtype(self, allowed: &[DType], wanted: &'static str) -> Result<Self, Error> {
+    pub fn dtype(self, allowed: &[DType], wanted: &'static str) -> Result<(), Error> {
         if allowed.contains(&self.tensor.dtype()) {
-            Ok(self)
+            Ok(())
         } else {
             Err(Error::DType {
                 tensor: self.name,
@@ -69,13 +68,13 @@ impl Named<'_> {
 
     /// bf16, f16 or f32.
     #[inline]
-    pub fn float(self) -> Result<Self, Error> {
+    pub fn float(self) -> Result<(), Error> {
         self.dtype(&[DType::Bf16, DType::F16, DType::F32], "bf16, f16 or f32")
     }
 
     /// The `count` innermost dims lie one behind the other.
     #[inline]
-    pub fn inner_contiguous(self, count: usize, wanted: &'static str) -> Result<Self, Error> {
+    pub fn inner_contiguous(self, count: usize, wanted: &'static str) -> Result<(), Error> {
         let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
         let mut next = 1;
         for dim in (dims.len().saturating_sub(count)..dims.len()).rev() {
@@ -84,16 +83,16 @@ impl Named<'_> {
             }
             next *= dims[dim];
         }
-        Ok(self)
+        Ok(())
     }
 
     /// The address is a multiple of the element's size, as every access needs.
     #[inline]
-    pub fn natural(self) -> Result<Self, Error> {
+    pub fn natural(self) -> Result<(), Error> {
         let wanted = self.tensor.dtype().size_of();
         let address = self.tensor.address();
         if address.is_multiple_of(wanted as u64) {
-            Ok(self)
+            Ok(())
         } else {
             Err(Error::Alignment {
                 tensor: self.name,
@@ -123,7 +122,7 @@ impl Named<'_> {
 
     /// Rows and heads of a written tensor `[rows, 1, heads, width]` do not overlap.
     #[inline]
-    pub fn distinct(self) -> Result<Self, Error> {
+    pub fn distinct(self) -> Result<(), Error> {
         let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
         let (rows, heads, width) = (dims[0], dims[2], dims[3]);
         let (row, head) = (strides[0], strides[2]);
@@ -138,7 +137,7 @@ impl Named<'_> {
                 && (outer <= 1 || outer_stride >= extent(inner, inner_stride))
         };
         if nested(rows, row, heads, head) || nested(heads, head, rows, row) {
-            Ok(self)
+            Ok(())
         } else {
             Err(self.stride_error("rows and heads that do not overlap, since it is written"))
         }

@@ -30,14 +30,12 @@ impl Library {
     ) -> Result<(), Error> {
         let entry = Entry::device_contract;
         let threads = entry.block() as usize;
-        let tensors = [
-            named("input", &input)
-                .dims(&[("threads", threads)])?
-                .dtype(&[DType::F32], "f32")?,
-            named("output", &output)
-                .dims(&[("results", RESULTS.len()), ("threads", threads)])?
-                .dtype(&[DType::U32], "u32")?,
-        ];
+        let tensors = [named("input", &input), named("output", &output)];
+        let [input_named, output_named] = tensors;
+        input_named.dims(&[("threads", threads)])?;
+        input_named.dtype(&[DType::F32], "f32")?;
+        output_named.dims(&[("results", RESULTS.len()), ("threads", threads)])?;
+        output_named.dtype(&[DType::U32], "u32")?;
         self.check_memory(tensors.into_iter(), |name| name == "output")?;
         for named in tensors {
             named.inner_contiguous(named.tensor.dims().len(), "contiguous")?;

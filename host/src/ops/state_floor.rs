@@ -29,9 +29,8 @@ impl Library {
     ) -> Result<(), Error> {
         let tensor = named("states", &states);
         let [elements] = tensor.rank("[n]")?;
-        tensor
-            .dtype(&[DType::F32], "f32")?
-            .inner_contiguous(1, "contiguous")?;
+        tensor.dtype(&[DType::F32], "f32")?;
+        tensor.inner_contiguous(1, "contiguous")?;
         self.check_memory([tensor].into_iter(), |_| true)?;
         if !states.address().is_multiple_of(16) {
             return Err(Error::Alignment {

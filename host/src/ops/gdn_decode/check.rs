@@ -91,10 +91,13 @@ impl GdnDecode<'_> {
         }
         let qk = [("B", rows), ("T", 1), ("H", h), ("K", k_dim)];
         let vo = [("B", rows), ("T", 1), ("HV", hv), ("V", v_dim)];
-        let q = activations(named("q", &self.q), &qk)?;
-        let k = activations(named("k", &self.k), &qk)?;
-        let v = activations(named("v", &self.v), &vo)?;
-        let o = activations(named("o", &self.o), &vo)?.distinct()?;
+        let (q, k) = (named("q", &self.q), named("k", &self.k));
+        let (v, o) = (named("v", &self.v), named("o", &self.o));
+        activations(q, &qk)?;
+        activations(k, &qk)?;
+        activations(v, &vo)?;
+        activations(o, &vo)?;
+        o.distinct()?;
 
         let (gate_a, gate_b, given_gates, beta_scale) = match &self.gates {
             GdnGates::Raw {
@@ -106,28 +109,24 @@ impl GdnDecode<'_> {
             } => {
                 per_head(named("A_log", a_log), hv)?;
                 per_head(named("dt_bias", dt_bias), hv)?;
-                (
-                    gate(named("a", a), rows, hv)?,
-                    gate(named("b", b), rows, hv)?,
-                    0,
-                    *beta_scale,
-                )
+                (named("a", a), named("b", b), 0, *beta_scale)
             }
-            GdnGates::Given { g, beta } => (
-                gate(named("g", g), rows, hv)?,
-                gate(named("beta", beta), rows, hv)?,
-                1,
-                BetaScale::One,
-            ),
+            GdnGates::Given { g, beta } => (named("g", g), named("beta", beta), 1, BetaScale::One),
         };
+        gate(gate_a, rows, hv)?;
+        gate(gate_b, rows, hv)?;
 
         let inner = match options.state_layout {
             StateLayout::KLast => [("HV", hv), ("V", v_dim), ("K", k_dim)],
             StateLayout::VLast => [("HV", hv), ("K", k_dim), ("V", v_dim)],
         };
-        let (read_pool, read_slot) = pool(named("state", &self.pool), inner)?;
+        let read_pool = named("state", &self.pool);
+        let read_slot = pool(read_pool, inner)?;
         let (write_pool, write_slot) = match &self.write_pool {
-            Some(tensor) => pool(named("write state", tensor), inner)?,
+            Some(tensor) => {
+                let write_pool = named("write state", tensor);
+                (write_pool, pool(write_pool, inner)?)
+            }
             None => (read_pool, read_slot),
         };
         if write_pool.tensor.dtype() != read_pool.tensor.dtype() {
@@ -225,51 +224,45 @@ impl GdnDecode<'_> {
     }
 }
 
-fn activations<'a>(tensor: Named<'a>, dims: &[(&str, usize)]) -> Result<Named<'a>, Error> {
-    tensor
-        .dims(dims)?
-        .float()?
-        .inner_contiguous(1, "a contiguous innermost dim")?
-        .natural()
+/// q, k, v or o.
+fn activations(tensor: Named<'_>, dims: &[(&'static str, usize); 4]) -> Result<(), Error> {
+    tensor.dims(dims)?;
+    tensor.float()?;
+    tensor.inner_contiguous(1, "a contiguous innermost dim")?;
+    tensor.natural()
 }
 
 /// Raw or given gates of each row and value head.
-fn gate(tensor: Named<'_>, rows: usize, hv: usize) -> Result<Named<'_>, Error> {
-    let dims = [("B", rows), ("T", 1), ("HV", hv)];
-    tensor
-        .dims(&dims)?
-        .float()?
-        .inner_contiguous(1, "a contiguous innermost dim")?
-        .natural()
+fn gate(tensor: Named<'_>, rows: usize, hv: usize) -> Result<(), Error> {
+    tensor.dims(&[("B", rows), ("T", 1), ("HV", hv)])?;
+    tensor.float()?;
+    tensor.inner_contiguous(1, "a contiguous innermost dim")?;
+    tensor.natural()
 }
 
 /// A parameter of each value head.
-fn per_head(tensor: Named<'_>, hv: usize) -> Result<Named<'_>, Error> {
-    tensor
-        .dims(&[("HV", hv)])?
-        .dtype(&[DType::F32], "f32")?
-        .inner_contiguous(1, "contiguous")?
-        .natural()
+fn per_head(tensor: Named<'_>, hv: usize) -> Result<(), Error> {
+    tensor.dims(&[("HV", hv)])?;
+    tensor.dtype(&[DType::F32], "f32")?;
+    tensor.inner_contiguous(1, "contiguous")?;
+    tensor.natural()
 }
 
 /// Slot indices of each row.
-fn slots(tensor: Named<'_>, rows: usize) -> Result<Named<'_>, Error> {
-    let dtypes = [DType::I32, DType::I64, DType::U32];
-    tensor
-        .dims(&[("B", rows)])?
-        .dtype(&dtypes, "i32, i64 or u32")?
-        .inner_contiguous(1, "contiguous")?
-        .natural()
+fn slots(tensor: Named<'_>, rows: usize) -> Result<(), Error> {
+    tensor.dims(&[("B", rows)])?;
+    tensor.dtype(&[DType::I32, DType::I64, DType::U32], "i32, i64 or u32")?;
+    tensor.inner_contiguous(1, "contiguous")?;
+    tensor.natural()
 }
 
-/// A pool of states with the dims `inner`, and its slot stride.
-fn pool<'a>(tensor: Named<'a>, inner: [(&str, usize); 3]) -> Result<(Named<'a>, u32), Error> {
+/// A pool of states with the dims `inner`; its slot stride.
+fn pool(tensor: Named<'_>, inner: [(&'static str, usize); 3]) -> Result<u32, Error> {
     let [count, ..] = tensor.rank::<4>("[P, HV, V, K]")?;
-    tensor
-        .dims(&[("P", count), inner[0], inner[1], inner[2]])?
-        .dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?
-        .inner_contiguous(3, "contiguous slots (the slot stride is free)")?
-        .natural()?;
+    tensor.dims(&[("P", count), inner[0], inner[1], inner[2]])?;
+    tensor.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
+    tensor.inner_contiguous(3, "contiguous slots (the slot stride is free)")?;
+    tensor.natural()?;
     if count >= u32::MAX as usize {
         return Err(range("P", "below 2^32 - 1".to_owned(), count));
     }
@@ -281,5 +274,5 @@ fn pool<'a>(tensor: Named<'a>, inner: [(&str, usize); 3]) -> Result<(Named<'a>, 
             got: *tensor.tensor.strides(),
         });
     }
-    Ok((tensor, stride))
+    Ok(stride)
 }
