@@ -31,6 +31,14 @@ fn context_of(library: &Library) -> &Context {
         .expect("the library of a GPU has its context")
 }
 
+/// Waits for copies from host memory, which may return before they are done. A whole context is not waited for while
+/// other tests capture graphs: that ends their captures.
+fn wait_for_copies(context: &Context) {
+    let _current = context.enter().unwrap();
+    // SAFETY: the context is current.
+    unsafe { context.driver().stream_synchronize(RawStream::NULL) }.unwrap();
+}
+
 /// Writes a tensor's buffer, while no work is under way.
 fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
     let _current = context.enter().unwrap();
@@ -40,7 +48,7 @@ fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
     );
     // SAFETY: the tensor is all of a buffer of that many words; nothing else is under way.
     unsafe { context.driver().memcpy_htod(tensor.address(), from, bytes) }.unwrap();
-    context.synchronize().unwrap();
+    wait_for_copies(context);
 }
 
 /// A graph captured after prewarming, replayed with other slots than it was captured with.
@@ -188,7 +196,7 @@ fn threads_share_a_library_and_its_kernels() {
 #[test]
 fn tensors_and_streams_of_cust() -> Result<(), Box<dyn StdError>> {
     use cust::CudaFlags;
-    use cust::context::{Context as CustContext, CurrentContext};
+    use cust::context::Context as CustContext;
     use cust::device::Device;
     use cust::memory::DeviceBuffer;
     use cust::stream::{Stream, StreamFlags};
@@ -205,7 +213,7 @@ fn tensors_and_streams_of_cust() -> Result<(), Box<dyn StdError>> {
             DeviceBuffer::from_slice(words)
         });
         let mut copies = copies.collect::<Result<Vec<_>, _>>()?;
-        CurrentContext::synchronize()?;
+        wait_for_copies(context);
         let bases = copies
             .iter_mut()
             .zip(&case.buffers)

@@ -106,8 +106,6 @@ impl Backend {
                     .iter()
                     .map(|buffer| DeviceMemory::from_slice(context, &buffer.words));
                 let mut memories = copies.collect::<Result<Vec<_>, _>>()?;
-                // The stream waits for no other, and a copy from pageable memory may return before it is done.
-                context.synchronize()?;
                 let result = {
                     let buffers = case.buffers.iter().zip(&mut memories).enumerate();
                     let bases = buffers.map(|(i, (buffer, memory))| match case.writes(i) {
