@@ -113,11 +113,7 @@ fn main() -> Result<()> {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
     let progress = ProgressBar::new(cells.len() as u64).with_style(style);
     for cell in &cells {
-        let layout = if cell.layout == StateLayout::KLast {
-            "k_last"
-        } else {
-            "v_last"
-        };
+        let layout = cell.layout;
         progress.set_message(format!(
             "{} {} {layout} B={}",
             cell.model.name, cell.state, cell.batch
@@ -135,8 +131,12 @@ fn main() -> Result<()> {
         } else {
             vec![selected]
         };
+        // SAFETY: the buffers outlive the timing, which waits for all launches.
+        let floor = timer.graph(launches, |i| unsafe {
+            library.state_floor(timer.stream.as_ref(), buffers.words(i)?, 1.0)
+        })?;
         for variant in variants {
-            // A variant's check needs fresh states; the first one's are.
+            // Timing has changed the states of `buffers`: the check brings its own.
             let fresh = Buffers::new(
                 &context,
                 Cell {
@@ -146,13 +146,9 @@ fn main() -> Result<()> {
             )?;
             let error = fresh.check(&library, &timer.stream, variant)?;
             drop(fresh);
-            // SAFETY: the buffers outlive the timing, which waits for all launches.
+            // SAFETY: as above.
             let micros = timer.graph(launches, |i| unsafe {
                 library.gdn_decode_with(timer.stream.as_ref(), &buffers.args(i)?, variant)
-            })?;
-            // SAFETY: as above.
-            let floor = timer.graph(launches, |i| unsafe {
-                library.state_floor(timer.stream.as_ref(), buffers.words(i)?, 1.0)
             })?;
             let rate = bytes as f64 / micros.median / 1e3;
             let mark = if variant == selected {
@@ -164,7 +160,7 @@ fn main() -> Result<()> {
                 cell.model.name.to_owned(),
                 cell.dim.to_string(),
                 cell.state.to_string(),
-                layout.to_owned(),
+                layout.to_string(),
                 cell.batch.to_string(),
                 format!("{}{mark}", variant.name().trim_start_matches("gdn_decode_")),
                 format!("{:.2}", micros.median),
@@ -180,7 +176,7 @@ fn main() -> Result<()> {
                     cell.model.name,
                     &cell.dim.to_string(),
                     &cell.state.to_string(),
-                    layout,
+                    &layout.to_string(),
                     &cell.batch.to_string(),
                     if cell.cold { "cold" } else { "warm" },
                     variant.name(),

@@ -62,7 +62,7 @@ pub fn host_cost(
                     shape.block,
                     1,
                     1,
-                    0,
+                    shape.shared_bytes,
                     stream.raw(),
                     parameters,
                     null_mut(),

@@ -10,7 +10,7 @@ use gated_delta::{DType, Error, Library};
 pub const COLD_BYTES: usize = 224 << 20;
 
 /// Distribution of µs per launch over replays.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Micros {
     /// Half of the replays took less.
     pub median: f64,

@@ -78,7 +78,7 @@ impl Demo {
             passed &= holds;
             let mut row = vec![
                 state.to_string(),
-                "k_last".to_owned(),
+                problem.options.state_layout.to_string(),
                 self.batch.to_string(),
                 steps.to_string(),
                 errors.variant.map_or("-", Entry::name).to_owned(),

@@ -113,14 +113,11 @@ pub fn output_path(input: &Path, output: &Path) -> Result<PathBuf, Error> {
 /// # Errors
 /// [`Error::Input`] where the file cannot be written; one that was there before is then untouched.
 pub fn write(path: &Path, problem: &Problem, outputs: &Outputs) -> Result<(), Error> {
-    let layout = match problem.options.state_layout {
-        StateLayout::KLast => "k_last",
-        StateLayout::VLast => "v_last",
-    };
-    let metadata = [("op", "gdn_decode"), ("state_layout", layout)];
-    let metadata = metadata
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into();
+    let metadata = [
+        ("op", "gdn_decode".to_owned()),
+        ("state_layout", problem.options.state_layout.to_string()),
+    ];
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).into();
     container::write(
         path,
         metadata,

@@ -103,12 +103,7 @@ fn variants() -> Result<String, Error> {
     let mut rows = Vec::new();
     for (model, shape) in GDN {
         for (state, layout) in STATES {
-            let layout_name = if layout == StateLayout::KLast {
-                "k_last"
-            } else {
-                "v_last"
-            };
-            let mut row = vec![model.to_owned(), format!("{state} {layout_name}")];
+            let mut row = vec![model.to_owned(), format!("{state} {layout}")];
             for batch in BATCHES {
                 let problem = one_slot(shape, batch, state, layout)?;
                 let views = problem.views()?;

@@ -11,10 +11,13 @@ use crate::error::Error;
 use crate::shapes::Named;
 use crate::stream::StreamRef;
 
-/// A compiled entry, loaded for the life of its context.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Function {
-    pub raw: RawFunction,
+/// Shape of a launch of `entry` on `grid`.
+pub(crate) fn shape(entry: Entry, grid: [u32; 3]) -> LaunchShape {
+    LaunchShape {
+        grid,
+        block: entry.block(),
+        shared_bytes: entry.shared_bytes(),
+    }
 }
 
 /// Enqueues `function` with the bytes of its one parameter.

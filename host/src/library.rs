@@ -13,7 +13,7 @@ use gated_delta_kernels::launch::LaunchShape;
 
 use crate::driver::{Context, Module, RawFunction, attribute};
 use crate::error::Error;
-use crate::launch::{Function, enqueue, simulate};
+use crate::launch::{enqueue, simulate};
 use crate::module_cache::{ModuleCache, specialise};
 use crate::ptx;
 use crate::shapes::Named;
@@ -32,7 +32,7 @@ pub struct Library(Arc<Inner>);
 
 struct Inner {
     target: Target,
-    cache: ModuleCache<ModuleKey, Function>,
+    cache: ModuleCache<ModuleKey, RawFunction>,
 }
 
 enum Target {
@@ -169,7 +169,7 @@ impl Library {
             Target::Gpu(_) => {
                 let function = self.function(entry, constants)?;
                 // SAFETY: the caller's promise.
-                unsafe { self.launch_function(stream, function.raw, shape, params) }
+                unsafe { self.launch_function(stream, function, shape, params) }
             }
             // SAFETY: the caller's promise.
             Target::Simulator => unsafe {
@@ -202,7 +202,7 @@ impl Library {
         &self,
         entry: Entry,
         constants: &OperatorConstants,
-    ) -> Result<Function, Error> {
+    ) -> Result<RawFunction, Error> {
         let Target::Gpu(context) = &self.0.target else {
             return Err(nothing_compiled());
         };
@@ -233,7 +233,7 @@ impl Library {
             unsafe {
                 context
                     .driver()
-                    .func_get_attribute(&raw mut value, which, function.raw)
+                    .func_get_attribute(&raw mut value, which, function)
             }?;
             Ok::<_, Error>(value.unsigned_abs())
         };
@@ -250,7 +250,7 @@ fn compile(
     context: &Context,
     entry: Entry,
     constants: &OperatorConstants,
-) -> Result<Function, Error> {
+) -> Result<RawFunction, Error> {
     let text = ptx::text(entry)
         .ok_or_else(|| Error::Specialise(format!("no PTX for {}", entry.name())))?;
     let text = specialise(text, constants.symbols(), constants.words())?;
@@ -258,13 +258,13 @@ fn compile(
         .map_err(|_| Error::Specialise("the entry's name has a NUL".to_owned()))?;
     // Never unloaded: a captured graph may still hold the kernel.
     let module = ManuallyDrop::new(Module::load(context, entry.name(), &text)?);
-    let raw = module.function(&name)?;
+    let function = module.function(&name)?;
     // Under lazy loading, asking for an attribute brings the code in now rather than at the first launch.
-    module.function_attribute(raw, attribute::FUNCTION_NUM_REGS)?;
+    module.function_attribute(function, attribute::FUNCTION_NUM_REGS)?;
     if entry.shared_bytes() > DEFAULT_SHARED_BYTES {
-        module.set_shared_bytes(raw, entry.shared_bytes())?;
+        module.set_shared_bytes(function, entry.shared_bytes())?;
     }
-    Ok(Function { raw })
+    Ok(function)
 }
 
 fn nothing_compiled() -> Error {

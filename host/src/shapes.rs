@@ -159,6 +159,19 @@ impl Named<'_> {
         bits.is_multiple_of(16)
     }
 
+    /// [`Named::wide`], for a kernel that has no narrower path.
+    pub fn wide_only(self) -> Result<(), Error> {
+        if self.wide() {
+            Ok(())
+        } else {
+            Err(Error::Alignment {
+                tensor: self.name,
+                wanted: 16,
+                got: self.tensor.alignment(),
+            })
+        }
+    }
+
     #[cold]
     fn stride_error(self, wanted: &'static str) -> Error {
         Error::Stride {

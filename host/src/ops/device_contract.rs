@@ -4,9 +4,9 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::device_contract::{
     DeviceContractConstants, DeviceContractParams, RESULTS,
 };
-use gated_delta_kernels::launch::LaunchShape;
 
 use crate::error::Error;
+use crate::launch;
 use crate::library::{Library, OperatorConstants};
 use crate::shapes::named;
 use crate::stream::StreamRef;
@@ -39,20 +39,10 @@ impl Library {
         self.check_memory(tensors.into_iter(), |name| name == "output")?;
         for named in tensors {
             named.inner_contiguous(named.tensor.dims().len(), "contiguous")?;
-            if !named.wide() {
-                return Err(Error::Alignment {
-                    tensor: named.name,
-                    wanted: 16,
-                    got: named.tensor.alignment(),
-                });
-            }
+            named.wide_only()?;
         }
         let constants = OperatorConstants::DeviceContract(DeviceContractConstants { number });
-        let shape = LaunchShape {
-            grid: [1; 3],
-            block: entry.block(),
-            shared_bytes: entry.shared_bytes(),
-        };
+        let shape = launch::shape(entry, [1; 3]);
         let params = DeviceContractParams {
             input: input.address(),
             output: output.address(),

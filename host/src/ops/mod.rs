@@ -4,6 +4,8 @@ pub mod device_contract;
 pub mod gdn_decode;
 pub mod state_floor;
 
+use std::fmt;
+
 use crate::tensor::{DType, Tensor};
 
 /// Which dim of a state is contiguous.
@@ -14,6 +16,15 @@ pub enum StateLayout {
     KLast,
     /// `[P, HV, K, V]`.
     VLast,
+}
+
+impl fmt::Display for StateLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KLast => "k_last",
+            Self::VLast => "v_last",
+        })
+    }
 }
 
 /// Query/key head of a value head, for HV > H (GVA).

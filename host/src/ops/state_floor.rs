@@ -4,9 +4,9 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::state_floor::{
     BLOCK_BYTES, StateFloorConstants, StateFloorParams,
 };
-use gated_delta_kernels::launch::LaunchShape;
 
 use crate::error::Error;
+use crate::launch;
 use crate::library::{Library, OperatorConstants};
 use crate::shapes::named;
 use crate::stream::StreamRef;
@@ -32,13 +32,7 @@ impl Library {
         tensor.dtype(&[DType::F32], "f32")?;
         tensor.inner_contiguous(1, "contiguous")?;
         self.check_memory([tensor].into_iter(), |_| true)?;
-        if !states.address().is_multiple_of(16) {
-            return Err(Error::Alignment {
-                tensor: "states",
-                wanted: 16,
-                got: 1 << states.address().trailing_zeros(),
-            });
-        }
+        tensor.wide_only()?;
         let bytes = elements as u64 * 4;
         let blocks = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
         if !bytes.is_multiple_of(BLOCK_BYTES) || blocks > i32::MAX as u32 {
@@ -55,11 +49,7 @@ impl Library {
         let constants = OperatorConstants::StateFloor(StateFloorConstants {
             factor: factor.to_bits(),
         });
-        let shape = LaunchShape {
-            grid: [blocks, 1, 1],
-            block: entry.block(),
-            shared_bytes: entry.shared_bytes(),
-        };
+        let shape = launch::shape(entry, [blocks, 1, 1]);
         let params = StateFloorParams {
             states: states.address(),
         };

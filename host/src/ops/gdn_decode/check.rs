@@ -5,6 +5,7 @@ use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
 use super::{GdnDecode, LaunchShape, MAX_BATCH};
 use crate::Entry;
 use crate::error::Error;
+use crate::launch;
 use crate::ops::{BetaScale, GdnGates, HeadMap, StateLayout, element_code, index_code};
 use crate::select;
 use crate::shapes::{Named, named, range, unsupported};
@@ -45,15 +46,8 @@ impl GdnDecodeProblem {
     }
 
     pub fn shape(&self, entry: Entry, batch: u32) -> LaunchShape {
-        LaunchShape {
-            grid: [
-                entry.tiles() * self.constants.ratio,
-                self.constants.h,
-                batch,
-            ],
-            block: entry.block(),
-            shared_bytes: entry.shared_bytes(),
-        }
+        let c = &self.constants;
+        launch::shape(entry, [entry.tiles() * c.ratio, c.h, batch])
     }
 }
 

@@ -7,7 +7,6 @@ use super::{GdnDecode, GdnDecodeParams, LaunchShape, MAX_BATCH};
 use crate::Entry;
 use crate::driver::RawFunction;
 use crate::error::Error;
-use crate::launch::Function;
 use crate::library::{KernelResources, Library, OperatorConstants};
 use crate::shapes::{range, unsupported};
 use crate::stream::StreamRef;
@@ -19,7 +18,7 @@ use crate::stream::StreamRef;
 pub struct GdnDecodePlan {
     library: Library,
     problem: GdnDecodeProblem,
-    functions: Vec<(Entry, Function)>,
+    functions: Vec<(Entry, RawFunction)>,
 }
 
 impl Library {
@@ -166,7 +165,7 @@ impl GdnDecodePlan {
             .iter()
             .find(|(candidate, _)| *candidate == entry);
         match planned {
-            Some((_, function)) => Ok((function.raw, self.problem.shape(entry, batch as u32))),
+            Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),
             None => Err(unsupported(
                 "B",
                 batch,
