@@ -1,8 +1,10 @@
-//! GDN over a batch whose states live in the slots of a pool.
+//! GDN: its gates, and one token for each row of a batch whose states live in the slots of a pool.
 
-use crate::error::{Error, check_length, elements};
+use crate::error::{Error, Tokens, check_length};
 use crate::gate::{sigmoid, softplus_log_decay};
-use crate::recurrence::{Step, Token, normalise, recurrence};
+use crate::heads::Heads;
+pub use crate::heads::{HeadMap, Layout};
+use crate::recurrent::{Recurrent, TokenGates, advance};
 
 /// One token for each of `B` rows.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +45,14 @@ pub struct GdnDecode<'a> {
     pub update_state: bool,
 }
 
-/// Gates of GDN.
+/// Gates of GDN; `[B, T]` is `[B]` in a decode and `[total]` in packed rows.
 #[derive(Clone, Copy, Debug)]
 pub enum Gates<'a> {
     /// Log decay `-exp(a_log) · softplus(a + dt_bias)`, beta `beta_scale · sigmoid(b)`.
     Raw {
-        /// `[B, HV]`
+        /// `[B, T, HV]`
         a: &'a [f64],
-        /// `[B, HV]`
+        /// `[B, T, HV]`
         b: &'a [f64],
         /// `[HV]`
         a_log: &'a [f64],
@@ -61,31 +63,11 @@ pub enum Gates<'a> {
     },
     /// Both as they are.
     Given {
-        /// `[B, HV]`: log decay.
+        /// `[B, T, HV]`: log decay.
         g: &'a [f64],
-        /// `[B, HV]`
+        /// `[B, T, HV]`
         beta: &'a [f64],
     },
-}
-
-/// Which query/key head value head `hv` reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HeadMap {
-    /// `hv / (HV/H)`
-    #[default]
-    Grouped,
-    /// `hv % H`, the GGUF order.
-    Tiled,
-}
-
-/// How a slot of the pool lies in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Layout {
-    /// `[HV, V, K]`
-    #[default]
-    KLast,
-    /// `[HV, K, V]`
-    VLast,
 }
 
 /// What a launch leaves behind.
@@ -112,175 +94,100 @@ pub fn decode_between(
     read_pool: &[f64],
     write_pool: &[f64],
 ) -> Result<Decoded, Error> {
-    let p = problem;
-    p.check()?;
-    let read_pool_slots = p.slots_of("read_pool", read_pool)?;
-    let write_pool_slots = p.slots_of("write_pool", write_pool)?;
-
-    let mut o = vec![0.0; p.v.len()];
-    let mut pool = write_pool.to_vec();
-    for b in 0..p.batch {
-        let read_slot = p.read_slots.map_or(b as i64, |slots| slots[b]);
-        let write_slot = p.write_slots.map_or(read_slot, |slots| slots[b]);
-        let (Some(read_slot), Some(write_slot)) = (
-            p.live(read_slot, read_pool_slots),
-            p.live(write_slot, write_pool_slots),
-        ) else {
-            continue;
-        };
-        for hv in 0..p.value_heads {
-            let start = p.load_state(read_pool, read_slot, hv);
-            for Step { o: step_o, state } in recurrence(&start, &[p.token(b, hv)])? {
-                o[(b * p.value_heads + hv) * p.value_dim..][..p.value_dim].copy_from_slice(&step_o);
-                if p.update_state {
-                    p.store_state(&mut pool, write_slot, hv, &state);
-                }
-            }
-        }
-    }
-    Ok(Decoded { o, pool })
+    let GdnDecode {
+        batch,
+        heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        q,
+        k,
+        v,
+        gates,
+        l2norm,
+        scale,
+        head_map,
+        layout,
+        read_slots,
+        write_slots,
+        null_slot,
+        update_state,
+    } = *problem;
+    let one_token = Recurrent {
+        batch,
+        tokens: 1,
+        heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        q,
+        k,
+        v,
+        gates: TokenGates::Gdn(gates),
+        l2norm,
+        scale,
+        head_map,
+        layout,
+        read_slots,
+        write_slots,
+        token_slots: None,
+        accepted: None,
+        cu_seqlens: None,
+        null_slot,
+        update_state,
+        snapshot_steps: None,
+        previous: None,
+        round_state: |s| s,
+    };
+    let rows = Tokens {
+        letters: "B",
+        count: batch,
+    };
+    let after = advance(&one_token, rows, read_pool, write_pool, None)?;
+    Ok(Decoded {
+        o: after.o,
+        pool: after.pool,
+    })
 }
 
-impl GdnDecode<'_> {
-    fn check(&self) -> Result<(), Error> {
-        let Self {
-            batch,
-            heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            ..
-        } = *self;
-        let dims = [
-            ("heads", heads),
-            ("value_heads", value_heads),
-            ("key_dim", key_dim),
-            ("value_dim", value_dim),
-        ];
-        if let Some(&(name, _)) = dims.iter().find(|(_, dim)| *dim == 0) {
-            return Err(Error::Zero { name });
-        }
-        if !value_heads.is_multiple_of(heads) {
-            return Err(Error::Heads { heads, value_heads });
-        }
-        check_length("q", "[B, H, K]", &[batch, heads, key_dim], self.q.len())?;
-        check_length("k", "[B, H, K]", &[batch, heads, key_dim], self.k.len())?;
-        check_length(
-            "v",
-            "[B, HV, V]",
-            &[batch, value_heads, value_dim],
-            self.v.len(),
-        )?;
-        match self.gates {
-            Gates::Raw {
+impl Gates<'_> {
+    pub(crate) fn check(&self, tokens: Tokens, heads: &Heads) -> Result<(), Error> {
+        let value_heads = heads.value_heads;
+        match self {
+            Self::Raw {
                 a,
                 b,
                 a_log,
                 dt_bias,
                 beta_scale: _,
             } => {
-                check_length("a", "[B, HV]", &[batch, value_heads], a.len())?;
-                check_length("b", "[B, HV]", &[batch, value_heads], b.len())?;
+                tokens.check("a", "HV", &[value_heads], a.len())?;
+                tokens.check("b", "HV", &[value_heads], b.len())?;
                 check_length("a_log", "[HV]", &[value_heads], a_log.len())?;
-                check_length("dt_bias", "[HV]", &[value_heads], dt_bias.len())?;
+                check_length("dt_bias", "[HV]", &[value_heads], dt_bias.len())
             }
-            Gates::Given { g, beta } => {
-                check_length("g", "[B, HV]", &[batch, value_heads], g.len())?;
-                check_length("beta", "[B, HV]", &[batch, value_heads], beta.len())?;
-            }
-        }
-        for (name, slots) in [
-            ("read_slots", self.read_slots),
-            ("write_slots", self.write_slots),
-        ] {
-            if let Some(slots) = slots {
-                check_length(name, "[B]", &[batch], slots.len())?;
+            Self::Given { g, beta } => {
+                tokens.check("g", "HV", &[value_heads], g.len())?;
+                tokens.check("beta", "HV", &[value_heads], beta.len())
             }
         }
-        Ok(())
     }
 
-    /// P of `pool`.
-    fn slots_of(&self, name: &'static str, pool: &[f64]) -> Result<usize, Error> {
-        let slot = elements(&[self.value_heads, self.value_dim, self.key_dim]);
-        if !pool.len().is_multiple_of(slot) {
-            return Err(Error::Pool {
-                name,
-                slot,
-                got: pool.len(),
-            });
-        }
-        Ok(pool.len() / slot)
-    }
-
-    /// `slot`, unless it makes the row inactive.
-    fn live(&self, slot: i64, pool_slots: usize) -> Option<usize> {
-        if self.null_slot == Some(slot) {
-            return None;
-        }
-        usize::try_from(slot).ok().filter(|&slot| slot < pool_slots)
-    }
-
-    fn token(&self, b: usize, hv: usize) -> Token {
-        let h = match self.head_map {
-            HeadMap::Grouped => hv / (self.value_heads / self.heads),
-            HeadMap::Tiled => hv % self.heads,
-        };
-        let (head, value_head) = (b * self.heads + h, b * self.value_heads + hv);
-        let (log_decay, beta) = match self.gates {
-            Gates::Raw {
+    /// Log decay and beta of a value head.
+    pub(crate) fn at(&self, token: usize, hv: usize, heads: &Heads) -> (f64, f64) {
+        let i = token * heads.value_heads + hv;
+        match self {
+            Self::Raw {
                 a,
                 b,
                 a_log,
                 dt_bias,
                 beta_scale,
             } => (
-                softplus_log_decay(a[value_head], a_log[hv], dt_bias[hv]),
-                beta_scale * sigmoid(b[value_head]),
+                softplus_log_decay(a[i], a_log[hv], dt_bias[hv]),
+                beta_scale * sigmoid(b[i]),
             ),
-            Gates::Given { g, beta } => (g[value_head], beta[value_head]),
-        };
-        Token {
-            q: normalise(
-                &self.q[head * self.key_dim..][..self.key_dim],
-                self.l2norm,
-                self.scale,
-            ),
-            k: normalise(
-                &self.k[head * self.key_dim..][..self.key_dim],
-                self.l2norm,
-                1.0,
-            ),
-            v: self.v[value_head * self.value_dim..][..self.value_dim].to_vec(),
-            log_decay: vec![log_decay; self.key_dim],
-            beta,
+            Self::Given { g, beta } => (g[i], beta[i]),
         }
-    }
-
-    /// `[V, K]`, whatever the layout of the pool.
-    fn load_state(&self, pool: &[f64], slot: usize, hv: usize) -> Vec<f64> {
-        self.state_indices(slot, hv)
-            .map(|index| pool[index])
-            .collect()
-    }
-
-    /// Stores `[V, K]` in the layout of the pool.
-    fn store_state(&self, pool: &mut [f64], slot: usize, hv: usize, state: &[f64]) {
-        for (index, s) in self.state_indices(slot, hv).zip(state) {
-            pool[index] = *s;
-        }
-    }
-
-    /// Where the elements of `[V, K]` lie in the pool, in this order.
-    fn state_indices(&self, slot: usize, hv: usize) -> impl Iterator<Item = usize> + use<> {
-        let (key_dim, value_dim, layout) = (self.key_dim, self.value_dim, self.layout);
-        let base = (slot * self.value_heads + hv) * value_dim * key_dim;
-        (0..value_dim * key_dim).map(move |i| {
-            let (v, k) = (i / key_dim, i % key_dim);
-            base + match layout {
-                Layout::KLast => v * key_dim + k,
-                Layout::VLast => k * value_dim + v,
-            }
-        })
     }
 }

@@ -1,7 +1,7 @@
 //! Gated DeltaNet (GDN) and Kimi Delta Attention (KDA) in f64 on the CPU: the truth for the GPU kernels.
 //!
 //! Written to be compared with the formulas, not to be fast; it has no dependencies, and none of it is shared with
-//! the kernels. Reading order: [`recurrence`], [`gate`], [`gdn`].
+//! the kernels. Reading order: [`recurrence`], [`gate`], [`recurrent`], [`gdn`], [`kda`].
 //!
 //! Letters: `B` rows of the batch, `T` tokens of a row, `H` query/key heads, `HV` value heads, `K` and `V` head
 //! dims, `P` pool slots. Tensors are contiguous row-major `f64` slices. Rounding inputs or the stored state to a
@@ -9,8 +9,11 @@
 
 pub mod gate;
 pub mod gdn;
+pub mod kda;
 pub mod recurrence;
+pub mod recurrent;
 
 mod error;
+mod heads;
 
 pub use error::Error;

@@ -5,9 +5,10 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use gated_delta_reference::gate::{lower_bound_log_decay, sigmoid, softplus_log_decay};
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode};
-use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
+use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::recurrent::{Recurrent, TokenGates, recurrent};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 
@@ -61,65 +62,68 @@ impl Fixture {
         }
     }
 
-    /// The recurrence over all rows and value heads of a K-last file: o `[B, T, HV, V]` and the state after each
-    /// token `[B, T, HV, V, K]`. `gates` gives `[K]` log decays and beta at (index in [B, T, HV], hv).
-    fn run(&self, gates: impl Fn(usize, usize) -> (Vec<f64>, f64)) -> (Vec<f64>, Vec<f64>) {
-        let [batch, tokens, heads, key_dim] = self.dims("q");
-        let [value_heads, value_dim] = self.dims("v");
-        let mut o = vec![0.0; batch * tokens * value_heads * value_dim];
-        let mut states = vec![0.0; o.len() * key_dim];
-        for (b, slot) in self.slots().into_iter().enumerate() {
-            for hv in 0..value_heads {
-                let value_head = |t: usize| (b * tokens + t) * value_heads + hv;
-                let token = |t: usize| {
-                    let head = (b * tokens + t) * heads + hv / (value_heads / heads);
-                    let (log_decay, beta) = gates(value_head(t), hv);
-                    Token {
-                        q: normalise(
-                            row(self.get("q"), head, key_dim),
-                            true,
-                            default_scale(key_dim),
-                        ),
-                        k: normalise(row(self.get("k"), head, key_dim), true, 1.0),
-                        v: row(self.get("v"), value_head(t), value_dim).to_vec(),
-                        log_decay,
-                        beta,
-                    }
-                };
-                let start = row(
-                    self.get("state"),
-                    slot as usize * value_heads + hv,
-                    value_dim * key_dim,
-                );
-                let steps = recurrence(start, &(0..tokens).map(token).collect::<Vec<_>>()).unwrap();
-                for (t, step) in steps.iter().enumerate() {
-                    row_mut(&mut o, value_head(t), value_dim).copy_from_slice(&step.o);
-                    row_mut(&mut states, value_head(t), value_dim * key_dim)
-                        .copy_from_slice(&step.state);
-                }
-            }
+    /// GDN's raw gates.
+    fn gdn_gates(&self) -> Gates<'_> {
+        Gates::Raw {
+            a: self.get("a"),
+            b: self.get("b"),
+            a_log: self.get("A_log"),
+            dt_bias: self.get("dt_bias"),
+            beta_scale: 1.0,
         }
-        (o, states)
     }
 
-    /// The pool with the states `[B, 1, HV, V, K]` in the rows' slots.
-    fn pool_with(&self, states: &[f64]) -> Vec<f64> {
-        let slot_len = self.dims::<3>("state").iter().product();
-        let mut pool = self.get("state").to_vec();
-        for (b, slot) in self.slots().into_iter().enumerate() {
-            row_mut(&mut pool, slot as usize, slot_len).copy_from_slice(row(states, b, slot_len));
+    /// All tokens of a K-last file, nothing written but o.
+    fn recurrent<'a>(&'a self, gates: TokenGates<'a>, slots: &'a [i64]) -> Recurrent<'a> {
+        let [batch, tokens, heads, key_dim] = self.dims("q");
+        let [value_heads, value_dim] = self.dims("v");
+        Recurrent {
+            batch,
+            tokens,
+            heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            q: self.get("q"),
+            k: self.get("k"),
+            v: self.get("v"),
+            gates,
+            l2norm: true,
+            scale: default_scale(key_dim),
+            head_map: HeadMap::Grouped,
+            layout: Layout::KLast,
+            read_slots: Some(slots),
+            write_slots: None,
+            token_slots: None,
+            accepted: None,
+            cu_seqlens: None,
+            null_slot: None,
+            update_state: false,
+            snapshot_steps: None,
+            previous: None,
+            round_state: |s| s,
         }
-        pool
+    }
+
+    /// Compares the pool with the file's, and the slots that belong to no row bit for bit.
+    #[track_caller]
+    fn assert_pool(&self, pool: &[f64]) {
+        let wanted = self.get("expected.state");
+        assert_close("state", pool, wanted);
+        let slot_len = self.dims::<3>("state").iter().product();
+        let slots = self.slots();
+        for slot in (0..pool.len() / slot_len).filter(|slot| !slots.contains(&(*slot as i64))) {
+            assert!(
+                row(pool, slot, slot_len) == row(wanted, slot, slot_len),
+                "slot {slot} belongs to no row and changed"
+            );
+        }
     }
 }
 
 /// Row `index` of a matrix with rows of `len`.
 fn row(matrix: &[f64], index: usize, len: usize) -> &[f64] {
     &matrix[index * len..][..len]
-}
-
-fn row_mut(matrix: &mut [f64], index: usize, len: usize) -> &mut [f64] {
-    &mut matrix[index * len..][..len]
 }
 
 fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
@@ -169,13 +173,7 @@ fn gdn_decode(name: &str, layout: Layout) {
         q: file.get("q"),
         k: file.get("k"),
         v: file.get("v"),
-        gates: Gates::Raw {
-            a: file.get("a"),
-            b: file.get("b"),
-            a_log: file.get("A_log"),
-            dt_bias: file.get("dt_bias"),
-            beta_scale: 1.0,
-        },
+        gates: file.gdn_gates(),
         l2norm: true,
         scale: default_scale(key_dim),
         head_map: HeadMap::Grouped,
@@ -187,15 +185,7 @@ fn gdn_decode(name: &str, layout: Layout) {
     };
     let after = decode(&problem, file.get("state")).unwrap();
     assert_close("o", &after.o, file.get("expected.o"));
-    assert_close("state", &after.pool, file.get("expected.state"));
-    let slot_len = value_heads * value_dim * key_dim;
-    for slot in (0..after.pool.len() / slot_len).filter(|slot| !slots.contains(&(*slot as i64))) {
-        let (got, wanted) = (
-            row(&after.pool, slot, slot_len),
-            row(file.get("expected.state"), slot, slot_len),
-        );
-        assert!(got == wanted, "slot {slot} belongs to no row and changed");
-    }
+    file.assert_pool(&after.pool);
 }
 
 #[test]
@@ -211,54 +201,54 @@ fn gdn_decode_f32_vlast() {
 #[test]
 fn gdn_mtp_bf16_snapshots() {
     let file = Fixture::read("gdn_mtp_bf16_snapshots.safetensors");
-    let [key_dim] = file.dims("k");
-    let (o, states) = file.run(|i, hv| {
-        let log_decay = softplus_log_decay(
-            file.get("a")[i],
-            file.get("A_log")[hv],
-            file.get("dt_bias")[hv],
-        );
-        (vec![log_decay; key_dim], sigmoid(file.get("b")[i]))
-    });
-    assert_close("o", &o, file.get("expected.o"));
-    assert_close("snapshots", &states, file.get("expected.snapshots"));
+    let slots = file.slots();
+    let [_, tokens, ..] = file.dims::<4>("q");
+    let problem = Recurrent {
+        snapshot_steps: Some(tokens),
+        ..file.recurrent(TokenGates::Gdn(file.gdn_gates()), &slots)
+    };
+    let wanted = file.get("expected.snapshots");
+    let unwritten = vec![f64::NAN; wanted.len()];
+    let after = recurrent(&problem, file.get("state"), None, Some(&unwritten)).unwrap();
+    assert_close("o", &after.o, file.get("expected.o"));
+    assert_close("snapshots", &after.snapshots.unwrap(), wanted);
+    assert_eq!(after.pool, file.get("expected.state"));
 }
 
-/// `log_decay` of (g, A_log, dt_bias).
-fn kda_recurrent(file: &Fixture, log_decay: impl Fn(f64, f64, f64) -> f64) {
-    let [key_dim] = file.dims("k");
-    let (o, states) = file.run(|i, hv| {
-        let (g, dt_bias) = (
-            row(file.get("g"), i, key_dim),
-            row(file.get("dt_bias"), hv, key_dim),
-        );
-        let log_decay = g
-            .iter()
-            .zip(dt_bias)
-            .map(|(g, dt_bias)| log_decay(*g, file.get("A_log")[hv], *dt_bias));
-        (log_decay.collect(), file.get("beta")[i])
-    });
-    assert_close("o", &o, file.get("expected.o"));
-    assert_close(
-        "state",
-        &file.pool_with(&states),
-        file.get("expected.state"),
-    );
+fn kda_recurrent(file: &Fixture, kind: KdaGate) {
+    let slots = file.slots();
+    let gates = KdaGates {
+        g: file.get("g"),
+        kind,
+        beta: file.get("beta"),
+        beta_kind: KdaBeta::Given,
+    };
+    let problem = Recurrent {
+        update_state: true,
+        ..file.recurrent(TokenGates::Kda(gates), &slots)
+    };
+    let after = recurrent(&problem, file.get("state"), None, None).unwrap();
+    assert_close("o", &after.o, file.get("expected.o"));
+    file.assert_pool(&after.pool);
 }
 
 #[test]
 fn kda_recurrent_bf16_softplus() {
-    kda_recurrent(
-        &Fixture::read("kda_recurrent_bf16_softplus.safetensors"),
-        softplus_log_decay,
-    );
+    let file = Fixture::read("kda_recurrent_bf16_softplus.safetensors");
+    let kind = KdaGate::Softplus {
+        a_log: file.get("A_log"),
+        dt_bias: Some(file.get("dt_bias")),
+    };
+    kda_recurrent(&file, kind);
 }
 
 #[test]
 fn kda_recurrent_bf16_lower_bound_d64() {
     let file = Fixture::read("kda_recurrent_bf16_lower_bound_d64.safetensors");
-    let lower_bound = file.metadata["lower_bound"].parse().unwrap();
-    kda_recurrent(&file, |g, a_log, dt_bias| {
-        lower_bound_log_decay(g, lower_bound, a_log, dt_bias)
-    });
+    let kind = KdaGate::LowerBound {
+        lower_bound: file.metadata["lower_bound"].parse().unwrap(),
+        a_log: Some(file.get("A_log")),
+        dt_bias: Some(file.get("dt_bias")),
+    };
+    kda_recurrent(&file, kind);
 }

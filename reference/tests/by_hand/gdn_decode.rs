@@ -4,7 +4,7 @@ use gated_delta_reference::Error;
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode, decode_between};
 use gated_delta_reference::recurrence::{Token, normalise, recurrence};
 
-use crate::assert_near;
+use crate::{assert_near, values};
 
 /// One row and head, K = V = 2: decay 1/2, beta 1/2.
 pub const TINY: GdnDecode<'static> = GdnDecode {
@@ -33,13 +33,6 @@ pub const TINY: GdnDecode<'static> = GdnDecode {
     update_state: true,
 };
 const TINY_STATE: [f64; 4] = [1.0, 2.0, 3.0, 4.0];
-
-/// `len` values in [-1, 1], another sequence for each seed.
-fn values(len: usize, seed: usize) -> Vec<f64> {
-    (0..len)
-        .map(|i| ((i * 37 + seed * 11) % 17) as f64 / 8.0 - 1.0)
-        .collect()
-}
 
 #[test]
 fn raw_gates_by_hand() {
@@ -320,9 +313,10 @@ fn shapes_are_checked() {
     );
     assert_eq!(
         decode_between(&TINY, &TINY_STATE, &[0.0; 6]),
-        Err(Error::Pool {
+        Err(Error::Multiple {
             name: "write_pool",
-            slot: 4,
+            unit: "one slot, HV*K*V",
+            of: 4,
             got: 6
         })
     );

@@ -2,6 +2,7 @@
 
 use gated_delta_reference::gdn::{Gates, GdnDecode, decode, decode_between};
 
+use crate::assert_bits;
 use crate::gdn_decode::TINY;
 
 /// Three rows, one head, K = V = 1, no decay, beta 1: o = v, and the new state is v.
@@ -20,10 +21,6 @@ fn rows(read_slots: &[i64]) -> GdnDecode<'_> {
         read_slots: Some(read_slots),
         ..TINY
     }
-}
-
-fn bits(values: &[f64]) -> Vec<u64> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 #[test]
@@ -61,8 +58,8 @@ fn inactive_rows_touch_nothing() {
             },
         ] {
             let after = decode(&problem, &pool).unwrap();
-            assert_eq!(bits(&after.o), bits(&[5.0, 0.0, 7.0]), "slot {inactive}");
-            assert_eq!(bits(&after.pool), bits(&[7.0, nan, 5.0]), "slot {inactive}");
+            assert_bits(&after.o, &[5.0, 0.0, 7.0]);
+            assert_bits(&after.pool, &[7.0, nan, 5.0]);
         }
     }
 }

@@ -65,10 +65,10 @@ fn no_tokens_no_steps() {
 #[test]
 fn lengths_are_checked() {
     let mut tokens = tokens();
-    let wrong = |name, shape, wanted, got| {
+    let wrong = |name, shape: &str, wanted, got| {
         Err(Error::Length {
             name,
-            shape,
+            shape: shape.to_owned(),
             wanted,
             got,
         })

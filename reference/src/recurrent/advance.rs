@@ -1,0 +1,237 @@
+//! Rows of a problem, from the states that they start from to all that they write.
+
+use std::ops::Range;
+
+use super::{Output, Previous, Recurrent, TokenGates};
+use crate::error::{Error, Tokens};
+use crate::heads::Heads;
+use crate::recurrence::{Token, normalise, recurrence};
+
+/// As [`recurrent`], of switches that are known to go together; `tokens` are the leading dimensions of `q`.
+pub(crate) fn advance(
+    problem: &Recurrent,
+    tokens: Tokens,
+    read_pool: &[f64],
+    write_pool: &[f64],
+    snapshots: Option<&[f64]>,
+) -> Result<Output, Error> {
+    let p = problem;
+    p.check_shapes(tokens, snapshots)?;
+    let heads = p.sizes();
+    let pool_slots = (
+        heads.slots_of("read_pool", read_pool)?,
+        heads.slots_of("write_pool", write_pool)?,
+    );
+
+    let token_len = p.value_heads * p.value_dim;
+    let mut after = Output {
+        o: vec![f64::NAN; p.v.len()],
+        pool: write_pool.to_vec(),
+        snapshots: snapshots.map(<[f64]>::to_vec),
+    };
+    for b in 0..p.batch {
+        let Some(own) = p.tokens_of(b, tokens.count) else {
+            continue;
+        };
+        after.o[own.start * token_len..own.end * token_len].fill(0.0);
+        let Some(row) = p.row(b, own, pool_slots) else {
+            continue;
+        };
+        for hv in 0..p.value_heads {
+            p.advance_head(&row, hv, read_pool, &mut after)?;
+        }
+    }
+    Ok(after)
+}
+
+/// What an active row reads and writes.
+struct Row {
+    /// Its index in the batch.
+    b: usize,
+    /// Its tokens among those of all rows.
+    tokens: Range<usize>,
+    /// Slot of the read pool.
+    start: usize,
+    /// Previous tokens to commit, and the slot of the write pool for the state after them.
+    commit: Option<(usize, usize)>,
+    /// Slot of the write pool for the state after each token.
+    stores: Vec<Option<usize>>,
+}
+
+impl Recurrent<'_> {
+    pub(super) fn sizes(&self) -> Heads {
+        Heads {
+            heads: self.heads,
+            value_heads: self.value_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            head_map: self.head_map,
+            layout: self.layout,
+        }
+    }
+
+    /// The tokens of row b, unless it is to touch nothing.
+    fn tokens_of(&self, b: usize, total: usize) -> Option<Range<usize>> {
+        let Some(cu_seqlens) = self.cu_seqlens else {
+            return Some(b * self.tokens..(b + 1) * self.tokens);
+        };
+        let start = usize::try_from(cu_seqlens[b]).ok()?;
+        let end = usize::try_from(cu_seqlens[b + 1]).ok()?;
+        let length = end.checked_sub(start)?;
+        ((1..=self.tokens).contains(&length) && end <= total).then_some(start..end)
+    }
+
+    /// Row b, unless it is inactive, between pools of so many slots.
+    fn row(
+        &self,
+        b: usize,
+        tokens: Range<usize>,
+        (read_pool_slots, write_pool_slots): (usize, usize),
+    ) -> Option<Row> {
+        let mut stores = vec![None; tokens.len()];
+        if let Some(token_slots) = self.token_slots {
+            let slots = &token_slots[b * self.tokens..][..self.tokens];
+            let accepted = self.accepted.map_or(1, |accepted| accepted[b]);
+            let last = usize::try_from(accepted).ok()?.checked_sub(1)?;
+            for (store, &slot) in stores.iter_mut().zip(slots) {
+                *store = self.live(slot, write_pool_slots);
+            }
+            return Some(Row {
+                b,
+                tokens,
+                start: self.live(*slots.get(last)?, read_pool_slots)?,
+                commit: None,
+                stores,
+            });
+        }
+        let read_slot = self.read_slots.map_or(b as i64, |slots| slots[b]);
+        let write_slot = self.write_slots.map_or(read_slot, |slots| slots[b]);
+        let start = self.live(read_slot, read_pool_slots)?;
+        let end = self.live(write_slot, write_pool_slots)?;
+        let commit = match &self.previous {
+            Some(previous) => Some((previous.keep(b)?, end)),
+            None => None,
+        };
+        if self.update_state
+            && commit.is_none()
+            && let Some(last) = stores.last_mut()
+        {
+            *last = Some(end);
+        }
+        Some(Row {
+            b,
+            tokens,
+            start,
+            commit,
+            stores,
+        })
+    }
+
+    /// `slot`, unless it is dead.
+    fn live(&self, slot: i64, pool_slots: usize) -> Option<usize> {
+        if self.null_slot == Some(slot) {
+            return None;
+        }
+        usize::try_from(slot).ok().filter(|&slot| slot < pool_slots)
+    }
+
+    fn advance_head(
+        &self,
+        row: &Row,
+        hv: usize,
+        read_pool: &[f64],
+        after: &mut Output,
+    ) -> Result<(), Error> {
+        let heads = self.sizes();
+        let mut state = heads.load(read_pool, row.start, hv);
+        if let (Some(previous), Some((keep, slot))) = (&self.previous, row.commit) {
+            let first = row.b * previous.tokens;
+            let kept: Vec<Token> = (first..first + keep)
+                .map(|token| self.previous_token(previous, token, hv))
+                .collect();
+            if let Some(step) = recurrence(&state, &kept)?.pop() {
+                state = step.state;
+            }
+            heads.store(&mut after.pool, slot, hv, &state);
+            for s in &mut state {
+                *s = (self.round_state)(*s);
+            }
+        }
+        let tokens: Vec<Token> = row
+            .tokens
+            .clone()
+            .map(|token| self.token(token, hv))
+            .collect();
+        for (t, step) in recurrence(&state, &tokens)?.iter().enumerate() {
+            let o = ((row.tokens.start + t) * self.value_heads + hv) * self.value_dim;
+            after.o[o..][..self.value_dim].copy_from_slice(&step.o);
+            if let Some(slot) = row.stores[t] {
+                heads.store(&mut after.pool, slot, hv, &step.state);
+            }
+            if let (Some(steps), Some(snapshots)) = (self.snapshot_steps, &mut after.snapshots) {
+                heads.store(snapshots, row.b * steps + t, hv, &step.state);
+            }
+        }
+        Ok(())
+    }
+
+    fn token(&self, token: usize, hv: usize) -> Token {
+        let head = token * self.heads + self.sizes().of(hv);
+        let q = &self.q[head * self.key_dim..][..self.key_dim];
+        Token {
+            q: normalise(q, self.l2norm, self.scale),
+            ..self.keys_and_values(self.k, self.v, &self.gates, token, hv)
+        }
+    }
+
+    /// A previous token; nothing is read by its query.
+    fn previous_token(&self, previous: &Previous, token: usize, hv: usize) -> Token {
+        self.keys_and_values(previous.k, previous.v, &previous.gates, token, hv)
+    }
+
+    /// A token with a query of zeros.
+    fn keys_and_values(
+        &self,
+        k: &[f64],
+        v: &[f64],
+        gates: &TokenGates,
+        token: usize,
+        hv: usize,
+    ) -> Token {
+        let heads = self.sizes();
+        let (head, value_head) = (
+            token * self.heads + heads.of(hv),
+            token * self.value_heads + hv,
+        );
+        let (log_decay, beta) = gates.at(token, hv, &heads);
+        Token {
+            q: vec![0.0; self.key_dim],
+            k: normalise(&k[head * self.key_dim..][..self.key_dim], self.l2norm, 1.0),
+            v: v[value_head * self.value_dim..][..self.value_dim].to_vec(),
+            log_decay,
+            beta,
+        }
+    }
+}
+
+impl Previous<'_> {
+    /// `keep` of row b, unless it is out of range.
+    fn keep(&self, b: usize) -> Option<usize> {
+        usize::try_from(self.keep[b])
+            .ok()
+            .filter(|keep| *keep <= self.tokens)
+    }
+}
+
+impl TokenGates<'_> {
+    /// Log decays `[K]` and beta of a value head.
+    fn at(&self, token: usize, hv: usize, heads: &Heads) -> (Vec<f64>, f64) {
+        match self {
+            Self::Gdn(gates) => {
+                let (log_decay, beta) = gates.at(token, hv, heads);
+                (vec![log_decay; heads.key_dim], beta)
+            }
+            Self::Kda(gates) => gates.at(token, hv, heads),
+        }
+    }
+}

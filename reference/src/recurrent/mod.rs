@@ -1,0 +1,135 @@
+//! GDN MTP verify and recurrent KDA: up to T tokens for each row of a batch, and every way of keeping states.
+
+mod advance;
+mod check;
+
+pub(crate) use advance::advance;
+
+use crate::error::Error;
+use crate::gdn::Gates;
+pub use crate::heads::{HeadMap, Layout};
+use crate::kda::KdaGates;
+
+/// Tokens of `B` rows. The leading `[B, T]` of `q`, `k`, `v` and the gates is `[total]` with `cu_seqlens`.
+///
+/// An index of a slot that is negative, not below P, or `null_slot` is dead. Where a row would start from a dead
+/// slot, or write its last or committed state to one, and where its `keep` or `accepted` is out of range, the row
+/// is inactive: the output of its tokens is zero, and nothing else of it is read or written.
+#[derive(Clone, Copy, Debug)]
+pub struct Recurrent<'a> {
+    /// B
+    pub batch: usize,
+    /// T, with `cu_seqlens` the most that a row may have; 0 to commit previous tokens and do nothing else.
+    pub tokens: usize,
+    /// H
+    pub heads: usize,
+    /// HV, a multiple of H.
+    pub value_heads: usize,
+    /// K
+    pub key_dim: usize,
+    /// V
+    pub value_dim: usize,
+    /// `[B, T, H, K]`
+    pub q: &'a [f64],
+    /// `[B, T, H, K]`
+    pub k: &'a [f64],
+    /// `[B, T, HV, V]`
+    pub v: &'a [f64],
+    /// Decay and beta.
+    pub gates: TokenGates<'a>,
+    /// Whether q and k are L2-normalised first.
+    pub l2norm: bool,
+    /// Factor of q, usually [`default_scale`](crate::recurrence::default_scale).
+    pub scale: f64,
+    /// Which query/key head a value head reads.
+    pub head_map: HeadMap,
+    /// How a slot, and a snapshot, lies in memory.
+    pub layout: Layout,
+    /// `[B]`: slot of the read pool to start from; without it row b uses slot b.
+    pub read_slots: Option<&'a [i64]>,
+    /// `[B]`: slot of the write pool for the state after the last token, or after the previous tokens; without it
+    /// the read slot.
+    pub write_slots: Option<&'a [i64]>,
+    /// `[B, T]`: slot of the write pool for the state after each token; a dead one skips that store alone. The row
+    /// starts from the slot of the read pool that the entry of its last accepted token names. In place of
+    /// `read_slots`, `write_slots` and `previous`.
+    pub token_slots: Option<&'a [i64]>,
+    /// `[B]`, with `token_slots`: accepted tokens, 1 to T; without it 1.
+    pub accepted: Option<&'a [i64]>,
+    /// `[B + 1]`: row b has the tokens from `cu_seqlens[b]` up to `cu_seqlens[b + 1]`. A row with none, with more
+    /// than T, or with tokens outside `[total]` touches nothing, not even its output.
+    pub cu_seqlens: Option<&'a [i64]>,
+    /// A dead slot besides those outside the pools.
+    pub null_slot: Option<i64>,
+    /// Whether states after the last token are written. They never are with `previous`, nor, other than as they
+    /// say, with `token_slots`; both want it on.
+    pub update_state: bool,
+    /// Steps, at least T, of the snapshots `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`), which take the
+    /// state after every token.
+    pub snapshot_steps: Option<usize>,
+    /// Tokens of which some are committed first.
+    pub previous: Option<Previous<'a>>,
+    /// What storing does to an element of a state. The new tokens start from the committed state as it is stored;
+    /// the states of [`Output`] are not rounded.
+    pub round_state: fn(f64) -> f64,
+}
+
+/// Gates of every token.
+#[derive(Clone, Copy, Debug)]
+pub enum TokenGates<'a> {
+    /// One decay for a value head.
+    Gdn(Gates<'a>),
+    /// One decay for each key channel.
+    Kda(KdaGates<'a>),
+}
+
+/// Tokens whose first `keep` advance the state that is written, and that new tokens start from.
+#[derive(Clone, Copy, Debug)]
+pub struct Previous<'a> {
+    /// T'
+    pub tokens: usize,
+    /// `[B, T', H, K]`
+    pub k: &'a [f64],
+    /// `[B, T', HV, V]`
+    pub v: &'a [f64],
+    /// Of `[B, T']`.
+    pub gates: TokenGates<'a>,
+    /// `[B]`: 0 to T'.
+    pub keep: &'a [i64],
+}
+
+/// What a launch leaves behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows, NaN where nothing is written.
+    pub o: Vec<f64>,
+    /// The whole write pool afterwards.
+    pub pool: Vec<f64>,
+    /// All snapshots afterwards, where there are any.
+    pub snapshots: Option<Vec<f64>>,
+}
+
+/// Runs `problem` from the slots of `read_pool` to those of `write_pool`, or in place without it. Both are
+/// `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last), and may differ in their P.
+///
+/// `snapshots` are those from before the launch. What is not written keeps its value; where two rows, or two tokens
+/// of a row, name one slot to write, the later one wins. Rows start from the states before the launch.
+///
+/// # Errors
+/// A length that contradicts the shape, no tokens at all, and switches that contradict each other.
+pub fn recurrent(
+    problem: &Recurrent,
+    read_pool: &[f64],
+    write_pool: Option<&[f64]>,
+    snapshots: Option<&[f64]>,
+) -> Result<Output, Error> {
+    problem.check_switches(write_pool.is_some(), snapshots.is_some())?;
+    let tokens = problem.token_dims()?;
+    advance(
+        problem,
+        tokens,
+        read_pool,
+        write_pool.unwrap_or(read_pool),
+        snapshots,
+    )
+}
