@@ -3,7 +3,7 @@
 use bytemuck::cast_slice;
 use gated_delta::driver::{DeviceMemory, Stream};
 use gated_delta::{DType, Error, Library, StreamRef, Tensor};
-use gated_delta_kernels::kernels::device_contract::RESULTS;
+use gated_delta_kernels::kernels::device_contract::{RESULTS, matrix_element};
 use gated_delta_tests::backend::gpu;
 
 const THREADS: usize = 64;
@@ -126,6 +126,41 @@ fn what_the_simulator_computes_is_right() {
                 agree("exp2", x, row("exp2")[id], x.exp2().to_bits()),
                 "exp2({x})"
             );
+        }
+    }
+    for id in 0..THREADS {
+        let (r, c) = (id % 32 / 4, id % 4);
+        for (place, i, j) in [
+            ("[r, 2c]", r, 2 * c),
+            ("[r, 2c+1]", r, 2 * c + 1),
+            ("[r+8, 2c]", r + 8, 2 * c),
+            ("[r+8, 2c+1]", r + 8, 2 * c + 1),
+        ] {
+            let at = |row: usize, column: usize| matrix_element(row as u32, column as u32);
+            let sum = at(i, j) + (0..16).map(|k| at(i, k) * at(k, j)).sum::<f32>();
+            let name = format!("mma_m16n8k16_bf16 {place}");
+            assert_eq!(row(&name)[id], sum.to_bits(), "{name}");
+        }
+        let element = |matrix: usize, row: usize, column: usize| {
+            let thread = id / 32 * 32 + 8 * matrix + row;
+            let loaded = [
+                thread as u32,
+                thread as u32 + 1,
+                thread as u32 + 2,
+                bits[thread],
+            ];
+            loaded[column / 2] >> (column % 2 * 16) & 0xffff
+        };
+        for matrix in 0..4 {
+            let rows = [0, 1].map(|i| element(matrix, r, 2 * c + i));
+            let columns = [0, 1].map(|i| element(matrix, 2 * c + i, r));
+            for (name, [low, high]) in [
+                ("load_matrices", rows),
+                ("load_matrices_transposed", columns),
+            ] {
+                let name = format!("{name} {matrix}");
+                assert_eq!(row(&name)[id], high << 16 | low, "{name} of {id}");
+            }
         }
     }
     assert_eq!(cast_slice::<u32, f32>(row("f16_to_f32"))[7], 65_504.0);

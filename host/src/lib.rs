@@ -1,8 +1,8 @@
 //! GPU kernels of the gated delta rule for inference engines.
 //!
-//! [`Library`] holds the kernels of one GPU; an operator ([`ops::gdn_decode`]) takes borrowed [`Tensor`]s and a
-//! borrowed stream, checks them, and launches. Nothing is copied, and after the first launch of a layer's shape
-//! nothing is allocated, synchronised or compiled.
+//! [`Library`] holds the kernels of one GPU; an operator ([`ops::gdn_decode`], [`ops::gdn_mtp`],
+//! [`ops::kda_recurrent`]) takes borrowed [`Tensor`]s and a borrowed stream, checks them, and launches. Nothing is
+//! copied, and after the first launch of a layer's shape nothing is allocated, synchronised or compiled.
 
 #[cfg(feature = "cust")]
 mod cust_views;

@@ -10,10 +10,11 @@ use gated_delta_kernels::kernels::device_contract::DeviceContractConstants;
 use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
 use gated_delta_kernels::kernels::state_floor::StateFloorConstants;
 use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::recurrent::RecurrentConstants;
 
 use crate::driver::{Context, Module, RawFunction, attribute};
 use crate::error::Error;
-use crate::launch::{enqueue, simulate};
+use crate::launch::{enqueue, shared_bytes, simulate};
 use crate::module_cache::{ModuleCache, specialise};
 use crate::ptx;
 use crate::shapes::Named;
@@ -66,8 +67,19 @@ macro_rules! operator_constants {
 
 operator_constants! {
     GdnDecode(GdnDecodeConstants),
+    Recurrent(RecurrentConstants),
     DeviceContract(DeviceContractConstants),
     StateFloor(StateFloorConstants),
+}
+
+impl OperatorConstants {
+    /// Tokens of a row that a kernel's shared memory depends on.
+    pub(crate) fn tokens(&self) -> u32 {
+        match self {
+            Self::Recurrent(constants) => constants.tokens + constants.previous_tokens,
+            _ => 0,
+        }
+    }
 }
 
 /// Everything that is compiled in: the constants are the very value that is written into the PTX text, so the
@@ -240,7 +252,7 @@ impl Library {
         Ok(KernelResources {
             registers: attribute(attribute::FUNCTION_NUM_REGS)?,
             local_bytes: attribute(attribute::FUNCTION_LOCAL_SIZE_BYTES)?,
-            shared_bytes: entry.shared_bytes(),
+            shared_bytes: shared_bytes(entry, constants.tokens()),
         })
     }
 }
@@ -261,8 +273,9 @@ fn compile(
     let function = module.function(&name)?;
     // Under lazy loading, asking for an attribute brings the code in now rather than at the first launch.
     module.function_attribute(function, attribute::FUNCTION_NUM_REGS)?;
-    if entry.shared_bytes() > DEFAULT_SHARED_BYTES {
-        module.set_shared_bytes(function, entry.shared_bytes())?;
+    let shared = shared_bytes(entry, constants.tokens());
+    if shared > DEFAULT_SHARED_BYTES {
+        module.set_shared_bytes(function, shared)?;
     }
     Ok(function)
 }

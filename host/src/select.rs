@@ -1,94 +1,164 @@
-//! Which variant a shape gets. Each row is a measurement (`cargo bench`, docs/lab-notes.md).
+//! Which variant a shape gets. Each threshold is a measurement (`cargo bench`, docs/lab-notes.md).
 
 use gated_delta_kernels::entries::Entry;
 
+use crate::error::Error;
 use crate::ops::StateLayout;
 use crate::tensor::DType;
+
+/// A family of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Operator {
+    GdnDecode,
+    GdnMtp,
+    GdnMtpParallel,
+    KdaRecurrent,
+}
+
+/// Kernels that compute the same: what remains to be chosen is the tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kind {
+    pub operator: Operator,
+    pub layout: StateLayout,
+    /// f32 or bf16.
+    pub state: DType,
+    /// K = V, 64 or 128.
+    pub k_dim: u32,
+}
 
 /// Up to `heads` = B · HV, the entry.
 type Row = (u32, Entry);
 
-const KLAST_BF16_K64: &[Row] = &[
-    (384, Entry::gdn_decode_klast_bf16_k64_tile16),
-    (u32::MAX, Entry::gdn_decode_klast_bf16_k64_tile32),
-];
-const KLAST_BF16_K128: &[Row] = &[
-    (160, Entry::gdn_decode_klast_bf16_k128_tile16),
-    (u32::MAX, Entry::gdn_decode_klast_bf16_k128_tile16_warps2),
-];
-const KLAST_F32_K64: &[Row] = &[
-    (1024, Entry::gdn_decode_klast_f32_k64_tile8),
-    (u32::MAX, Entry::gdn_decode_klast_f32_k64_tile16),
-];
-const KLAST_F32_K128: &[Row] = &[
-    (1024, Entry::gdn_decode_klast_f32_k128_tile4),
-    (u32::MAX, Entry::gdn_decode_klast_f32_k128_tile8),
-];
-const VLAST_BF16_K64: &[Row] = &[
-    (512, Entry::gdn_decode_vlast_bf16_k64_tile32),
-    (u32::MAX, Entry::gdn_decode_vlast_bf16_k64_tile64),
-];
-const VLAST_BF16_K128: &[Row] = &[
-    (192, Entry::gdn_decode_vlast_bf16_k128_tile32),
-    (1024, Entry::gdn_decode_vlast_bf16_k128_tile64),
-    (u32::MAX, Entry::gdn_decode_vlast_bf16_k128_tile128),
-];
-const VLAST_F32_K64: &[Row] = &[
-    (512, Entry::gdn_decode_vlast_f32_k64_tile32),
-    (u32::MAX, Entry::gdn_decode_vlast_f32_k64_tile64),
-];
-const VLAST_F32_K128: &[Row] = &[
-    (768, Entry::gdn_decode_vlast_f32_k128_tile32),
-    (u32::MAX, Entry::gdn_decode_vlast_f32_k128_tile64),
-];
+/// Any number of heads.
+const ANY: u32 = u32::MAX;
 
-fn gdn_decode_rows(layout: StateLayout, state: DType, k_dim: u32) -> &'static [Row] {
-    match (layout, state == DType::F32, k_dim == 64) {
-        (StateLayout::KLast, false, true) => KLAST_BF16_K64,
-        (StateLayout::KLast, false, false) => KLAST_BF16_K128,
-        (StateLayout::KLast, true, true) => KLAST_F32_K64,
-        (StateLayout::KLast, true, false) => KLAST_F32_K128,
-        (StateLayout::VLast, false, true) => VLAST_BF16_K64,
-        (StateLayout::VLast, false, false) => VLAST_BF16_K128,
-        (StateLayout::VLast, true, true) => VLAST_F32_K64,
-        (StateLayout::VLast, true, false) => VLAST_F32_K128,
+impl Kind {
+    #[rustfmt::skip]
+    fn rows(self) -> &'static [Row] {
+        use Entry as E;
+        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent};
+        use StateLayout::{KLast, VLast};
+
+        let (f32_state, k64) = (self.state == DType::F32, self.k_dim == 64);
+        match (self.operator, self.layout, f32_state, k64) {
+            (GdnDecode, KLast, false, true) => &[(384, E::gdn_decode_klast_bf16_k64_tile16), (ANY, E::gdn_decode_klast_bf16_k64_tile32)],
+            (GdnDecode, KLast, false, false) => &[(160, E::gdn_decode_klast_bf16_k128_tile16), (ANY, E::gdn_decode_klast_bf16_k128_tile16_warps2)],
+            (GdnDecode, KLast, true, true) => &[(1024, E::gdn_decode_klast_f32_k64_tile8), (ANY, E::gdn_decode_klast_f32_k64_tile16)],
+            (GdnDecode, KLast, true, false) => &[(1024, E::gdn_decode_klast_f32_k128_tile4), (ANY, E::gdn_decode_klast_f32_k128_tile8)],
+            (GdnDecode, VLast, false, true) => &[(512, E::gdn_decode_vlast_bf16_k64_tile32), (ANY, E::gdn_decode_vlast_bf16_k64_tile64)],
+            (GdnDecode, VLast, false, false) => &[(192, E::gdn_decode_vlast_bf16_k128_tile32), (1024, E::gdn_decode_vlast_bf16_k128_tile64), (ANY, E::gdn_decode_vlast_bf16_k128_tile128)],
+            (GdnDecode, VLast, true, true) => &[(512, E::gdn_decode_vlast_f32_k64_tile32), (ANY, E::gdn_decode_vlast_f32_k64_tile64)],
+            (GdnDecode, VLast, true, false) => &[(768, E::gdn_decode_vlast_f32_k128_tile32), (ANY, E::gdn_decode_vlast_f32_k128_tile64)],
+            (GdnMtp, KLast, false, true) => &[(512, E::gdn_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_mtp_klast_bf16_k64_tile32)],
+            (GdnMtp, KLast, false, false) => &[(256, E::gdn_mtp_klast_bf16_k128_tile16), (ANY, E::gdn_mtp_klast_bf16_k128_tile16_warps2)],
+            (GdnMtp, KLast, true, true) => &[(512, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
+            (GdnMtp, KLast, true, false) => &[(256, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile8)],
+            (GdnMtp, VLast, false, true) => &[(ANY, E::gdn_mtp_vlast_bf16_k64_tile32)],
+            (GdnMtp, VLast, false, false) => &[(256, E::gdn_mtp_vlast_bf16_k128_tile32), (ANY, E::gdn_mtp_vlast_bf16_k128_tile64)],
+            (GdnMtp, VLast, true, true) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
+            (GdnMtp, VLast, true, false) => &[(256, E::gdn_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_mtp_vlast_f32_k128_tile64)],
+            (GdnMtpParallel, _, _, _) => &[],
+            (KdaRecurrent, KLast, false, true) => &[(512, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
+            (KdaRecurrent, KLast, false, false) => &[(256, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaRecurrent, KLast, true, true) => &[(512, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
+            (KdaRecurrent, KLast, true, false) => &[(256, E::kda_recurrent_klast_f32_k128_tile8), (ANY, E::kda_recurrent_klast_f32_k128_tile16)],
+            (KdaRecurrent, VLast, false, true) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
+            (KdaRecurrent, VLast, false, false) => &[(256, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
+            (KdaRecurrent, VLast, true, true) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
+            (KdaRecurrent, VLast, true, false) => &[(256, E::kda_recurrent_vlast_f32_k128_tile32), (ANY, E::kda_recurrent_vlast_f32_k128_tile64)],
+        }
+    }
+
+    /// The entry for `heads` = B · HV states.
+    pub fn entry(self, heads: u32) -> Result<Entry, Error> {
+        let row = self.rows().iter().find(|&&(up_to, _)| heads <= up_to);
+        row.map(|&(_, entry)| entry)
+            .ok_or_else(|| Error::Unsupported {
+                what: "kernel",
+                got: self.prefix(),
+                allowed: "no variant of it is compiled",
+            })
+    }
+
+    /// Every entry that [`Kind::entry`] may answer, over all batch sizes.
+    pub fn entries(self) -> impl Iterator<Item = Entry> {
+        self.rows().iter().map(|&(_, entry)| entry)
+    }
+
+    /// Every entry of this kind, selected or not.
+    pub fn variants(self) -> impl Iterator<Item = Entry> {
+        let prefix = self.prefix();
+        Entry::ALL.iter().copied().filter(move |entry| {
+            let rest = entry.name().strip_prefix(&prefix);
+            rest.is_some_and(|rest| rest.starts_with('_'))
+        })
+    }
+
+    fn prefix(self) -> String {
+        let operator = match self.operator {
+            Operator::GdnDecode => "gdn_decode",
+            Operator::GdnMtp => "gdn_mtp",
+            Operator::GdnMtpParallel => "gdn_mtp_parallel",
+            Operator::KdaRecurrent => "kda_recurrent",
+        };
+        let layout = match self.layout {
+            StateLayout::KLast => "klast",
+            StateLayout::VLast => "vlast",
+        };
+        format!("{operator}_{layout}_{}_k{}", self.state, self.k_dim)
     }
 }
 
-/// The GDN decode entry for `heads` = B · HV states in K = V = `k_dim`.
-pub(crate) fn gdn_decode(layout: StateLayout, state: DType, k_dim: u32, heads: u32) -> Entry {
-    let rows = gdn_decode_rows(layout, state, k_dim);
-    rows.iter()
-        .find(|&&(up_to, _)| heads <= up_to)
-        .unwrap_or(&rows[rows.len() - 1])
-        .1
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Every entry that [`gdn_decode`] may answer, over all batch sizes.
-pub(crate) fn gdn_decode_entries(
-    layout: StateLayout,
-    state: DType,
-    k_dim: u32,
-) -> impl Iterator<Item = Entry> {
-    gdn_decode_rows(layout, state, k_dim)
-        .iter()
-        .map(|&(_, entry)| entry)
-}
+    fn kinds() -> impl Iterator<Item = Kind> {
+        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent};
+        use StateLayout::{KLast, VLast};
 
-/// Every entry that computes a GDN decode of this kind, selected or not.
-pub(crate) fn gdn_decode_variants(
-    layout: StateLayout,
-    state: DType,
-    k_dim: u32,
-) -> impl Iterator<Item = Entry> {
-    let layout = if layout == StateLayout::KLast {
-        "klast"
-    } else {
-        "vlast"
-    };
-    let prefix = format!("gdn_decode_{layout}_{state}_k{k_dim}_");
-    Entry::ALL
-        .iter()
-        .copied()
-        .filter(move |entry| entry.name().starts_with(&prefix))
+        let families = [GdnDecode, GdnMtp, KdaRecurrent]
+            .into_iter()
+            .flat_map(|operator| {
+                [KLast, VLast].into_iter().flat_map(move |layout| {
+                    [DType::F32, DType::Bf16].map(move |state| (operator, layout, state))
+                })
+            });
+        families
+            .chain([(GdnMtpParallel, KLast, DType::Bf16)])
+            .flat_map(|(operator, layout, state)| {
+                [64, 128].map(|k_dim| Kind {
+                    operator,
+                    layout,
+                    state,
+                    k_dim,
+                })
+            })
+    }
+
+    #[test]
+    fn tables_rise_to_any_number_of_heads_and_hold_entries_of_their_kind() {
+        for kind in kinds() {
+            let (rows, variants): (_, Vec<_>) = (kind.rows(), kind.variants().collect());
+            assert_eq!(rows.is_empty(), variants.is_empty(), "{kind:?}");
+            assert!(rows.is_sorted_by(|one, next| one.0 < next.0), "{kind:?}");
+            assert!(rows.last().is_none_or(|last| last.0 == ANY), "{kind:?}");
+            for (_, entry) in rows {
+                assert!(variants.contains(entry), "{kind:?}: {}", entry.name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_variant_is_of_one_kind() {
+        let mut of_kinds: Vec<Entry> = kinds().flat_map(Kind::variants).collect();
+        of_kinds.sort();
+        let operators = ["gdn_decode", "gdn_mtp", "kda_recurrent"];
+        let all = Entry::ALL.iter().copied();
+        let mut all: Vec<Entry> = all
+            .filter(|entry| operators.contains(&entry.operator()))
+            .collect();
+        all.sort();
+        assert_eq!(of_kinds, all);
+    }
 }

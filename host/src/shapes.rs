@@ -1,7 +1,9 @@
 //! What every operator asks of its tensors: dims, dtypes, strides, alignment, and the errors that name them.
 
+use std::array;
+
 use crate::error::Error;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, MAX_DIMS, Tensor};
 
 /// A tensor with its name in the operator's arguments.
 #[derive(Clone, Copy)]
@@ -102,11 +104,15 @@ impl Named<'_> {
         }
     }
 
-    /// The stride of `dim`, for a kernel that multiplies it by indices below the dim's size in 32 bits.
+    /// The stride of `dim`, whose size is compiled in, for a kernel that multiplies it by indices in 32 bits; 0 for a
+    /// dim of one.
     #[inline]
     pub fn stride_u32(self, dim: usize) -> Result<u32, Error> {
+        let steps = self.tensor.dims()[dim].saturating_sub(1);
+        if steps == 0 {
+            return Ok(0);
+        }
         let stride = self.tensor.strides()[dim];
-        let steps = self.tensor.dims()[dim].saturating_sub(1).max(1);
         match stride.checked_mul(steps) {
             Some(span) if span <= u32::MAX as usize => Ok(stride as u32),
             _ => Err(self.stride_error("a head stride that spans less than 2^32 elements")),
@@ -116,31 +122,53 @@ impl Named<'_> {
     /// The stride of the outermost dim, for a kernel that multiplies it in 64 bits.
     #[inline]
     pub fn row_stride(self) -> Result<u32, Error> {
-        u32::try_from(self.tensor.strides()[0])
-            .map_err(|_| self.stride_error("a row or slot stride below 2^32 elements"))
+        self.long_stride(0, "a row or slot stride below 2^32 elements")
     }
 
-    /// Rows and heads of a written tensor `[rows, 1, heads, width]` do not overlap.
+    /// The stride of the tokens, dim 1, for a kernel that multiplies it in 64 bits.
     #[inline]
-    pub fn distinct(self) -> Result<(), Error> {
-        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
-        let (rows, heads, width) = (dims[0], dims[2], dims[3]);
-        let (row, head) = (strides[0], strides[2]);
-        let extent = |count: usize, stride: usize| {
-            count
-                .saturating_sub(1)
-                .saturating_mul(stride)
-                .saturating_add(width)
-        };
-        let nested = |outer: usize, outer_stride: usize, inner: usize, inner_stride: usize| {
-            (inner <= 1 || inner_stride >= width)
-                && (outer <= 1 || outer_stride >= extent(inner, inner_stride))
-        };
-        if nested(rows, row, heads, head) || nested(heads, head, rows, row) {
+    pub fn token_stride(self) -> Result<u32, Error> {
+        self.long_stride(1, "a token stride below 2^32 elements")
+    }
+
+    #[inline]
+    fn long_stride(self, dim: usize, wanted: &'static str) -> Result<u32, Error> {
+        u32::try_from(self.tensor.strides()[dim]).map_err(|_| self.stride_error(wanted))
+    }
+
+    /// What lies outside the `inner` contiguous dims of a written tensor does not overlap; `wanted` says so.
+    #[inline]
+    pub fn distinct(self, inner: usize, wanted: &'static str) -> Result<(), Error> {
+        let outer = self.tensor.dims().len().saturating_sub(inner);
+        if self.nested(outer, (0..outer).rev()) || self.nested_in_some_order(outer) {
             Ok(())
         } else {
-            Err(self.stride_error("rows and heads that do not overlap, since it is written"))
+            Err(self.stride_error(wanted))
         }
+    }
+
+    /// Each dim of `order`, innermost first, steps over all that lies in those before it and behind the `outer` dims.
+    #[inline]
+    fn nested(self, outer: usize, order: impl Iterator<Item = usize>) -> bool {
+        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
+        let mut extent: usize = dims[outer..].iter().product();
+        for dim in order.filter(|&dim| dims[dim] > 1) {
+            if strides[dim] < extent {
+                return false;
+            }
+            extent = (dims[dim] - 1)
+                .saturating_mul(strides[dim])
+                .saturating_add(extent);
+        }
+        true
+    }
+
+    #[cold]
+    fn nested_in_some_order(self, outer: usize) -> bool {
+        let mut order: [usize; MAX_DIMS] = array::from_fn(|dim| dim);
+        let order = &mut order[..outer];
+        order.sort_unstable_by_key(|&dim| self.tensor.strides()[dim]);
+        self.nested(outer, order.iter().copied())
     }
 
     /// Whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
@@ -148,11 +176,16 @@ impl Named<'_> {
     /// The outermost dim counts whatever its size: it is not part of what is compiled in.
     #[inline]
     pub fn wide(self) -> bool {
+        self.wide_from(0)
+    }
+
+    /// [`Named::wide`] of a tensor whose dims before `outermost` are of size one.
+    #[inline]
+    pub fn wide_from(self, outermost: usize) -> bool {
         let size = self.tensor.dtype().size_of() as u64;
         let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
-        let outer = dims.len().saturating_sub(1);
-        let bits = (0..outer)
-            .filter(|&dim| dim == 0 || dims[dim] > 1)
+        let bits = (outermost..dims.len().saturating_sub(1))
+            .filter(|&dim| dim == outermost || dims[dim] > 1)
             .fold(self.tensor.address(), |bits, dim| {
                 bits | (strides[dim] as u64 * size)
             });

@@ -29,6 +29,34 @@ macro_rules! for_each_entry {
             gdn_decode_vlast_f32_k64_tile64 = gdn_decode::VLast<F32, 64, 8, 2>;
             gdn_decode_vlast_f32_k128_tile32 = gdn_decode::VLast<F32, 128, 4, 2>;
             gdn_decode_vlast_f32_k128_tile64 = gdn_decode::VLast<F32, 128, 8, 2>;
+            gdn_mtp_klast_bf16_k64_tile16 = gdn_mtp::KLast<Bf16, 64, 1, 128>;
+            gdn_mtp_klast_bf16_k64_tile32 = gdn_mtp::KLast<Bf16, 64, 4, 64>;
+            gdn_mtp_klast_bf16_k128_tile16 = gdn_mtp::KLast<Bf16, 128, 2, 128>;
+            gdn_mtp_klast_bf16_k128_tile16_warps2 = gdn_mtp::KLast<Bf16, 128, 4, 64>;
+            gdn_mtp_klast_f32_k64_tile16 = gdn_mtp::KLast<F32, 64, 1, 128>;
+            gdn_mtp_klast_f32_k64_tile32 = gdn_mtp::KLast<F32, 64, 2, 128>;
+            gdn_mtp_klast_f32_k128_tile8 = gdn_mtp::KLast<F32, 128, 1, 128>;
+            gdn_mtp_klast_f32_k128_tile16 = gdn_mtp::KLast<F32, 128, 2, 128>;
+            kda_recurrent_klast_bf16_k64_tile16 = kda_recurrent::KLast<Bf16, 64, 1, 128>;
+            kda_recurrent_klast_bf16_k64_tile32 = kda_recurrent::KLast<Bf16, 64, 4, 64>;
+            kda_recurrent_klast_bf16_k128_tile16 = kda_recurrent::KLast<Bf16, 128, 2, 128>;
+            kda_recurrent_klast_bf16_k128_tile16_warps2 = kda_recurrent::KLast<Bf16, 128, 4, 64>;
+            kda_recurrent_klast_f32_k64_tile16 = kda_recurrent::KLast<F32, 64, 1, 128>;
+            kda_recurrent_klast_f32_k64_tile32 = kda_recurrent::KLast<F32, 64, 2, 128>;
+            kda_recurrent_klast_f32_k128_tile8 = kda_recurrent::KLast<F32, 128, 1, 128>;
+            kda_recurrent_klast_f32_k128_tile16 = kda_recurrent::KLast<F32, 128, 2, 128>;
+            gdn_mtp_vlast_bf16_k64_tile32 = gdn_mtp::VLast<Bf16, 64, 4, 4>;
+            gdn_mtp_vlast_bf16_k128_tile32 = gdn_mtp::VLast<Bf16, 128, 4, 4>;
+            gdn_mtp_vlast_bf16_k128_tile64 = gdn_mtp::VLast<Bf16, 128, 8, 4>;
+            gdn_mtp_vlast_f32_k64_tile32 = gdn_mtp::VLast<F32, 64, 4, 4>;
+            gdn_mtp_vlast_f32_k128_tile32 = gdn_mtp::VLast<F32, 128, 4, 4>;
+            gdn_mtp_vlast_f32_k128_tile64 = gdn_mtp::VLast<F32, 128, 8, 4>;
+            kda_recurrent_vlast_bf16_k64_tile32 = kda_recurrent::VLast<Bf16, 64, 4, 4>;
+            kda_recurrent_vlast_bf16_k128_tile32 = kda_recurrent::VLast<Bf16, 128, 4, 4>;
+            kda_recurrent_vlast_bf16_k128_tile64 = kda_recurrent::VLast<Bf16, 128, 8, 4>;
+            kda_recurrent_vlast_f32_k64_tile32 = kda_recurrent::VLast<F32, 64, 4, 4>;
+            kda_recurrent_vlast_f32_k128_tile32 = kda_recurrent::VLast<F32, 128, 4, 4>;
+            kda_recurrent_vlast_f32_k128_tile64 = kda_recurrent::VLast<F32, 128, 8, 4>;
             device_contract = device_contract::EveryPrimitive<64>;
             state_floor = state_floor::InPlace<2>;
         }
@@ -108,6 +136,13 @@ macro_rules! define_entries {
                 }
             }
 
+            /// Dynamic shared memory of a block for every token and previous token of a row, bytes.
+            pub const fn shared_bytes_per_token(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES_PER_TOKEN,)*
+                }
+            }
+
             /// Load-time constants of its operator.
             pub fn symbols(self) -> &'static [&'static str] {
                 use crate::constants::Constants;
@@ -124,11 +159,8 @@ macro_rules! define_entries {
             #[cfg(not(target_arch = "nvptx64"))]
             pub unsafe fn simulate(self, params: &[u8]) {
                 match self {
-                    $(Entry::$symbol => {
-                        let params = bytemuck::pod_read_unaligned(params);
-                        // SAFETY: the caller's promise.
-                        unsafe { kernels::$operator::$body::<$($parameter),*>::run(&params) }
-                    })*
+                    // SAFETY: the caller's promise.
+                    $(Entry::$symbol => unsafe { simulate::<kernels::$operator::$body<$($parameter),*>>(params) },)*
                 }
             }
         }
@@ -136,3 +168,12 @@ macro_rules! define_entries {
 }
 
 for_each_entry!(define_entries);
+
+/// Runs a body as the current simulated thread; never inlined, so that a fiber's stack holds the frame of one body.
+#[cfg(not(target_arch = "nvptx64"))]
+#[inline(never)]
+unsafe fn simulate<Body: Kernel>(params: &[u8]) {
+    let params = bytemuck::pod_read_unaligned(params);
+    // SAFETY: the caller's promise.
+    unsafe { Body::run(&params) }
+}

@@ -16,6 +16,8 @@ pub trait Kernel {
     const TILES: u32;
     /// Dynamic shared memory of a block, bytes.
     const SHARED_BYTES: u32 = 0;
+    /// What it grows by with every token of a row, bytes.
+    const SHARED_BYTES_PER_TOKEN: u32 = 0;
 
     /// The body, as run by every thread.
     ///

@@ -2,6 +2,8 @@
 //! and [`state`] (what bodies are made of), [`device`] (the machine's instructions, and their simulator),
 //! [`entries`] (every compiled variant, one line each).
 //!
+//! What operators share besides: [`row`] (what a block works on) and [`recurrent`] (tokens and ways of keeping states).
+//!
 //! Notation: `B` sequences, `T` tokens per sequence in a launch, `H` query/key heads, `HV` value heads,
 //! `K` and `V` head dims, `P` pool slots. `S` is one head's state, `[V, K]`.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
@@ -17,4 +19,6 @@ pub mod entries;
 pub mod kernels;
 pub mod launch;
 pub mod math;
+pub mod recurrent;
+pub mod row;
 pub mod state;

@@ -160,6 +160,23 @@ pub struct Head {
 }
 
 impl Head {
+    /// Head `hv` of `slot`, which is in range, of a pool with `stride` elements between its slots; V = K.
+    #[inline(always)]
+    pub fn of_slot<S: StateElement, const K: u32>(
+        pool: u64,
+        slot: u64,
+        stride: u32,
+        hv: u32,
+        wide: bool,
+    ) -> Self {
+        Self {
+            address: pool
+                + (slot as u32 as u64 * stride as u64 + (hv * K * K) as u64) * S::BYTES as u64,
+            row_elements: K,
+            wide,
+        }
+    }
+
     #[inline(always)]
     fn piece_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
         self.address + ((row * self.row_elements + share.piece::<S>(i)) * S::BYTES) as u64
@@ -250,22 +267,21 @@ unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
     }
 }
 
-/// The slot that row `b` names, sign-extended, so that a negative one is out of range; `otherwise` where there
-/// are no indices.
+/// Index `i`, sign-extended, so that a negative one is out of any range; `otherwise` where there are no indices.
 ///
 /// # Safety
-/// `indices` has more than `b` elements of kind `index`, or `index` is [`Index::None`].
+/// `indices` has more than `i` elements of kind `index`, or `index` is [`Index::None`].
 #[inline(always)]
-pub unsafe fn slot_of(indices: u64, index: u32, b: u32, otherwise: u64) -> u64 {
+pub unsafe fn slot_of(indices: u64, index: u32, i: u64, otherwise: u64) -> u64 {
     // SAFETY: the caller's promise.
     unsafe {
         if index == Index::None as u32 {
             otherwise
         } else if index == Index::I64 as u32 {
-            let [low, high] = global::load_b64(indices + 8 * b as u64);
+            let [low, high] = global::load_b64(indices + 8 * i);
             low as u64 | (high as u64) << 32
         } else {
-            let slot = global::load_b32(indices + 4 * b as u64);
+            let slot = global::load_b32(indices + 4 * i);
             if index == Index::U32 as u32 {
                 slot as u64
             } else {

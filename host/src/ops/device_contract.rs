@@ -14,7 +14,7 @@ use crate::tensor::{DType, Tensor};
 
 impl Library {
     /// Enqueues one block that calls every device primitive on `input`, `[64]` f32, and stores what they return
-    /// in `output`, `[24, 64]` u32; `number` is passed as a load-time constant.
+    /// in `output`, `[RESULTS, 64]` u32; `number` is passed as a load-time constant.
     ///
     /// # Errors
     /// Those of the tensors, named.
@@ -42,7 +42,7 @@ impl Library {
             named.wide_only()?;
         }
         let constants = OperatorConstants::DeviceContract(DeviceContractConstants { number });
-        let shape = launch::shape(entry, [1; 3]);
+        let shape = launch::shape(entry, [1; 3], 0);
         let params = DeviceContractParams {
             input: input.address(),
             output: output.address(),

@@ -1,7 +1,11 @@
 //! One file per operator: arguments → check → parameters and load-time constants → launch.
 
+mod checks;
 pub mod device_contract;
 pub mod gdn_decode;
+pub mod gdn_mtp;
+pub mod kda_recurrent;
+pub mod recurrent;
 pub mod state_floor;
 
 use std::fmt;

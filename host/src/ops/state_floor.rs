@@ -49,7 +49,7 @@ impl Library {
         let constants = OperatorConstants::StateFloor(StateFloorConstants {
             factor: factor.to_bits(),
         });
-        let shape = launch::shape(entry, [blocks, 1, 1]);
+        let shape = launch::shape(entry, [blocks, 1, 1], 0);
         let params = StateFloorParams {
             states: states.address(),
         };

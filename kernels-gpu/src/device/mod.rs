@@ -3,8 +3,8 @@
 //! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU) have the same functions; this file holds
 //! the contract of each, once. Modules and names follow `cuda_std`.
 //!
-//! Every lane-collective function (`sync_threads`, `sync_warp`, `warp_shuffle_xor`) must be reached by
-//! all the lanes it names: the simulator reports one that is not.
+//! Every lane-collective function (`sync_threads`, `sync_warp`, the shuffles, `mma_m16n8k16_bf16`,
+//! `load_matrices`) must be reached by all the lanes it names: the simulator reports one that is not.
 
 #[cfg(target_arch = "nvptx64")]
 #[path = "ptx.rs"]
@@ -78,6 +78,26 @@ pub mod warp {
     #[inline(always)]
     pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
         backend::warp_shuffle_idx(value, source)
+    }
+
+    /// D = A B + C on the tensor cores: A is [16, 16] and B [16, 8] in bf16, C and D are [16, 8] in f32. Every lane of
+    /// the warp calls it; orders no memory.
+    ///
+    /// With r = `lane_id() / 4` and c = `lane_id() % 4`, a lane holds, two bf16 to a word, the lower index in the low
+    /// half:
+    ///
+    /// | | |
+    /// |---|---|
+    /// | `a` | A[r, 2c..2c+2], A[r+8, 2c..2c+2], A[r, 2c+8..2c+10], A[r+8, 2c+8..2c+10] |
+    /// | `b` | B[2c..2c+2, r], B[2c+8..2c+10, r] |
+    /// | `c`, D | C[r, 2c], C[r, 2c+1], C[r+8, 2c], C[r+8, 2c+1] |
+    ///
+    /// Products are exact. An element of D depends on its row of A, its column of B and its own C alone, in a fixed
+    /// way; how its additions are ordered and rounded is the machine's own (an error of a few 2⁻²³ of the largest
+    /// term). The simulator adds the products to C one by one, in the order of A's columns, each sum rounded to f32.
+    #[inline(always)]
+    pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+        backend::mma_m16n8k16_bf16(a, b, c)
     }
 }
 
@@ -214,11 +234,36 @@ pub mod shared {
         store_shared_b128: [u32; 4];
     }
 
+    /// Loads four [8, 8] matrices of 16-bit elements, `[matrix]` in the result. Every lane of the warp calls it; lane
+    /// 8m + i gives the address of the 16 bytes of row i of matrix m.
+    ///
+    /// A lane gets elements 2c and 2c+1 of row r of each, in the low and the high half, with r = `lane_id() / 4` and
+    /// c = `lane_id() % 4`: what `mma_m16n8k16_bf16` takes.
+    ///
+    /// # Safety
+    /// `address` lies in the block's shared memory and is a multiple of 16.
+    #[inline(always)]
+    pub unsafe fn load_matrices(address: u32) -> [u32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { backend::load_matrices(address) }
+    }
+
+    /// [`load_matrices`], transposed: a lane gets elements r of rows 2c and 2c+1.
+    ///
+    /// # Safety
+    /// As [`load_matrices`]'s.
+    #[inline(always)]
+    pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { backend::load_matrices_transposed(address) }
+    }
+
     /// Starts copying 16 bytes from global to shared memory. They are there only after
     /// [`copy_async_wait`], for this thread; for others after a barrier that follows it.
     ///
     /// # Safety
-    /// Both addresses are 16-byte aligned and valid; the source is not written during the launch.
+    /// Both addresses are 16-byte aligned and valid; nobody but this thread writes the source during the launch, and
+    /// this thread only once it has waited.
     #[inline(always)]
     pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
         // SAFETY: the caller's promise.

@@ -70,6 +70,43 @@ pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
     unsafe { shuffle_idx(u32::MAX, value, source, 31) }
 }
 
+/// In `asm!`, because LLVM's own intrinsic is not convergent either; not `pure`, so that it stays where it is.
+#[inline(always)]
+pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+    let [mut x, mut y, mut z, mut w] = c;
+    // SAFETY: arithmetic; that the whole warp comes here is the kernel's duty (synccheck).
+    unsafe {
+        asm!(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+            "{{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
+            inout(reg32) x, inout(reg32) y, inout(reg32) z, inout(reg32) w,
+            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0], in(reg32) b[1],
+            options(nomem, nostack)
+        )
+    };
+    [x, y, z, w]
+}
+
+macro_rules! load_matrices {
+    ($($name:ident = $op:literal;)*) => {$(
+        #[inline(always)]
+        pub unsafe fn $name(address: u32) -> [u32; 4] {
+            let (x, y, z, w): (u32, u32, u32, u32);
+            // SAFETY: the caller's promise; that the whole warp comes here is the kernel's duty (synccheck).
+            unsafe {
+                asm!(concat!($op, " {{{}, {}, {}, {}}}, [{}];"),
+                    out(reg32) x, out(reg32) y, out(reg32) z, out(reg32) w, in(reg32) address, options(nostack))
+            };
+            [x, y, z, w]
+        }
+    )*};
+}
+
+load_matrices! {
+    load_matrices = "ldmatrix.sync.aligned.m8n8.x4.shared.b16";
+    load_matrices_transposed = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16";
+}
+
 macro_rules! memory {
     ($($kind:tt $load:ident($load_op:literal) $store:ident($store_op:literal): $address:ty, $class:ident;)*) => {$(
         memory!(@$kind $load $load_op $store $store_op $address, $class);

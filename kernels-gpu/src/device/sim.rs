@@ -11,6 +11,7 @@ mod block;
 mod fault;
 mod fibers;
 mod float;
+mod matrix;
 mod memory;
 mod race;
 mod shadow;
@@ -165,6 +166,18 @@ pub(super) fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
     current(|block| block.shuffle(value, source, At::ShuffleIdx(source)))
 }
 
+pub(super) fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+    current(|block| block.multiply(a, b, c))
+}
+
+pub(super) unsafe fn load_matrices(address: u32) -> [u32; 4] {
+    current(|block| block.load_matrices(address, At::LoadMatrices))
+}
+
+pub(super) unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
+    current(|block| block.load_matrices(address, At::LoadMatricesTransposed))
+}
+
 macro_rules! global_memory {
     ($($load:ident $store:ident $load_state:ident $store_state:ident: $t:ty;)*) => {$(
         global_memory!(@load $load: $t);
@@ -235,5 +248,6 @@ pub(super) fn copy_async_commit() {
 }
 
 pub(super) fn copy_async_wait<const PENDING: u32>() {
-    current(|block| block.copy_async_wait(PENDING));
+    // SAFETY: the regions that cover the sources are live, by the promise made to `launch`.
+    current(|block| unsafe { block.copy_async_wait(PENDING) });
 }

@@ -27,7 +27,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 24] = [
+pub const RESULTS: [&str; 36] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -52,7 +52,24 @@ pub const RESULTS: [&str; 24] = [
     "load_state_b32",
     "load_state_b128",
     "load-time constant",
+    "mma_m16n8k16_bf16 [r, 2c]",
+    "mma_m16n8k16_bf16 [r, 2c+1]",
+    "mma_m16n8k16_bf16 [r+8, 2c]",
+    "mma_m16n8k16_bf16 [r+8, 2c+1]",
+    "load_matrices 0",
+    "load_matrices 1",
+    "load_matrices 2",
+    "load_matrices 3",
+    "load_matrices_transposed 0",
+    "load_matrices_transposed 1",
+    "load_matrices_transposed 2",
+    "load_matrices_transposed 3",
 ];
+
+/// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
+pub fn matrix_element(row: u32, column: u32) -> f32 {
+    ((3 * row + 5 * column + row * column) % 31) as f32 - 15.0
+}
 
 /// The kernel, for one block of `BLOCK` threads.
 pub struct EveryPrimitive<const BLOCK: u32>;
@@ -119,8 +136,45 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(21, global::load_state_b32(word, true));
             put(22, sum(global::load_state_b128(quad, true)));
             put(23, DeviceContractConstants::get().number);
+
+            let products = multiply();
+            let (rows, columns) = (
+                shared::load_matrices(quads + 16 * id),
+                shared::load_matrices_transposed(quads + 16 * id),
+            );
+            let mut i = 0;
+            while i < 4 {
+                put(24 + i as u32, products[i].to_bits());
+                put(28 + i as u32, rows[i]);
+                put(32 + i as u32, columns[i]);
+                i += 1;
+            }
         }
     }
+}
+
+/// A B + C, all with the elements of [`matrix_element`].
+#[inline(always)]
+fn multiply() -> [f32; 4] {
+    let (r, c) = (warp::lane_id() / 4, warp::lane_id() % 4);
+    let at = matrix_element;
+    let a = |row: u32, column: u32| float::pack_bf16x2(at(row, column), at(row, column + 1));
+    let b = |row: u32| float::pack_bf16x2(at(row, r), at(row + 1, r));
+    warp::mma_m16n8k16_bf16(
+        [
+            a(r, 2 * c),
+            a(r + 8, 2 * c),
+            a(r, 2 * c + 8),
+            a(r + 8, 2 * c + 8),
+        ],
+        [b(2 * c), b(2 * c + 8)],
+        [
+            at(r, 2 * c),
+            at(r, 2 * c + 1),
+            at(r + 8, 2 * c),
+            at(r + 8, 2 * c + 1),
+        ],
+    )
 }
 
 /// Wrapping sum of words.

@@ -2,4 +2,6 @@
 
 pub mod device_contract;
 pub mod gdn_decode;
+pub mod gdn_mtp;
+pub mod kda_recurrent;
 pub mod state_floor;

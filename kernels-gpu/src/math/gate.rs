@@ -40,3 +40,9 @@ fn log1p_of_unit(y: f32) -> f32 {
 pub fn log_decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
     -exp(a_log).min(f32::MAX) * softplus(a + dt_bias)
 }
+
+/// Log decay of KDA's lower-bound gate: lower_bound · sigmoid(exp(A_log) · (x + dt_bias)), a scale and not a clamp.
+#[inline(always)]
+pub fn lower_bound_log_decay(x: f32, lower_bound: f32, a_log: f32, dt_bias: f32) -> f32 {
+    lower_bound * sigmoid(exp(a_log).min(f32::MAX) * (x + dt_bias))
+}

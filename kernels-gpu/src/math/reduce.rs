@@ -95,6 +95,38 @@ pub fn pairwise_sum(count: usize, pair: impl Fn(usize) -> [f32; 2]) -> [f32; 2] 
     partial[count.ilog2() as usize]
 }
 
+/// Σ over rows r of `row(r)` x\[r\], for each of a thread's columns: two rows at a time, then pair by pair, neighbours
+/// first. `ROWS` is a power of two, 2 to 16.
+#[inline(always)]
+pub fn column_products<const ROWS: usize>(
+    row: impl Fn(usize) -> [f32; 8],
+    x: [f32; ROWS],
+) -> [f32; 8] {
+    let mut partial = [[0.0; 8]; 4];
+    let mut pair = 0;
+    while 2 * pair < ROWS {
+        let (first, second) = (row(2 * pair), row(2 * pair + 1));
+        let mut sum = [0.0; 8];
+        let mut level = 0;
+        let mut i = 0;
+        while i < 8 {
+            sum[i] = fma(second[i], x[2 * pair + 1], first[i] * x[2 * pair]);
+            i += 1;
+        }
+        while (pair >> level) & 1 == 1 {
+            i = 0;
+            while i < 8 {
+                sum[i] += partial[level][i];
+                i += 1;
+            }
+            level += 1;
+        }
+        partial[level] = sum;
+        pair += 1;
+    }
+    partial[(ROWS / 2).ilog2() as usize]
+}
+
 /// x · y of a thread's own values, in order.
 #[inline(always)]
 pub fn dot<const N: usize>(x: [f32; N], y: [f32; N]) -> f32 {

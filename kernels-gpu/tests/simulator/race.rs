@@ -256,6 +256,33 @@ fn asynchronous_copy_that_was_not_waited_for() {
 }
 
 #[test]
+fn asynchronous_copy_whose_source_is_stored_to() {
+    let store_then_wait = |early: bool| {
+        let mut data = [0_u128; 1];
+        let state = tensor("state", &mut data, &[1]);
+        let body = || {
+            only(0, || {
+                copy_async(0, state.address);
+                copy_async_commit();
+                if early {
+                    store(state.address, 1);
+                }
+                copy_async_wait::<0>();
+                store(state.address, 2);
+            })
+        };
+        run([1; 3], 64, slice::from_ref(&state), body)
+    };
+    store_then_wait(false).unwrap();
+    let fault = store_then_wait(true).unwrap_err();
+    let message = "the source of an asynchronous copy changed before the copy was waited for";
+    assert_eq!(
+        (fault.kind, fault.message.as_str()),
+        (FaultKind::Racecheck, message)
+    );
+}
+
+#[test]
 fn asynchronous_copy_into_what_others_read() {
     let mut data = [0_u128; 1];
     let k = tensor("k", &mut data, &[1]);

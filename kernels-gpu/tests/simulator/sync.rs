@@ -1,9 +1,12 @@
 //! Collectives that not all of their lanes reach.
 
+use gated_delta_kernels::device::shared::{
+    dynamic_shared_mem, load_matrices, load_matrices_transposed, store_shared_b128,
+};
 use gated_delta_kernels::device::sim::FaultKind;
 use gated_delta_kernels::device::thread::{sync_threads, thread_idx_x};
 use gated_delta_kernels::device::warp::{
-    FULL_MASK, lane_id, sync_warp, warp_shuffle_idx, warp_shuffle_xor,
+    FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_shuffle_idx, warp_shuffle_xor,
 };
 
 use super::{assert_clean, assert_fault, only};
@@ -30,6 +33,46 @@ fn shuffle_xor() {
 
 fn shuffle_idx() {
     warp_shuffle_idx(0.0, 1);
+}
+
+fn multiply() {
+    mma_m16n8k16_bf16([0; 4], [0; 2], [0.0; 4]);
+}
+
+#[test]
+fn diverged_multiplication() {
+    for (one, place) in [
+        ((|| ()) as fn(), "has exited"),
+        (shuffle_xor, "waits in warp_shuffle_xor"),
+    ] {
+        let message = format!(
+            "diverged: thread 32 (lane 0) waits in mma_m16n8k16_bf16, but thread 40 (lane 8) {place}"
+        );
+        assert_synccheck(diverge(one, multiply), 32, &message);
+    }
+}
+
+/// The second warp loads matrices of zeros.
+fn load_zeros(load: unsafe fn(u32) -> [u32; 4]) {
+    if thread_idx_x() >= 32 {
+        let row = dynamic_shared_mem() + 16 * lane_id();
+        // SAFETY: the simulator checks the address.
+        unsafe {
+            store_shared_b128(row, [0; 4]);
+            load(row);
+        }
+    }
+}
+
+#[test]
+fn diverged_matrix_load() {
+    let message = "diverged: thread 32 (lane 0) waits in load_matrices, \
+                   but thread 40 (lane 8) waits in load_matrices_transposed";
+    let body = diverge(
+        || load_zeros(load_matrices_transposed),
+        || load_zeros(load_matrices),
+    );
+    assert_synccheck(body, 32, message);
 }
 
 #[test]

@@ -1,13 +1,12 @@
 //! Launches: through the cache, with a chosen variant, and through a plan.
 
-use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
-
 use super::check::GdnDecodeProblem;
 use super::{GdnDecode, GdnDecodeParams, LaunchShape, MAX_BATCH};
 use crate::Entry;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library, OperatorConstants};
+use crate::ops::checks::{aligned, one_of};
 use crate::shapes::{range, unsupported};
 use crate::stream::StreamRef;
 
@@ -39,7 +38,7 @@ impl Library {
         let problem = args.check()?;
         let batch = args.q.dims()[0] as u32;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_gdn_decode(stream, args, &problem, problem.entry(batch)) }
+        unsafe { self.launch_gdn_decode(stream, args, &problem, problem.entry(batch)?) }
     }
 
     /// As [`Library::gdn_decode`], with a variant of the caller's choice, for tuning and tests.
@@ -57,13 +56,7 @@ impl Library {
         variant: Entry,
     ) -> Result<(), Error> {
         let problem = args.check()?;
-        if !problem.variants().any(|entry| entry == variant) {
-            return Err(Error::Unsupported {
-                what: "variant",
-                got: variant.name().to_owned(),
-                allowed: "one of the arguments' variants",
-            });
-        }
+        let variant = one_of(problem.kind.variants(), variant)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_gdn_decode(stream, args, &problem, variant) }
     }
@@ -125,6 +118,7 @@ impl Library {
         let problem = args.check()?;
         let constants = OperatorConstants::GdnDecode(problem.constants);
         problem
+            .kind
             .variants()
             .map(|entry| Ok((entry, self.resources(entry, &constants)?)))
             .collect()
@@ -138,6 +132,7 @@ impl Library {
         let problem = args.check()?;
         let constants = OperatorConstants::GdnDecode(problem.constants);
         let functions = problem
+            .kind
             .entries()
             .map(|entry| Ok((entry, self.function(entry, &constants)?)))
             .collect::<Result<_, Error>>()?;
@@ -159,7 +154,7 @@ impl GdnDecodePlan {
         if batch > MAX_BATCH {
             return Err(range("B", format!("at most {MAX_BATCH}"), batch));
         }
-        let entry = self.problem.entry(batch as u32);
+        let entry = self.problem.entry(batch as u32)?;
         let planned = self
             .functions
             .iter()
@@ -192,12 +187,19 @@ impl GdnDecodePlan {
             return Ok(());
         }
         let c = &self.problem.constants;
-        let io = params.q | params.k | params.v | params.o;
-        let pools = params.read_pool | params.write_pool;
-        if (c.wide_io != 0 && !io.is_multiple_of(16))
-            || (c.wide_state != 0 && !pools.is_multiple_of(16))
-        {
-            return Err(misaligned(c, params));
+        if c.wide_io != 0 {
+            aligned([
+                ("q", params.q),
+                ("k", params.k),
+                ("v", params.v),
+                ("o", params.o),
+            ])?;
+        }
+        if c.wide_state != 0 {
+            aligned([
+                ("state", params.read_pool),
+                ("write state", params.write_pool),
+            ])?;
         }
         let (function, shape) = self.raw(batch)?;
         // SAFETY: the caller's promise; the function was compiled for these constants.
@@ -205,30 +207,5 @@ impl GdnDecodePlan {
             self.library
                 .launch_function(stream, function, shape, bytemuck::bytes_of(params))
         }
-    }
-}
-
-/// Names the first address that is less aligned than planned.
-fn misaligned(c: &GdnDecodeConstants, params: &GdnDecodeParams) -> Error {
-    let io = [
-        ("q", params.q),
-        ("k", params.k),
-        ("v", params.v),
-        ("o", params.o),
-    ];
-    let pools = [
-        ("state", params.read_pool),
-        ("write state", params.write_pool),
-    ];
-    let io = io.into_iter().filter(|_| c.wide_io != 0);
-    let pools = pools.into_iter().filter(|_| c.wide_state != 0);
-    let (tensor, address) = io
-        .chain(pools)
-        .find(|(_, address)| !address.is_multiple_of(16))
-        .unwrap_or(("state", 1));
-    Error::Alignment {
-        tensor,
-        wanted: 16,
-        got: 1 << address.trailing_zeros().min(4),
     }
 }

@@ -7,14 +7,12 @@ pub use gated_delta_kernels::kernels::gdn_decode::GdnDecodeParams;
 pub use gated_delta_kernels::launch::LaunchShape;
 pub use launch::GdnDecodePlan;
 
+pub use super::checks::MAX_BATCH;
 use super::{GdnGates, HeadMap, StateLayout};
 use crate::Entry;
 use crate::error::Error;
 use crate::shapes::{Named, named};
 use crate::tensor::Tensor;
-
-/// Most rows of one launch: a grid's z extent.
-pub const MAX_BATCH: usize = 65_535;
 
 /// Arguments of a GDN decode. T = 1; K = V in {64, 128}; HV a multiple of H.
 ///
@@ -117,7 +115,7 @@ impl<'a> GdnDecode<'a> {
     /// # Errors
     /// As [`Library::gdn_decode`](crate::Library::gdn_decode)'s.
     pub fn variants(&self) -> Result<Vec<Entry>, Error> {
-        Ok(self.check()?.variants().collect())
+        Ok(self.check()?.kind.variants().collect())
     }
 
     /// The variant that [`Library::gdn_decode`](crate::Library::gdn_decode) launches.
@@ -125,7 +123,7 @@ impl<'a> GdnDecode<'a> {
     /// # Errors
     /// As [`Library::gdn_decode`](crate::Library::gdn_decode)'s.
     pub fn selected(&self) -> Result<Entry, Error> {
-        Ok(self.check()?.entry(self.q.dims()[0] as u32))
+        self.check()?.entry(self.q.dims()[0] as u32)
     }
 
     /// Bytes that a launch must move where every row is active: each state read and written once, every other
@@ -137,8 +135,8 @@ impl<'a> GdnDecode<'a> {
         let problem = self.check()?;
         let batch = self.q.dims()[0] as u64;
         let state = u64::from(problem.value_heads())
-            * u64::from(problem.k_dim).pow(2)
-            * problem.state.size_of() as u64;
+            * u64::from(problem.kind.k_dim).pow(2)
+            * problem.kind.state.size_of() as u64;
         let passes = if self.options.update_state { 2 } else { 1 };
         let others = self
             .tensors()

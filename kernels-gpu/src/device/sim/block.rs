@@ -10,6 +10,7 @@ use corosensei::Yielder;
 use super::Launch;
 use super::fault::{Fault, Problem};
 use super::fibers::At;
+use super::matrix;
 use super::memory::{GlobalMemory, Op, Request};
 use super::race::{Access, Observer, block_index};
 use super::shared::SharedMemory;
@@ -37,17 +38,21 @@ pub struct Block<'a> {
 pub struct Thread {
     pub(super) at: Cell<At>,
     pub(super) yielder: Cell<*const Yielder<(), ()>>,
-    /// What it brings to a shuffle, then what it takes from it.
-    pub(super) value: Cell<f32>,
+    /// What it brings to a collective, then what it takes from it.
+    pub(super) words: Cell<Words>,
     /// For each lane of its warp, the time up to which that lane's accesses happened before.
     pub(super) lane_barriers: [Cell<u32>; LANES],
     copies: Cell<Vec<Copy>>,
     committed_groups: Cell<u32>,
 }
 
+/// What a lane brings to a collective, or takes from it; of most collectives the first few matter.
+pub type Words = [u32; 10];
+
 /// An asynchronous copy under way.
 struct Copy {
     group: u32,
+    source: u64,
     granules: Range<usize>,
     value: [u32; 4],
 }
@@ -79,7 +84,7 @@ impl<'a> Block<'a> {
         let thread = |_| Thread {
             at: Cell::new(At::Exited),
             yielder: Cell::new(ptr::null()),
-            value: Cell::new(0.0),
+            words: Cell::default(),
             lane_barriers: [const { Cell::new(0) }; LANES],
             copies: Cell::default(),
             committed_groups: Cell::new(0),
@@ -171,10 +176,30 @@ impl Block<'_> {
                 format!("a shuffle names lane or lane mask {source}: a warp has 32 lanes");
             Problem::sync(message).raise();
         }
+        let mut words = Words::default();
+        words[0] = value.to_bits();
+        f32::from_bits(self.exchange(words, at)[0])
+    }
+
+    /// What `at` makes of the `words` that the lanes bring, for this one.
+    fn exchange(&self, words: Words, at: At) -> Words {
         let thread = self.running();
-        thread.value.set(value);
+        thread.words.set(words);
         self.wait(at);
-        thread.value.get()
+        thread.words.get()
+    }
+
+    pub fn multiply(&self, a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+        let [x, y, z, w, ..] = self.exchange(matrix::fragments(a, b, c), At::Mma);
+        [x, y, z, w].map(f32::from_bits)
+    }
+
+    /// What this lane gets of four matrices, of which it loads the row at `address`.
+    pub fn load_matrices(&self, address: u32, at: At) -> [u32; 4] {
+        let mut words = Words::default();
+        words[..4].copy_from_slice(&self.load_shared::<[u32; 4]>(address));
+        let [x, y, z, w, ..] = self.exchange(words, at);
+        [x, y, z, w]
     }
 
     fn observer(&self) -> Observer<'_> {
@@ -228,7 +253,7 @@ impl Block<'_> {
     /// The regions of the launch are live.
     pub unsafe fn copy_async(&self, shared_address: u32, global_address: u64) {
         // SAFETY: the caller's promise.
-        let value: [u32; 4] = unsafe { self.load_global(global_address, Op::ReadOnlyLoad) };
+        let value: [u32; 4] = unsafe { self.load_global(global_address, Op::Load) };
         let started = self
             .shared
             .start_copy::<[u32; 4]>(shared_address, &self.observer());
@@ -237,6 +262,7 @@ impl Block<'_> {
         let mut copies = thread.copies.take();
         copies.push(Copy {
             group: thread.committed_groups.get(),
+            source: global_address,
             granules,
             value,
         });
@@ -248,11 +274,20 @@ impl Block<'_> {
         groups.set(groups.get() + 1);
     }
 
-    pub fn copy_async_wait(&self, pending: u32) {
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn copy_async_wait(&self, pending: u32) {
         let thread = self.running();
         let arrived = thread.committed_groups.get().saturating_sub(pending);
         let mut copies = thread.copies.take();
         for copy in copies.extract_if(.., |copy| copy.group < arrived) {
+            // SAFETY: the caller's promise.
+            let value: [u32; 4] = unsafe { self.load_global(copy.source, Op::Load) };
+            if value != copy.value {
+                let message =
+                    "the source of an asynchronous copy changed before the copy was waited for";
+                Problem::race(message.into()).raise();
+            }
             self.shared
                 .finish_copy(copy.granules, copy.value, &self.observer());
         }

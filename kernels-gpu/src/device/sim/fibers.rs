@@ -6,8 +6,9 @@ use std::{array, ptr};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use super::block::{Block, CURRENT, LANES, Thread};
+use super::block::{Block, CURRENT, LANES, Thread, Words};
 use super::fault::{Fault, Problem};
+use super::matrix;
 
 type Fiber = Coroutine<(), (), ()>;
 
@@ -20,6 +21,12 @@ pub enum At {
     ShuffleXor(u32),
     /// Waits for its warp to take the value of lane `.0`.
     ShuffleIdx(u32),
+    /// Waits for its warp to multiply matrices.
+    Mma,
+    /// Waits for its warp to spread the rows of matrices.
+    LoadMatrices,
+    /// Waits for its warp to spread the columns of matrices.
+    LoadMatricesTransposed,
     /// Waits for the lanes of a mask.
     SyncWarp(u32),
     /// Waits for the block.
@@ -32,7 +39,11 @@ impl At {
     /// The lanes of its warp that it waits for.
     fn mask(self) -> u32 {
         match self {
-            Self::ShuffleXor(_) | Self::ShuffleIdx(_) => u32::MAX,
+            Self::ShuffleXor(_)
+            | Self::ShuffleIdx(_)
+            | Self::Mma
+            | Self::LoadMatrices
+            | Self::LoadMatricesTransposed => u32::MAX,
             Self::SyncWarp(mask) => mask,
             Self::Running | Self::SyncThreads | Self::Exited => 0,
         }
@@ -52,6 +63,9 @@ impl At {
             Self::Running => "is running".into(),
             Self::ShuffleXor(_) => "waits in warp_shuffle_xor".into(),
             Self::ShuffleIdx(_) => "waits in warp_shuffle_idx".into(),
+            Self::Mma => "waits in mma_m16n8k16_bf16".into(),
+            Self::LoadMatrices => "waits in load_matrices".into(),
+            Self::LoadMatricesTransposed => "waits in load_matrices_transposed".into(),
             Self::SyncWarp(mask) => format!("waits in sync_warp({mask:#010x})"),
             Self::SyncThreads => "waits in sync_threads".into(),
             Self::Exited => "has exited".into(),
@@ -139,14 +153,16 @@ impl Block<'_> {
         if let At::SyncWarp(mask) = at {
             self.order_lanes(warp, mask);
         } else {
-            let values: [f32; LANES] = array::from_fn(|lane| warp[lane].value.get());
+            let brought: [Words; LANES] = array::from_fn(|lane| warp[lane].words.get());
             for (lane, thread) in warp.iter().enumerate() {
-                let source = match thread.at.get() {
-                    At::ShuffleXor(lane_mask) => lane ^ lane_mask as usize,
-                    At::ShuffleIdx(source) => source as usize,
-                    _ => lane,
-                };
-                thread.value.set(values[source]);
+                thread.words.set(match thread.at.get() {
+                    At::ShuffleXor(lane_mask) => brought[lane ^ lane_mask as usize],
+                    At::ShuffleIdx(source) => brought[source as usize],
+                    At::Mma => matrix::multiply(lane, &brought),
+                    At::LoadMatrices => matrix::rows(lane, &brought),
+                    At::LoadMatricesTransposed => matrix::columns(lane, &brought),
+                    _ => brought[lane],
+                });
             }
         }
         for lane in lanes(at.mask()) {

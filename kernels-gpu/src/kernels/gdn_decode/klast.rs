@@ -2,13 +2,15 @@
 
 use core::marker::PhantomData;
 
-use super::row::{Factors, RawGates, Row, Slots};
+use super::row::{RawGates, Slots};
 use super::{GdnDecodeConstants, GdnDecodeParams};
 use crate::device::float::fma;
 use crate::device::thread::thread_idx_x;
 use crate::launch::Kernel;
+use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
+use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement};
 
 /// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block. V = K.
@@ -26,7 +28,7 @@ impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kerne
     unsafe fn run(params: &GdnDecodeParams) {
         let lanes = K / FRAGMENT;
         let c = GdnDecodeConstants::get();
-        let row = Row::of_block(&c, Self::TILES);
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let share = Share {
             lane: thread_idx_x() % lanes,
             lanes,
@@ -63,7 +65,12 @@ impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kerne
                 v.to_f32(c.v_element),
             );
             let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes); // (1)
-            let factors = Factors::new(&c, norms, gates.values(&c));
+            let factors = Factors::new(
+                c.l2norm != 0,
+                f32::from_bits(c.scale),
+                norms,
+                gates.values(&c),
+            );
 
             let mut products = [[0.0; 2]; ROWS];
             r = 0;

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::row::{Factors, RawGates, Row, Slots};
+use super::row::{RawGates, Slots};
 use super::{GdnDecodeConstants, GdnDecodeParams};
 use crate::device::float::fma;
 use crate::device::shared::{
@@ -12,9 +12,11 @@ use crate::device::shared::{
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::launch::Kernel;
+use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, bytes_of, load, load_one};
-use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot, pairwise_sum};
-use crate::state::{FRAGMENT, RawFragment, Share, StateElement};
+use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement};
 
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes. V = K.
 ///
@@ -46,7 +48,7 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
     #[inline(always)]
     unsafe fn run(params: &GdnDecodeParams) {
         let c = GdnDecodeConstants::get();
-        let row = Row::of_block(&c, Self::TILES);
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let (warp, group) = (thread_idx_x() / 32, thread_idx_x() / LANES);
         let share = Share {
             lane: thread_idx_x() % LANES,
@@ -91,7 +93,12 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
                 let [v] = load_one(row.v(&c, params, column), c.v_element).to_f32(c.v_element);
                 let gates = RawGates::load(&c, params, row);
                 let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
-                let f = Factors::new(&c, norms, gates.values(&c));
+                let f = Factors::new(
+                    c.l2norm != 0,
+                    f32::from_bits(c.scale),
+                    norms,
+                    gates.values(&c),
+                );
                 store_shared_b128(
                     owner_smem,
                     [
@@ -105,8 +112,8 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
             }
 
             let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
-            let sk = butterfly_scatter(column_products::<S, ROWS>(raw, k), LANES);
-            let sq = butterfly_scatter(column_products::<S, ROWS>(raw, q), LANES);
+            let sk = butterfly_scatter(column_products(|r| S::widen(raw[r]), k), LANES);
+            let sq = butterfly_scatter(column_products(|r| S::widen(raw[r]), q), LANES);
             let kept = FRAGMENT * LANES / 32;
             let mut i = 0;
             while i < kept {
@@ -169,37 +176,6 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
             }
         }
     }
-}
-
-/// Σ over this thread's rows of S x, for each of its columns: two rows at a time, then pair by pair, neighbours first.
-#[inline(always)]
-fn column_products<S: StateElement, const ROWS: usize>(
-    raw: [RawFragment; ROWS],
-    x: [f32; ROWS],
-) -> [f32; 8] {
-    let mut partial = [[0.0; 8]; 4];
-    let mut pair = 0;
-    while 2 * pair < ROWS {
-        let (first, second) = (S::widen(raw[2 * pair]), S::widen(raw[2 * pair + 1]));
-        let mut sum = [0.0; 8];
-        let mut level = 0;
-        let mut i = 0;
-        while i < 8 {
-            sum[i] = fma(second[i], x[2 * pair + 1], first[i] * x[2 * pair]);
-            i += 1;
-        }
-        while (pair >> level) & 1 == 1 {
-            i = 0;
-            while i < 8 {
-                sum[i] += partial[level][i];
-                i += 1;
-            }
-            level += 1;
-        }
-        partial[level] = sum;
-        pair += 1;
-    }
-    partial[(ROWS / 2).ilog2() as usize]
 }
 
 /// This lane's K/32 channels of q or k, padded with zeros to 4.

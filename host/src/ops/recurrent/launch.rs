@@ -1,0 +1,180 @@
+//! Launches: through the cache, with a chosen variant, and through a plan.
+
+use super::check::Problem;
+use super::request::Request;
+use super::{LaunchShape, MAX_BATCH, RecurrentParams};
+use crate::Entry;
+use crate::driver::RawFunction;
+use crate::error::Error;
+use crate::library::{KernelResources, Library, OperatorConstants};
+use crate::ops::checks::{aligned, one_of};
+use crate::shapes::{range, unsupported};
+use crate::stream::StreamRef;
+
+/// A GDN MTP verify, a recurrent KDA, a resume or a commit with its kernels compiled: everything but addresses, B, P
+/// and the `total` of packed rows is settled.
+///
+/// Cheap to clone and to launch; it holds its [`Library`] alive.
+#[derive(Clone)]
+pub struct RecurrentPlan {
+    library: Library,
+    problem: Problem,
+    functions: Vec<(Entry, RawFunction)>,
+}
+
+impl Library {
+    /// Checks and enqueues `request`, with `variant` or the selected one.
+    ///
+    /// # Safety
+    /// Until `stream` has passed the launch, the tensors stay valid, what is written is used by nobody else, and no
+    /// two live rows write one slot.
+    pub(crate) unsafe fn launch_recurrent(
+        &self,
+        stream: StreamRef<'_>,
+        request: &Request<'_>,
+        variant: Option<Entry>,
+    ) -> Result<(), Error> {
+        let problem = request.check()?;
+        let batch = request.batch();
+        let entry = match variant {
+            Some(variant) => one_of(problem.kind.variants(), variant)?,
+            None => problem.entry(batch)?,
+        };
+        self.check_memory(request.tensors(), |name| request.writes(&problem, name))?;
+        if batch == 0 {
+            return Ok(());
+        }
+        let constants = OperatorConstants::Recurrent(problem.constants);
+        // SAFETY: the caller's promise; the parameters are those of the entry's operator.
+        unsafe {
+            self.launch(
+                stream,
+                entry,
+                &constants,
+                problem.shape(entry, batch),
+                bytemuck::bytes_of(&request.params()),
+                || request.tensors().collect(),
+            )
+        }
+    }
+
+    /// Checks `request` and, on a GPU, compiles every kernel that some batch size gets.
+    pub(crate) fn prewarm_recurrent(&self, request: &Request<'_>) -> Result<(), Error> {
+        match self.context() {
+            Some(_) => self.plan_recurrent(request).map(drop),
+            None => request.check().map(drop),
+        }
+    }
+
+    /// Registers and memory of every variant of `request`.
+    pub(crate) fn recurrent_resources(
+        &self,
+        request: &Request<'_>,
+    ) -> Result<Vec<(Entry, KernelResources)>, Error> {
+        let problem = request.check()?;
+        let constants = OperatorConstants::Recurrent(problem.constants);
+        problem
+            .kind
+            .variants()
+            .map(|entry| Ok((entry, self.resources(entry, &constants)?)))
+            .collect()
+    }
+
+    /// Checks `request` and compiles its kernels.
+    pub(crate) fn plan_recurrent(&self, request: &Request<'_>) -> Result<RecurrentPlan, Error> {
+        let problem = request.check()?;
+        let constants = OperatorConstants::Recurrent(problem.constants);
+        let functions = problem
+            .kind
+            .entries()
+            .map(|entry| Ok((entry, self.function(entry, &constants)?)))
+            .collect::<Result<_, Error>>()?;
+        Ok(RecurrentPlan {
+            library: self.clone(),
+            problem,
+            functions,
+        })
+    }
+}
+
+impl RecurrentPlan {
+    /// The compiled function for `batch` rows and its launch shape, for an engine that launches by itself: one
+    /// parameter, a [`RecurrentParams`] by value.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for B.
+    pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
+        if batch > MAX_BATCH {
+            return Err(range("B", format!("at most {MAX_BATCH}"), batch));
+        }
+        let entry = self.problem.entry(batch as u32)?;
+        let planned = self
+            .functions
+            .iter()
+            .find(|(candidate, _)| *candidate == entry);
+        match planned {
+            Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),
+            None => Err(unsupported(
+                "B",
+                batch,
+                "a batch size that the plan has a kernel for",
+            )),
+        }
+    }
+
+    /// Enqueues what is planned on other addresses: no check but B's and alignment's, no look-up.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for B, [`Error::Alignment`] for an address that is less aligned than the planned one, under
+    /// its name in [`RecurrentParams`]; launch failures.
+    ///
+    /// # Safety
+    /// Until `stream` has passed the launch, tensors of the planned shapes, strides and dtypes are at `params`, what
+    /// is written is used by nobody else, and no two live rows write one slot.
+    pub unsafe fn launch(
+        &self,
+        stream: StreamRef<'_>,
+        batch: usize,
+        params: &RecurrentParams,
+    ) -> Result<(), Error> {
+        if batch == 0 {
+            return Ok(());
+        }
+        check_aligned(&self.problem, params)?;
+        let (function, shape) = self.raw(batch)?;
+        // SAFETY: the caller's promise; the function was compiled for these constants.
+        unsafe {
+            self.library
+                .launch_function(stream, function, shape, bytemuck::bytes_of(params))
+        }
+    }
+}
+
+/// The addresses are as aligned as planned.
+pub(super) fn check_aligned(problem: &Problem, params: &RecurrentParams) -> Result<(), Error> {
+    if problem.constants.wide_io != 0 {
+        aligned([
+            ("q", params.q),
+            ("k", params.k),
+            ("v", params.v),
+            ("o", params.o),
+            ("previous_k", params.previous_k),
+            ("previous_v", params.previous_v),
+        ])?;
+        if problem.per_channel() {
+            aligned([
+                ("g", params.g),
+                ("previous_g", params.previous_g),
+                ("dt_bias", params.dt_bias),
+            ])?;
+        }
+    }
+    if problem.constants.wide_state != 0 {
+        aligned([
+            ("read_pool", params.read_pool),
+            ("write_pool", params.write_pool),
+            ("snapshots", params.snapshots),
+        ])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! What is compiled for arguments, and which arguments are refused.
+
+mod refused;
+
+use super::launch::check_aligned;
+use super::*;
+use crate::DType::{self, Bf16, F16, F32, I32, I64, U32};
+use crate::ops::gdn_mtp::{GdnCommit, GdnMtp};
+use crate::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
+use crate::ops::{BetaScale, GdnGates};
+
+fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
+    // SAFETY: nothing is launched.
+    unsafe { Tensor::from_raw(address, dtype, dims) }.unwrap()
+}
+
+fn tensor(dtype: DType, dims: &[usize]) -> Tensor<'static> {
+    at(0x1_0000, dtype, dims)
+}
+
+fn strided(dtype: DType, dims: &[usize], strides: &[usize]) -> Tensor<'static> {
+    tensor(dtype, dims).with_strides(strides).unwrap()
+}
+
+/// B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5.
+fn arguments<G>(gates: G) -> Recurrent<'static, G> {
+    Recurrent {
+        q: tensor(Bf16, &[2, 3, 2, 64]),
+        k: tensor(Bf16, &[2, 3, 2, 64]),
+        v: tensor(Bf16, &[2, 3, 4, 64]),
+        gates,
+        o: tensor(Bf16, &[2, 3, 4, 64]),
+        pool: tensor(Bf16, &[5, 4, 64, 64]),
+        write_pool: None,
+        read_slots: None,
+        write_slots: None,
+        token_slots: None,
+        accepted: None,
+        snapshots: None,
+        packed: None,
+        previous: None,
+        options: RecurrentOptions::default(),
+    }
+}
+
+fn gdn() -> GdnMtp<'static> {
+    arguments(GdnGates::Raw {
+        a: tensor(F16, &[2, 3, 4]),
+        b: tensor(F32, &[2, 3, 4]),
+        a_log: tensor(F32, &[4]),
+        dt_bias: tensor(F32, &[4]),
+        beta_scale: BetaScale::Two,
+    })
+}
+
+fn kda(kind: KdaGate<'static>) -> KdaRecurrent<'static> {
+    arguments(KdaGates {
+        g: tensor(F32, &[2, 3, 4, 64]),
+        kind,
+        beta: tensor(Bf16, &[2, 3, 4]),
+        beta_kind: KdaBeta::Logit,
+    })
+}
+
+fn lower_bound(
+    bound: f32,
+    a_log: Option<&[usize]>,
+    dt_bias: Option<&[usize]>,
+) -> KdaRecurrent<'static> {
+    kda(KdaGate::LowerBound {
+        lower_bound: bound,
+        a_log: a_log.map(|dims| tensor(F32, dims)),
+        dt_bias: dt_bias.map(|dims| tensor(F32, dims)),
+    })
+}
+
+/// T' = 5, with the dtypes of [`gdn`].
+fn previous() -> Previous<'static> {
+    Previous {
+        k: tensor(Bf16, &[2, 5, 2, 64]),
+        v: tensor(Bf16, &[2, 5, 4, 64]),
+        gate: tensor(F16, &[2, 5, 4]),
+        beta: tensor(F32, &[2, 5, 4]),
+        keep: tensor(I64, &[2]),
+    }
+}
+
+fn resume() -> GdnMtp<'static> {
+    GdnMtp {
+        previous: Some(previous()),
+        ..gdn()
+    }
+}
+
+/// Rows of at most 3 of 7 tokens.
+fn packed() -> GdnMtp<'static> {
+    let of_total = |heads| tensor(Bf16, &[1, 7, heads, 64]);
+    GdnMtp {
+        q: of_total(2),
+        k: of_total(2),
+        v: of_total(4),
+        gates: GdnGates::Given {
+            g: tensor(F32, &[1, 7, 4]),
+            beta: tensor(F32, &[1, 7, 4]),
+        },
+        o: of_total(4),
+        packed: Some(Packed {
+            cu_seqlens: tensor(U32, &[3]),
+            max_tokens: 3,
+        }),
+        ..gdn()
+    }
+}
+
+fn token_slots() -> GdnMtp<'static> {
+    GdnMtp {
+        token_slots: Some(tensor(I32, &[2, 3])),
+        accepted: Some(tensor(I64, &[2])),
+        ..gdn()
+    }
+}
+
+fn commit() -> GdnCommit<'static> {
+    let GdnMtp { gates, pool, .. } = gdn();
+    GdnCommit {
+        k: tensor(Bf16, &[2, 3, 2, 64]),
+        v: tensor(Bf16, &[2, 3, 4, 64]),
+        gates,
+        keep: tensor(I32, &[2]),
+        pool,
+        write_pool: None,
+        read_slots: None,
+        write_slots: None,
+        options: RecurrentOptions::default(),
+    }
+}
+
+#[test]
+fn the_parameters_of_a_kda_gate_have_one_number_of_rows() {
+    let rows_h = |a_log: Option<&[usize]>, dt_bias: Option<&[usize]>| {
+        let problem = lower_bound(-5.0, a_log, dt_bias).request().check()?;
+        Ok::<_, Error>(problem.constants.gate_rows_h)
+    };
+    assert_eq!(rows_h(None, None).unwrap(), 0);
+    assert_eq!(rows_h(Some(&[2]), Some(&[2, 64])).unwrap(), 1);
+    assert_eq!(rows_h(Some(&[4]), Some(&[4, 64])).unwrap(), 0);
+    assert_eq!(rows_h(None, Some(&[2, 64])).unwrap(), 1);
+    for (a_log, dt_bias, wanted) in [
+        (
+            Some(&[2][..]),
+            Some(&[4, 64][..]),
+            "dt_bias: wanted shape [rows of A_log, K] = [2, 64], got [4, 64]",
+        ),
+        (
+            Some(&[3]),
+            None,
+            "A_log: wanted shape [H or HV] = [4], got [3]",
+        ),
+        (
+            None,
+            Some(&[4, 32]),
+            "dt_bias: wanted shape [H or HV, K] = [4, 64], got [4, 32]",
+        ),
+    ] {
+        assert_eq!(rows_h(a_log, dt_bias).unwrap_err().to_string(), wanted);
+    }
+    for bound in [0.0, 1.0, f32::NAN, f32::NEG_INFINITY] {
+        let error = lower_bound(bound, None, None).bytes().unwrap_err();
+        assert!(error.to_string().starts_with("lower_bound"), "{error}");
+    }
+}
+
+#[test]
+fn constants_are_those_of_the_tensors() {
+    let c = gdn().request().check().unwrap().constants;
+    assert_eq!((c.tokens, c.previous_tokens, c.update_state), (3, 0, 1));
+    assert_eq!((c.q_row, c.q_token, c.q_head), (384, 128, 64));
+    assert_eq!((c.v_row, c.v_token, c.v_head), (768, 256, 64));
+    assert_eq!((c.g_row, c.g_token, c.g_head), (12, 4, 1));
+    assert_eq!((c.q_element, c.g_element, c.b_element), (1, 2, 0));
+    assert_eq!((c.gate, c.beta_logit, c.beta_scale), (1, 1, 2f32.to_bits()));
+    assert_eq!((c.wide_io, c.wide_state), (1, 1));
+
+    let c = packed().request().check().unwrap().constants;
+    assert_eq!((c.q_row, c.q_token, c.cu_seqlens_index), (0, 128, 3));
+    assert_eq!((c.gate, c.has_a_log, c.b_row, c.b_token), (0, 0, 0, 4));
+    assert_eq!(packed().params().total_tokens, 7);
+
+    let c = resume().request().check().unwrap().constants;
+    assert_eq!((c.tokens, c.previous_tokens, c.update_state), (3, 5, 0));
+    assert_eq!((c.previous_k_row, c.previous_k_token), (640, 128));
+    assert_eq!(c.keep_index, 2);
+
+    let c = commit().request().check().unwrap().constants;
+    assert_eq!((c.tokens, c.previous_tokens, c.update_state), (0, 3, 0));
+    assert_eq!(
+        (c.previous_v_row, c.v_row, c.v_element, c.g_element),
+        (768, 0, 1, 2)
+    );
+
+    let c = token_slots().request().check().unwrap().constants;
+    assert_eq!(
+        (c.token_index, c.accepted_index, c.token_slots_row),
+        (1, 2, 3)
+    );
+    assert_eq!(c.update_state, 0);
+
+    let c = kda(KdaGate::Log).request().check().unwrap().constants;
+    assert_eq!(
+        (c.g_row, c.g_token, c.g_head, c.beta_logit),
+        (768, 256, 64, 1)
+    );
+}
+
+#[test]
+fn every_address_and_stride_decides_on_wide_accesses() {
+    let wide = |args: &KdaRecurrent<'_>| {
+        let c = args.request().check().unwrap().constants;
+        (c.wide_io, c.wide_state)
+    };
+    let good = || lower_bound(-1.0, None, Some(&[4, 64]));
+    assert_eq!(wide(&good()), (1, 1));
+    let mut args = good();
+    args.gates.g = at(0x1_0004, F32, &[2, 3, 4, 64]);
+    assert_eq!(wide(&args), (0, 1));
+    args = good();
+    args.gates.kind = KdaGate::LowerBound {
+        lower_bound: -1.0,
+        a_log: None,
+        dt_bias: Some(at(0x1_0008, F32, &[4, 64])),
+    };
+    assert_eq!(wide(&args), (0, 1));
+    args = good();
+    args.q = strided(Bf16, &[2, 3, 2, 64], &[1024, 129, 64, 1]);
+    assert_eq!(wide(&args), (0, 1));
+    args = good();
+    args.snapshots = Some(strided(
+        Bf16,
+        &[2, 3, 4, 64, 64],
+        &[65536, 16385, 4096, 64, 1],
+    ));
+    assert_eq!(wide(&args), (1, 0));
+    let mut args = resume();
+    assert_eq!(args.request().check().unwrap().constants.wide_io, 1);
+    args.previous.as_mut().unwrap().v = at(0x1_0002, Bf16, &[2, 5, 4, 64]);
+    assert_eq!(args.request().check().unwrap().constants.wide_io, 0);
+}
+
+#[test]
+fn a_plan_names_the_address_that_is_less_aligned() {
+    let args = lower_bound(-1.0, None, Some(&[4, 64]));
+    let problem = args.request().check().unwrap();
+    check_aligned(&problem, &args.params()).unwrap();
+    type Field = fn(&mut RecurrentParams) -> &mut u64;
+    let fields: [(&str, Field); 12] = [
+        ("q", |params| &mut params.q),
+        ("k", |params| &mut params.k),
+        ("v", |params| &mut params.v),
+        ("o", |params| &mut params.o),
+        ("g", |params| &mut params.g),
+        ("previous_k", |params| &mut params.previous_k),
+        ("previous_v", |params| &mut params.previous_v),
+        ("previous_g", |params| &mut params.previous_g),
+        ("dt_bias", |params| &mut params.dt_bias),
+        ("read_pool", |params| &mut params.read_pool),
+        ("write_pool", |params| &mut params.write_pool),
+        ("snapshots", |params| &mut params.snapshots),
+    ];
+    for (name, field) in fields {
+        let mut params = args.params();
+        *field(&mut params) = 0x1_0008;
+        let message = check_aligned(&problem, &params).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            format!("{name}: wanted an alignment of 16 bytes, got 8")
+        );
+    }
+    let mut params = args.params();
+    params.b = 0x1_0002;
+    check_aligned(&problem, &params).unwrap();
+}
+
+#[test]
+fn bytes_are_each_start_state_each_kept_state_and_every_other_tensor() {
+    const STATE: u64 = 4 * 64 * 64 * 2;
+    // q, k; v, o; a, b; A_log, dt_bias.
+    const TOKENS: u64 = 2 * (2 * 3 * 2 * 64 * 2) + 2 * (2 * 3 * 4 * 64 * 2) + 24 * (2 + 4) + 2 * 16;
+    // k; v; a, b; keep.
+    const PREVIOUS: u64 = (2 * 5 * 2 * 64 * 2) + (2 * 5 * 4 * 64 * 2) + 40 * (2 + 4) + 2 * 8;
+    assert_eq!(gdn().bytes().unwrap(), 4 * STATE + TOKENS);
+    let mut output_only = gdn();
+    output_only.options.update_state = false;
+    assert_eq!(output_only.bytes().unwrap(), 2 * STATE + TOKENS);
+    let snapshots = GdnMtp {
+        snapshots: Some(tensor(Bf16, &[2, 4, 4, 64, 64])),
+        ..output_only
+    };
+    assert_eq!(snapshots.bytes().unwrap(), (2 + 6) * STATE + TOKENS);
+    assert_eq!(resume().bytes().unwrap(), 4 * STATE + TOKENS + PREVIOUS);
+    assert_eq!(
+        token_slots().bytes().unwrap(),
+        (2 + 6) * STATE + TOKENS + 24 + 16
+    );
+    let snapshots = GdnMtp {
+        snapshots: Some(tensor(Bf16, &[2, 3, 4, 64, 64])),
+        ..packed()
+    };
+    assert_eq!(
+        snapshots.bytes().unwrap() - packed().bytes().unwrap(),
+        7 * STATE
+    );
+}

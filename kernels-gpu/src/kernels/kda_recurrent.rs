@@ -1,0 +1,35 @@
+//! Recurrent KDA (Kimi Delta Attention, arXiv 2510.26692): one decay per key channel; T tokens per sequence.
+//!
+//! Per value head hv with query/key head h and state S: [V, K], for each token:
+//!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale    (1)
+//!     S ← S diag(α)                                               (2) decay of each key channel
+//!     δ = β (v − S k̂)                                             (3) from the decayed S
+//!     S ← S + δ k̂ᵀ                                                (4)
+//!     o = S q̂                                                     (5) from the written S
+//! Both products are taken from the decayed S with the raw k and q in one reduction:
+//! S k̂ = rk (S k), o = rq (S q) + δ (k̂·q̂) with rk, rq the factors of (1). S stays f32 between tokens.
+//!
+//! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g [B, T, HV, K]   pool [P, HV, V, K] or [P, HV, K, V]
+//! Grid     x = tile + TILES · r, y, z = b; hv = y · HV/H + r (grouped, y = h) or r · H + y (tiled)
+//! Threads  K-last: block = groups of K/8 lanes; a group owns whole rows (one v), a lane 8 channels and their α
+//!          V-last: block = groups of LANES lanes; a group owns ROWS rows (one k each) and their α, a lane 8 columns
+//! Padding  an inactive row zeroes o and touches no state
+//! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
+//! Truth    reference::recurrent; tests/kda_recurrent.rs
+
+use crate::recurrent::{self, Gating};
+
+/// One decay per key channel.
+pub struct PerChannel;
+
+impl Gating for PerChannel {
+    const PER_CHANNEL: bool = true;
+}
+
+/// K-last states.
+pub type KLast<S, const K: u32, const ROWS: usize, const THREADS: u32> =
+    recurrent::KLast<PerChannel, S, K, ROWS, THREADS>;
+
+/// V-last states.
+pub type VLast<S, const K: u32, const LANES: u32, const ROWS: usize> =
+    recurrent::VLast<PerChannel, S, K, LANES, ROWS>;

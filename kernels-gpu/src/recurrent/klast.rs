@@ -1,0 +1,505 @@
+//! Token by token on K-last states: GDN decode's own steps, with the states in registers between tokens.
+
+use core::marker::PhantomData;
+
+use super::slots::{Slots, token_slot};
+use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
+use super::{RecurrentConstants, RecurrentParams};
+use crate::constants::Element;
+use crate::device::float::fma;
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
+    store_shared_b64, store_shared_b128,
+};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::launch::Kernel;
+use crate::math::delta_rule::Factors;
+use crate::math::elements::{self, Raw, load, load_one};
+use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement};
+
+/// K-last states: `ROWS` rows of S per group of K/8 lanes; `THREADS` of a block. V = K.
+///
+/// A single token is loaded by every group for itself. Of several, each group prepares some for the whole block, in
+/// shared memory, and then all groups walk through them.
+pub struct KLast<G, S, const K: u32, const ROWS: usize, const THREADS: u32>(PhantomData<(G, S)>);
+
+impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32>
+    KLast<G, S, K, ROWS, THREADS>
+{
+    /// Lanes of a group.
+    const LANES: u32 = K / FRAGMENT;
+    const GROUPS: u32 = THREADS / Self::LANES;
+    const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
+    /// Rows of S of a block.
+    const TILE: u32 = Self::GROUPS * ROWS as u32;
+    /// A prepared token in shared memory: k, q and (KDA) α of every channel, v of the block's rows, and its factors.
+    const Q: u32 = K * 4;
+    const DECAY: u32 = 2 * K * 4;
+    const VALUES: u32 = Self::DECAY + if G::PER_CHANNEL { K * 4 } else { 0 };
+    const FACTORS: u32 = Self::VALUES + Self::TILE * 4;
+    const TOKEN_BYTES: u32 = Self::FACTORS + 32;
+}
+
+/// A token in a lane's registers: its own 8 channels.
+#[derive(Clone, Copy)]
+struct Token {
+    k: [f32; 8],
+    q: [f32; 8],
+    /// KDA's α; GDN's is in the factors.
+    decay: [f32; 8],
+    factors: Factors,
+    /// Where the state after it goes besides.
+    slot: u64,
+}
+
+/// A token as it lies in memory.
+#[derive(Clone, Copy)]
+struct RawToken {
+    k: Raw<8>,
+    q: Raw<8>,
+    q_element: u32,
+    /// KDA's.
+    channel_gates: RawGates<8>,
+    /// GDN's; β of both.
+    head_gate: RawGates<1>,
+    /// Where the state after it goes besides.
+    slot: u64,
+}
+
+impl RawToken {
+    /// # Safety
+    /// The token is there.
+    #[inline(always)]
+    unsafe fn load<G: Gating, S: StateElement, const K: u32>(
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        tokens: &Tokens,
+        t: u32,
+        share: Share,
+    ) -> Self {
+        let wide = c.wide_io != 0;
+        let none = Raw([0; 8]);
+        let gate_row = gate_row(c, row) as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let k = share.load_matching::<S>(tokens.k.at(t, 0), c.k_element, wide);
+            let q = share.load_matching::<S>(tokens.q.at(t, 0), tokens.q.element(), wide);
+            let (mut g, mut dt_bias) = (none, none);
+            let (mut head_g, mut head_dt_bias) = (Raw([0]), Raw([0]));
+            let f32s = Element::F32 as u32;
+            if G::PER_CHANNEL {
+                g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
+                if c.has_dt_bias != 0 {
+                    let address = params.dt_bias + gate_row * (K * 4) as u64;
+                    dt_bias = share.load_matching::<S>(address, f32s, wide);
+                }
+            } else {
+                head_g = load_one(tokens.g.at(t, 0), c.g_element);
+                if c.has_dt_bias != 0 {
+                    head_dt_bias = load_one(params.dt_bias + gate_row * 4, f32s);
+                }
+            }
+            let b = load_beta(c, tokens, t);
+            let a_log = load_a_log(c, params, row);
+            Self {
+                k,
+                q,
+                q_element: tokens.q.element(),
+                slot: token_slot(c, params, row.b, t),
+                channel_gates: RawGates {
+                    g,
+                    b,
+                    a_log,
+                    dt_bias,
+                },
+                head_gate: RawGates {
+                    g: head_g,
+                    b,
+                    a_log,
+                    dt_bias: head_dt_bias,
+                },
+            }
+        }
+    }
+
+    /// All lanes of the warp call it.
+    #[inline(always)]
+    fn values<G: Gating>(self, c: &RecurrentConstants, lanes: u32) -> Token {
+        let (k, q) = (self.k.to_f32(c.k_element), self.q.to_f32(self.q_element));
+        let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes); // (1)
+        let (decay, gates) = if G::PER_CHANNEL {
+            let (decay, beta) = self.channel_gates.values(c);
+            (decay, (1.0, beta))
+        } else {
+            let ([decay], beta) = self.head_gate.values(c);
+            ([0.0; 8], (decay, beta))
+        };
+        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
+        Token {
+            k,
+            q,
+            decay,
+            factors,
+            slot: self.slot,
+        }
+    }
+}
+
+/// One token on this group's rows; their outputs.
+#[inline(always)]
+fn step<G: Gating, const ROWS: usize>(
+    states: &mut [[f32; 8]; ROWS],
+    token: Token,
+    v: [f32; ROWS],
+    lanes: u32,
+) -> [f32; ROWS] {
+    let mut products = [[0.0; 2]; ROWS];
+    let mut r = 0;
+    while r < ROWS {
+        if G::PER_CHANNEL {
+            let mut i = 0;
+            while i < 8 {
+                states[r][i] *= token.decay[i]; // (2)
+                i += 1;
+            }
+        }
+        products[r] = [dot(states[r], token.k), dot(states[r], token.q)];
+        r += 1;
+    }
+    let products = butterfly_sum_pairs(products, 1, lanes);
+    let mut o = [0.0; ROWS];
+    r = 0;
+    while r < ROWS {
+        let [sk, sq] = products[r];
+        let delta = token.factors.delta(v[r], sk); // (3)
+        o[r] = token.factors.output(sq, delta); // (5)
+        let step = delta * token.factors.k;
+        let mut i = 0;
+        while i < 8 {
+            states[r][i] = fma(step, token.k[i], token.factors.decay * states[r][i]); // (2) (4)
+            i += 1;
+        }
+        r += 1;
+    }
+    o
+}
+
+impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kernel
+    for KLast<G, S, K, ROWS, THREADS>
+{
+    type Params = RecurrentParams;
+    type Constants = RecurrentConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = K / Self::TILE;
+    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
+    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+
+    #[inline(always)]
+    unsafe fn run(params: &RecurrentParams) {
+        let c = RecurrentConstants::get();
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let group = thread_idx_x() / Self::LANES;
+        let share = Share {
+            lane: thread_idx_x() % Self::LANES,
+            lanes: Self::LANES,
+            first: 0,
+        };
+        let first = row.tile * Self::TILE + group * ROWS as u32;
+        let wide = c.wide_io != 0;
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are
+        // written before the barrier that precedes their reads.
+        unsafe {
+            let slots = Slots::load(&c, params, row.b);
+            let tokens = Tokens::new(&c, params, row);
+            if !tokens.live {
+                return;
+            }
+            let mut live = slots.live(&c, params);
+            let mut earliest = tokens;
+            if c.previous_tokens != 0 {
+                earliest = Tokens::previous(&c, params, row);
+                live = live && earliest.live;
+            }
+            let start = slots.start::<S, K>(&c, params, row.hv);
+            let load_states = || {
+                let mut raw = [[0; 8]; ROWS];
+                let mut r = 0;
+                while r < ROWS {
+                    raw[r] = start.load::<S>(share, first + r as u32, live);
+                    r += 1;
+                }
+                raw
+            };
+            let store_zeros = || {
+                let mut t = 0;
+                while t < tokens.count && share.lane == 0 {
+                    let o = tokens.o.at(t, first);
+                    elements::store([0.0; ROWS], o, c.o_element, wide);
+                    t += 1;
+                }
+            };
+
+            if c.tokens == 1 && c.previous_tokens == 0 {
+                let raw = load_states();
+                let token = RawToken::load::<G, S, K>(&c, params, row, &tokens, 0, share);
+                let v = load::<ROWS>(tokens.v.at(0, first), c.v_element, wide);
+                // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+                if !live {
+                    store_zeros();
+                    return;
+                }
+                let token = token.values::<G>(&c, Self::LANES);
+                let mut states = raw.map(S::widen);
+                let v = v.to_f32(c.v_element);
+                let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                Self::store_after(
+                    &slots,
+                    &c,
+                    params,
+                    row,
+                    (0, true, token.slot),
+                    &states,
+                    (share, first),
+                );
+                if share.lane == 0 {
+                    elements::store(o, tokens.o.at(0, first), c.o_element, wide);
+                }
+                return;
+            }
+
+            // Tokens are wanted before the states, and wait for no slot.
+            let turn = Self::load_turn(&c, params, row, &earliest, share, first);
+            let raw = load_states();
+            if !live {
+                store_zeros();
+                return;
+            }
+            Self::prepare(&c, params, row, (&earliest, 0), turn, (share, first));
+            let mut kept = 0;
+            if c.previous_tokens != 0 {
+                kept = earliest.count;
+                if c.tokens != 0 {
+                    let turn = Self::load_turn(&c, params, row, &tokens, share, first);
+                    Self::prepare(&c, params, row, (&tokens, kept), turn, (share, first));
+                }
+            }
+            sync_threads();
+            let mut states = raw.map(S::widen);
+            if c.previous_tokens != 0 {
+                let mut t = 0;
+                while t < kept {
+                    let (token, v) = Self::prepared(&c, t, share);
+                    step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                    t += 1;
+                }
+                let write = slots.write::<S, K>(&c, params, row.hv);
+                let mut r = 0;
+                while r < ROWS {
+                    let rounded = S::narrow(states[r]);
+                    write.store::<S>(share, first + r as u32, rounded);
+                    states[r] = S::widen(rounded);
+                    r += 1;
+                }
+            }
+            let mut t = 0;
+            while t < tokens.count {
+                let (token, v) = Self::prepared(&c, kept + t, share);
+                let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                let is_last = t + 1 == tokens.count;
+                Self::store_after(
+                    &slots,
+                    &c,
+                    params,
+                    row,
+                    (t, is_last, token.slot),
+                    &states,
+                    (share, first),
+                );
+                if share.lane == 0 {
+                    elements::store(o, tokens.o.at(t, first), c.o_element, wide);
+                }
+                t += 1;
+            }
+        }
+    }
+}
+
+impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32>
+    KLast<G, S, K, ROWS, THREADS>
+{
+    /// Stores this group's rows wherever the state after a token goes: see [`Slots::after`].
+    #[inline(always)]
+    unsafe fn store_after(
+        slots: &Slots,
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        after: (u32, bool, u64),
+        states: &[[f32; 8]; ROWS],
+        (share, first): (Share, u32),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            slots.after::<S, K>(c, params, row, after, |head| {
+                let mut r = 0;
+                while r < ROWS {
+                    head.store::<S>(share, first + r as u32, S::narrow(states[r]));
+                    r += 1;
+                }
+            });
+        }
+    }
+
+    /// The token of this group's first turn, and v of its rows of the token that has this lane's number.
+    #[inline(always)]
+    unsafe fn load_turn(
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        tokens: &Tokens,
+        share: Share,
+        first: u32,
+    ) -> (RawToken, Raw<ROWS>) {
+        let group = thread_idx_x() / Self::LANES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let v = tokens.v.at(tokens.nearest(share.lane), first);
+            (
+                RawToken::load::<G, S, K>(c, params, row, tokens, tokens.nearest(group), share),
+                load::<ROWS>(v, c.v_element, c.wide_io != 0),
+            )
+        }
+    }
+
+    /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the groups take turns, whose
+    /// first is loaded. All threads of the block call it.
+    #[inline(always)]
+    unsafe fn prepare(
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        (tokens, before): (&Tokens, u32),
+        (mut raw, mut v): (RawToken, Raw<ROWS>),
+        (share, first): (Share, u32),
+    ) {
+        let group = thread_idx_x() / Self::LANES;
+        let smem = dynamic_shared_mem() + before * Self::TOKEN_BYTES;
+        let values = smem + Self::VALUES + group * ROWS as u32 * 4;
+        // SAFETY: the caller's promise; each token's bytes have one writer, and so has each v.
+        unsafe {
+            let mut t = share.lane;
+            while t < tokens.count {
+                let v_of_rows = v.to_f32(c.v_element);
+                let mut r = 0;
+                while r < ROWS {
+                    let address = values + t * Self::TOKEN_BYTES + r as u32 * 4;
+                    store_shared_b32(address, v_of_rows[r].to_bits());
+                    r += 1;
+                }
+                t += Self::LANES;
+                if t < tokens.count {
+                    v = load::<ROWS>(tokens.v.at(t, first), c.v_element, c.wide_io != 0);
+                }
+            }
+            // All lanes of a warp stay together: a group that has no token repeats the last.
+            let mut t = group;
+            let is_due = |t: u32| t / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < tokens.count;
+            while is_due(t) {
+                let token = raw.values::<G>(c, Self::LANES);
+                let smem = smem + t * Self::TOKEN_BYTES;
+                if t < tokens.count {
+                    store_channels(smem, share, token.k);
+                    store_channels(smem + Self::Q, share, token.q);
+                    if G::PER_CHANNEL {
+                        store_channels(smem + Self::DECAY, share, token.decay);
+                    }
+                    if share.lane == 0 {
+                        let f = token.factors;
+                        let four = [f.decay, f.beta, f.k, f.q].map(f32::to_bits);
+                        store_shared_b128(smem + Self::FACTORS, four);
+                        store_shared_b32(smem + Self::FACTORS + 16, f.kq.to_bits());
+                        if c.token_index != 0 {
+                            let words = [token.slot as u32, (token.slot >> 32) as u32];
+                            store_shared_b64(smem + Self::FACTORS + 24, words);
+                        }
+                    }
+                }
+                t += Self::GROUPS;
+                if is_due(t) {
+                    let nearest = tokens.nearest(t);
+                    raw = RawToken::load::<G, S, K>(c, params, row, tokens, nearest, share);
+                }
+            }
+        }
+    }
+
+    /// Prepared token `i`, and v of this group's rows.
+    #[inline(always)]
+    unsafe fn prepared(c: &RecurrentConstants, i: u32, share: Share) -> (Token, [f32; ROWS]) {
+        let smem = dynamic_shared_mem() + i * Self::TOKEN_BYTES;
+        let group = thread_idx_x() / Self::LANES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [decay, beta, k, q] = load_shared_b128(smem + Self::FACTORS).map(f32::from_bits);
+            let kq = f32::from_bits(load_shared_b32(smem + Self::FACTORS + 16));
+            let mut v = [0.0; ROWS];
+            let mut r = 0;
+            while r < ROWS {
+                let address = smem + Self::VALUES + (group * ROWS as u32 + r as u32) * 4;
+                v[r] = f32::from_bits(load_shared_b32(address));
+                r += 1;
+            }
+            let slot = if c.token_index != 0 {
+                let [low, high] = load_shared_b64(smem + Self::FACTORS + 24);
+                low as u64 | (high as u64) << 32
+            } else {
+                0
+            };
+            let token = Token {
+                slot,
+                k: load_channels(smem, share),
+                q: load_channels(smem + Self::Q, share),
+                decay: if G::PER_CHANNEL {
+                    load_channels(smem + Self::DECAY, share)
+                } else {
+                    [0.0; 8]
+                },
+                factors: Factors {
+                    decay: if G::PER_CHANNEL { 1.0 } else { decay },
+                    beta,
+                    k,
+                    q,
+                    kq,
+                },
+            };
+            (token, v)
+        }
+    }
+}
+
+/// Stores a lane's 8 values, half by half, so that the lanes of a group fill whole rows of banks.
+#[inline(always)]
+unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
+    let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
+    let own = smem + share.lane * 16;
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_shared_b128(own, [a, b, c, d]);
+        store_shared_b128(own + share.lanes * 16, [e, f, g, h]);
+    }
+}
+
+/// What [`store_channels`] stored for this lane.
+#[inline(always)]
+unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
+    let own = smem + share.lane * 16;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [a, b, c, d] = load_shared_b128(own);
+        let [e, f, g, h] = load_shared_b128(own + share.lanes * 16);
+        [a, b, c, d, e, f, g, h].map(f32::from_bits)
+    }
+}

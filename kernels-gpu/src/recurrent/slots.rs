@@ -1,0 +1,120 @@
+//! Where a row's state comes from and goes to.
+
+use super::{RecurrentConstants, RecurrentParams};
+use crate::row::Row;
+use crate::state::{Head, StateElement, is_live, slot_of};
+
+/// The start and the final slot of a row; its state after each token goes elsewhere besides.
+pub struct Slots {
+    start: u64,
+    write: u64,
+}
+
+impl Slots {
+    /// Of row `b`.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn load(c: &RecurrentConstants, params: &RecurrentParams, b: u32) -> Self {
+        let b = b as u64;
+        // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
+        unsafe {
+            if c.token_index != 0 {
+                let last = slot_of(params.accepted, c.accepted_index, b, 1).wrapping_sub(1);
+                let accepted = last < c.tokens as u64;
+                let i = b * c.token_slots_row as u64 + if accepted { last } else { 0 };
+                let start = slot_of(params.token_slots, c.token_index, i, 0);
+                let start = if accepted { start } else { u64::MAX };
+                return Self {
+                    start,
+                    write: start,
+                };
+            }
+            let start = slot_of(params.read_slots, c.read_index, b, b);
+            Self {
+                start,
+                write: slot_of(params.write_slots, c.write_index, b, start),
+            }
+        }
+    }
+
+    /// Whether the slots are there.
+    #[inline(always)]
+    pub fn live(&self, c: &RecurrentConstants, params: &RecurrentParams) -> bool {
+        is_live(self.start, params.read_pool_slots, c.null_slot)
+            && (!writes_final(c) || is_live(self.write, params.write_pool_slots, c.null_slot))
+    }
+
+    /// The state that the row starts from.
+    #[inline(always)]
+    pub fn start<S: StateElement, const K: u32>(
+        &self,
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        hv: u32,
+    ) -> Head {
+        let wide = c.wide_state != 0;
+        Head::of_slot::<S, K>(params.read_pool, self.start, c.read_slot, hv, wide)
+    }
+
+    /// The state that the row ends with.
+    #[inline(always)]
+    pub fn write<S: StateElement, const K: u32>(
+        &self,
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        hv: u32,
+    ) -> Head {
+        let wide = c.wide_state != 0;
+        Head::of_slot::<S, K>(params.write_pool, self.write, c.write_slot, hv, wide)
+    }
+
+    /// Calls `store` with every place that the state after token `t` goes to; `token_slot` is [`token_slot`]'s.
+    #[inline(always)]
+    pub fn after<S: StateElement, const K: u32>(
+        &self,
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        (t, is_last, token_slot): (u32, bool, u64),
+        store: impl Fn(Head),
+    ) {
+        let wide = c.wide_state != 0;
+        if c.has_snapshots != 0 {
+            let first = row.b as u64 * c.snapshot_row as u64 + t as u64 * c.snapshot_token as u64;
+            let address = params.snapshots + first * S::BYTES as u64;
+            store(Head::of_slot::<S, K>(address, 0, 0, row.hv, wide));
+        }
+        if c.token_index != 0 && is_live(token_slot, params.write_pool_slots, c.null_slot) {
+            store(Head::of_slot::<S, K>(
+                params.write_pool,
+                token_slot,
+                c.write_slot,
+                row.hv,
+                wide,
+            ));
+        }
+        if c.update_state != 0 && is_last {
+            store(self.write::<S, K>(c, params, row.hv));
+        }
+    }
+}
+
+/// Slot of the state after token `t` of row `b`; any number where there are no token slots. Loaded well before it is
+/// wanted, since a store would wait for it.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the token is there.
+#[inline(always)]
+pub unsafe fn token_slot(c: &RecurrentConstants, params: &RecurrentParams, b: u32, t: u32) -> u64 {
+    let i = b as u64 * c.token_slots_row as u64 + t as u64;
+    // SAFETY: the caller's promise.
+    unsafe { slot_of(params.token_slots, c.token_index, i, 0) }
+}
+
+/// Whether the final slot is written: by an update or by a commit.
+#[inline(always)]
+fn writes_final(c: &RecurrentConstants) -> bool {
+    c.update_state != 0 || c.previous_tokens != 0
+}

@@ -1,0 +1,228 @@
+//! Tokens in memory, and what a lane makes of one.
+
+use super::{Gate, RecurrentConstants, RecurrentParams};
+use crate::device::global::load_b32;
+use crate::math::elements::{Raw, bytes_of, load_one};
+use crate::math::gate;
+use crate::row::Row;
+use crate::state::slot_of;
+
+/// Whether the gate is one per key channel.
+pub trait Gating {
+    /// KDA: one decay per key channel; GDN: one per value head.
+    const PER_CHANNEL: bool;
+}
+
+/// One tensor of one row and head: element `i` of token t is `i` behind `first + t · token`.
+#[derive(Clone, Copy)]
+pub struct Run {
+    first: u64,
+    token: u32,
+    element: u32,
+}
+
+impl Run {
+    /// Address of element `i` of token `t`.
+    #[inline(always)]
+    pub fn at(self, t: u32, i: u32) -> u64 {
+        self.first + (t as u64 * self.token as u64 + i as u64) * bytes_of(self.element) as u64
+    }
+
+    /// [`crate::constants::Element`] of the tensor.
+    #[inline(always)]
+    pub fn element(self) -> u32 {
+        self.element
+    }
+}
+
+/// Tokens of one row and value head.
+#[derive(Clone, Copy)]
+pub struct Tokens {
+    /// Of the query/key head; of previous tokens, which have none, it is k.
+    pub q: Run,
+    /// Of the query/key head.
+    pub k: Run,
+    /// Of the value head.
+    pub v: Run,
+    /// Of the value head.
+    pub g: Run,
+    /// Of the value head.
+    pub b: Run,
+    /// Of the value head.
+    pub o: Run,
+    /// How many there are.
+    pub count: u32,
+    /// Whether the row's tokens are where its lengths say.
+    pub live: bool,
+}
+
+impl Tokens {
+    /// The tokens of this launch.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn new(c: &RecurrentConstants, params: &RecurrentParams, row: Row) -> Self {
+        let (mut start, mut count, mut live) = (0, c.tokens, true);
+        if c.cu_seqlens_index != 0 {
+            // SAFETY: the caller's promise; there are B + 1 of them.
+            let (first, end) = unsafe {
+                let at = |i| slot_of(params.cu_seqlens, c.cu_seqlens_index, i, 0);
+                (at(row.b as u64), at(row.b as u64 + 1))
+            };
+            live =
+                first < end && end <= params.total_tokens as u64 && end - first <= c.tokens as u64;
+            start = first as u32;
+            count = if live { (end - first) as u32 } else { 0 };
+        }
+        let run = |base, stride: u32, token: u32, head: u32, element| Run {
+            first: row.at(base, stride, head, 0, element)
+                + start as u64 * token as u64 * bytes_of(element) as u64,
+            token,
+            element,
+        };
+        Self {
+            q: run(params.q, c.q_row, c.q_token, row.h * c.q_head, c.q_element),
+            k: run(params.k, c.k_row, c.k_token, row.h * c.k_head, c.k_element),
+            v: run(params.v, c.v_row, c.v_token, row.hv * c.v_head, c.v_element),
+            g: run(params.g, c.g_row, c.g_token, row.hv * c.g_head, c.g_element),
+            b: run(params.b, c.b_row, c.b_token, row.hv, c.b_element),
+            o: run(params.o, c.o_row, c.o_token, row.hv * c.o_head, c.o_element),
+            count,
+            live,
+        }
+    }
+
+    /// Token `t`, or the last where there are fewer; the first where there are none.
+    #[inline(always)]
+    pub fn nearest(&self, t: u32) -> u32 {
+        if t < self.count {
+            t
+        } else {
+            self.count.max(1) - 1
+        }
+    }
+
+    /// The previous tokens that are kept; they have neither q nor o. None of them where the launch has none.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn previous(c: &RecurrentConstants, params: &RecurrentParams, row: Row) -> Self {
+        let run = |base, stride, token, head, element| Run {
+            first: row.at(base, stride, head, 0, element),
+            token,
+            element,
+        };
+        // SAFETY: the caller's promise; there are B of them.
+        let keep = unsafe { slot_of(params.keep, c.keep_index, row.b as u64, 0) };
+        let live = keep <= c.previous_tokens as u64;
+        let k = run(
+            params.previous_k,
+            c.previous_k_row,
+            c.previous_k_token,
+            row.h * c.previous_k_head,
+            c.k_element,
+        );
+        let v = run(
+            params.previous_v,
+            c.previous_v_row,
+            c.previous_v_token,
+            row.hv * c.previous_v_head,
+            c.v_element,
+        );
+        Self {
+            q: k,
+            k,
+            v,
+            g: run(
+                params.previous_g,
+                c.previous_g_row,
+                c.previous_g_token,
+                row.hv * c.previous_g_head,
+                c.g_element,
+            ),
+            b: run(
+                params.previous_b,
+                c.previous_b_row,
+                c.previous_b_token,
+                row.hv,
+                c.b_element,
+            ),
+            o: v,
+            count: if live { keep as u32 } else { 0 },
+            live,
+        }
+    }
+}
+
+/// What a token's gates are computed from, as it lies in memory.
+#[derive(Clone, Copy)]
+pub struct RawGates<const CHANNELS: usize> {
+    /// Of the channels of this lane; of the head, where `CHANNELS` is 1.
+    pub g: Raw<CHANNELS>,
+    /// β or its logit.
+    pub b: Raw<1>,
+    /// A_log of the head.
+    pub a_log: f32,
+    /// Of the channels of this lane.
+    pub dt_bias: Raw<CHANNELS>,
+}
+
+/// A_log of this head and its row among the gate's parameters; 0 without.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
+#[inline(always)]
+pub unsafe fn load_a_log(c: &RecurrentConstants, params: &RecurrentParams, row: Row) -> f32 {
+    if c.has_a_log == 0 {
+        return 0.0;
+    }
+    // SAFETY: the caller's promise.
+    f32::from_bits(unsafe { load_b32(params.a_log + 4 * gate_row(c, row) as u64) })
+}
+
+/// Row of A_log and dt_bias.
+#[inline(always)]
+pub fn gate_row(c: &RecurrentConstants, row: Row) -> u32 {
+    if c.gate_rows_h != 0 { row.h } else { row.hv }
+}
+
+/// β of token `t`, as it lies in memory.
+///
+/// # Safety
+/// The token is there.
+#[inline(always)]
+pub unsafe fn load_beta(c: &RecurrentConstants, tokens: &Tokens, t: u32) -> Raw<1> {
+    // SAFETY: the caller's promise.
+    unsafe { load_one(tokens.b.at(t, 0), c.b_element) }
+}
+
+impl<const CHANNELS: usize> RawGates<CHANNELS> {
+    /// α of each channel, and β.
+    #[inline(always)]
+    pub fn values(self, c: &RecurrentConstants) -> ([f32; CHANNELS], f32) {
+        let mut decay = self.g.to_f32(c.g_element);
+        let dt_bias = self.dt_bias.0.map(f32::from_bits);
+        let lower_bound = f32::from_bits(c.lower_bound);
+        let mut i = 0;
+        while i < CHANNELS {
+            let x = decay[i];
+            decay[i] = gate::exp(if c.gate == Gate::Log as u32 {
+                x
+            } else if c.gate == Gate::Softplus as u32 {
+                gate::log_decay(x, self.a_log, dt_bias[i])
+            } else {
+                gate::lower_bound_log_decay(x, lower_bound, self.a_log, dt_bias[i])
+            });
+            i += 1;
+        }
+        let [b] = self.b.to_f32(c.b_element);
+        let beta = if c.beta_logit != 0 {
+            gate::sigmoid(b) * f32::from_bits(c.beta_scale)
+        } else {
+            b
+        };
+        (decay, beta)
+    }
+}

@@ -1,0 +1,418 @@
+//! Token by token on V-last states: GDN decode's own steps, with the states in registers between tokens.
+
+use core::marker::PhantomData;
+
+use super::slots::{Slots, token_slot};
+use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
+use super::{RecurrentConstants, RecurrentParams};
+use crate::constants::Element;
+use crate::device::float::fma;
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
+    store_shared_b64, store_shared_b128,
+};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::lane_id;
+use crate::launch::Kernel;
+use crate::math::delta_rule::Factors;
+use crate::math::elements::{self, Raw, bytes_of, load, load_one};
+use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement};
+
+/// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes. V = K.
+///
+/// Warps prepare the tokens for the whole block, in shared memory; then all walk through them. As many threads as
+/// there are columns, whole warps, own one each: they turn the block's sums into δ and o while the others wait.
+/// Whatever `LANES` and `ROWS` are, sums over the rows are taken pair by pair, neighbours first.
+pub struct VLast<G, S, const K: u32, const LANES: u32, const ROWS: usize>(PhantomData<(G, S)>);
+
+impl<G: Gating, S, const K: u32, const LANES: u32, const ROWS: usize> VLast<G, S, K, LANES, ROWS> {
+    /// Columns of a block.
+    const COLUMNS: u32 = LANES * FRAGMENT;
+    const THREADS: u32 = K / ROWS as u32 * LANES;
+    const WARPS: u32 = Self::THREADS / 32;
+    /// Shared memory: S k and S q of each column from each warp; then δ rk of each column; then the tokens.
+    const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
+    const TOKENS: u32 = Self::STEPS + Self::COLUMNS * 4;
+    /// A token: k, q and (KDA) α of every channel, v of the block's columns, and its factors.
+    const Q: u32 = K * 4;
+    const DECAY: u32 = 2 * K * 4;
+    const VALUES: u32 = Self::DECAY + if G::PER_CHANNEL { K * 4 } else { 0 };
+    const FACTORS: u32 = Self::VALUES + Self::COLUMNS * 4;
+    const TOKEN_BYTES: u32 = Self::FACTORS + 32;
+}
+
+impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
+    for VLast<G, S, K, LANES, ROWS>
+{
+    type Params = RecurrentParams;
+    type Constants = RecurrentConstants;
+    const BLOCK: u32 = Self::THREADS;
+    const TILES: u32 = K / Self::COLUMNS;
+    const MIN_BLOCKS_PER_SM: u32 = 512 / Self::THREADS;
+    const SHARED_BYTES: u32 = Self::TOKENS;
+    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+
+    #[inline(always)]
+    unsafe fn run(params: &RecurrentParams) {
+        let c = RecurrentConstants::get();
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let share = Share {
+            lane: thread_idx_x() % LANES,
+            lanes: LANES,
+            first: row.tile * Self::COLUMNS,
+        };
+        let first = thread_idx_x() / LANES * ROWS as u32;
+        let owner = Self::owner(row);
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are
+        // written before the barrier that precedes their reads.
+        unsafe {
+            let slots = Slots::load(&c, params, row.b);
+            let tokens = Tokens::new(&c, params, row);
+            if !tokens.live {
+                return;
+            }
+            let mut live = slots.live(&c, params);
+            let mut kept = 0;
+            if c.previous_tokens != 0 {
+                let previous = Tokens::previous(&c, params, row);
+                live = live && previous.live;
+                kept = previous.count;
+            }
+            let start = slots.start::<S, K>(&c, params, row.hv);
+            let mut raw = [[0; 8]; ROWS];
+            let mut r = 0;
+            while r < ROWS {
+                raw[r] = start.load::<S>(share, first + r as u32, live);
+                r += 1;
+            }
+            if !live {
+                let mut t = 0;
+                while t < tokens.count && owner < Self::COLUMNS {
+                    let o = tokens.o.at(t, share.first + owner);
+                    elements::store([0.0], o, c.o_element, false);
+                    t += 1;
+                }
+                return;
+            }
+            if c.previous_tokens != 0 {
+                let previous = Tokens::previous(&c, params, row);
+                Self::prepare(&c, params, row, &previous, 0);
+            }
+            Self::prepare(&c, params, row, &tokens, kept);
+            sync_threads();
+            let mut states = raw.map(S::widen);
+            if c.previous_tokens != 0 {
+                let mut t = 0;
+                while t < kept {
+                    Self::products(&mut states, t, share, first);
+                    sync_threads();
+                    if owner < Self::COLUMNS {
+                        Self::close(t, owner);
+                    }
+                    sync_threads();
+                    Self::update(&mut states, t, share, first);
+                    t += 1;
+                }
+                let write = slots.write::<S, K>(&c, params, row.hv);
+                r = 0;
+                while r < ROWS {
+                    let rounded = S::narrow(states[r]);
+                    write.store::<S>(share, first + r as u32, rounded);
+                    states[r] = S::widen(rounded);
+                    r += 1;
+                }
+            }
+            let mut t = 0;
+            while t < tokens.count {
+                Self::products(&mut states, kept + t, share, first);
+                sync_threads();
+                if owner < Self::COLUMNS {
+                    let o = Self::close(kept + t, owner);
+                    let address = tokens.o.at(t, share.first + owner);
+                    elements::store([o], address, c.o_element, false);
+                }
+                sync_threads();
+                Self::update(&mut states, kept + t, share, first);
+                let is_last = t + 1 == tokens.count;
+                let slot = Self::slot(&c, kept + t);
+                slots.after::<S, K>(&c, params, row, (t, is_last, slot), |head| {
+                    let mut r = 0;
+                    while r < ROWS {
+                        head.store::<S>(share, first + r as u32, S::narrow(states[r]));
+                        r += 1;
+                    }
+                });
+                t += 1;
+            }
+        }
+    }
+}
+
+impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usize>
+    VLast<G, S, K, LANES, ROWS>
+{
+    /// The column that this thread owns; `COLUMNS` or more where it owns none.
+    #[inline(always)]
+    fn owner(row: Row) -> u32 {
+        // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
+        let warp = thread_idx_x() / 32 + row.tile + row.hv + row.b;
+        warp % Self::WARPS * 32 + lane_id()
+    }
+
+    /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the warps take turns.
+    #[inline(always)]
+    unsafe fn prepare(
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        tokens: &Tokens,
+        before: u32,
+    ) {
+        let first = row.tile * Self::COLUMNS;
+        let mut t = thread_idx_x() / 32;
+        while t < tokens.count {
+            let smem = Self::token(before + t);
+            // SAFETY: the caller's promise; each token's bytes have one writer.
+            unsafe {
+                let wide = c.wide_io != 0;
+                let k = warp_channels::<K>(tokens.k.at(t, 0), c.k_element, wide);
+                let q = warp_channels::<K>(tokens.q.at(t, 0), tokens.q.element(), wide);
+                let mut i = lane_id();
+                while i < Self::COLUMNS {
+                    let [v] = load_one(tokens.v.at(t, first + i), c.v_element).to_f32(c.v_element);
+                    store_shared_b32(smem + Self::VALUES + i * 4, v.to_bits());
+                    i += 32;
+                }
+                let gates = if G::PER_CHANNEL {
+                    let (decay, beta) = channel_gates::<K>(c, params, row, tokens, t);
+                    store_channels::<K>(smem + Self::DECAY, decay);
+                    (1.0, beta)
+                } else {
+                    let dt_bias = if c.has_dt_bias != 0 {
+                        load_one(params.dt_bias + gate_row(c, row) as u64 * 4, 0)
+                    } else {
+                        Raw([0])
+                    };
+                    let gates = RawGates {
+                        g: load_one(tokens.g.at(t, 0), c.g_element),
+                        b: load_beta(c, tokens, t),
+                        a_log: load_a_log(c, params, row),
+                        dt_bias,
+                    };
+                    let ([decay], beta) = gates.values(c);
+                    (decay, beta)
+                };
+                let (k, q) = (k.to_f32(c.k_element), q.to_f32(tokens.q.element()));
+                store_channels::<K>(smem, k);
+                store_channels::<K>(smem + Self::Q, q);
+                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+                let f = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
+                let slot = token_slot(c, params, row.b, t);
+                if lane_id() == 0 {
+                    let four = [f.decay, f.beta, f.k, f.q].map(f32::to_bits);
+                    store_shared_b128(smem + Self::FACTORS, four);
+                    store_shared_b32(smem + Self::FACTORS + 16, f.kq.to_bits());
+                    if c.token_index != 0 {
+                        let words = [slot as u32, (slot >> 32) as u32];
+                        store_shared_b64(smem + Self::FACTORS + 24, words);
+                    }
+                }
+            }
+            t += Self::WARPS;
+        }
+    }
+
+    /// Shared memory of prepared token `i`.
+    #[inline(always)]
+    fn token(i: u32) -> u32 {
+        dynamic_shared_mem() + Self::TOKENS + i * Self::TOKEN_BYTES
+    }
+
+    /// Leaves this warp's part of S k and S q of every column in shared memory, after KDA's decay (2).
+    #[inline(always)]
+    unsafe fn products(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
+        let smem = Self::token(token);
+        let warp = thread_idx_x() / 32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if G::PER_CHANNEL {
+                let decay = load_rows::<ROWS>(smem + Self::DECAY + first * 4);
+                let mut r = 0;
+                while r < ROWS {
+                    states[r] = states[r].map(|s| s * decay[r]); // (2)
+                    r += 1;
+                }
+            }
+            let k = load_rows::<ROWS>(smem + first * 4);
+            let sk = butterfly_scatter(column_products(|r| states[r], k), LANES);
+            let q = load_rows::<ROWS>(smem + Self::Q + first * 4);
+            let sq = butterfly_scatter(column_products(|r| states[r], q), LANES);
+            let kept = FRAGMENT * LANES / 32;
+            let mut i = 0;
+            while i < kept {
+                let column = share.column::<S>((lane_id() / LANES * kept + i) as usize);
+                let sums = [sk[i as usize].to_bits(), sq[i as usize].to_bits()];
+                let address = dynamic_shared_mem() + (warp * Self::COLUMNS + column) * 8;
+                store_shared_b64(address, sums);
+                i += 1;
+            }
+        }
+    }
+
+    /// δ of the column `own`, left in shared memory, and its o.
+    #[inline(always)]
+    unsafe fn close(token: u32, own: u32) -> f32 {
+        let smem = Self::token(token);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
+                load_shared_b64(dynamic_shared_mem() + (i as u32 * Self::COLUMNS + own) * 8)
+                    .map(f32::from_bits)
+            });
+            let factors = Self::factors(smem);
+            let v = f32::from_bits(load_shared_b32(smem + Self::VALUES + own * 4));
+            let delta = factors.delta(v, sk); // (3)
+            let step = delta * factors.k;
+            store_shared_b32(dynamic_shared_mem() + Self::STEPS + own * 4, step.to_bits());
+            factors.output(sq, delta) // (5)
+        }
+    }
+
+    /// Where the state after prepared token `i` goes besides.
+    #[inline(always)]
+    unsafe fn slot(c: &RecurrentConstants, i: u32) -> u64 {
+        if c.token_index == 0 {
+            return 0;
+        }
+        // SAFETY: the caller's promise.
+        let [low, high] = unsafe { load_shared_b64(Self::token(i) + Self::FACTORS + 24) };
+        low as u64 | (high as u64) << 32
+    }
+
+    #[inline(always)]
+    unsafe fn factors(smem: u32) -> Factors {
+        // SAFETY: the caller's promise.
+        let ([decay, beta, k, q], kq) = unsafe {
+            (
+                load_shared_b128(smem + Self::FACTORS).map(f32::from_bits),
+                f32::from_bits(load_shared_b32(smem + Self::FACTORS + 16)),
+            )
+        };
+        Factors {
+            decay: if G::PER_CHANNEL { 1.0 } else { decay },
+            beta,
+            k,
+            q,
+            kq,
+        }
+    }
+
+    /// The state after the token.
+    #[inline(always)]
+    unsafe fn update(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
+        let smem = Self::token(token);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let decay = Self::factors(smem).decay;
+            let k = load_rows::<ROWS>(smem + first * 4);
+            let mut step = [0.0; 8];
+            let mut i = 0;
+            while i < 8 {
+                let address = dynamic_shared_mem() + Self::STEPS + share.column::<S>(i) * 4;
+                let piece = load_shared_b128(address);
+                let mut j = 0;
+                while j < 4 {
+                    step[i + j] = f32::from_bits(piece[j]);
+                    j += 1;
+                }
+                i += 4;
+            }
+            let mut r = 0;
+            while r < ROWS {
+                i = 0;
+                while i < 8 {
+                    states[r][i] = fma(step[i], k[r], decay * states[r][i]); // (2) (4)
+                    i += 1;
+                }
+                r += 1;
+            }
+        }
+    }
+}
+
+/// α of this lane's K/32 channels, padded to 4, and β, of token `t`.
+#[inline(always)]
+unsafe fn channel_gates<const K: u32>(
+    c: &RecurrentConstants,
+    params: &RecurrentParams,
+    row: Row,
+    tokens: &Tokens,
+    t: u32,
+) -> ([f32; 4], f32) {
+    let wide = c.wide_io != 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let dt_bias = if c.has_dt_bias != 0 {
+            let address = params.dt_bias + gate_row(c, row) as u64 * (K * 4) as u64;
+            warp_channels::<K>(address, Element::F32 as u32, wide)
+        } else {
+            Raw([0; 4])
+        };
+        let gates = RawGates {
+            g: warp_channels::<K>(tokens.g.at(t, 0), c.g_element, wide),
+            b: load_beta(c, tokens, t),
+            a_log: load_a_log(c, params, row),
+            dt_bias,
+        };
+        gates.values(c)
+    }
+}
+
+/// This lane's K/32 channels of q, k or a gate, padded with zeros to 4.
+#[inline(always)]
+unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> Raw<4> {
+    let address = address + (lane_id() * (K / 32) * bytes_of(element)) as u64;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K == 128 {
+            load::<4>(address, element, wide)
+        } else {
+            let Raw([x, y]) = load::<2>(address, element, wide);
+            Raw([x, y, 0, 0])
+        }
+    }
+}
+
+/// Stores this lane's K/32 channels of a row of K.
+#[inline(always)]
+unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
+    let [x, y, z, w] = values.map(f32::to_bits);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K == 128 {
+            store_shared_b128(smem + lane_id() * 16, [x, y, z, w]);
+        } else {
+            store_shared_b64(smem + lane_id() * 8, [x, y]);
+        }
+    }
+}
+
+/// `ROWS` (a multiple of 4) consecutive values.
+#[inline(always)]
+unsafe fn load_rows<const ROWS: usize>(smem: u32) -> [f32; ROWS] {
+    let mut values = [0.0; ROWS];
+    let mut i = 0;
+    while i < ROWS {
+        // SAFETY: the caller's promise.
+        let piece = unsafe { load_shared_b128(smem + i as u32 * 4) };
+        let mut j = 0;
+        while j < 4 {
+            values[i + j] = f32::from_bits(piece[j]);
+            j += 1;
+        }
+        i += 4;
+    }
+    values
+}
