@@ -42,12 +42,12 @@ pub enum Backend {
 /// What a launch leaves behind.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// `[B, 1, HV, V]`.
-    pub o: HostTensor,
+    /// `[B, T, HV, V]`; `None` for a commit.
+    pub o: Option<HostTensor>,
     /// The whole pool afterwards.
     pub state: HostTensor,
-    /// The whole write pool afterwards, where there is one.
-    pub write_state: Option<HostTensor>,
+    /// `[B, T, HV, V, K]`, in the layout of the states; `None` where they are not wanted.
+    pub snapshots: Option<HostTensor>,
     /// The variant that ran; `None` for the reference.
     pub variant: Option<Entry>,
 }
@@ -55,15 +55,11 @@ pub struct Outputs {
 impl Outputs {
     /// The tensors of a problem that has run.
     pub(crate) fn of(mut problem: Problem, variant: Option<Entry>) -> Result<Self, Error> {
-        let mut take = |name: &'static str| problem.tensors.remove(name);
-        let absent = |tensor| gated_delta::Error::MissingTensor {
-            tensor,
-            needed_by: "results",
-        };
+        let state = problem.tensors.remove("state");
         Ok(Self {
-            o: take("o").ok_or_else(|| absent("o"))?,
-            state: take("state").ok_or_else(|| absent("state"))?,
-            write_state: take("write_state"),
+            o: problem.tensors.remove("o"),
+            state: state.ok_or_else(|| problem.missing("state"))?,
+            snapshots: problem.tensors.remove("snapshots"),
             variant,
         })
     }
@@ -145,6 +141,6 @@ fn simulate(library: &Library, problem: &Problem, entry: Entry) -> Result<Output
     let args = problem.args(&views)?;
     // SAFETY: a simulated launch is over when the call returns, `after` is this function's own, and the problem has
     // been validated: no two rows write one slot.
-    unsafe { library.gdn_decode_with(StreamRef::default_stream(), &args, entry) }?;
+    unsafe { args.launch(library, StreamRef::default_stream(), entry) }?;
     Outputs::of(after, Some(entry))
 }

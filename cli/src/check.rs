@@ -10,12 +10,13 @@ use crate::compare::{Comparison, compare, pairs, tolerance};
 use crate::error::Error;
 use crate::file::Expected;
 use crate::problem::Problem;
-use crate::reference::{self, Truth};
+use crate::reference;
+use crate::rows::Row;
 use crate::table::table;
 use crate::tensor::HostTensor;
 
-/// Runs a problem and compares `o` and the written slots of the pool with `expected`, or with the reference where
-/// that has none; every other slot has to be as it was, bit for bit.
+/// Runs a problem and compares the written parts of `o`, `state` and `snapshots` with `expected`, or with the
+/// reference where that has none; every other part has to be as it was, bit for bit.
 ///
 /// # Errors
 /// As [`Backend::run`]'s; [`Error::Input`] where the reference would be compared with itself alone.
@@ -25,54 +26,61 @@ pub fn check(
     expected: &Expected,
     variant: Option<Entry>,
 ) -> Result<Report, Error> {
+    let results = [
+        ("o", &expected.o),
+        ("state", &expected.state),
+        ("snapshots", &expected.snapshots),
+    ];
+    let results = results
+        .iter()
+        .filter(|(name, _)| problem.tensors.contains_key(name));
     let is_reference = matches!(backend, Backend::Reference);
-    if is_reference && expected.o.is_none() && expected.state.is_none() {
-        let wanted = "wanted one of them for the reference to be compared with, got none";
+    if is_reference && results.clone().all(|(_, expected)| expected.is_none()) {
+        let names: Vec<_> = results
+            .map(|(name, _)| format!("expected.{name}"))
+            .collect();
         return Err(Error::Input(format!(
-            "expected.o, expected.state: {wanted}"
+            "{}: wanted one of them for the reference to be compared with, got none",
+            names.join(", ")
         )));
     }
     let outputs = backend.run(problem, variant)?;
-    let needs_truth = !is_reference && (expected.o.is_none() || expected.state.is_none());
+    let needs_truth = !is_reference && results.clone().any(|(_, expected)| expected.is_none());
     let truth = needs_truth.then(|| reference::truth(problem)).transpose()?;
-    let wanted =
-        |expected: &Option<HostTensor>, values: fn(&Truth) -> &Vec<f64>| match (expected, &truth) {
-            (Some(tensor), _) => Some(("file", Cow::Owned(tensor.to_f64()))),
-            (None, Some(truth)) => Some(("reference", Cow::Borrowed(values(truth)))),
-            (None, None) => None,
-        };
+    let written = Written::of(problem);
 
     let mut lines = Lines::default();
-    if let Some((source, values)) = wanted(&expected.o, |truth| &truth.o) {
-        let got = outputs.o.to_f64();
-        lines.compared(
-            "o",
-            &outputs.o,
-            source,
-            compare(pairs(&got, &values), outputs.o.dims()),
-        );
-    }
-    let before = problem.tensor(problem.written_pool())?;
-    let after = outputs.write_state.as_ref().unwrap_or(&outputs.state);
-    let written = written_slots(problem, before.dims()[0]);
-    let slot_elements: usize = before.dims()[1..].iter().product();
-    let (before, got) = (before.to_f64(), after.to_f64());
-    let mut kept = changed_slot(&before, &got, &written, slot_elements)
-        .map(|slot| format!("slot {slot} has changed"));
-    if let Some((source, values)) = wanted(&expected.state, |truth| &truth.pool) {
-        let elements = pairs(&got, &values).filter(|(index, ..)| written[index / slot_elements]);
-        lines.compared(
-            "state, written slots",
+    if let Some(after) = &outputs.o {
+        lines.result(Part {
+            name: "o",
+            unit: "token",
+            before: problem.tensor("o")?,
             after,
-            source,
-            compare(elements, after.dims()),
-        );
-        if kept.is_none() {
-            kept = changed_slot(&before, &values, &written, slot_elements)
-                .map(|slot| format!("slot {slot} is to change, but no row writes it"));
-        }
+            written: &written.tokens,
+            expected: expected.o.as_ref(),
+            truth: truth.as_ref().map(|truth| truth.o.as_slice()),
+        });
     }
-    lines.exact("state, other slots", after, kept);
+    if let Some(after) = &outputs.snapshots {
+        lines.result(Part {
+            name: "snapshots",
+            unit: "step",
+            before: problem.tensor("snapshots")?,
+            after,
+            written: &written.steps,
+            expected: expected.snapshots.as_ref(),
+            truth: truth.as_ref().and_then(|truth| truth.snapshots.as_deref()),
+        });
+    }
+    lines.result(Part {
+        name: "state",
+        unit: "slot",
+        before: problem.tensor("state")?,
+        after: &outputs.state,
+        written: &written.slots,
+        expected: expected.state.as_ref(),
+        truth: truth.as_ref().map(|truth| truth.pool.as_slice()),
+    });
 
     let mut text = table(
         &[
@@ -94,6 +102,50 @@ pub fn check(
     })
 }
 
+/// Whether each unit of a result is written.
+struct Written {
+    tokens: Vec<bool>,
+    slots: Vec<bool>,
+    /// Of all rows, one row's behind the other's.
+    steps: Vec<bool>,
+}
+
+impl Written {
+    fn of(problem: &Problem) -> Self {
+        let steps = problem.dim("snapshots", 1);
+        let rows = problem.rows();
+        let mut written = Self {
+            tokens: vec![false; problem.dim("o", 0) * problem.dim("o", 1)],
+            slots: vec![false; problem.dim("state", 0)],
+            steps: vec![false; rows.len() * steps],
+        };
+        for (b, Row { tokens, slots }) in rows.into_iter().enumerate() {
+            written.tokens[tokens.clone()].fill(true);
+            let Some(slots) = slots else { continue };
+            for slot in slots.writes {
+                written.slots[slot] = true;
+            }
+            if steps > 0 {
+                written.steps[b * steps..][..tokens.len()].fill(true);
+            }
+        }
+        written
+    }
+}
+
+/// A result, what it was before, and what is wanted.
+struct Part<'a> {
+    name: &'static str,
+    /// What is written as a whole or not at all.
+    unit: &'static str,
+    before: &'a HostTensor,
+    after: &'a HostTensor,
+    /// Whether each unit is written.
+    written: &'a [bool],
+    expected: Option<&'a HostTensor>,
+    truth: Option<&'a [f64]>,
+}
+
 /// The lines of the report.
 #[derive(Default)]
 struct Lines {
@@ -102,6 +154,45 @@ struct Lines {
 }
 
 impl Lines {
+    /// A line for what is written, and one for the rest, where there is such.
+    fn result(&mut self, part: Part<'_>) {
+        let Part {
+            name,
+            unit,
+            before,
+            after,
+            written,
+            ..
+        } = part;
+        let unit_elements = (after.elements() / written.len().max(1)).max(1);
+        let (before, got) = (before.to_f64(), after.to_f64());
+        let wanted = match (part.expected, part.truth) {
+            (Some(tensor), _) => Some(("file", Cow::Owned(tensor.to_f64()))),
+            (None, Some(truth)) => Some(("reference", Cow::Borrowed(truth))),
+            (None, None) => None,
+        };
+        let label = |which: &str| match written.contains(&false) {
+            true => format!("{name}, {which} {unit}s"),
+            false => name.to_owned(),
+        };
+        if written.contains(&true)
+            && let Some((source, values)) = &wanted
+        {
+            let elements = pairs(&got, values).filter(|(index, ..)| written[index / unit_elements]);
+            let comparison = compare(elements, after.dims());
+            self.compared(&label("written"), after, source, comparison);
+        }
+        if written.contains(&false) {
+            let changed = |after: &[f64]| changed_unit(&before, after, written, unit_elements);
+            let mut problem = changed(&got).map(|index| format!("{unit} {index} has changed"));
+            if let (None, "state", Some((_, values))) = (&problem, name, &wanted) {
+                problem = changed(values)
+                    .map(|index| format!("{unit} {index} is to change, but no row writes it"));
+            }
+            self.exact(&label("other"), after, problem);
+        }
+    }
+
     fn compared(&mut self, name: &str, tensor: &HostTensor, source: &str, comparison: Comparison) {
         let tolerance = tolerance(tensor.dtype());
         let problem = match &comparison.mismatch {
@@ -152,27 +243,16 @@ impl Lines {
     }
 }
 
-/// Whether each slot of the written pool is a row's to write.
-fn written_slots(problem: &Problem, slots: usize) -> Vec<bool> {
-    let mut written = vec![false; slots];
-    if problem.options.update_state {
-        for row in problem.rows().into_iter().flatten() {
-            written[row.write] = true;
-        }
-    }
-    written
-}
-
-/// The first slot that is not written and yet differs in a bit, one NaN being as good as another.
-fn changed_slot(
+/// The first unit that is not written and yet differs in a bit, one NaN being as good as another.
+fn changed_unit(
     before: &[f64],
     after: &[f64],
     written: &[bool],
-    slot_elements: usize,
+    unit_elements: usize,
 ) -> Option<usize> {
-    let slots = before
-        .chunks(slot_elements)
-        .zip(after.chunks(slot_elements))
+    let units = before
+        .chunks(unit_elements)
+        .zip(after.chunks(unit_elements))
         .zip(written);
     let same = |before: &[f64], after: &[f64]| {
         before
@@ -180,9 +260,9 @@ fn changed_slot(
             .zip(after)
             .all(|(x, y)| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan())
     };
-    slots
+    units
         .enumerate()
-        .find_map(|(slot, ((before, after), written))| {
-            (!written && !same(before, after)).then_some(slot)
+        .find_map(|(unit, ((before, after), written))| {
+            (!written && !same(before, after)).then_some(unit)
         })
 }

@@ -67,8 +67,9 @@ impl Cuda {
         // SAFETY: the memory outlives the launch, which is waited for, and is used by nobody else; the problem has
         // been validated: no two rows write one slot.
         unsafe {
-            self.library
-                .gdn_decode_with(self.stream.as_ref(), &problem.args(&views)?, entry)
+            problem
+                .args(&views)?
+                .launch(&self.library, self.stream.as_ref(), entry)
         }?;
         self.stream.synchronize()?;
         let mut after = problem.clone();

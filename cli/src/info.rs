@@ -7,13 +7,16 @@ use gated_delta::ops::StateLayout;
 use gated_delta::{DType, Entry, KernelResources, Library};
 
 use crate::error::Error;
-use crate::model::{GDN, Shape};
+use crate::model::{LAYERS, Layer, Pool};
+use crate::operation::{Operation, Operator};
 use crate::problem::Problem;
 use crate::table::table;
 use crate::tensor::HostTensor;
 
 /// Batch sizes of the table of variants.
 const BATCHES: [usize; 4] = [1, 8, 64, 256];
+/// Tokens of a row where there are several.
+const TOKENS: usize = 4;
 /// State dtypes and layouts that kernels are compiled for.
 const STATES: [(DType, StateLayout); 4] = [
     (DType::Bf16, StateLayout::KLast),
@@ -38,9 +41,9 @@ pub fn info() -> Result<String, Error> {
             BTreeMap::new()
         }
     };
-    text += "\nKernels; registers and bytes of local memory as compiled for H = 16, HV = 32:\n";
+    text += "\nKernels; registers and bytes of local memory as compiled for H = 16, HV = 32, KDA for H = HV = 32:\n";
     text += &kernels(&resources);
-    text += "\nVariant by batch size:\n";
+    text += &format!("\nVariant by batch size, with {TOKENS} tokens per row but in a decode:\n");
     text += &variants()?;
     Ok(text)
 }
@@ -62,17 +65,29 @@ fn about(device: Device) -> Result<String, Error> {
     ))
 }
 
-/// Registers and memory of the variants, compiled for a layer of Qwen3-Next; for K = V = 64 as well.
+/// Registers and memory of the variants, compiled for one layer of each kind; for K = V = 64 as well.
 fn resources(library: &Library) -> Result<BTreeMap<Entry, KernelResources>, Error> {
     let mut resources = BTreeMap::new();
-    for dim in [64, 128] {
-        for (state, layout) in STATES {
-            let problem = one_slot(Shape { dim, ..GDN[0].1 }, 1, state, layout)?;
-            let views = problem.views()?;
-            resources.extend(library.gdn_decode_resources(&problem.args(&views)?)?);
+    for (_, layer) in [LAYERS[0], LAYERS[2]] {
+        for dim in [64, 128] {
+            let layer = Layer { dim, ..layer };
+            for operation in operations(layer) {
+                for state in STATES {
+                    let problem = one_slot(layer, operation, 1, state)?;
+                    let views = problem.views()?;
+                    resources.extend(problem.args(&views)?.resources(library)?);
+                }
+            }
         }
     }
     Ok(resources)
+}
+
+/// What computes a layer.
+fn operations(layer: Layer) -> Vec<Operation> {
+    let mut operations = vec![layer.decode, layer.verify];
+    operations.dedup();
+    operations
 }
 
 fn kernels(resources: &BTreeMap<Entry, KernelResources>) -> String {
@@ -82,7 +97,7 @@ fn kernels(resources: &BTreeMap<Entry, KernelResources>) -> String {
         vec![
             entry.name().to_owned(),
             entry.block().to_string(),
-            entry.shared_bytes().to_string(),
+            shared_bytes(*entry),
             number(compiled.map(|compiled| compiled.registers)),
             number(compiled.map(|compiled| compiled.local_bytes)),
         ]
@@ -99,36 +114,62 @@ fn kernels(resources: &BTreeMap<Entry, KernelResources>) -> String {
     )
 }
 
+/// Shared memory of a block, in words where it depends on T.
+fn shared_bytes(entry: Entry) -> String {
+    match (entry.shared_bytes(), entry.shared_bytes_per_token()) {
+        (bytes, 0) => bytes.to_string(),
+        (0, of_token) => format!("{of_token} T"),
+        (bytes, of_token) => format!("{bytes} + {of_token} T"),
+    }
+}
+
 fn variants() -> Result<String, Error> {
     let mut rows = Vec::new();
-    for (model, shape) in GDN {
-        for (state, layout) in STATES {
-            let mut row = vec![model.to_owned(), format!("{state} {layout}")];
-            for batch in BATCHES {
-                let problem = one_slot(shape, batch, state, layout)?;
-                let views = problem.views()?;
-                let name = problem.args(&views)?.selected()?.name();
-                row.push(name.rsplit('_').next().unwrap_or(name).to_owned());
+    for (model, layer) in LAYERS {
+        for operation in operations(layer) {
+            for state in STATES {
+                let mut row = vec![
+                    operation.operator().name().to_owned(),
+                    model.to_owned(),
+                    format!("{} {}", state.0, state.1),
+                ];
+                for batch in BATCHES {
+                    let problem = one_slot(layer, operation, batch, state)?;
+                    let views = problem.views()?;
+                    let name = problem.args(&views)?.selected()?.name();
+                    let dims = format!("_k{}_", layer.dim);
+                    let tile = name.split_once(&dims).map_or(name, |(_, tile)| tile);
+                    row.push(tile.to_owned());
+                }
+                rows.push(row);
             }
-            rows.push(row);
         }
     }
     let batches = BATCHES.map(|batch| format!("B = {batch}"));
-    let headings: Vec<&str> = ["model", "state"]
+    let headings: Vec<&str> = ["operator", "model", "state"]
         .into_iter()
         .chain(batches.iter().map(String::as_str))
         .collect();
     Ok(table(&headings, rows))
 }
 
-/// Arguments of that shape with little memory behind them.
+/// Arguments of a layer with little memory behind them.
 fn one_slot(
-    shape: Shape,
+    layer: Layer,
+    operation: Operation,
     batch: usize,
-    state: DType,
-    layout: StateLayout,
+    (dtype, layout): (DType, StateLayout),
 ) -> Result<Problem, Error> {
-    let mut problem = shape.blank(batch, 1, state, layout)?;
+    let tokens = match operation.operator() {
+        Operator::GdnDecode => 1,
+        Operator::GdnMtp | Operator::KdaRecurrent => TOKENS,
+    };
+    let pool = Pool {
+        slots: 1,
+        dtype,
+        layout,
+    };
+    let mut problem = layer.blank(operation, batch, tokens, pool)?;
     problem
         .tensors
         .insert("read_slots", HostTensor::new(DType::I32, &[batch])?);

@@ -23,13 +23,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Decode random tokens of a model's layer, each step checked against the reference (the default)
+    /// Decode random tokens of a model's layer, then verify drafts, each step checked against the reference (the default)
     Demo(DemoArgs),
     /// Run the layer of a safetensors file and write what comes out
     Run {
         /// Inputs and options of the layer
         input: PathBuf,
-        /// Where `o` and `state` go
+        /// Where `o`, `state` and `snapshots` go
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
         #[command(flatten)]
@@ -119,7 +119,6 @@ fn run(cli: Cli) -> Result<Report, Error> {
             seed,
             backend,
         }) => {
-            model.gdn()?;
             let backend = pick(backend)?;
             Demo {
                 model,

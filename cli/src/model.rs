@@ -1,10 +1,12 @@
 //! Layers of published models.
 
 use gated_delta::DType;
-use gated_delta::ops::gdn_decode::GdnDecodeOptions;
+use gated_delta::ops::kda_recurrent::KdaBeta;
+use gated_delta::ops::recurrent::RecurrentOptions;
 use gated_delta::ops::{BetaScale, StateLayout};
 
 use crate::error::Error;
+use crate::operation::{GdnGate, KdaDecay, KdaGate, Operation};
 use crate::problem::Problem;
 use crate::tensor::HostTensor;
 
@@ -23,9 +25,13 @@ pub enum Model {
     KimiLinear,
 }
 
-/// Shape of a GDN layer, K = V.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+/// A layer, K = V.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Layer {
+    /// What computes one token of each row.
+    pub decode: Operation,
+    /// What computes several.
+    pub verify: Operation,
     /// Query/key heads, H.
     pub heads: usize,
     /// Value heads, HV.
@@ -34,81 +40,107 @@ pub struct Shape {
     pub dim: usize,
 }
 
-/// GDN layers by name.
-pub const GDN: [(&str, Shape); 2] = [
+/// The states of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// P.
+    pub slots: usize,
+    /// f32 or bf16.
+    pub dtype: DType,
+    /// Which dim of a state is contiguous.
+    pub layout: StateLayout,
+}
+
+const GDN_GATE: GdnGate = GdnGate::Raw(BetaScale::One);
+const KDA: Operation = Operation::KdaRecurrent(KdaGate {
+    decay: KdaDecay::Softplus,
+    beta: KdaBeta::Logit,
+});
+
+/// Layers by name.
+pub const LAYERS: [(&str, Layer); 3] = [
+    ("qwen3-next", gdn(16, 32)),
+    ("qwen3.5-397b", gdn(16, 64)),
     (
-        "qwen3-next",
-        Shape {
-            heads: 16,
+        "kimi-linear",
+        Layer {
+            decode: KDA,
+            verify: KDA,
+            heads: 32,
             value_heads: 32,
-            dim: 128,
-        },
-    ),
-    (
-        "qwen3.5-397b",
-        Shape {
-            heads: 16,
-            value_heads: 64,
             dim: 128,
         },
     ),
 ];
 
-impl Model {
-    /// Name and shape of its GDN layers.
-    ///
-    /// # Errors
-    /// [`Error::Input`] for a model that has none.
-    pub fn gdn(self) -> Result<(&'static str, Shape), Error> {
-        match self {
-            Self::Qwen3Next => Ok(GDN[0]),
-            Self::Qwen35 => Ok(GDN[1]),
-            Self::KimiLinear => Err(Error::Input(
-                "model kimi-linear: its layers are KDA, which is not supported yet; qwen3-next and qwen3.5-397b are".to_owned(),
-            )),
-        }
+const fn gdn(heads: usize, value_heads: usize) -> Layer {
+    Layer {
+        decode: Operation::GdnDecode(GDN_GATE),
+        verify: Operation::GdnMtp(GDN_GATE),
+        heads,
+        value_heads,
+        dim: 128,
     }
 }
 
-impl Shape {
-    /// A decode of `batch` rows with a pool of `slots`: bf16 tensors, raw gates with f32 `A_log` and `dt_bias`,
-    /// everything NaN.
+impl Model {
+    /// Its name and its linear-attention layer.
+    #[must_use]
+    pub fn layer(self) -> (&'static str, Layer) {
+        LAYERS[self as usize]
+    }
+}
+
+impl Layer {
+    /// `tokens` of each of `batch` rows: bf16 tensors, f32 `A_log` and `dt_bias`, everything NaN.
     ///
     /// # Errors
     /// As [`HostTensor::new`]'s.
     pub fn blank(
         self,
+        operation: Operation,
         batch: usize,
-        slots: usize,
-        state: DType,
-        layout: StateLayout,
+        tokens: usize,
+        pool: Pool,
     ) -> Result<Problem, Error> {
         let Self {
             heads,
             value_heads,
             dim,
+            ..
         } = self;
-        let tensors: [(_, _, &[usize]); 9] = [
-            ("q", DType::Bf16, &[batch, 1, heads, dim]),
-            ("k", DType::Bf16, &[batch, 1, heads, dim]),
-            ("v", DType::Bf16, &[batch, 1, value_heads, dim]),
-            ("a", DType::Bf16, &[batch, 1, value_heads]),
-            ("b", DType::Bf16, &[batch, 1, value_heads]),
-            ("A_log", DType::F32, &[value_heads]),
-            ("dt_bias", DType::F32, &[value_heads]),
-            ("o", DType::Bf16, &[batch, 1, value_heads, dim]),
-            ("state", state, &[slots, value_heads, dim, dim]),
+        let per_channel = matches!(operation, Operation::KdaRecurrent(_));
+        let gate_dims = |leading: &[usize]| match per_channel {
+            true => [leading, &[value_heads, dim]].concat(),
+            false => [leading, &[value_heads]].concat(),
+        };
+        let [gate, beta] = operation.token_gates();
+        let (q, v) = (
+            vec![batch, tokens, heads, dim],
+            vec![batch, tokens, value_heads, dim],
+        );
+        let tensors = [
+            ("q", DType::Bf16, q.clone()),
+            ("k", DType::Bf16, q),
+            ("o", DType::Bf16, v.clone()),
+            ("v", DType::Bf16, v),
+            (gate, DType::Bf16, gate_dims(&[batch, tokens])),
+            (beta, DType::Bf16, vec![batch, tokens, value_heads]),
+            ("A_log", DType::F32, vec![value_heads]),
+            ("dt_bias", DType::F32, gate_dims(&[])),
+            ("state", pool.dtype, vec![pool.slots, value_heads, dim, dim]),
         ];
         let tensors = tensors
             .into_iter()
-            .map(|(name, dtype, dims)| Ok((name, HostTensor::new(dtype, dims)?)));
+            .map(|(name, dtype, dims)| Ok((name, HostTensor::new(dtype, &dims)?)));
         Ok(Problem {
+            operation,
             tensors: tensors.collect::<Result<_, Error>>()?,
-            options: GdnDecodeOptions {
-                state_layout: layout,
-                ..GdnDecodeOptions::default()
+            options: RecurrentOptions {
+                state_layout: pool.layout,
+                ..RecurrentOptions::default()
             },
-            beta_scale: BetaScale::One,
+            max_tokens: None,
         })
     }
 }

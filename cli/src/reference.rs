@@ -1,21 +1,30 @@
 //! Problems in f64, by the reference.
 
+use std::collections::BTreeMap;
+
+use gated_delta::DType;
+use gated_delta::ops::kda_recurrent::KdaBeta;
 use gated_delta::ops::{BetaScale, HeadMap, StateLayout};
-use gated_delta_reference::gdn::{self, Gates, GdnDecode};
+use gated_delta_reference::gdn::Gates;
+use gated_delta_reference::kda::{self, KdaGates};
 use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::recurrent::{self, Previous, Recurrent, TokenGates};
+use half::bf16;
 
 use crate::backend::Outputs;
 use crate::error::Error;
+use crate::operation::{GdnGate, KdaDecay, Operation};
 use crate::problem::Problem;
-use crate::tensor::HostTensor;
 
-/// What a launch is to leave behind, not rounded.
+/// What a launch is to leave behind, not rounded. What is not written keeps its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Truth {
-    /// `[B, 1, HV, V]`.
+    /// `[B, T, HV, V]`; empty for a commit.
     pub o: Vec<f64>,
-    /// The whole written pool afterwards.
+    /// The whole pool afterwards.
     pub pool: Vec<f64>,
+    /// All snapshots, where they are wanted.
+    pub snapshots: Option<Vec<f64>>,
 }
 
 /// The truth of a problem that [`Problem::validate`] has passed, from the values as they are stored.
@@ -23,79 +32,69 @@ pub struct Truth {
 /// # Errors
 /// [`gated_delta::Error::MissingTensor`], or what the reference finds.
 pub fn truth(problem: &Problem) -> Result<Truth, Error> {
-    let values = |name| Ok::<_, Error>(problem.tensor(name)?.to_f64());
-    let slots = |name| problem.tensors.get(name).map(HostTensor::to_i64);
-    let (q, k, v) = (values("q")?, values("k")?, values("v")?);
-    let (q_dims, v_dims) = (problem.tensor("q")?.dims(), problem.tensor("v")?.dims());
-    let (&[batch, _, heads, key_dim], &[_, _, value_heads, value_dim]) = (q_dims, v_dims) else {
-        return Err(Error::Input(format!(
-            "q, v: wanted [B, 1, H, K] and [B, 1, HV, V], got {q_dims:?} and {v_dims:?}"
-        )));
-    };
-    let given = problem.tensors.contains_key("g");
-    let [first, second, a_log, dt_bias] = if given {
-        [values("g")?, values("beta")?, Vec::new(), Vec::new()]
+    let values = Values::of(problem);
+    let (q, v) = if problem.is_commit() {
+        ("prev.k", "prev.v")
     } else {
-        [
-            values("a")?,
-            values("b")?,
-            values("A_log")?,
-            values("dt_bias")?,
-        ]
+        ("q", "v")
     };
     let options = &problem.options;
-    let decoded = gdn::decode_between(
-        &GdnDecode {
-            batch,
-            heads,
-            value_heads,
+    let key_dim = problem.dim(q, 3);
+    let previous = problem.has_previous().then(|| Previous {
+        tokens: problem.dim("prev.k", 1),
+        k: values.floats("prev.k"),
+        v: values.floats("prev.v"),
+        gates: values.gates(problem.operation, problem.operation.previous_gates()),
+        keep: values.indices("keep").unwrap_or_default(),
+    });
+    let after = recurrent::recurrent(
+        &Recurrent {
+            batch: problem.bounds().len(),
+            tokens: problem.max_tokens(),
+            heads: problem.dim(q, 2),
+            value_heads: problem.dim(v, 2),
             key_dim,
-            value_dim,
-            q: &q,
-            k: &k,
-            v: &v,
-            gates: if given {
-                Gates::Given {
-                    g: &first,
-                    beta: &second,
-                }
-            } else {
-                let beta_scale = if problem.beta_scale == BetaScale::Two {
-                    2.0
-                } else {
-                    1.0
-                };
-                Gates::Raw {
-                    a: &first,
-                    b: &second,
-                    a_log: &a_log,
-                    dt_bias: &dt_bias,
-                    beta_scale,
-                }
-            },
+            value_dim: problem.dim(v, 3),
+            q: values.floats("q"),
+            k: values.floats("k"),
+            v: values.floats("v"),
+            gates: values.gates(problem.operation, problem.operation.token_gates()),
             l2norm: options.qk_l2norm,
             scale: options
                 .scale
                 .map_or_else(|| default_scale(key_dim), f64::from),
             head_map: match options.head_map {
-                HeadMap::Grouped => gdn::HeadMap::Grouped,
-                HeadMap::Tiled => gdn::HeadMap::Tiled,
+                HeadMap::Grouped => recurrent::HeadMap::Grouped,
+                HeadMap::Tiled => recurrent::HeadMap::Tiled,
             },
             layout: match options.state_layout {
-                StateLayout::KLast => gdn::Layout::KLast,
-                StateLayout::VLast => gdn::Layout::VLast,
+                StateLayout::KLast => recurrent::Layout::KLast,
+                StateLayout::VLast => recurrent::Layout::VLast,
             },
-            read_slots: slots("read_slots").as_deref(),
-            write_slots: slots("write_slots").as_deref(),
+            read_slots: values.indices("read_slots"),
+            write_slots: values.indices("write_slots"),
+            token_slots: values.indices("token_slots"),
+            accepted: values.indices("accepted"),
+            cu_seqlens: values.indices("cu_seqlens"),
             null_slot: options.null_slot.map(i64::from),
             update_state: options.update_state,
+            snapshot_steps: values
+                .optional("snapshots")
+                .map(|_| problem.dim("snapshots", 1)),
+            previous,
+            round_state: match problem.tensor("state")?.dtype() {
+                DType::Bf16 => |s| bf16::from_f32(s as f32).into(),
+                _ => |s| f64::from(s as f32),
+            },
         },
-        &values("state")?,
-        &values(problem.written_pool())?,
+        values.floats("state"),
+        None,
+        values.optional("snapshots"),
     )?;
     Ok(Truth {
-        o: decoded.o,
-        pool: decoded.pool,
+        o: after.o,
+        pool: after.pool,
+        snapshots: after.snapshots,
     })
 }
 
@@ -103,10 +102,97 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
 pub(crate) fn run(problem: &Problem) -> Result<Outputs, Error> {
     let truth = truth(problem)?;
     let mut after = problem.clone();
-    for (name, values) in [("o", &truth.o), (problem.written_pool(), &truth.pool)] {
-        if let Some(tensor) = after.tensors.get_mut(name) {
+    let results = [
+        ("o", Some(&truth.o)),
+        ("state", Some(&truth.pool)),
+        ("snapshots", truth.snapshots.as_ref()),
+    ];
+    for (name, values) in results {
+        if let (Some(tensor), Some(values)) = (after.tensors.get_mut(name), values) {
             tensor.fill(values)?;
         }
     }
     Outputs::of(after, None)
+}
+
+/// A problem's tensors as numbers.
+struct Values {
+    floats: BTreeMap<&'static str, Vec<f64>>,
+    indices: BTreeMap<&'static str, Vec<i64>>,
+}
+
+impl Values {
+    fn of(problem: &Problem) -> Self {
+        let mut values = Self {
+            floats: BTreeMap::new(),
+            indices: BTreeMap::new(),
+        };
+        for (&name, tensor) in &problem.tensors {
+            match tensor.dtype() {
+                DType::F32 | DType::Bf16 | DType::F16 => {
+                    values.floats.insert(name, tensor.to_f64());
+                }
+                DType::I32 | DType::I64 | DType::U32 => {
+                    values.indices.insert(name, tensor.to_i64());
+                }
+            }
+        }
+        values
+    }
+
+    fn optional(&self, name: &str) -> Option<&[f64]> {
+        self.floats.get(name).map(Vec::as_slice)
+    }
+
+    /// Nothing for a tensor that is not there.
+    fn floats(&self, name: &str) -> &[f64] {
+        self.optional(name).unwrap_or_default()
+    }
+
+    fn indices(&self, name: &str) -> Option<&[i64]> {
+        self.indices.get(name).map(Vec::as_slice)
+    }
+
+    /// Gates from the token's tensors of these names.
+    fn gates(&self, operation: Operation, [first, second]: [&str; 2]) -> TokenGates<'_> {
+        let (first, second) = (self.floats(first), self.floats(second));
+        match operation {
+            Operation::GdnDecode(gate) | Operation::GdnMtp(gate) => TokenGates::Gdn(match gate {
+                GdnGate::Raw(beta_scale) => Gates::Raw {
+                    a: first,
+                    b: second,
+                    a_log: self.floats("A_log"),
+                    dt_bias: self.floats("dt_bias"),
+                    beta_scale: match beta_scale {
+                        BetaScale::One => 1.0,
+                        BetaScale::Two => 2.0,
+                    },
+                },
+                GdnGate::Given => Gates::Given {
+                    g: first,
+                    beta: second,
+                },
+            }),
+            Operation::KdaRecurrent(gate) => TokenGates::Kda(KdaGates {
+                g: first,
+                kind: match gate.decay {
+                    KdaDecay::Log => kda::KdaGate::Log,
+                    KdaDecay::Softplus => kda::KdaGate::Softplus {
+                        a_log: self.floats("A_log"),
+                        dt_bias: self.optional("dt_bias"),
+                    },
+                    KdaDecay::LowerBound(lower_bound) => kda::KdaGate::LowerBound {
+                        lower_bound: lower_bound.into(),
+                        a_log: self.optional("A_log"),
+                        dt_bias: self.optional("dt_bias"),
+                    },
+                },
+                beta: second,
+                beta_kind: match gate.beta {
+                    KdaBeta::Given => kda::KdaBeta::Given,
+                    KdaBeta::Logit => kda::KdaBeta::Logit,
+                },
+            }),
+        }
+    }
 }

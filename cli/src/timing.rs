@@ -1,4 +1,4 @@
-//! Time of a decode on a GPU, and of a plain copy beside it.
+//! Time of a launch on a GPU, and of a plain copy beside it.
 
 use std::time::Instant;
 
@@ -72,17 +72,18 @@ impl<'a> Timer<'a> {
             .iter()
             .map(|views| problem.args(views))
             .collect::<Result<Vec<_>, _>>()?;
-        let plan = library.plan_gdn_decode(&args[0])?;
-        let params: Vec<_> = args.iter().map(|args| args.params()).collect();
-        let batch = args[0].q.dims()[0];
+        let variant = args[0].selected()?;
         let launches = LAUNCHES.next_multiple_of(copies);
         let enqueue = || {
             (0..launches).try_for_each(|i| {
                 // SAFETY: the uploads outlive every replay, each of which is waited for, and are used by nobody else;
                 // the problem has been validated: no two rows write one slot.
-                unsafe { plan.launch(stream.as_ref(), batch, &params[i % copies]) }
+                unsafe { args[i % copies].launch(library, stream.as_ref(), variant) }
             })
         };
+        // Compiles, which a capture forbids.
+        enqueue()?;
+        stream.synchronize()?;
         // The first graph of a process replays with smaller gaps than later ones: it is thrown away.
         // SAFETY: as above.
         drop(unsafe { Graph::capture(stream, enqueue) }?);

@@ -49,7 +49,10 @@ fn files_that_lie_are_refused() {
             "header: invalid",
             [&4u64.to_le_bytes()[..], b"{\"\xff\""].concat(),
         ),
-        ("metadata op: wanted gdn_decode, got none", raw("{}", 0)),
+        (
+            "metadata op: wanted gdn_decode, gdn_mtp or kda_recurrent, got none",
+            raw("{}", 0),
+        ),
         ("bytes behind the header: wanted 0", raw("{}", 5)),
         (
             "bytes behind the header",
@@ -111,23 +114,29 @@ fn files_that_lie_are_refused() {
 fn broken_files_never_panic() {
     let folder = folder();
     let path = folder.path().join("in.safetensors");
-    let fixture = std::fs::read(fixture_path("gdn_decode_f32_vlast")).unwrap();
-    let header = 8 + u64::from_le_bytes(*fixture.first_chunk().unwrap()) as usize;
     let mut random = StdRng::seed_from_u64(1);
-    let mut refused = 0;
-    for _ in 0..500 {
-        let mut bytes = fixture.clone();
-        for _ in 0..random.random_range(1..4) {
-            bytes[random.random_range(0..header)] =
-                b"0123456789[]{},:\"eE-\x00\xff"[random.random_range(0..22)];
+    for name in [
+        "gdn_decode_f32_vlast",
+        "gdn_mtp_bf16_snapshots",
+        "kda_recurrent_bf16_lower_bound_d64",
+    ] {
+        let fixture = std::fs::read(fixture_path(name)).unwrap();
+        let header = 8 + u64::from_le_bytes(*fixture.first_chunk().unwrap()) as usize;
+        let mut refused = 0;
+        for _ in 0..200 {
+            let mut bytes = fixture.clone();
+            for _ in 0..random.random_range(1..4) {
+                bytes[random.random_range(0..header)] =
+                    b"0123456789[]{},:\"eE-\x00\xff"[random.random_range(0..22)];
+            }
+            if random.random_bool(0.2) {
+                bytes.truncate(random.random_range(0..bytes.len()));
+            }
+            std::fs::write(&path, bytes).unwrap();
+            refused += usize::from(file::read_with_expected(&path).is_err());
         }
-        if random.random_bool(0.2) {
-            bytes.truncate(random.random_range(0..bytes.len()));
-        }
-        std::fs::write(&path, bytes).unwrap();
-        refused += usize::from(file::read_with_expected(&path).is_err());
+        assert!(refused > 100, "{name}: {refused} of 200");
     }
-    assert!(refused > 250, "{refused} of 500");
 }
 
 #[test]
@@ -143,7 +152,7 @@ fn metadata_that_is_unknown_or_contradicts_is_refused() {
     let given = || gates(fixture()).without(&["a", "b", "A_log", "dt_bias"]);
     let cases = [
         (
-            "op: wanted gdn_decode, got \"gdn\"",
+            "op: wanted gdn_decode, gdn_mtp or kda_recurrent, got \"gdn\"",
             fixture().with_metadata("op", "gdn"),
         ),
         (
@@ -197,6 +206,10 @@ fn metadata_that_is_unknown_or_contradicts_is_refused() {
         (
             "beta_scale: wanted none",
             given().with_metadata("beta_scale", "2"),
+        ),
+        (
+            "formulation: gdn_decode takes none, gdn_mtp or kda_recurrent does",
+            fixture().with_metadata("formulation", "recurrent"),
         ),
         (
             "gate: wanted raw or given, got \"log\"",

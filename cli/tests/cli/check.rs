@@ -6,6 +6,14 @@ use safetensors::tensor::Dtype;
 
 const POOL: &str = "gdn_decode_bf16_pool";
 const VLAST: &str = "gdn_decode_f32_vlast";
+/// Every file of known answers, and the lines of its check.
+const FIXTURES: [(&str, usize); 5] = [
+    (POOL, 3),
+    (VLAST, 2),
+    ("gdn_mtp_bf16_snapshots", 3),
+    ("kda_recurrent_bf16_lower_bound_d64", 2),
+    ("kda_recurrent_bf16_softplus", 3),
+];
 
 /// Whether there is a GPU; without one, a failure if `GATED_DELTA_REQUIRE_GPU` is 1.
 fn gpu() -> bool {
@@ -22,10 +30,13 @@ fn gpu() -> bool {
 
 #[test]
 fn known_answers_hold_in_the_simulator_and_the_reference() {
-    for name in [POOL, VLAST] {
+    for (name, lines) in FIXTURES {
         for backend in ["sim", "reference"] {
-            let ran = check(&fixture_path(name), &["--backend", backend]).succeeds();
-            assert_eq!(ran.stdout.matches(" ok ").count(), 3, "{}", ran.stdout);
+            let stdout = check(&fixture_path(name), &["--backend", backend])
+                .succeeds()
+                .stdout;
+            assert_eq!(stdout.matches(" ok |").count(), lines, "{stdout}");
+            assert!(!stdout.contains(" reference "), "{stdout}");
         }
     }
 }
@@ -33,7 +44,7 @@ fn known_answers_hold_in_the_simulator_and_the_reference() {
 #[test]
 fn known_answers_hold_on_the_gpu() {
     if gpu() {
-        for name in [POOL, VLAST] {
+        for (name, _) in FIXTURES {
             let ran = check(&fixture_path(name), &["--backend", "cuda"]).succeeds();
             assert!(ran.stderr.starts_with("backend: GPU: "), "{}", ran.stderr);
         }
@@ -42,29 +53,34 @@ fn known_answers_hold_on_the_gpu() {
 
 #[test]
 fn every_variant_meets_the_known_answers() {
-    let entries = gated_delta::Entry::ALL.iter().map(|entry| entry.name());
-    let (mut ran, mut backends) = (0, vec!["sim"]);
+    let files = [
+        ("gdn_decode_klast_bf16_k128_", POOL),
+        ("gdn_decode_vlast_f32_k128_", VLAST),
+        ("gdn_mtp_klast_bf16_k128_", "gdn_mtp_bf16_snapshots"),
+        (
+            "kda_recurrent_klast_bf16_k64_",
+            "kda_recurrent_bf16_lower_bound_d64",
+        ),
+        (
+            "kda_recurrent_klast_bf16_k128_",
+            "kda_recurrent_bf16_softplus",
+        ),
+    ];
+    let mut backends = vec!["sim"];
     backends.extend(gpu().then_some("cuda"));
-    for entry in
-        entries.filter(|entry| entry.starts_with("gdn_decode_") && entry.contains("_k128_"))
-    {
-        let name = match (entry.contains("klast_bf16"), entry.contains("vlast_f32")) {
-            (true, _) => POOL,
-            (_, true) => VLAST,
-            _ => continue,
-        };
-        for backend in &backends {
-            let stdout = check(
-                &fixture_path(name),
-                &["--variant", entry, "--backend", backend],
-            )
-            .succeeds()
-            .stdout;
-            assert!(stdout.contains(&format!("variant: {entry}\n")), "{stdout}");
-            ran += 1;
+    for (prefix, name) in files {
+        let entries = gated_delta::Entry::ALL.iter().map(|entry| entry.name());
+        let mut ran = 0;
+        for entry in entries.filter(|entry| entry.starts_with(prefix)) {
+            for backend in &backends {
+                let options = ["--variant", entry, "--backend", backend];
+                let stdout = check(&fixture_path(name), &options).succeeds().stdout;
+                assert!(stdout.contains(&format!("variant: {entry}\n")), "{stdout}");
+                ran += 1;
+            }
         }
+        assert!(ran >= 2, "{ran} variants {prefix}");
     }
-    assert!(ran >= 4, "{ran} variants");
     check(
         &fixture_path(POOL),
         &["--variant", "device_contract", "--backend", "sim"],
@@ -94,23 +110,27 @@ fn auto_says_what_it_is() {
 #[test]
 fn without_expectations_the_reference_is_the_judge() {
     let folder = folder();
-    for name in [POOL, VLAST] {
-        let file = Contents::fixture(name)
-            .without_expected()
-            .write(&folder, "alone");
+    for (name, _) in FIXTURES {
+        let fixture = || Contents::fixture(name);
+        let outputs = ["expected.o", "expected.state", "expected.snapshots"];
+        let written = |name: &str| {
+            let read_only =
+                fixture().metadata.get("update_state").map(String::as_str) == Some("false");
+            fixture().tensors.contains_key(name) && !(name == "expected.state" && read_only)
+        };
+        let compared = outputs.iter().filter(|name| written(name)).count();
+        let file = fixture().without_expected().write(&folder, "alone");
         let stdout = check(&file, &["--backend", "sim"]).succeeds().stdout;
-        assert_eq!(stdout.matches(" reference ").count(), 2, "{stdout}");
+        assert_eq!(stdout.matches(" reference ").count(), compared, "{stdout}");
         check(&file, &["--backend", "reference"]).refused("expected.o, expected.state");
-        let half = Contents::fixture(name)
-            .without(&["expected.state"])
-            .write(&folder, "half");
+        let half = fixture().without(&["expected.o"]).write(&folder, "half");
         let stdout = check(&half, &["--backend", "sim"]).succeeds().stdout;
         assert_eq!(
             (
                 stdout.matches(" file ").count(),
                 stdout.matches(" reference ").count()
             ),
-            (1, 1),
+            (compared - 1, 1),
             "{stdout}"
         );
     }
@@ -295,34 +315,34 @@ fn garbage_in_slots_of_no_row_hides_nothing() {
 }
 
 #[test]
-fn operators_that_are_not_there_yet_are_refused() {
-    for (name, op) in [
-        ("gdn_mtp_bf16_snapshots", "gdn_mtp"),
-        ("kda_recurrent_bf16_lower_bound_d64", "kda_recurrent"),
-        ("kda_recurrent_bf16_softplus", "kda_recurrent"),
-    ] {
-        check(&fixture_path(name), &[]).refused(&format!("metadata op: {op} is not supported yet"));
-        let output = folder();
-        let output = output.path().join("out");
-        run(&fixture_path(name), &output, &[]).refused("is not supported yet");
-        assert!(!output.exists());
-    }
-}
-
-#[test]
 fn the_demo_checks_a_layer() {
-    let stdout = gated_delta(&["--batch", "1", "--steps", "2", "--backend", "sim"])
-        .succeeds()
-        .stdout;
-    assert!(
-        stdout.starts_with("qwen3-next: ") && stdout.matches(" ok ").count() == 2,
-        "{stdout}"
-    );
-    assert!(
-        !stdout.contains("µs"),
-        "a time that is not the GPU's: {stdout}"
-    );
-    gated_delta(&["demo", "--model", "kimi-linear"]).refused("KDA");
+    let options = ["--batch", "1", "--steps", "2", "--backend", "sim"];
+    for (model, decode, verify) in [
+        ("qwen3-next", "gdn_decode_klast_", "gdn_mtp_klast_"),
+        (
+            "kimi-linear",
+            "kda_recurrent_klast_",
+            "kda_recurrent_klast_",
+        ),
+    ] {
+        let stdout = gated_delta(&[&options[..], &["--model", model]].concat())
+            .succeeds()
+            .stdout;
+        assert!(stdout.starts_with(&format!("{model}: ")), "{stdout}");
+        assert_eq!(stdout.matches(" ok |").count(), 4, "{stdout}");
+        for (line, variant) in [("2 decodes", decode), ("verify 4, resume 4", verify)] {
+            let lines = stdout.lines().filter(|table| table.contains(line));
+            assert_eq!(
+                lines.filter(|line| line.contains(variant)).count(),
+                2,
+                "{stdout}"
+            );
+        }
+        assert!(
+            !stdout.contains("µs"),
+            "a time that is not the GPU's: {stdout}"
+        );
+    }
     gated_delta(&["demo", "--backend", "reference"]).refused("reference");
 }
 
@@ -333,5 +353,14 @@ fn info_needs_no_gpu() {
     for entry in gated_delta::Entry::ALL {
         assert!(stdout.contains(entry.name()), "{}", entry.name());
     }
-    assert!(stdout.contains("qwen3.5-397b"), "{stdout}");
+    for (operator, model) in [
+        ("gdn_decode", "qwen3.5-397b"),
+        ("gdn_mtp", "qwen3-next"),
+        ("kda_recurrent", "kimi-linear"),
+    ] {
+        let lines = stdout.lines().filter(|line| {
+            line.starts_with(&format!("| {operator} ")) && line.contains(&format!(" {model} "))
+        });
+        assert_eq!(lines.count(), 4, "{operator} of {model}: {stdout}");
+    }
 }

@@ -171,9 +171,35 @@ impl Contents {
         self
     }
 
+    pub fn without_metadata(mut self, key: &str) -> Self {
+        self.metadata.remove(key);
+        self
+    }
+
     pub fn with(mut self, name: &str, dtype: Dtype, shape: &[usize], data: Vec<u8>) -> Self {
         self.tensors
             .insert(name.to_owned(), (dtype, shape.to_vec(), data));
+        self
+    }
+
+    /// With an i32 tensor of that shape.
+    pub fn with_indices(self, name: &str, shape: &[usize], indices: &[i32]) -> Self {
+        let data = indices.iter().flat_map(|index| index.to_le_bytes());
+        self.with(name, Dtype::I32, shape, data.collect())
+    }
+
+    /// With a tensor as it is, under another name too.
+    pub fn with_copy(mut self, name: &str, of: &str) -> Self {
+        let tensor = self.tensors[of].clone();
+        self.tensors.insert(name.to_owned(), tensor);
+        self
+    }
+
+    /// With other dims of a tensor.
+    pub fn reshaped(mut self, name: &str, shape: &[usize]) -> Self {
+        if let Some(tensor) = self.tensors.get_mut(name) {
+            tensor.1 = shape.to_vec();
+        }
         self
     }
 

@@ -6,3 +6,5 @@
 mod bad_input;
 mod check;
 mod command;
+mod recurrent;
+mod recurrent_bad_input;

@@ -1,0 +1,254 @@
+//! Sequences that are decoded and verified on a backend, and beside it by the reference.
+
+use std::iter;
+
+use gated_delta::{DType, Entry};
+use indicatif::ProgressBar;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::backend::{Backend, Outputs};
+use crate::compare::{Comparison, compare, pairs};
+use crate::error::Error;
+use crate::model::{Layer, Pool};
+use crate::problem::Problem;
+use crate::reference;
+use crate::tensor::HostTensor;
+
+/// The states of some sequences on a backend, and as the reference has them.
+pub(super) struct Session<'a> {
+    layer: Layer,
+    pool: Pool,
+    backend: &'a Backend,
+    bar: &'a ProgressBar,
+    random: StdRng,
+    /// The next decode.
+    problem: Problem,
+    /// The same from the reference's states, which go their own way: they are rounded as they are stored.
+    wanted: Problem,
+}
+
+/// What came out of some launches.
+pub(super) struct Outcome {
+    /// The launches in words.
+    pub steps: String,
+    /// The last of them, for its time.
+    pub last: Problem,
+    /// The worst of all outputs.
+    pub o: Comparison,
+    /// The worst of all states.
+    pub state: Comparison,
+    /// What ran.
+    pub variant: Option<Entry>,
+}
+
+impl<'a> Session<'a> {
+    /// Launches of a speculative step.
+    pub const SPECULATIVE_LAUNCHES: usize = 2;
+
+    /// Sequences with zero states, one for each slot of `pool`.
+    pub fn new(
+        layer: Layer,
+        pool: Pool,
+        seed: u64,
+        backend: &'a Backend,
+        bar: &'a ProgressBar,
+    ) -> Result<Self, Error> {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut problem = layer.blank(layer.decode, pool.slots, 1, pool)?;
+        fill(&mut problem, "state", || 0.0)?;
+        fill(&mut problem, "A_log", || random.random_range(0.0..2.7))?;
+        fill(&mut problem, "dt_bias", || random.random_range(-6.0..-1.0))?;
+        Ok(Self {
+            layer,
+            pool,
+            backend,
+            bar,
+            random,
+            wanted: problem.clone(),
+            problem,
+        })
+    }
+
+    /// Decodes `steps` random tokens per row.
+    pub fn decode(&mut self, steps: usize) -> Result<Outcome, Error> {
+        let (mut o, mut state) = (Comparison::default(), Comparison::default());
+        let mut variant = None;
+        for _ in 0..steps {
+            for name in token_tensors(&self.problem) {
+                fill(&mut self.problem, name, || {
+                    self.random.random_range(-2.0..2.0)
+                })?;
+                let tensor = self.problem.tensor(name)?.clone();
+                self.wanted.tensors.insert(name, tensor);
+            }
+            let got = self.backend.run(&self.problem, None)?;
+            let truth = reference::truth(&self.wanted)?;
+            o = o.worse(output_error(&self.problem, &got, &truth.o)?);
+            state = state.worse(error(&got.state, &truth.pool));
+            variant = got.variant;
+            self.problem.tensors.insert("state", got.state);
+            fill_from(&mut self.wanted, "state", &truth.pool)?;
+            self.bar.inc(1);
+        }
+        Ok(Outcome {
+            steps: format!("{steps} decodes"),
+            last: self.problem.clone(),
+            o,
+            state,
+            variant,
+        })
+    }
+
+    /// Verifies random drafts, accepts a random prefix of each row's, and resumes with as many new drafts.
+    pub fn speculate(&mut self, drafts: usize) -> Result<Outcome, Error> {
+        let rows = self.pool.slots;
+        let accepted: Vec<usize> = iter::repeat_with(|| self.random.random_range(0..=drafts))
+            .take(rows)
+            .collect();
+        let mut plain = PlainDecoding::new(&self.wanted)?;
+
+        let mut verify = self.drafts(drafts)?;
+        verify.options.update_state = false;
+        let got = self.backend.run(&verify, None)?;
+        let o = output_error(&verify, &got, &plain.decode(&verify, &accepted)?)?;
+        self.bar.inc(1);
+
+        let mut resume = self.drafts(drafts)?;
+        let [gate, beta] = verify.operation.token_gates();
+        let [previous_gate, previous_beta] = verify.operation.previous_gates();
+        for (previous, name) in [
+            ("prev.k", "k"),
+            ("prev.v", "v"),
+            (previous_gate, gate),
+            (previous_beta, beta),
+        ] {
+            let tensor = verify.tensor(name)?.clone();
+            resume.tensors.insert(previous, tensor);
+        }
+        let keep: Vec<f64> = accepted.iter().map(|&accepted| accepted as f64).collect();
+        let keep = HostTensor::from_f64(DType::I32, &[rows], &keep)?;
+        resume.tensors.insert("keep", keep);
+        let got = self.backend.run(&resume, None)?;
+        let state = error(&got.state, &plain.states()?);
+        let wanted = plain.decode(&resume, &vec![drafts; rows])?;
+        let o = o.worse(output_error(&resume, &got, &wanted)?);
+        self.bar.inc(1);
+        Ok(Outcome {
+            steps: format!("verify {drafts}, resume {drafts}"),
+            last: resume,
+            o,
+            state,
+            variant: got.variant,
+        })
+    }
+
+    /// Random tokens of every row, from the states as they are.
+    fn drafts(&mut self, drafts: usize) -> Result<Problem, Error> {
+        let Self { layer, pool, .. } = *self;
+        let mut problem = layer.blank(layer.verify, pool.slots, drafts, pool)?;
+        for name in ["A_log", "dt_bias", "state"] {
+            let tensor = self.problem.tensor(name)?.clone();
+            problem.tensors.insert(name, tensor);
+        }
+        for name in token_tensors(&problem) {
+            fill(&mut problem, name, || self.random.random_range(-2.0..2.0))?;
+        }
+        Ok(problem)
+    }
+}
+
+/// The reference's decodes of tokens one by one, with states that are not rounded to bf16.
+struct PlainDecoding(Problem);
+
+impl PlainDecoding {
+    /// From the states of a decode.
+    fn new(decode: &Problem) -> Result<Self, Error> {
+        let mut decode = decode.clone();
+        let states = decode.tensor("state")?;
+        let states = HostTensor::from_f64(DType::F32, states.dims(), &states.to_f64())?;
+        decode.tensors.insert("state", states);
+        Ok(Self(decode))
+    }
+
+    fn states(&self) -> Result<Vec<f64>, Error> {
+        Ok(self.0.tensor("state")?.to_f64())
+    }
+
+    /// The outputs `[B, T, HV, V]` of all tokens of `drafts`; the states are then those after the first `accepted[b]`
+    /// tokens of each row b.
+    fn decode(&mut self, drafts: &Problem, accepted: &[usize]) -> Result<Vec<f64>, Error> {
+        let tokens = drafts.max_tokens();
+        let mut kept = self.states()?;
+        let row_state = kept.len() / accepted.len();
+        let row_output = drafts.tensor("o")?.elements() / (tokens * accepted.len());
+        let mut o = vec![0.0; tokens * accepted.len() * row_output];
+        for t in 0..tokens {
+            for name in token_tensors(drafts) {
+                let token = token(drafts.tensor(name)?, t)?;
+                self.0.tensors.insert(name, token);
+            }
+            let truth = reference::truth(&self.0)?;
+            for (b, &accepted) in accepted.iter().enumerate() {
+                let output = &truth.o[b * row_output..][..row_output];
+                o[(b * tokens + t) * row_output..][..row_output].copy_from_slice(output);
+                if accepted == t + 1 {
+                    let state = b * row_state..(b + 1) * row_state;
+                    kept[state.clone()].copy_from_slice(&truth.pool[state]);
+                }
+            }
+            fill_from(&mut self.0, "state", &truth.pool)?;
+        }
+        fill_from(&mut self.0, "state", &kept)?;
+        Ok(o)
+    }
+}
+
+/// Names of the tensors with something for each token.
+fn token_tensors(problem: &Problem) -> [&'static str; 5] {
+    let [gate, beta] = problem.operation.token_gates();
+    ["q", "k", "v", gate, beta]
+}
+
+/// `[B, 1, …]` of a tensor `[B, T, …]`.
+fn token(tensor: &HostTensor, t: usize) -> Result<HostTensor, Error> {
+    let mut dims = tensor.dims().to_vec();
+    let elements: usize = dims[2..].iter().product();
+    let values: Vec<f64> = tensor
+        .to_f64()
+        .chunks(dims[1] * elements)
+        .flat_map(|row| &row[t * elements..][..elements])
+        .copied()
+        .collect();
+    dims[1] = 1;
+    HostTensor::from_f64(tensor.dtype(), &dims, &values)
+}
+
+/// How far a result is from the truth.
+fn error(got: &HostTensor, wanted: &[f64]) -> Comparison {
+    compare(pairs(&got.to_f64(), wanted), got.dims())
+}
+
+/// How far the outputs of a launch are from the truth.
+fn output_error(problem: &Problem, got: &Outputs, wanted: &[f64]) -> Result<Comparison, Error> {
+    let o = got.o.as_ref().ok_or_else(|| problem.missing("o"))?;
+    Ok(error(o, wanted))
+}
+
+/// Overwrites a tensor.
+fn fill(
+    problem: &mut Problem,
+    name: &'static str,
+    value: impl FnMut() -> f64,
+) -> Result<(), Error> {
+    let elements = problem.tensor(name)?.elements();
+    let values: Vec<f64> = iter::repeat_with(value).take(elements).collect();
+    fill_from(problem, name, &values)
+}
+
+fn fill_from(problem: &mut Problem, name: &'static str, values: &[f64]) -> Result<(), Error> {
+    match problem.tensors.get_mut(name) {
+        Some(tensor) => tensor.fill(values),
+        None => Err(problem.missing(name).into()),
+    }
+}

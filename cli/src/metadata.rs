@@ -1,0 +1,221 @@
+//! The `__metadata__` of a problem's file: its keys, and which of them contradict the tensors or each other.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use gated_delta::ops::kda_recurrent::KdaBeta;
+use gated_delta::ops::recurrent::{Formulation, MAX_TOKENS, RecurrentOptions};
+use gated_delta::ops::{BetaScale, HeadMap, StateLayout};
+
+use crate::operation::{GdnGate, KdaDecay, KdaGate, Operation, Operator};
+
+/// What the metadata says. Problems are sentences that begin with the key.
+pub(crate) struct Metadata {
+    pub operator: Operator,
+    pub options: RecurrentOptions,
+    /// Whether the state after every token is wanted.
+    pub snapshots: bool,
+    pub max_tokens: Option<usize>,
+    gate: Option<Gate>,
+    beta_scale: BetaScale,
+    beta: KdaBeta,
+    lower_bound: Option<f32>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Gate {
+    Raw,
+    Given,
+    Log,
+    Softplus,
+    LowerBound,
+}
+
+const GDN_GATES: &[(&str, Gate)] = &[("raw", Gate::Raw), ("given", Gate::Given)];
+const KDA_GATES: &[(&str, Gate)] = &[
+    ("log", Gate::Log),
+    ("softplus", Gate::Softplus),
+    ("lower_bound", Gate::LowerBound),
+];
+
+impl Metadata {
+    /// Reads the values of all keys.
+    pub fn parse(metadata: &BTreeMap<String, String>) -> Result<Self, String> {
+        let operators = Operator::ALL.map(|operator| (operator.name(), operator));
+        let mut parsed = Self {
+            operator: match metadata.get("op") {
+                Some(op) => one_of("op", op, &operators)?,
+                None => return Err(format!("op: wanted {}, got none", names(&operators))),
+            },
+            options: RecurrentOptions::default(),
+            snapshots: false,
+            max_tokens: None,
+            gate: None,
+            beta_scale: BetaScale::One,
+            beta: KdaBeta::Given,
+            lower_bound: None,
+        };
+        for (key, value) in metadata {
+            parsed.set(key, value)?;
+        }
+        Ok(parsed)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        use Operator::{GdnDecode, GdnMtp, KdaRecurrent};
+        let takers: &[Operator] = match key {
+            "beta_scale" => &[GdnDecode, GdnMtp],
+            "beta" | "lower_bound" => &[KdaRecurrent],
+            "formulation" | "max_tokens" => &[GdnMtp, KdaRecurrent],
+            _ => &Operator::ALL,
+        };
+        if !takers.contains(&self.operator) {
+            let takers: Vec<_> = takers.iter().map(|taker| taker.name()).collect();
+            return Err(format!(
+                "{key}: {} takes none, {} does",
+                self.operator.name(),
+                takers.join(" or ")
+            ));
+        }
+        let options = &mut self.options;
+        match key {
+            "op" => {}
+            "state_layout" => {
+                let layouts = [
+                    ("k_last", StateLayout::KLast),
+                    ("v_last", StateLayout::VLast),
+                ];
+                options.state_layout = one_of(key, value, &layouts)?;
+            }
+            "head_map" => {
+                let maps = [("grouped", HeadMap::Grouped), ("tiled", HeadMap::Tiled)];
+                options.head_map = one_of(key, value, &maps)?;
+            }
+            "formulation" => {
+                let formulations = [
+                    ("recurrent", Formulation::Recurrent),
+                    ("parallel", Formulation::Parallel),
+                ];
+                options.formulation = one_of(key, value, &formulations)?;
+            }
+            "qk_l2norm" => options.qk_l2norm = flag(key, value)?,
+            "update_state" => options.update_state = flag(key, value)?,
+            "scale" => options.scale = Some(number(key, value, "a number")?),
+            "null_slot" => options.null_slot = Some(number(key, value, "a slot, 0 or more")?),
+            "snapshots" => {
+                self.snapshots = flag(key, value)?;
+                if self.snapshots && self.operator == GdnDecode {
+                    return Err("snapshots: gdn_decode has none, wanted false".to_owned());
+                }
+            }
+            "max_tokens" => {
+                let wanted = format!("a number of tokens, 1 to {MAX_TOKENS}");
+                let tokens = number(key, value, &wanted)?;
+                if !(1..=MAX_TOKENS).contains(&tokens) {
+                    return Err(format!("{key}: wanted {wanted}, got {value:?}"));
+                }
+                self.max_tokens = Some(tokens);
+            }
+            "gate" => {
+                let gates = match self.operator {
+                    GdnDecode | GdnMtp => GDN_GATES,
+                    KdaRecurrent => KDA_GATES,
+                };
+                self.gate = Some(one_of(key, value, gates)?);
+            }
+            "lower_bound" => self.lower_bound = Some(number(key, value, "a number below 0")?),
+            "beta" => {
+                let betas = [("given", KdaBeta::Given), ("sigmoid", KdaBeta::Logit)];
+                self.beta = one_of(key, value, &betas)?;
+            }
+            "beta_scale" => {
+                let scales = [("1", BetaScale::One), ("2", BetaScale::Two)];
+                self.beta_scale = one_of(key, value, &scales)?;
+            }
+            _ => return Err(format!("{key:?}: wanted no such key, got {value:?}")),
+        }
+        Ok(())
+    }
+
+    /// The operation, for a file that has the tensors that `has` names.
+    pub fn operation(&self, has: impl Fn(&str) -> bool) -> Result<Operation, String> {
+        if self.max_tokens.is_some() && !has("cu_seqlens") {
+            return Err("max_tokens: wanted none without cu_seqlens".to_owned());
+        }
+        match self.operator {
+            Operator::GdnDecode => self.gdn_gate(has).map(Operation::GdnDecode),
+            Operator::GdnMtp => self.gdn_gate(has).map(Operation::GdnMtp),
+            Operator::KdaRecurrent => self.kda_gate().map(Operation::KdaRecurrent),
+        }
+    }
+
+    fn gdn_gate(&self, has: impl Fn(&str) -> bool) -> Result<GdnGate, String> {
+        let given = ["g", "beta", "prev.g", "prev.beta"].into_iter().any(has);
+        match self.gate {
+            Some(Gate::Raw) if given => {
+                Err("gate: raw takes a, b, A_log and dt_bias, the file has g or beta".to_owned())
+            }
+            Some(Gate::Given) if !given => {
+                Err("gate: given takes g and beta, the file has neither".to_owned())
+            }
+            _ if given && self.beta_scale == BetaScale::Two => Err(
+                "beta_scale: wanted none with given gates, whose beta is taken as it is".to_owned(),
+            ),
+            _ if given => Ok(GdnGate::Given),
+            _ => Ok(GdnGate::Raw(self.beta_scale)),
+        }
+    }
+
+    fn kda_gate(&self) -> Result<KdaGate, String> {
+        let decay = match (self.gate, self.lower_bound) {
+            (Some(Gate::LowerBound), Some(bound)) => KdaDecay::LowerBound(bound),
+            (Some(Gate::LowerBound), None) => {
+                return Err(
+                    "lower_bound: wanted a number below 0 with gate = lower_bound, got none"
+                        .to_owned(),
+                );
+            }
+            (None, _) => return Err(format!("gate: wanted {}, got none", names(KDA_GATES))),
+            (Some(_), Some(bound)) => {
+                return Err(format!(
+                    "lower_bound: wanted none without gate = lower_bound, got {bound}"
+                ));
+            }
+            (Some(Gate::Softplus), None) => KdaDecay::Softplus,
+            (Some(Gate::Log | Gate::Raw | Gate::Given), None) => KdaDecay::Log,
+        };
+        Ok(KdaGate {
+            decay,
+            beta: self.beta,
+        })
+    }
+}
+
+fn one_of<T: Copy>(key: &str, value: &str, allowed: &[(&str, T)]) -> Result<T, String> {
+    allowed
+        .iter()
+        .find(|(name, _)| *name == value)
+        .map(|(_, choice)| *choice)
+        .ok_or_else(|| format!("{key}: wanted {}, got {value:?}", names(allowed)))
+}
+
+/// Names in words: "a, b or c".
+fn names<T>(allowed: &[(&str, T)]) -> String {
+    let names: Vec<&str> = allowed.iter().map(|(name, _)| *name).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+fn flag(key: &str, value: &str) -> Result<bool, String> {
+    one_of(key, value, &[("true", true), ("false", false)])
+}
+
+fn number<T: FromStr<Err: Display>>(key: &str, value: &str, wanted: &str) -> Result<T, String> {
+    value
+        .trim()
+        .parse()
+        .map_err(|error| format!("{key}: wanted {wanted}, got {value:?} ({error})"))
+}
