@@ -1,256 +1,246 @@
 //! `cargo bench`: latency tables. Each row is checked against the reference before it is timed.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use comfy_table::{Table, presets::ASCII_MARKDOWN};
+use gated_delta::Library;
 use gated_delta::driver::{Context, Device};
-use gated_delta::ops::StateLayout;
-use gated_delta::{DType, Library};
-use gated_delta_benches::gdn_decode::{Buffers, Cell};
+use gated_delta_benches::buffers::Buffers;
+use gated_delta_benches::cell::{Cell, Operator};
+use gated_delta_benches::figures::draw_all;
 use gated_delta_benches::host_cost::host_cost;
-use gated_delta_benches::shapes;
-use gated_delta_benches::timing::{Timer, copy_ceiling};
+use gated_delta_benches::host_parts::host_parts;
+use gated_delta_benches::options::Options;
+use gated_delta_benches::peers::Peers;
+use gated_delta_benches::record::{Csv, Row, Run, read};
+use gated_delta_benches::report::{Before, tables};
+use gated_delta_benches::timing::{Timer, copy_ceiling, empty_kernel};
+use gated_delta_benches::tune::advice;
 use indicatif::{ProgressBar, ProgressStyle};
-
-/// Latency of GDN decode on the GPU, beside the ceilings of the same run.
-#[derive(Parser)]
-struct Options {
-    /// Models: qwen3-next, qwen3.5-397b, qwen3.5-27b.
-    #[arg(long, value_delimiter = ',', default_value = "qwen3-next")]
-    model: Vec<String>,
-    /// K = V: 64 or 128.
-    #[arg(long, default_value_t = 128)]
-    dim: usize,
-    /// Batch sizes.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "1,2,4,8,16,32,64,128,256,512"
-    )]
-    batch: Vec<usize>,
-    /// State dtypes: bf16, f32.
-    #[arg(long, value_delimiter = ',', default_value = "bf16,f32")]
-    state: Vec<String>,
-    /// State layouts: k_last, v_last.
-    #[arg(long, value_delimiter = ',', default_value = "k_last,v_last")]
-    layout: Vec<String>,
-    /// Leave level-2 cache warm: one set of buffers instead of a rotation.
-    #[arg(long)]
-    warm: bool,
-    /// Measure every variant of a cell, not only the selected one.
-    #[arg(long)]
-    tune: bool,
-    /// Write the rows to a CSV file.
-    #[arg(long)]
-    save: Option<PathBuf>,
-    /// Passed by `cargo bench`; without meaning.
-    #[arg(long, hide = true)]
-    bench: bool,
-}
+use jiff::Timestamp;
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    let before = options.compare.as_deref().map(before).transpose()?;
+    if !options.from.is_empty() {
+        let rows: Vec<Vec<Row>> = options
+            .from
+            .iter()
+            .map(|path| read(path))
+            .collect::<Result<_>>()?;
+        return show(&rows.concat(), &options, before.as_ref());
+    }
+    let cells = options.cells()?;
     let device = match Device::get(0) {
         Ok(device) => device,
         Err(error) => {
-            println!("{error}: nothing to time");
+            println!("{error}: no launch is timed, only what the host does for one row");
+            let progress = progress(cells.len())?;
+            let table = host_parts(&cells, |cell| progress.set_message(cell.title()))?;
+            progress.finish_and_clear();
+            println!("\n{table}");
             return Ok(());
         }
     };
     let context = Context::primary(device)?;
     let library = Library::new(&context);
     let timer = Timer::new(&library, &context)?;
-    let cells = cells(&options)?;
-    let ceiling = copy_ceiling(&context)?;
-    println!(
-        "{}: copy ceiling {ceiling:.0} GB/s (2 GiB, bytes read + written)",
-        device.name()?
-    );
-
-    let mut table = Table::new();
-    table.load_style(ASCII_MARKDOWN);
-    let head = [
-        "model",
-        "K",
-        "state",
-        "layout",
-        "B",
-        "variant",
-        "µs",
-        "p10–p90",
-        "floor µs",
-        "÷ floor",
-        "GB/s",
-        "% copy",
-        "error",
-    ];
-    table.set_header(head);
-    let mut csv = options
-        .save
-        .as_ref()
-        .map(csv::Writer::from_path)
-        .transpose()?;
-    if let Some(csv) = &mut csv {
-        csv.write_record([
-            "model",
-            "k_dim",
-            "state",
-            "layout",
-            "B",
-            "l2",
-            "variant",
-            "us",
-            "p10_us",
-            "p90_us",
-            "floor_us",
-            "bytes",
-            "copy_gb_s",
-            "error",
-        ])?;
-    }
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
-    let progress = ProgressBar::new(cells.len() as u64).with_style(style);
-    for cell in &cells {
-        let layout = cell.layout;
-        progress.set_message(format!(
-            "{} {} {layout} B={}",
-            cell.model.name, cell.state, cell.batch
-        ));
-        let buffers = Buffers::new(&context, *cell)?;
-        let args = buffers.args(0)?;
-        let bytes = args.bytes()?;
-        let launches = buffers
-            .sets()
-            .max(40.min((20_000_000_000 / bytes.max(1)) as usize))
-            .next_multiple_of(buffers.sets());
-        let selected = args.selected()?;
-        let variants = if options.tune {
-            args.variants()?
-        } else {
-            vec![selected]
-        };
-        // SAFETY: the buffers outlive the timing, which waits for all launches.
-        let floor = timer.graph(launches, |i| unsafe {
-            library.state_floor(timer.stream.as_ref(), buffers.words(i)?, 1.0)
-        })?;
-        for variant in variants {
-            // Timing has changed the states of `buffers`: the check brings its own.
-            let fresh = Buffers::new(
-                &context,
-                Cell {
-                    cold: false,
-                    ..*cell
-                },
-            )?;
-            let error = fresh.check(&library, &timer.stream, variant)?;
-            drop(fresh);
-            // SAFETY: as above.
-            let micros = timer.graph(launches, |i| unsafe {
-                library.gdn_decode_with(timer.stream.as_ref(), &buffers.args(i)?, variant)
-            })?;
-            let rate = bytes as f64 / micros.median / 1e3;
-            let mark = if variant == selected {
-                ""
-            } else {
-                " (not selected)"
-            };
-            table.add_row([
-                cell.model.name.to_owned(),
-                cell.dim.to_string(),
-                cell.state.to_string(),
-                layout.to_string(),
-                cell.batch.to_string(),
-                format!("{}{mark}", variant.name().trim_start_matches("gdn_decode_")),
-                format!("{:.2}", micros.median),
-                format!("{:.2}–{:.2}", micros.p10, micros.p90),
-                format!("{:.2}", floor.median),
-                format!("{:.2}", micros.median / floor.median),
-                format!("{rate:.0}"),
-                format!("{:.1}", 100.0 * rate / ceiling),
-                format!("{error:.1e}"),
-            ]);
-            if let Some(csv) = &mut csv {
-                csv.write_record([
-                    cell.model.name,
-                    &cell.dim.to_string(),
-                    &cell.state.to_string(),
-                    &layout.to_string(),
-                    &cell.batch.to_string(),
-                    if cell.cold { "cold" } else { "warm" },
-                    variant.name(),
-                    &format!("{:.3}", micros.median),
-                    &format!("{:.3}", micros.p10),
-                    &format!("{:.3}", micros.p90),
-                    &format!("{:.3}", floor.median),
-                    &bytes.to_string(),
-                    &format!("{ceiling:.0}"),
-                    &format!("{error:.2e}"),
-                ])?;
-            }
+    let (copy, empty) = (copy_ceiling(&context)?, empty_kernel(&timer, &context)?);
+    let run = Run::now(device.name()?, copy, empty);
+    let csv = match &options.save {
+        Some(path) => {
+            let path = path.clone().unwrap_or_else(|| default_record(&run));
+            println!("rows go to {}", path.display());
+            Some(Csv::create(&path)?)
         }
-        progress.inc(1);
-    }
-    progress.finish_and_clear();
-    if let Some(csv) = &mut csv {
-        csv.flush()?;
-    }
-    println!("{table}");
-
-    let cell = Cell {
-        model: shapes::GDN[0],
-        dim: 128,
-        batch: 1,
-        state: DType::Bf16,
-        layout: StateLayout::KLast,
-        cold: false,
+        None => None,
     };
-    let cost = host_cost(
-        &library,
-        &timer.stream,
-        &Buffers::new(&context, cell)?,
-        cell.batch,
-    )?;
+    let mut bench = Bench {
+        csv,
+        library,
+        timer,
+        tune: options.tune,
+        floors: HashMap::new(),
+        run,
+        rows: Vec::new(),
+        failures: Vec::new(),
+    };
+    let stopped = bench.measure_all(&context, &cells);
+    show(&bench.rows, &options, before.as_ref())?;
+    let Run { gpu, .. } = &bench.run;
     println!(
-        "host: cuLaunchKernel {:.0} ns, plan + {:.0} ns, cache + {:.0} ns",
-        cost.bare,
-        cost.plan - cost.bare,
-        cost.cached - cost.bare
+        "{gpu}: copy {copy:.0} GB/s (2 GiB, bytes read + written), empty kernel {empty:.2} µs"
     );
+    for failure in &bench.failures {
+        println!("FAILED: {failure}");
+    }
+    stopped?;
+    bench.print_host_costs(&cells)?;
+    let failed = bench.failures.len();
+    ensure!(failed == 0, "{failed} rows failed");
     Ok(())
 }
 
-fn cells(options: &Options) -> Result<Vec<Cell>> {
-    let mut cells = Vec::new();
-    for model in &options.model {
-        let known = shapes::GDN.iter().find(|known| known.name == model);
-        let model = *known.with_context(|| format!("--model: no model {model}"))?;
-        for state in &options.state {
-            let state = match state.as_str() {
-                "bf16" => DType::Bf16,
-                "f32" => DType::F32,
-                _ => anyhow::bail!("--state: wanted bf16 or f32, got {state}"),
-            };
-            for layout in &options.layout {
-                let layout = match layout.as_str() {
-                    "k_last" => StateLayout::KLast,
-                    "v_last" => StateLayout::VLast,
-                    _ => anyhow::bail!("--layout: wanted k_last or v_last, got {layout}"),
-                };
-                for &batch in &options.batch {
-                    ensure!(batch > 0, "--batch: wanted at least 1, got 0");
-                    cells.push(Cell {
-                        model,
-                        dim: options.dim,
-                        batch,
-                        state,
-                        layout,
-                        cold: !options.warm,
-                    });
-                }
-            }
+/// Tables, figures, what to select, and the count against the peers.
+fn show(rows: &[Row], options: &Options, before: Option<&Before>) -> Result<()> {
+    let peers = Peers::recorded()?;
+    println!("{}", tables(rows, &peers, before));
+    if options.tune {
+        println!("host/src/select.rs by these rows:\n{}", advice(rows));
+    }
+    if let Some(folder) = &options.svg {
+        for file in draw_all(folder, rows, &peers)? {
+            println!("{}", file.display());
         }
     }
-    Ok(cells)
+    print!("{}", peers.score(rows).text());
+    Ok(())
+}
+
+fn before(path: &Path) -> Result<Before> {
+    let name = path.file_stem().unwrap_or(path.as_os_str());
+    Ok(Before {
+        name: name.to_string_lossy().into_owned(),
+        rows: read(path)?,
+    })
+}
+
+/// `record/h200/2026-01-31.csv`.
+fn default_record(run: &Run) -> PathBuf {
+    let gpu = run.gpu.to_lowercase().replace("nvidia ", "");
+    let file = format!("{}.csv", Timestamp::now().strftime("%Y-%m-%d"));
+    ["record", &gpu.replace(' ', "-"), &file].iter().collect()
+}
+
+fn progress(length: usize) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {eta} {msg}")?;
+    Ok(ProgressBar::new(length as u64).with_style(style))
+}
+
+struct Bench {
+    library: Library,
+    timer: Timer,
+    tune: bool,
+    csv: Option<Csv>,
+    /// µs of the floor, by cold or warm and bytes of a set's states.
+    floors: HashMap<(bool, usize), f64>,
+    run: Run,
+    rows: Vec<Row>,
+    failures: Vec<String>,
+}
+
+impl Bench {
+    /// Measures every cell. A row that fails is kept as a failure; an error of the driver ends it.
+    fn measure_all(&mut self, context: &Context, cells: &[Cell]) -> Result<()> {
+        let progress = progress(cells.len())?;
+        for cell in cells {
+            let Cell { tokens, batch, .. } = cell;
+            let title = format!("{} T={tokens} B={batch}", cell.title());
+            progress.set_message(title.clone());
+            self.measure(cell, &title).with_context(|| title.clone())?;
+            context.synchronize().with_context(|| title)?;
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+
+    fn measure(&mut self, cell: &Cell, title: &str) -> Result<()> {
+        let mut buffers = Buffers::new(&self.library, *cell)?;
+        let truth = buffers.truth()?;
+        let args = buffers.args(0)?;
+        let (bytes, selected) = (args.bytes()?, args.selected().ok());
+        let variants = match self.tune {
+            true => args.variants()?,
+            false => selected.into_iter().collect(),
+        };
+        if variants.is_empty() {
+            println!("no kernel: {}", cell.title());
+        }
+        let launches = buffers
+            .sets()
+            .max(40.min((20_000_000_000 / bytes.max(1)) as usize).max(4))
+            .next_multiple_of(buffers.sets());
+        let floor = match cell.mode.in_place() {
+            true => Some(self.floor(&buffers, launches)?),
+            false => None,
+        };
+        for variant in variants {
+            let stream = self.timer.stream.as_ref();
+            let error = match buffers.check(&self.library, stream, variant, &truth) {
+                Ok(error) => error,
+                Err(error) => {
+                    self.failures.push(format!("{title}: {error:#}"));
+                    continue;
+                }
+            };
+            // SAFETY: the buffers outlive the timing, which waits for all launches.
+            let micros = self.timer.graph(launches, |i| unsafe {
+                buffers.args(i)?.launch(&self.library, stream, variant)
+            })?;
+            let row = Row {
+                cell: *cell,
+                variant: variant.name().to_owned(),
+                selected: Some(variant) == selected,
+                micros,
+                floor,
+                bytes,
+                error,
+                run: self.run.clone(),
+            };
+            if let Some(csv) = &mut self.csv {
+                csv.write(&row)?;
+            }
+            self.rows.push(row);
+        }
+        Ok(())
+    }
+
+    fn floor(&mut self, buffers: &Buffers, launches: usize) -> Result<f64> {
+        let key = (buffers.cell().cold, buffers.cell().pool_bytes());
+        if let Some(&floor) = self.floors.get(&key) {
+            return Ok(floor);
+        }
+        let stream = self.timer.stream.as_ref();
+        // SAFETY: the buffers outlive the timing, which waits for all launches.
+        let micros = self.timer.graph(launches, |i| unsafe {
+            self.library.state_floor(stream, buffers.words(i)?, 1.0)
+        })?;
+        self.floors.insert(key, micros.median);
+        Ok(micros.median)
+    }
+
+    /// What a launch of each operator's first cell costs the host, with one row.
+    fn print_host_costs(&self, cells: &[Cell]) -> Result<()> {
+        for operator in [
+            Operator::GdnDecode,
+            Operator::GdnMtp,
+            Operator::KdaRecurrent,
+        ] {
+            let Some(cell) = cells.iter().find(|cell| cell.operator == operator) else {
+                continue;
+            };
+            let cell = Cell {
+                batch: 1,
+                cold: false,
+                ..*cell
+            };
+            let buffers = Buffers::new(&self.library, cell)?;
+            if buffers.args(0)?.selected().is_err() {
+                continue;
+            }
+            let cost = host_cost(&self.library, &self.timer.stream, &buffers)?;
+            println!(
+                "host, {}, T={}: cuLaunchKernel {:.0} ns, plan + {:.0} ns, cache + {:.0} ns",
+                cell.title(),
+                cell.tokens,
+                cost.bare,
+                cost.plan - cost.bare,
+                cost.cached - cost.bare
+            );
+        }
+        Ok(())
+    }
 }

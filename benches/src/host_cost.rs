@@ -5,71 +5,98 @@ use std::ptr::null_mut;
 use std::time::Instant;
 
 use anyhow::Result;
-use gated_delta::driver::Stream;
+use gated_delta::driver::{RawFunction, Stream};
+use gated_delta::ops::recurrent::LaunchShape;
 use gated_delta::{Error, Library};
 
-use crate::gdn_decode::Buffers;
+use crate::args::Args;
+use crate::buffers::Buffers;
 
 /// Median ns per call.
 #[derive(Clone, Copy, Debug)]
 pub struct HostCost {
     /// `cuLaunchKernel` of the same function, and nothing else.
     pub bare: f64,
-    /// [`gated_delta::ops::gdn_decode::GdnDecodePlan::launch`].
+    /// A launch of a plan.
     pub plan: f64,
-    /// [`Library::gdn_decode`] through the warm cache.
+    /// A launch through the warm cache.
     pub cached: f64,
 }
 
 /// Times the three ways to launch the first set of `buffers`, turn by turn.
-pub fn host_cost(
-    library: &Library,
+pub fn host_cost(library: &Library, stream: &Stream, buffers: &Buffers) -> Result<HostCost> {
+    let batch = buffers.cell().batch;
+    macro_rules! timed {
+        ($args:expr, $plan:ident, $launch:ident) => {{
+            let args = $args;
+            let plan = library.$plan(&args)?;
+            let params = args.params();
+            let planned = || {
+                // SAFETY: the buffers outlive the launches, which `turns` waits for.
+                unsafe { plan.launch(stream.as_ref(), batch, &params) }
+            };
+            let cached = || {
+                // SAFETY: as above.
+                unsafe { library.$launch(stream.as_ref(), &args) }
+            };
+            // SAFETY: the function takes these parameters, whose buffers outlive the launches.
+            unsafe { turns(stream, plan.raw(batch)?, &params, &planned, &cached) }
+        }};
+    }
+    match buffers.args(0)? {
+        Args::GdnDecode(args) => timed!(args, plan_gdn_decode, gdn_decode),
+        Args::GdnMtp(args) => timed!(args, plan_gdn_mtp, gdn_mtp),
+        Args::GdnCommit(args) => timed!(args, plan_gdn_commit, gdn_commit),
+        Args::KdaRecurrent(args) => timed!(args, plan_kda_recurrent, kda_recurrent),
+        Args::KdaCommit(args) => timed!(args, plan_kda_commit, kda_commit),
+    }
+}
+
+/// # Safety
+/// The function takes `params`; what they address stays valid until this returns.
+unsafe fn turns<P>(
     stream: &Stream,
-    buffers: &Buffers,
-    batch: usize,
+    (function, shape): (RawFunction, LaunchShape),
+    params: &P,
+    planned: &dyn Fn() -> Result<(), Error>,
+    cached: &dyn Fn() -> Result<(), Error>,
 ) -> Result<HostCost> {
     const CALLS: usize = 400;
     const ROUNDS: usize = 101;
-    let args = buffers.args(0)?;
-    let plan = library.plan_gdn_decode(&args)?;
-    let params = args.params();
-    let (function, shape) = plan.raw(batch)?;
     let driver = stream.context().driver();
-    let mut parameters = [(&raw const params).cast_mut().cast::<c_void>()];
+    let mut parameters = [(&raw const *params).cast_mut().cast::<c_void>()];
     let parameters = parameters.as_mut_ptr();
-    let time = |call: &dyn Fn() -> Result<(), Error>| -> Result<f64> {
-        stream.synchronize()?;
-        let start = Instant::now();
-        for _ in 0..CALLS {
-            call()?;
+    let [x, y, z] = shape.grid;
+    let bare = || {
+        // SAFETY: the caller's promise.
+        unsafe {
+            driver.launch_kernel(
+                function,
+                x,
+                y,
+                z,
+                shape.block,
+                1,
+                1,
+                shape.shared_bytes,
+                stream.raw(),
+                parameters,
+                null_mut(),
+            )
         }
-        let nanos = start.elapsed().as_nanos() as f64 / CALLS as f64;
-        stream.synchronize()?;
-        Ok(nanos)
     };
+    let ways: [&dyn Fn() -> Result<(), Error>; 3] = [&bare, planned, cached];
     let mut samples = [Vec::new(), Vec::new(), Vec::new()];
     let _current = stream.context().enter()?;
     for _ in 0..ROUNDS {
-        // SAFETY: the buffers outlive the launches, each of which is waited for in `time`.
-        unsafe {
-            samples[0].push(time(&|| {
-                let [x, y, z] = shape.grid;
-                driver.launch_kernel(
-                    function,
-                    x,
-                    y,
-                    z,
-                    shape.block,
-                    1,
-                    1,
-                    shape.shared_bytes,
-                    stream.raw(),
-                    parameters,
-                    null_mut(),
-                )
-            })?);
-            samples[1].push(time(&|| plan.launch(stream.as_ref(), batch, &params))?);
-            samples[2].push(time(&|| library.gdn_decode(stream.as_ref(), &args))?);
+        for (way, samples) in ways.iter().zip(&mut samples) {
+            stream.synchronize()?;
+            let start = Instant::now();
+            for _ in 0..CALLS {
+                way()?;
+            }
+            samples.push(start.elapsed().as_nanos() as f64 / CALLS as f64);
+            stream.synchronize()?;
         }
     }
     let [bare, plan, cached] = samples.map(|mut nanos| {

@@ -1,7 +1,22 @@
-//! What the latency bench is made of: [`timing`] (graph replays, ceilings), [`shapes`] (named models),
-//! [`gdn_decode`] (buffers, check and launch of one cell).
+//! What the latency bench is made of: [`options`] ask for cells, a [`cell`] says what a row measures, [`buffers`] hold
+//! it, [`check`] compares it with the reference, [`timing`] times it. A [`record`] keeps rows, [`peers`] are what others
+//! took, [`report`] shows rows as tables, [`figures`] draws them, [`tune`] says which variants to take.
 
-pub mod gdn_decode;
+pub mod args;
+pub mod buffers;
+pub mod cell;
+pub mod chart;
+pub mod check;
+pub mod drift;
+pub mod figures;
 pub mod host_cost;
+pub mod host_parts;
+pub mod inputs;
+pub mod options;
+pub mod peers;
+pub mod record;
+pub mod report;
 pub mod shapes;
+pub mod slab;
 pub mod timing;
+pub mod tune;

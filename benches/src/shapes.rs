@@ -11,21 +11,24 @@ pub struct Model {
     pub value_heads: usize,
 }
 
+const fn model(name: &'static str, heads: usize, value_heads: usize) -> Model {
+    Model {
+        name,
+        heads,
+        value_heads,
+    }
+}
+
 /// GDN layers.
 pub const GDN: [Model; 3] = [
-    Model {
-        name: "qwen3-next",
-        heads: 16,
-        value_heads: 32,
-    },
-    Model {
-        name: "qwen3.5-397b",
-        heads: 16,
-        value_heads: 64,
-    },
-    Model {
-        name: "qwen3.5-27b",
-        heads: 16,
-        value_heads: 48,
-    },
+    model("qwen3-next", 16, 32),
+    model("qwen3.5-397b", 16, 64),
+    model("qwen3.5-27b", 16, 48),
+];
+
+/// KDA layers: Kimi-Linear, a KDA layer with two value heads to a key head, and a layer of which a GPU has 12 heads.
+pub const KDA: [Model; 3] = [
+    model("kimi-linear", 32, 32),
+    model("kda-gva", 16, 32),
+    model("kimi-k3-tp8", 12, 12),
 ];

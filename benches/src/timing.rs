@@ -1,9 +1,11 @@
 //! Timing on the GPU: µs per launch from CUDA-graph replays, and the ceilings of the same run.
 
+use std::ffi::CStr;
+use std::ptr::null_mut;
 use std::time::Instant;
 
 use anyhow::Result;
-use gated_delta::driver::{Context, DeviceMemory, Event, Graph, Stream};
+use gated_delta::driver::{Context, DeviceMemory, Event, Graph, Module, Stream};
 use gated_delta::{DType, Error, Library};
 
 /// Bytes of state that the buffer sets of a cold measurement have together: several times any level-2 cache.
@@ -35,7 +37,7 @@ impl Micros {
 /// Buffer sets that a cold measurement rotates over, for sets of `state_bytes` each.
 #[must_use]
 pub fn cold_sets(state_bytes: usize) -> usize {
-    COLD_BYTES.div_ceil(state_bytes.max(1)).clamp(1, 256)
+    COLD_BYTES.div_ceil(state_bytes.max(1)).clamp(1, 1024)
 }
 
 /// Times what is launched on its stream.
@@ -93,6 +95,34 @@ impl Timer {
         }
         Ok(Micros::of(samples))
     }
+}
+
+/// µs per launch of a kernel that does nothing: what is in every row besides its kernel.
+pub fn empty_kernel(timer: &Timer, context: &Context) -> Result<f64> {
+    const PTX: &CStr =
+        c".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n";
+    let module = Module::load(context, "empty", PTX)?;
+    let function = module.function(c"empty")?;
+    let micros = timer.graph(256, |_| {
+        let _current = context.enter()?;
+        // SAFETY: the kernel has no parameters and touches nothing; the module outlives the graph.
+        unsafe {
+            context.driver().launch_kernel(
+                function,
+                1,
+                1,
+                1,
+                32,
+                1,
+                1,
+                0,
+                timer.stream.raw(),
+                null_mut(),
+                null_mut(),
+            )
+        }
+    })?;
+    Ok(micros.median)
 }
 
 /// GB/s of a plain device-to-device copy of 2 GiB, bytes read and written: the ceiling.

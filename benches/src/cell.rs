@@ -1,0 +1,263 @@
+//! What one row of a table measures.
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use gated_delta::DType;
+use gated_delta::ops::StateLayout;
+use gated_delta::ops::recurrent::Formulation;
+
+use crate::shapes::{self, Model};
+
+/// An operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Operator {
+    /// GDN, one token.
+    GdnDecode,
+    /// GDN, several tokens.
+    GdnMtp,
+    /// KDA, one token or several.
+    KdaRecurrent,
+}
+
+/// Where states go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Mode {
+    /// The state after the last token, to its slot.
+    Update,
+    /// The state after every token, to a tensor of their own; the pool is not written.
+    Snapshots,
+    /// Nowhere.
+    Verify,
+    /// The state after the accepted tokens of the last step, to its slot; the new tokens are verified.
+    Resume,
+    /// The state after the accepted tokens of the last step, to its slot; there are no new tokens.
+    Commit,
+    /// The state after every token, to slots of the pool.
+    TokenSlots,
+}
+
+/// What a KDA layer's gate is given as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Gate {
+    /// The log decay.
+    Log,
+    /// What the softplus gate makes the log decay of.
+    Softplus,
+    /// What the lower-bound gate makes the log decay of.
+    LowerBound,
+}
+
+/// What one row measures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cell {
+    /// Operator.
+    pub operator: Operator,
+    /// Where states go.
+    pub mode: Mode,
+    /// How tokens are computed.
+    pub formulation: Formulation,
+    /// Gate of KDA; GDN computes its own from a and b.
+    pub gate: Gate,
+    /// Heads.
+    pub model: Model,
+    /// K = V.
+    pub dim: usize,
+    /// B.
+    pub batch: usize,
+    /// T, and T' where there are previous tokens.
+    pub tokens: usize,
+    /// State dtype.
+    pub state: DType,
+    /// State layout.
+    pub layout: StateLayout,
+    /// Rows have a slot each by an index tensor, in no order; without it row b has slot b.
+    pub slots: bool,
+    /// Rotate over buffers that no cache holds, or stay on one set.
+    pub cold: bool,
+}
+
+impl Operator {
+    /// Name on the command line and of the kernels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GdnDecode => "gdn_decode",
+            Self::GdnMtp => "gdn_mtp",
+            Self::KdaRecurrent => "kda_recurrent",
+        }
+    }
+
+    /// Its named layers; the first is the default.
+    #[must_use]
+    pub fn models(self) -> &'static [Model] {
+        match self {
+            Self::GdnDecode | Self::GdnMtp => &shapes::GDN,
+            Self::KdaRecurrent => &shapes::KDA,
+        }
+    }
+
+    /// Its layer of that name.
+    pub fn model(self, name: &str) -> Result<Model> {
+        let known = self.models().iter().find(|known| known.name == name);
+        known.copied().with_context(|| {
+            let known: Vec<&str> = self.models().iter().map(|known| known.name).collect();
+            let (operator, known) = (self.name(), known.join(", "));
+            format!("model: {operator} has {known}, got {name}")
+        })
+    }
+}
+
+/// The state dtype of that name.
+pub fn state(name: &str) -> Result<DType> {
+    Ok(match name {
+        "bf16" => DType::Bf16,
+        "f32" => DType::F32,
+        _ => bail!("state: wanted bf16 or f32, got {name}"),
+    })
+}
+
+/// The state layout of that name.
+pub fn layout(name: &str) -> Result<StateLayout> {
+    Ok(match name {
+        "k_last" => StateLayout::KLast,
+        "v_last" => StateLayout::VLast,
+        _ => bail!("layout: wanted k_last or v_last, got {name}"),
+    })
+}
+
+/// The formulation of that name.
+pub fn formulation(name: &str) -> Result<Formulation> {
+    Ok(match name {
+        "recurrent" => Formulation::Recurrent,
+        "parallel" => Formulation::Parallel,
+        _ => bail!("formulation: wanted recurrent or parallel, got {name}"),
+    })
+}
+
+/// What [`formulation`] takes.
+#[must_use]
+pub fn formulation_name(formulation: Formulation) -> &'static str {
+    match formulation {
+        Formulation::Recurrent => "recurrent",
+        Formulation::Parallel => "parallel",
+    }
+}
+
+impl Mode {
+    /// Name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Update => "update",
+            Self::Snapshots => "snapshots",
+            Self::Verify => "verify",
+            Self::Resume => "resume",
+            Self::Commit => "commit",
+            Self::TokenSlots => "token_slots",
+        }
+    }
+
+    /// Whether the pool's states are each read and written once, as by the floor.
+    #[must_use]
+    pub fn in_place(self) -> bool {
+        matches!(self, Self::Update | Self::Resume | Self::Commit)
+    }
+
+    /// Whether there are tokens of the last step.
+    #[must_use]
+    pub fn has_previous(self) -> bool {
+        matches!(self, Self::Resume | Self::Commit)
+    }
+}
+
+impl Gate {
+    /// Name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Softplus => "softplus",
+            Self::LowerBound => "lower_bound",
+        }
+    }
+}
+
+impl Cell {
+    /// Whether the operator has it.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        let decode = self.tokens == 1 && matches!(self.mode, Mode::Update | Mode::Verify);
+        let parallel = self.operator == Operator::GdnMtp
+            && self.state == DType::Bf16
+            && self.layout == StateLayout::KLast
+            && self.tokens <= 8
+            && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);
+        (self.operator != Operator::GdnDecode || decode)
+            && (self.formulation == Formulation::Recurrent || parallel)
+            && !(self.slots && self.mode == Mode::TokenSlots)
+    }
+
+    /// State of the level-2 cache: cold or warm.
+    #[must_use]
+    pub fn l2(&self) -> &'static str {
+        if self.cold { "cold" } else { "warm" }
+    }
+
+    /// Bytes of the states of one row.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        self.model.value_heads * self.dim * self.dim * self.state.size_of()
+    }
+
+    /// Bytes of the pool of one set.
+    #[must_use]
+    pub fn pool_bytes(&self) -> usize {
+        let slots = match self.mode {
+            Mode::TokenSlots => self.tokens,
+            _ => 1,
+        };
+        self.batch * slots * self.row_bytes()
+    }
+
+    /// Bytes of the snapshots of one set.
+    #[must_use]
+    pub fn snapshot_bytes(&self) -> usize {
+        match self.mode {
+            Mode::Snapshots => self.batch * self.tokens * self.row_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// What the cells of one table have in common.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let Self {
+            model, dim, state, ..
+        } = self;
+        let mut title = format!(
+            "{} {} (H={} HV={}) K=V={dim} {state} {} {}",
+            self.operator.name(),
+            model.name,
+            model.heads,
+            model.value_heads,
+            self.layout,
+            self.mode.name(),
+        );
+        if self.formulation == Formulation::Parallel {
+            title += " parallel";
+        }
+        if self.operator == Operator::KdaRecurrent {
+            title = format!("{title} gate={}", self.gate.name());
+        }
+        if self.slots {
+            title += " slots";
+        }
+        if !self.cold {
+            title += " warm";
+        }
+        title
+    }
+}

@@ -1,0 +1,315 @@
+//! The gate: what a launch leaves in the first and the last row, against the reference.
+
+use anyhow::{Context as _, Result, ensure};
+use gated_delta::ops::StateLayout;
+use gated_delta::{DType, Entry, Library, StreamRef};
+use gated_delta_reference::gdn::Gates;
+use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::recurrent::{
+    HeadMap, Layout, Previous, Recurrent, TokenGates, recurrent,
+};
+use half::bf16;
+
+use crate::buffers::Buffers;
+use crate::cell::{Cell, Gate, Mode, Operator};
+use crate::inputs::{DISTINCT_SLOTS, LOWER_BOUND, Tokens};
+
+/// Largest relative error of o and of bf16 states: about two roundings to bf16.
+const BF16_TOLERANCE: f64 = 4e-3;
+
+/// Largest relative error of f32 states.
+const F32_TOLERANCE: f64 = 2e-5;
+
+/// What the rows that are checked have to hold.
+pub struct Truth {
+    rows: Vec<usize>,
+    /// `[rows, T, HV, V]`
+    o: Vec<f64>,
+    /// States of the rows' slots, `T` a row with token slots, else one.
+    pool: Vec<f64>,
+    /// `[rows, T, HV, V, K]`
+    snapshots: Vec<f64>,
+}
+
+/// f64 values of some rows' tokens.
+struct Wide {
+    k: Vec<f64>,
+    v: Vec<f64>,
+    gate: Vec<f64>,
+    beta: Vec<f64>,
+}
+
+impl Wide {
+    fn of(tokens: &Tokens, rows: &[usize], batch: usize) -> Self {
+        Self {
+            k: wide(&tokens.k, rows, batch),
+            v: wide(&tokens.v, rows, batch),
+            gate: wide(&tokens.gate, rows, batch),
+            beta: wide(&tokens.beta, rows, batch),
+        }
+    }
+
+    fn gates<'a>(&'a self, cell: &Cell, a_log: &'a [f64], dt_bias: &'a [f64]) -> TokenGates<'a> {
+        if cell.operator != Operator::KdaRecurrent {
+            return TokenGates::Gdn(Gates::Raw {
+                a: &self.gate,
+                b: &self.beta,
+                a_log,
+                dt_bias,
+                beta_scale: 1.0,
+            });
+        }
+        TokenGates::Kda(KdaGates {
+            g: &self.gate,
+            kind: match cell.gate {
+                Gate::Log => KdaGate::Log,
+                Gate::Softplus => KdaGate::Softplus {
+                    a_log,
+                    dt_bias: Some(dt_bias),
+                },
+                Gate::LowerBound => KdaGate::LowerBound {
+                    lower_bound: LOWER_BOUND.into(),
+                    a_log: Some(a_log),
+                    dt_bias: Some(dt_bias),
+                },
+            },
+            beta: &self.beta,
+            beta_kind: KdaBeta::Given,
+        })
+    }
+}
+
+impl Buffers {
+    /// Computes what the first and the last row have to hold after a launch on new buffers.
+    pub fn truth(&self) -> Result<Truth> {
+        let Cell {
+            mode,
+            model,
+            dim,
+            batch,
+            tokens,
+            state,
+            ..
+        } = self.cell;
+        let inputs = &self.inputs;
+        let mut rows = vec![0, batch - 1];
+        rows.dedup();
+        let new = Wide::of(&inputs.tokens, &rows, batch);
+        let old = inputs
+            .previous
+            .as_ref()
+            .map(|previous| Wide::of(previous, &rows, batch));
+        let [a_log, dt_bias] = [&inputs.a_log, &inputs.dt_bias].map(|values| f64s(values));
+        let indices = |values: &[i32]| -> Vec<i64> {
+            rows.iter().map(|&row| i64::from(values[row])).collect()
+        };
+        let (keep, accepted) = (indices(&inputs.keep), indices(&inputs.accepted));
+        let commit = mode == Mode::Commit;
+        let previous = if commit { Some(&new) } else { old.as_ref() };
+        let previous = previous.map(|wide| Previous {
+            tokens,
+            k: &wide.k,
+            v: &wide.v,
+            gates: wide.gates(&self.cell, &a_log, &dt_bias),
+            keep: &keep,
+        });
+        let slots = self.slots_of(&rows);
+        let row_elements = model.value_heads * dim * dim;
+        let start: Vec<f64> = slots
+            .iter()
+            .flat_map(|&slot| {
+                f64s(&inputs.states[slot % DISTINCT_SLOTS * row_elements..][..row_elements])
+            })
+            .collect();
+        let local: Vec<i64> = (0..slots.len() as i64).collect();
+        let snapshots = vec![f64::NAN; rows.len() * tokens * row_elements];
+        let empty = Wide {
+            k: Vec::new(),
+            v: Vec::new(),
+            gate: Vec::new(),
+            beta: Vec::new(),
+        };
+        let (q, new) = if commit {
+            (Vec::new(), &empty)
+        } else {
+            (wide(&inputs.q, &rows, batch), &new)
+        };
+        let token_slots = mode == Mode::TokenSlots;
+        let has_snapshots = mode == Mode::Snapshots;
+        let problem = Recurrent {
+            batch: rows.len(),
+            tokens: if commit { 0 } else { tokens },
+            heads: model.heads,
+            value_heads: model.value_heads,
+            key_dim: dim,
+            value_dim: dim,
+            q: &q,
+            k: &new.k,
+            v: &new.v,
+            gates: new.gates(&self.cell, &a_log, &dt_bias),
+            l2norm: true,
+            scale: default_scale(dim),
+            head_map: HeadMap::Grouped,
+            layout: match self.cell.layout {
+                StateLayout::KLast => Layout::KLast,
+                StateLayout::VLast => Layout::VLast,
+            },
+            read_slots: None,
+            write_slots: None,
+            token_slots: token_slots.then_some(&local[..]),
+            accepted: token_slots.then_some(&accepted[..]),
+            cu_seqlens: None,
+            null_slot: None,
+            update_state: !matches!(mode, Mode::Verify | Mode::Snapshots),
+            snapshot_steps: has_snapshots.then_some(tokens),
+            previous,
+            round_state: match state {
+                DType::Bf16 => |x| bf16::from_f64(x).to_f64(),
+                _ => |x| f64::from(x as f32),
+            },
+        };
+        let output = recurrent(
+            &problem,
+            &start,
+            None,
+            has_snapshots.then_some(&snapshots[..]),
+        )?;
+        Ok(Truth {
+            rows,
+            o: output.o,
+            pool: output.pool,
+            snapshots: output.snapshots.unwrap_or_default(),
+        })
+    }
+
+    /// Launches `variant` once on the first set, made new, and compares it with the truth. Returns the largest of the
+    /// relative errors of o, the states and the snapshots.
+    pub fn check(
+        &mut self,
+        library: &Library,
+        stream: StreamRef<'_>,
+        variant: Entry,
+        truth: &Truth,
+    ) -> Result<f64> {
+        self.renew()?;
+        // SAFETY: the buffers live until the launch is waited for.
+        unsafe { self.args(0)?.launch(library, stream, variant) }?;
+        if let Some(context) = library.context() {
+            context.synchronize()?;
+        }
+        let Cell {
+            tokens,
+            state,
+            batch,
+            ..
+        } = self.cell;
+        let row_bytes = self.cell.row_bytes();
+        let o_bytes = size_of_val(&self.inputs.tokens.v[..]) / batch;
+        let states = |slab: &crate::slab::Slab, slots: &[usize]| -> Result<Vec<f64>> {
+            let mut values = Vec::new();
+            for slot in slots {
+                values.extend(decoded(state, &slab.read(slot * row_bytes, row_bytes)?));
+            }
+            Ok(values)
+        };
+        let mut worst = 0f64;
+        let mut compare = |what: &str, got: Vec<f64>, truth: &[f64], tolerance: f64| {
+            let error = relative_error(&got, truth);
+            worst = worst.max(error);
+            ensure!(
+                error <= tolerance,
+                "relative error of {what} {error:.1e}, at most {tolerance:.0e} wanted"
+            );
+            Ok(())
+        };
+        let tolerance = match state {
+            DType::Bf16 => BF16_TOLERANCE,
+            _ => F32_TOLERANCE,
+        };
+        let mut gate = || -> Result<()> {
+            if !truth.o.is_empty() {
+                let mut got = Vec::new();
+                for row in &truth.rows {
+                    got.extend(decoded(DType::Bf16, &self.o.read(row * o_bytes, o_bytes)?));
+                }
+                compare("o", got, &truth.o, BF16_TOLERANCE)?;
+            }
+            let got = states(&self.pool, &self.slots_of(&truth.rows))?;
+            compare("the states", got, &truth.pool, tolerance)?;
+            if !truth.snapshots.is_empty() {
+                let steps: Vec<usize> = truth
+                    .rows
+                    .iter()
+                    .flat_map(|row| row * tokens..(row + 1) * tokens)
+                    .collect();
+                let got = states(&self.snapshots, &steps)?;
+                compare("the snapshots", got, &truth.snapshots, tolerance)?;
+            }
+            Ok(())
+        };
+        gate().with_context(|| variant.name())?;
+        Ok(worst)
+    }
+
+    /// The slots of the pool that rows read or write.
+    fn slots_of(&self, rows: &[usize]) -> Vec<usize> {
+        let tokens = self.cell.tokens;
+        let slots = |row: &usize| match self.cell.mode {
+            Mode::TokenSlots => &self.inputs.token_slots[row * tokens..][..tokens],
+            _ => &self.inputs.slots[*row..=*row],
+        };
+        rows.iter()
+            .flat_map(slots)
+            .map(|&slot| slot as usize)
+            .collect()
+    }
+}
+
+/// The values of some rows out of `batch`.
+fn wide(values: &[bf16], rows: &[usize], batch: usize) -> Vec<f64> {
+    let width = values.len() / batch;
+    rows.iter()
+        .flat_map(|row| &values[row * width..(row + 1) * width])
+        .map(|x| x.to_f64())
+        .collect()
+}
+
+fn f64s(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| f64::from(x)).collect()
+}
+
+fn decoded(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    match dtype {
+        DType::Bf16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&x| bf16::from_ne_bytes(x).to_f64())
+            .collect(),
+        _ => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&x| f32::from_ne_bytes(x).into())
+            .collect(),
+    }
+}
+
+/// ‖got − truth‖ / ‖truth‖; infinite where a value is not a number or the lengths differ.
+fn relative_error(got: &[f64], truth: &[f64]) -> f64 {
+    if got.len() != truth.len() {
+        return f64::INFINITY;
+    }
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (got, truth) in got.iter().zip(truth) {
+        error += (got - truth).powi(2);
+        norm += truth.powi(2);
+    }
+    let relative = (error / norm).sqrt();
+    if relative.is_finite() {
+        relative
+    } else {
+        f64::INFINITY
+    }
+}

@@ -1,0 +1,201 @@
+//! How far a state that is stored after every token moves away from the exact recurrence of the same inputs.
+
+use anyhow::Result;
+use gated_delta::ops::GdnGates;
+use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
+use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
+use gated_delta::ops::recurrent::RecurrentOptions;
+use gated_delta::{DeviceElement, Error, Library, StreamRef, Tensor};
+use gated_delta_reference::recurrence::{Token, normalise, recurrence};
+use half::bf16;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// Heads, H = HV.
+pub const HEADS: usize = 4;
+
+/// K = V.
+pub const DIM: usize = 64;
+
+/// One of so many decays is near 1: of the heads with GDN, of the channels with KDA.
+const SLOW_EVERY: usize = 4;
+
+/// Log decays of the slow ones.
+const SLOW: (f32, f32) = (-0.002, 0.0);
+
+/// The other log decays.
+const FAST: (f32, f32) = (-0.5, -0.05);
+
+/// An operator with one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decode {
+    /// One decay for each head.
+    Gdn,
+    /// One decay for each key channel.
+    Kda,
+}
+
+/// Relative error of the states after a token, ‖S − S_exact‖ / ‖S_exact‖.
+#[derive(Clone, Copy, Debug)]
+pub struct Drift {
+    /// Of all.
+    pub all: f64,
+    /// Of what decays near 1 are applied to.
+    pub slow: f64,
+    /// Of the rest.
+    pub fast: f64,
+}
+
+/// What one token brings to every head.
+struct Inputs {
+    q: Vec<bf16>,
+    k: Vec<bf16>,
+    v: Vec<bf16>,
+    /// Log decays `[HV]` or `[HV, K]`.
+    g: Vec<bf16>,
+    beta: Vec<bf16>,
+}
+
+/// A state element.
+pub trait Stored: DeviceElement + Default + Into<f64> {}
+impl<S: DeviceElement + Default + Into<f64>> Stored for S {}
+
+/// Decodes `steps` random tokens from a zero state with the kernel in the simulator, and in f64 without rounding.
+pub fn roll<S: Stored>(decode: Decode, steps: usize) -> Result<Vec<Drift>> {
+    let library = Library::simulator();
+    let mut rng = SmallRng::seed_from_u64(0x6472);
+    let mut states = vec![S::default(); HEADS * DIM * DIM];
+    let mut exact = vec![vec![0.0; DIM * DIM]; HEADS];
+    let mut drifts = Vec::with_capacity(steps);
+    for _ in 0..steps {
+        let inputs = Inputs::new(decode, &mut rng);
+        inputs.launch(decode, &library, &mut states)?;
+        for (head, exact) in exact.iter_mut().enumerate() {
+            if let Some(step) = recurrence(exact, &[inputs.token(decode, head)])?.pop() {
+                *exact = step.state;
+            }
+        }
+        drifts.push(drift(decode, &states, &exact.concat()));
+    }
+    Ok(drifts)
+}
+
+impl Inputs {
+    fn new(decode: Decode, rng: &mut SmallRng) -> Self {
+        let mut random = |count: usize, (low, high): (f32, f32)| -> Vec<bf16> {
+            (0..count)
+                .map(|_| bf16::from_f32(rng.random_range(low..high)))
+                .collect()
+        };
+        let [q, k, v] = [(); 3].map(|()| random(HEADS * DIM, (-1.0, 1.0)));
+        let beta = random(HEADS, (0.0, 1.0));
+        let decays = match decode {
+            Decode::Gdn => HEADS,
+            Decode::Kda => HEADS * DIM,
+        };
+        let g = (0..decays)
+            .flat_map(|at| random(1, if at % SLOW_EVERY == 0 { SLOW } else { FAST }))
+            .collect();
+        Self { q, k, v, g, beta }
+    }
+
+    fn launch<S: Stored>(
+        &self,
+        decode: Decode,
+        library: &Library,
+        states: &mut [S],
+    ) -> Result<(), Error> {
+        let mut output = vec![bf16::ZERO; HEADS * DIM];
+        let heads = [1, 1, HEADS, DIM];
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| Tensor::from_slice(x, &heads));
+        let (q, k, v) = (q?, k?, v?);
+        let o = Tensor::from_slice_mut(&mut output, &heads)?;
+        let pool = Tensor::from_slice_mut(states, &[1, HEADS, DIM, DIM])?;
+        let beta = Tensor::from_slice(&self.beta, &heads[..3])?;
+        let stream = StreamRef::default_stream();
+        match decode {
+            Decode::Gdn => {
+                let args = GdnDecode {
+                    q,
+                    k,
+                    v,
+                    gates: GdnGates::Given {
+                        g: Tensor::from_slice(&self.g, &heads[..3])?,
+                        beta,
+                    },
+                    o,
+                    pool,
+                    write_pool: None,
+                    read_slots: None,
+                    write_slots: None,
+                    options: GdnDecodeOptions::default(),
+                };
+                // SAFETY: a simulated launch is done when it returns; there is one row.
+                unsafe { library.gdn_decode(stream, &args) }
+            }
+            Decode::Kda => {
+                let args = KdaRecurrent {
+                    q,
+                    k,
+                    v,
+                    gates: KdaGates {
+                        g: Tensor::from_slice(&self.g, &heads)?,
+                        kind: KdaGate::Log,
+                        beta,
+                        beta_kind: KdaBeta::Given,
+                    },
+                    o,
+                    pool,
+                    write_pool: None,
+                    read_slots: None,
+                    write_slots: None,
+                    token_slots: None,
+                    accepted: None,
+                    snapshots: None,
+                    packed: None,
+                    previous: None,
+                    options: RecurrentOptions::default(),
+                };
+                // SAFETY: as above.
+                unsafe { library.kda_recurrent(stream, &args) }
+            }
+        }
+    }
+
+    fn token(&self, decode: Decode, head: usize) -> Token {
+        let row = |x: &[bf16]| -> Vec<f64> {
+            let row = &x[head * DIM..(head + 1) * DIM];
+            row.iter().map(|x| x.to_f64()).collect()
+        };
+        Token {
+            q: normalise(&row(&self.q), true, 1.0),
+            k: normalise(&row(&self.k), true, 1.0),
+            v: row(&self.v),
+            log_decay: match decode {
+                Decode::Gdn => vec![self.g[head].to_f64(); DIM],
+                Decode::Kda => row(&self.g),
+            },
+            beta: self.beta[head].to_f64(),
+        }
+    }
+}
+
+fn drift<S: Stored>(decode: Decode, states: &[S], exact: &[f64]) -> Drift {
+    let mut sums = [[0.0; 2]; 2];
+    for (at, (&got, exact)) in states.iter().zip(exact).enumerate() {
+        let decay = match decode {
+            Decode::Gdn => at / (DIM * DIM),
+            Decode::Kda => at % DIM,
+        };
+        let [error, norm] = &mut sums[usize::from(decay % SLOW_EVERY == 0)];
+        *error += (got.into() - exact).powi(2);
+        *norm += exact.powi(2);
+    }
+    let relative = |[error, norm]: [f64; 2]| (error / norm).sqrt();
+    let [fast, slow] = sums;
+    Drift {
+        all: relative([fast[0] + slow[0], fast[1] + slow[1]]),
+        slow: relative(slow),
+        fast: relative(fast),
+    }
+}

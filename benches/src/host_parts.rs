@@ -1,0 +1,91 @@
+//! What there is to time without a GPU: a launch's checks and parameters, and the reference.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+use gated_delta::{Error, Library};
+
+use crate::args::Args;
+use crate::buffers::Buffers;
+use crate::cell::Cell;
+
+/// A table of what the cells cost the host with one row, each title and T once: ns of the checks with the choice of a
+/// variant, ns of the parameters, ms of the reference.
+pub fn host_parts(cells: &[Cell], mut done: impl FnMut(&Cell)) -> Result<String> {
+    let library = Library::simulator();
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN);
+    table.set_header(["what", "T", "checks, ns", "params, ns", "reference, ms"]);
+    for cell in one_row(cells) {
+        done(&cell);
+        let buffers = Buffers::new(&library, cell)?;
+        let args = buffers.args(0)?;
+        if args.variants()?.is_empty() {
+            continue;
+        }
+        let start = Instant::now();
+        black_box(buffers.truth()?);
+        let reference = start.elapsed().as_secs_f64() * 1e3;
+        let checks = nanos(|| black_box(&args).selected().map(drop))?;
+        let params = nanos(|| {
+            params(black_box(&args));
+            Ok(())
+        })?;
+        let title = Cell { cold: true, ..cell }.title();
+        table.add_row([
+            title,
+            cell.tokens.to_string(),
+            format!("{checks:.0}"),
+            format!("{params:.0}"),
+            format!("{reference:.1}"),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    Ok(table.to_string())
+}
+
+/// The cells with B = 1 and one set of buffers, each once.
+fn one_row(cells: &[Cell]) -> Vec<Cell> {
+    let mut kept = Vec::new();
+    for cell in cells {
+        let cell = Cell {
+            batch: 1,
+            cold: false,
+            ..*cell
+        };
+        if !kept.contains(&cell) {
+            kept.push(cell);
+        }
+    }
+    kept
+}
+
+/// Median ns of a call.
+fn nanos(call: impl Fn() -> Result<(), Error>) -> Result<f64> {
+    const CALLS: usize = 1000;
+    const ROUNDS: usize = 31;
+    let mut samples = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            call()?;
+        }
+        samples.push(start.elapsed().as_nanos() as f64 / CALLS as f64);
+    }
+    samples.sort_by(f64::total_cmp);
+    Ok(samples[ROUNDS / 2])
+}
+
+fn params(args: &Args<'_>) {
+    match args {
+        Args::GdnDecode(args) => drop(black_box(args.params())),
+        Args::GdnMtp(args) => drop(black_box(args.params())),
+        Args::GdnCommit(args) => drop(black_box(args.params())),
+        Args::KdaRecurrent(args) => drop(black_box(args.params())),
+        Args::KdaCommit(args) => drop(black_box(args.params())),
+    }
+}

@@ -1,0 +1,155 @@
+//! Values that every buffer set of a cell starts from.
+
+use half::bf16;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use gated_delta::DType;
+
+use crate::cell::{Cell, Gate, Mode, Operator};
+
+/// States of rows are alike in every third slot: more are not worth their upload.
+pub const DISTINCT_SLOTS: usize = 3;
+
+/// Lower bound of KDA's log decay, where there is one.
+pub const LOWER_BOUND: f32 = -5.0;
+
+/// Tokens of all rows.
+pub struct Tokens {
+    /// `[B, T, H, K]`
+    pub k: Vec<bf16>,
+    /// `[B, T, HV, V]`
+    pub v: Vec<bf16>,
+    /// `[B, T, HV]`, KDA `[B, T, HV, K]`
+    pub gate: Vec<bf16>,
+    /// `[B, T, HV]`
+    pub beta: Vec<bf16>,
+}
+
+/// Values of a cell's tensors.
+pub struct Inputs {
+    /// `[B, T, H, K]`
+    pub q: Vec<bf16>,
+    /// New tokens; with a commit the ones to commit.
+    pub tokens: Tokens,
+    /// Previous tokens of a resume.
+    pub previous: Option<Tokens>,
+    /// `[HV]`
+    pub a_log: Vec<f32>,
+    /// `[HV]`, KDA `[HV, K]`
+    pub dt_bias: Vec<f32>,
+    /// `[B]`: tokens to commit.
+    pub keep: Vec<i32>,
+    /// `[B]`: slot of each row.
+    pub slots: Vec<i32>,
+    /// `[B, T]`: slot of the state after each token.
+    pub token_slots: Vec<i32>,
+    /// `[B]`: tokens accepted of the last step.
+    pub accepted: Vec<i32>,
+    /// States of [`DISTINCT_SLOTS`] slots, rounded to the state's dtype.
+    pub states: Vec<f32>,
+}
+
+impl Inputs {
+    /// Random values, the same for the same cell.
+    #[must_use]
+    pub fn of(cell: &Cell) -> Self {
+        let mut rng = SmallRng::seed_from_u64(0x6764);
+        let Cell {
+            batch,
+            tokens: steps,
+            dim,
+            ..
+        } = *cell;
+        let (heads, value_heads) = (cell.model.heads, cell.model.value_heads);
+        let kda = cell.operator == Operator::KdaRecurrent;
+        let q = rounded(&mut rng, batch * steps * heads * dim, -1.0, 1.0);
+        let tokens = Tokens::of(cell, &mut rng);
+        let previous = (cell.mode == Mode::Resume).then(|| Tokens::of(cell, &mut rng));
+        let parameters = if kda { value_heads * dim } else { value_heads };
+        let mut counts = |low: i32| -> Vec<i32> {
+            let most = steps as i32;
+            (0..batch).map(|_| rng.random_range(low..=most)).collect()
+        };
+        let (keep, accepted) = (counts(0), counts(1));
+        let mut states = random(
+            &mut rng,
+            DISTINCT_SLOTS * value_heads * dim * dim,
+            -0.2,
+            0.2,
+        );
+        if cell.state == DType::Bf16 {
+            for state in &mut states {
+                *state = bf16::from_f32(*state).to_f32();
+            }
+        }
+        let mut shuffled = |count: usize| {
+            let mut slots: Vec<i32> = (0..count as i32).collect();
+            slots.shuffle(&mut rng);
+            slots
+        };
+        let slots = if cell.slots {
+            shuffled(batch)
+        } else {
+            (0..batch as i32).collect()
+        };
+        Self {
+            q,
+            tokens,
+            previous,
+            keep,
+            accepted,
+            slots,
+            token_slots: shuffled(batch * steps),
+            a_log: random(&mut rng, value_heads, -0.7, 1.4),
+            dt_bias: random(&mut rng, parameters, -1.2, -0.8),
+            states,
+        }
+    }
+
+    /// The bytes of `states`, in the state's dtype.
+    #[must_use]
+    pub fn state_bytes(&self, dtype: DType) -> Vec<u8> {
+        match dtype {
+            DType::Bf16 => self
+                .states
+                .iter()
+                .flat_map(|&x| bf16::from_f32(x).to_ne_bytes())
+                .collect(),
+            _ => bytemuck::cast_slice(&self.states).to_vec(),
+        }
+    }
+}
+
+impl Tokens {
+    fn of(cell: &Cell, rng: &mut SmallRng) -> Self {
+        let tokens = cell.batch * cell.tokens;
+        let of_value_heads = tokens * cell.model.value_heads;
+        let ((gates, low, high), (beta_low, beta_high)) = match (cell.operator, cell.gate) {
+            (Operator::GdnDecode | Operator::GdnMtp, _) => {
+                ((of_value_heads, -2.0, 2.0), (-2.0, 2.0))
+            }
+            (Operator::KdaRecurrent, Gate::Log) => {
+                ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0))
+            }
+            (Operator::KdaRecurrent, _) => ((of_value_heads * cell.dim, -2.0, 2.0), (0.0, 1.0)),
+        };
+        Self {
+            k: rounded(rng, tokens * cell.model.heads * cell.dim, -1.0, 1.0),
+            v: rounded(rng, of_value_heads * cell.dim, -1.0, 1.0),
+            gate: rounded(rng, gates, low, high),
+            beta: rounded(rng, of_value_heads, beta_low, beta_high),
+        }
+    }
+}
+
+fn random(rng: &mut SmallRng, count: usize, low: f32, high: f32) -> Vec<f32> {
+    (0..count).map(|_| rng.random_range(low..high)).collect()
+}
+
+fn rounded(rng: &mut SmallRng, count: usize, low: f32, high: f32) -> Vec<bf16> {
+    (0..count)
+        .map(|_| bf16::from_f32(rng.random_range(low..high)))
+        .collect()
+}

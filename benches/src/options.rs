@@ -1,0 +1,163 @@
+//! Options of the bench, and the cells that they ask for.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use gated_delta::ops::recurrent::Formulation;
+
+use crate::cell::{self, Cell, Gate, Mode, Operator};
+
+/// Latency of the operators on the GPU, beside the ceilings of the same run. What an operator does not have is left out.
+#[derive(Parser)]
+pub struct Options {
+    /// Operators.
+    #[arg(long, value_delimiter = ',', default_value = "gdn_decode")]
+    pub op: Vec<Operator>,
+    /// Models. GDN: qwen3-next (default), qwen3.5-397b, qwen3.5-27b; KDA: kimi-linear (default), kda-gva, kimi-k3-tp8.
+    #[arg(long, value_delimiter = ',')]
+    pub model: Vec<String>,
+    /// K = V: 64 or 128.
+    #[arg(long, value_delimiter = ',', default_value = "128")]
+    pub dim: Vec<usize>,
+    /// Batch sizes. Default: 1 to 512 for one token, 1, 4, 16, 64, 256 for more.
+    #[arg(long, value_delimiter = ',')]
+    pub batch: Vec<usize>,
+    /// Tokens of a row, and previous ones. Default: 1; GDN MTP 2, 4, 8; KDA 1, 2, 4, 8.
+    #[arg(long, value_delimiter = ',')]
+    pub tokens: Vec<usize>,
+    /// Where states go. Default: GDN MTP snapshots, update, verify, resume; KDA update and token_slots; else update.
+    #[arg(long, visible_alias = "mode", value_delimiter = ',')]
+    pub modes: Vec<Mode>,
+    /// Formulations: recurrent, parallel.
+    #[arg(long, value_delimiter = ',', default_value = "recurrent,parallel")]
+    pub formulation: Vec<String>,
+    /// Gates of KDA.
+    #[arg(long, value_delimiter = ',', default_value = "log")]
+    pub gate: Vec<Gate>,
+    /// State dtypes: bf16, f32.
+    #[arg(long, value_delimiter = ',', default_value = "bf16,f32")]
+    pub state: Vec<String>,
+    /// State layouts: k_last, v_last.
+    #[arg(long, value_delimiter = ',', default_value = "k_last,v_last")]
+    pub layout: Vec<String>,
+    /// Read each row's slot from an index tensor.
+    #[arg(long)]
+    pub slots: bool,
+    /// Leave level-2 cache warm: one set of buffers instead of a rotation.
+    #[arg(long)]
+    pub warm: bool,
+    /// Measure every variant of a cell, not only the selected one, and print what host/src/select.rs should say.
+    #[arg(long)]
+    pub tune: bool,
+    /// Write the rows to a CSV file: record/GPU/DATE.csv where no other is named.
+    #[arg(long, visible_alias = "csv", value_name = "FILE")]
+    pub save: Option<Option<PathBuf>>,
+    /// Compare with the rows of a CSV file that was saved before.
+    #[arg(long, value_name = "FILE")]
+    pub compare: Option<PathBuf>,
+    /// Draw every table into an SVG file of this folder.
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+    /// Show the rows of CSV files, all of them, instead of measuring; needs no GPU.
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    pub from: Vec<PathBuf>,
+    /// Passed by `cargo bench`; without meaning.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Options {
+    /// Every cell that an operator has. At least one.
+    pub fn cells(&self) -> Result<Vec<Cell>> {
+        let mut cells = Vec::new();
+        for &operator in &self.op {
+            for cell in self.layers(operator)? {
+                for &mode in or(&self.modes, default_modes(operator)) {
+                    for formulation in &self.formulation {
+                        let formulation = cell::formulation(formulation)?;
+                        for &tokens in or(&self.tokens, default_tokens(operator)) {
+                            for &batch in or(&self.batch, default_batches(tokens)) {
+                                ensure!(batch > 0, "--batch: wanted at least 1, got 0");
+                                ensure!(tokens > 0, "--tokens: wanted at least 1, got 0");
+                                cells.push(Cell {
+                                    mode,
+                                    formulation,
+                                    tokens,
+                                    batch,
+                                    ..cell
+                                });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        cells.retain(Cell::exists);
+        ensure!(!cells.is_empty(), "no operator has such a cell");
+        Ok(cells)
+    }
+
+    /// The layers of an operator, with B = T = 1.
+    fn layers(&self, operator: Operator) -> Result<Vec<Cell>> {
+        let names: Vec<&str> = self.model.iter().map(String::as_str).collect();
+        let gates = match operator {
+            Operator::KdaRecurrent => &self.gate[..],
+            _ => &[Gate::Log],
+        };
+        let mut cells = Vec::new();
+        for &name in or(&names, &[operator.models()[0].name]) {
+            let model = operator.model(name)?;
+            for &dim in &self.dim {
+                for state in &self.state {
+                    let state = cell::state(state)?;
+                    for layout in &self.layout {
+                        let layout = cell::layout(layout)?;
+                        cells.extend(gates.iter().map(|&gate| Cell {
+                            operator,
+                            mode: Mode::Update,
+                            formulation: Formulation::Recurrent,
+                            gate,
+                            model,
+                            dim,
+                            batch: 1,
+                            tokens: 1,
+                            state,
+                            layout,
+                            slots: self.slots,
+                            cold: !self.warm,
+                        }));
+                    }
+                }
+            }
+        }
+        Ok(cells)
+    }
+}
+
+fn or<'a, T>(given: &'a [T], default: &'a [T]) -> &'a [T] {
+    if given.is_empty() { default } else { given }
+}
+
+fn default_modes(operator: Operator) -> &'static [Mode] {
+    match operator {
+        Operator::GdnDecode => &[Mode::Update],
+        Operator::GdnMtp => &[Mode::Snapshots, Mode::Update, Mode::Verify, Mode::Resume],
+        Operator::KdaRecurrent => &[Mode::Update, Mode::TokenSlots],
+    }
+}
+
+fn default_tokens(operator: Operator) -> &'static [usize] {
+    match operator {
+        Operator::GdnDecode => &[1],
+        Operator::GdnMtp => &[2, 4, 8],
+        Operator::KdaRecurrent => &[1, 2, 4, 8],
+    }
+}
+
+fn default_batches(tokens: usize) -> &'static [usize] {
+    match tokens {
+        1 => &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512],
+        _ => &[1, 4, 16, 64, 256],
+    }
+}

@@ -1,0 +1,159 @@
+//! What other libraries' kernels took on an H200: `record/h200/peers.csv`, and how rows compare with it.
+
+use std::collections::HashMap;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+
+use crate::cell::Cell;
+use crate::record::Row;
+
+/// A cell within this part of the best peer's is tied.
+pub const TIED: f64 = 0.02;
+
+const RECORDED: &str = include_str!("../record/h200/peers.csv");
+
+/// A recorded cell of another library. Its gate is not compared: a row of KDA meets the best of all gates.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Peer {
+    #[serde(flatten)]
+    work: Work,
+    /// µs per launch, as a row's.
+    #[serde(rename = "us")]
+    pub micros: f64,
+    /// Library.
+    #[serde(rename = "peer")]
+    pub name: String,
+    /// Its function.
+    pub kernel: String,
+}
+
+/// What a launch has to do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+struct Work {
+    op: String,
+    mode: String,
+    state: String,
+    layout: String,
+    l2: String,
+    #[serde(rename = "T")]
+    tokens: usize,
+    #[serde(rename = "B")]
+    batch: usize,
+    #[serde(rename = "H")]
+    heads: usize,
+    #[serde(rename = "HV")]
+    value_heads: usize,
+    k_dim: usize,
+}
+
+impl From<&Cell> for Work {
+    fn from(cell: &Cell) -> Self {
+        Self {
+            op: cell.operator.name().to_owned(),
+            mode: cell.mode.name().to_owned(),
+            state: cell.state.to_string(),
+            layout: cell.layout.to_string(),
+            l2: cell.l2().to_owned(),
+            tokens: cell.tokens,
+            batch: cell.batch,
+            heads: cell.model.heads,
+            value_heads: cell.model.value_heads,
+            k_dim: cell.dim,
+        }
+    }
+}
+
+/// The best peer of each cell.
+pub struct Peers(HashMap<Work, Peer>);
+
+impl Peers {
+    /// The recorded ones.
+    pub fn recorded() -> Result<Self> {
+        let mut best: HashMap<Work, Peer> = HashMap::new();
+        for peer in csv::Reader::from_reader(RECORDED.as_bytes()).deserialize() {
+            let peer: Peer = peer.context("record/h200/peers.csv")?;
+            let known = best.entry(peer.work.clone()).or_insert(peer.clone());
+            if peer.micros < known.micros {
+                *known = peer;
+            }
+        }
+        Ok(Self(best))
+    }
+
+    /// The best peer of a row, where one was recorded on the same kind of GPU.
+    #[must_use]
+    pub fn best(&self, row: &Row) -> Option<&Peer> {
+        let same_gpu = row.run.gpu.contains("H200");
+        self.0.get(&Work::from(&row.cell)).filter(|_| same_gpu)
+    }
+
+    /// Counts the cells of `rows` against their best peers. A cell counts once, with the better formulation; without
+    /// rows of variants that a launch does not take.
+    #[must_use]
+    pub fn score(&self, rows: &[Row]) -> Score {
+        let mut cells: Vec<(String, &Row, &Peer)> = Vec::new();
+        for row in rows.iter().filter(|row| row.selected) {
+            let Some(peer) = self.best(row) else { continue };
+            let Cell { tokens, batch, .. } = row.cell;
+            let title = Cell {
+                formulation: Default::default(),
+                ..row.cell
+            }
+            .title();
+            let title = format!("{title} T={tokens} B={batch}");
+            match cells.iter_mut().find(|(known, ..)| *known == title) {
+                Some((_, best, _)) if row.micros.median < best.micros.median => *best = row,
+                Some(_) => {}
+                None => cells.push((title, row, peer)),
+            }
+        }
+        let mut score = Score::default();
+        for (title, row, peer) in cells {
+            let ratio = row.micros.median / peer.micros;
+            if ratio > 1.0 + TIED {
+                let (ours, theirs) = (row.micros.median, peer.micros);
+                let Peer { name, kernel, .. } = peer;
+                score.lost.push(format!(
+                    "{title}: {ours:.2} µs, {name} {theirs:.2} ({ratio:.2}; {kernel})"
+                ));
+            } else if ratio >= 1.0 - TIED {
+                score.tied += 1;
+            } else {
+                score.won += 1;
+            }
+        }
+        score
+    }
+}
+
+/// Cells that have a peer.
+#[derive(Debug, Default)]
+pub struct Score {
+    /// Faster than the best peer.
+    pub won: usize,
+    /// Within [`TIED`] of it.
+    pub tied: usize,
+    /// Slower, each in words.
+    pub lost: Vec<String>,
+}
+
+impl Score {
+    /// The count, and the lost cells. Empty without a cell.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let Self { won, tied, lost } = self;
+        if won + tied + lost.len() == 0 {
+            return String::new();
+        }
+        let mut text = format!(
+            "best peers (benches/record/h200/peers.csv): {won} cells won, {tied} tied (within {:.0} %), {} lost\n",
+            100.0 * TIED,
+            lost.len()
+        );
+        for cell in lost {
+            text += &format!("lost: {cell}\n");
+        }
+        text
+    }
+}

@@ -1,0 +1,283 @@
+//! Timed rows, and CSV files of them.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::cell::{self, Cell, Gate, Mode, Operator};
+use crate::timing::Micros;
+
+/// A variant of a cell, timed.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// What was measured.
+    pub cell: Cell,
+    /// With which kernel.
+    pub variant: String,
+    /// Whether it is what a launch takes.
+    pub selected: bool,
+    /// µs per launch.
+    pub micros: Micros,
+    /// µs of the floor, where the cell reads and writes each state once.
+    pub floor: Option<f64>,
+    /// Bytes that a launch must move.
+    pub bytes: u64,
+    /// Relative error against the reference.
+    pub error: f64,
+    /// Where and with what it was measured.
+    pub run: Run,
+}
+
+/// What the rows of one run have in common.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// GB/s of a device-to-device copy.
+    pub copy: f64,
+    /// µs per launch of a kernel that does nothing.
+    pub empty: Option<f64>,
+    /// Name of the GPU.
+    pub gpu: String,
+    /// Version of its driver; empty where unknown.
+    pub driver: String,
+    /// Clock of the multiprocessors when the run began, MHz.
+    pub sm_mhz: Option<u32>,
+    /// The commit that the bench was built from; empty where unknown.
+    pub commit: String,
+}
+
+impl Run {
+    /// This run on the GPU called `gpu`; driver and clock are what `nvidia-smi` says, where there is one.
+    #[must_use]
+    pub fn now(gpu: String, copy: f64, empty: f64) -> Self {
+        let queried = Command::new("nvidia-smi")
+            .args([
+                "--query-gpu=driver_version,clocks.sm",
+                "--format=csv,noheader,nounits",
+            ])
+            .output();
+        let text = queried.map_or_else(
+            |_| String::new(),
+            |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+        );
+        let mut fields = text.lines().next().unwrap_or_default().split(',');
+        let mut field = || fields.next().unwrap_or_default().trim().to_owned();
+        Self {
+            copy,
+            empty: Some(empty),
+            gpu,
+            driver: field(),
+            sm_mhz: field().parse().ok(),
+            commit: env!("GATED_DELTA_COMMIT").to_owned(),
+        }
+    }
+}
+
+impl Row {
+    /// GB/s.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.bytes as f64 / self.micros.median / 1e3
+    }
+
+    /// Part of the copy's rate.
+    #[must_use]
+    pub fn copy_share(&self) -> f64 {
+        self.rate() / self.run.copy
+    }
+
+    /// Kernel time over the floor's, the gap between launches taken off both.
+    #[must_use]
+    pub fn kernel_over_floor(&self) -> Option<f64> {
+        let (floor, empty) = (self.floor?, self.run.empty?);
+        Some((self.micros.median - empty) / (floor - empty))
+    }
+}
+
+/// A row as the file has it.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    op: String,
+    model: String,
+    #[serde(rename = "H")]
+    heads: usize,
+    #[serde(rename = "HV")]
+    value_heads: usize,
+    k_dim: usize,
+    state: String,
+    layout: String,
+    mode: String,
+    formulation: String,
+    gate: String,
+    slots: u8,
+    #[serde(rename = "T")]
+    tokens: usize,
+    #[serde(rename = "B")]
+    batch: usize,
+    l2: String,
+    variant: String,
+    selected: u8,
+    us: f64,
+    p10_us: f64,
+    p90_us: f64,
+    empty_us: Option<f64>,
+    floor_us: Option<f64>,
+    bytes: u64,
+    copy_gb_s: f64,
+    error: f64,
+    #[serde(default)]
+    gpu: String,
+    #[serde(default)]
+    driver: String,
+    #[serde(default)]
+    sm_mhz: Option<u32>,
+    #[serde(default)]
+    commit: String,
+}
+
+impl From<&Row> for Line {
+    fn from(row: &Row) -> Self {
+        let Row {
+            cell, micros, run, ..
+        } = row;
+        let kda = cell.operator == Operator::KdaRecurrent;
+        Self {
+            op: cell.operator.name().to_owned(),
+            model: cell.model.name.to_owned(),
+            heads: cell.model.heads,
+            value_heads: cell.model.value_heads,
+            k_dim: cell.dim,
+            state: cell.state.to_string(),
+            layout: cell.layout.to_string(),
+            mode: cell.mode.name().to_owned(),
+            formulation: cell::formulation_name(cell.formulation).to_owned(),
+            gate: if kda { cell.gate.name() } else { "" }.to_owned(),
+            slots: cell.slots.into(),
+            tokens: cell.tokens,
+            batch: cell.batch,
+            l2: cell.l2().to_owned(),
+            variant: row.variant.clone(),
+            selected: row.selected.into(),
+            us: thousandths(micros.median),
+            p10_us: thousandths(micros.p10),
+            p90_us: thousandths(micros.p90),
+            empty_us: run.empty.map(thousandths),
+            floor_us: row.floor.map(thousandths),
+            bytes: row.bytes,
+            copy_gb_s: run.copy.round(),
+            error: three_digits(row.error),
+            gpu: run.gpu.clone(),
+            driver: run.driver.clone(),
+            sm_mhz: run.sm_mhz,
+            commit: run.commit.clone(),
+        }
+    }
+}
+
+impl TryFrom<Line> for Row {
+    type Error = anyhow::Error;
+
+    fn try_from(line: Line) -> Result<Self> {
+        let operator: Operator = named("op", &line.op)?;
+        let model = operator.model(&line.model)?;
+        let heads = (line.heads, line.value_heads);
+        ensure!(
+            heads == (model.heads, model.value_heads),
+            "{}: wanted H={} HV={}, got H={} HV={}",
+            model.name,
+            model.heads,
+            model.value_heads,
+            heads.0,
+            heads.1
+        );
+        let gate = match line.gate.as_str() {
+            "" => Gate::Log,
+            gate => named("gate", gate)?,
+        };
+        Ok(Self {
+            cell: Cell {
+                operator,
+                mode: named::<Mode>("mode", &line.mode)?,
+                formulation: cell::formulation(&line.formulation)?,
+                gate,
+                model,
+                dim: line.k_dim,
+                batch: line.batch,
+                tokens: line.tokens,
+                state: cell::state(&line.state)?,
+                layout: cell::layout(&line.layout)?,
+                slots: line.slots != 0,
+                cold: line.l2 == "cold",
+            },
+            variant: line.variant,
+            selected: line.selected != 0,
+            micros: Micros {
+                median: line.us,
+                p10: line.p10_us,
+                p90: line.p90_us,
+            },
+            floor: line.floor_us,
+            bytes: line.bytes,
+            error: line.error,
+            run: Run {
+                copy: line.copy_gb_s,
+                empty: line.empty_us,
+                gpu: line.gpu,
+                driver: line.driver,
+                sm_mhz: line.sm_mhz,
+                commit: line.commit,
+            },
+        })
+    }
+}
+
+/// Rows on their way to a CSV file.
+pub struct Csv(csv::Writer<File>);
+
+impl Csv {
+    /// A file of its own, in a folder that is made where it is missing.
+    pub fn create(path: &Path) -> Result<Self> {
+        let create = || {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            File::create(path)
+        };
+        let file = create().with_context(|| path.display().to_string())?;
+        Ok(Self(csv::Writer::from_writer(file)))
+    }
+
+    /// Writes a row, at once.
+    pub fn write(&mut self, row: &Row) -> Result<()> {
+        self.0.serialize(Line::from(row))?;
+        Ok(self.0.flush()?)
+    }
+}
+
+/// The rows of a file that [`Csv`] wrote.
+pub fn read(path: &Path) -> Result<Vec<Row>> {
+    let read = || -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for (number, line) in csv::Reader::from_path(path)?.deserialize().enumerate() {
+            let line: Line = line?;
+            rows.push(Row::try_from(line).with_context(|| format!("line {}", number + 2))?);
+        }
+        Ok(rows)
+    };
+    read().with_context(|| path.display().to_string())
+}
+
+fn named<T: ValueEnum>(column: &str, name: &str) -> Result<T> {
+    T::from_str(name, false).map_err(|_| anyhow::anyhow!("{column}: {name} is not known"))
+}
+
+fn thousandths(x: f64) -> f64 {
+    (x * 1e3).round() / 1e3
+}
+
+fn three_digits(x: f64) -> f64 {
+    format!("{x:.2e}").parse().unwrap_or(x)
+}

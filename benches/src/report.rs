@@ -1,0 +1,169 @@
+//! Rows as tables.
+
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+
+use crate::cell::Cell;
+use crate::peers::Peers;
+use crate::record::Row;
+
+/// A column of every table: its head, and a row's text in it.
+type Column<'a> = (String, Text<'a>);
+type Text<'a> = Box<dyn Fn(&Row) -> Option<String> + 'a>;
+
+/// Rows of an earlier run that rows are compared with.
+pub struct Before {
+    /// What to call it.
+    pub name: String,
+    /// Its rows.
+    pub rows: Vec<Row>,
+}
+
+impl Before {
+    /// The row of the same cell: what a launch took then for what it takes now, else the same variant.
+    fn of(&self, row: &Row) -> Option<&Row> {
+        self.rows.iter().find(|before| {
+            before.cell == row.cell
+                && match row.selected {
+                    true => before.selected,
+                    false => before.variant == row.variant,
+                }
+        })
+    }
+}
+
+/// A table for the cells that differ in T, B and variant alone. A column that none of its rows has anything in is left
+/// out; `*` marks what a launch takes, where other variants were measured.
+#[must_use]
+pub fn tables(rows: &[Row], peers: &Peers, before: Option<&Before>) -> String {
+    let columns = columns(peers, before);
+    let mut text = String::new();
+    for title in titles(rows) {
+        let rows: Vec<&Row> = of_title(rows, &title).collect();
+        let cells = |column: &Column<'_>| -> Vec<Option<String>> {
+            rows.iter().map(|row| column.1(row)).collect()
+        };
+        let filled: Vec<(&str, Vec<Option<String>>)> = columns
+            .iter()
+            .map(|column| (column.0.as_str(), cells(column)))
+            .filter(|(_, cells)| cells.iter().any(Option::is_some))
+            .collect();
+        let mut table = Table::new();
+        table.load_style(ASCII_MARKDOWN);
+        table.set_header(filled.iter().map(|(head, _)| *head));
+        for row in 0..rows.len() {
+            table.add_row(
+                filled
+                    .iter()
+                    .map(|(_, cells)| cells[row].clone().unwrap_or_default()),
+            );
+        }
+        for (column, (head, _)) in table.column_iter_mut().zip(&filled) {
+            if !["variant", "best peer"].contains(head) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        text += &format!("\n{title}\n{table}\n");
+    }
+    text
+}
+
+fn columns<'a>(peers: &'a Peers, before: Option<&'a Before>) -> Vec<Column<'a>> {
+    let mut columns: Vec<Column<'a>> = Vec::new();
+    let mut add = |head: &str, text: Text<'a>| {
+        columns.push((head.to_owned(), text));
+    };
+    add("T", Box::new(|row| Some(row.cell.tokens.to_string())));
+    add("B", Box::new(|row| Some(row.cell.batch.to_string())));
+    add(
+        "variant",
+        Box::new(|row| {
+            let mark = if row.selected { " *" } else { "" };
+            Some(format!("{}{mark}", tile(&row.variant)))
+        }),
+    );
+    add("µs", Box::new(|row| Some(digits(row.micros.median))));
+    add(
+        "p10–p90",
+        Box::new(|row| {
+            let [low, high] = [row.micros.p10, row.micros.p90].map(digits);
+            Some(format!("{low}–{high}"))
+        }),
+    );
+    add("GB/s", Box::new(|row| Some(format!("{:.0}", row.rate()))));
+    add(
+        "% copy",
+        Box::new(|row| Some(format!("{:.0}", 100.0 * row.copy_share()))),
+    );
+    add(
+        "÷ floor",
+        Box::new(|row| Some(format!("{:.2}", row.micros.median / row.floor?))),
+    );
+    add(
+        "kernel ÷ floor",
+        Box::new(|row| Some(format!("{:.2}", row.kernel_over_floor()?))),
+    );
+    add(
+        "best peer",
+        Box::new(|row| {
+            let peer = peers.best(row)?;
+            Some(format!("{} {}", digits(peer.micros), peer.name))
+        }),
+    );
+    add(
+        "vs best peer",
+        Box::new(|row| {
+            Some(format!(
+                "{:.2}",
+                row.micros.median / peers.best(row)?.micros
+            ))
+        }),
+    );
+    if let Some(before) = before {
+        add(
+            &format!("÷ {}", before.name),
+            Box::new(|row| {
+                let old = before.of(row)?;
+                Some(format!("{:.3}", row.micros.median / old.micros.median))
+            }),
+        );
+    }
+    columns
+}
+
+/// The titles of `rows`, each once.
+#[must_use]
+pub fn titles(rows: &[Row]) -> Vec<String> {
+    let mut titles = Vec::new();
+    for title in rows.iter().map(|row| row.cell.title()) {
+        if !titles.contains(&title) {
+            titles.push(title);
+        }
+    }
+    titles
+}
+
+/// The rows of a title, by T, then B.
+pub fn of_title<'a>(rows: &'a [Row], title: &str) -> impl Iterator<Item = &'a Row> {
+    let mut rows: Vec<&Row> = rows
+        .iter()
+        .filter(|row| row.cell.title() == title)
+        .collect();
+    rows.sort_by_key(|row| {
+        let Cell { tokens, batch, .. } = row.cell;
+        (tokens, batch)
+    });
+    rows.into_iter()
+}
+
+/// What tells a variant from the others of a table.
+fn tile(variant: &str) -> &str {
+    match variant.find("_tile") {
+        Some(at) => &variant[at + 1..],
+        None => variant,
+    }
+}
+
+fn digits(micros: f64) -> String {
+    let digits = if micros < 100.0 { 2 } else { 1 };
+    format!("{micros:.digits$}")
+}

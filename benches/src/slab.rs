@@ -1,0 +1,171 @@
+//! One tensor of every buffer set, in one piece of memory: of the GPU, or of the host for the simulator.
+
+use std::cell::UnsafeCell;
+use std::slice;
+
+use anyhow::{Context as _, Result, ensure};
+use gated_delta::driver::{Context, DeviceMemory};
+use gated_delta::{DType, DeviceElement, Error, Library, Tensor};
+use half::bf16;
+
+/// Sets begin at multiples of this.
+const ALIGNMENT: usize = 256;
+
+/// The same tensor of each buffer set.
+pub struct Slab {
+    memory: Memory,
+    /// Bytes of the tensor.
+    bytes: usize,
+    /// Bytes from one set to the next.
+    stride: usize,
+    sets: usize,
+}
+
+enum Memory {
+    Device(Context, DeviceMemory),
+    Host(Box<[UnsafeCell<u128>]>),
+}
+
+impl Slab {
+    /// `sets` tensors of `bytes` where `library` runs, every byte 0xFF: NaN, or the index −1.
+    pub fn new(library: &Library, sets: usize, bytes: usize) -> Result<Self> {
+        let stride = bytes.next_multiple_of(ALIGNMENT);
+        let memory = match library.context() {
+            Some(context) => {
+                let mut memory = DeviceMemory::allocate(context, sets * stride)?;
+                memory.fill(0xff)?;
+                Memory::Device(context.clone(), memory)
+            }
+            None => {
+                let words = sets * stride / size_of::<u128>();
+                Memory::Host((0..words).map(|_| UnsafeCell::new(u128::MAX)).collect())
+            }
+        };
+        Ok(Self {
+            memory,
+            bytes,
+            stride,
+            sets,
+        })
+    }
+
+    /// `sets` tensors of `bytes`, each of them copies of `unit`, the last one cut off.
+    pub fn filled(library: &Library, sets: usize, bytes: usize, unit: &[u8]) -> Result<Self> {
+        let mut slab = Self::new(library, sets, bytes)?;
+        slab.refill(unit)?;
+        let stride = slab.stride;
+        slab.repeat(stride, sets * stride)?;
+        Ok(slab)
+    }
+
+    /// Makes the first tensor copies of `unit` again.
+    pub fn refill(&mut self, unit: &[u8]) -> Result<()> {
+        let unit = &unit[..unit.len().min(self.bytes)];
+        match &mut self.memory {
+            Memory::Device(_, memory) => memory.write(unit)?,
+            Memory::Host(words) => host_bytes(words)[..unit.len()].copy_from_slice(unit),
+        }
+        self.repeat(unit.len(), self.bytes)
+    }
+
+    /// Makes every byte of the first tensor 0xFF again.
+    pub fn spoil(&mut self) -> Result<()> {
+        self.refill(&[0xff; ALIGNMENT])
+    }
+
+    /// Repeats the first `period` bytes up to `end`.
+    fn repeat(&mut self, period: usize, end: usize) -> Result<()> {
+        let mut done = period;
+        while 0 < done && done < end {
+            let bytes = done.min(end - done);
+            match &mut self.memory {
+                Memory::Device(context, memory) => {
+                    let start = memory.address();
+                    let _current = context.enter()?;
+                    // SAFETY: both parts are of the memory, and do not overlap.
+                    unsafe {
+                        context
+                            .driver()
+                            .memcpy_dtod(start + done as u64, start, bytes)
+                    }?;
+                }
+                Memory::Host(words) => host_bytes(words).copy_within(..bytes, done),
+            }
+            done += bytes;
+        }
+        if let Memory::Device(context, _) = &self.memory {
+            context.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// `bytes` of the first tensor from `offset` on; nothing is running that writes them.
+    pub fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>> {
+        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes);
+        ensure!(
+            end.is_some(),
+            "{bytes} bytes at {offset} are not within {}",
+            self.bytes
+        );
+        let mut data = vec![0; bytes];
+        match &self.memory {
+            Memory::Device(context, memory) => {
+                let _current = context.enter()?;
+                // SAFETY: both sides have that many bytes.
+                unsafe {
+                    let (to, from) = (data.as_mut_ptr().cast(), memory.address() + offset as u64);
+                    context.driver().memcpy_dtoh(to, from, bytes)
+                }?;
+            }
+            Memory::Host(words) => {
+                let from = words.as_ptr().cast::<u8>().wrapping_add(offset);
+                // SAFETY: the words have that many bytes there, and a launch is done when it returns.
+                data.copy_from_slice(unsafe { slice::from_raw_parts(from, bytes) });
+            }
+        }
+        Ok(data)
+    }
+
+    /// The tensor of a set, which may be written.
+    pub fn tensor(&self, set: usize, dtype: DType, dims: &[usize]) -> Result<Tensor<'_>, Error> {
+        let offset = set % self.sets * self.stride;
+        match &self.memory {
+            // SAFETY: the memory is live while it is borrowed, and what launches on it follow is in stream order.
+            Memory::Device(_, memory) => unsafe {
+                Tensor::from_raw(memory.address() + offset as u64, dtype, dims)
+            },
+            Memory::Host(words) => {
+                let words = &words[offset / size_of::<u128>()..];
+                match dtype {
+                    DType::Bf16 => host_tensor::<bf16>(words, dims),
+                    DType::F32 => host_tensor::<f32>(words, dims),
+                    _ => host_tensor::<i32>(words, dims),
+                }
+            }
+        }
+    }
+}
+
+fn host_bytes(words: &mut [UnsafeCell<u128>]) -> &mut [u8] {
+    let bytes = size_of_val(words);
+    // SAFETY: the words are borrowed alone, and have that many bytes, of which any pattern is valid.
+    unsafe { slice::from_raw_parts_mut(words.as_mut_ptr().cast(), bytes) }
+}
+
+fn host_tensor<'a, T: DeviceElement>(
+    words: &'a [UnsafeCell<u128>],
+    dims: &[usize],
+) -> Result<Tensor<'a>, Error> {
+    let elements = size_of_val(words) / size_of::<T>();
+    // SAFETY: cells may be written through a shared borrow, any pattern is a `T`, and nothing but the simulator, one
+    // launch at a time, uses what the tensor keeps, an address.
+    let slice =
+        unsafe { slice::from_raw_parts_mut(UnsafeCell::raw_get(words.as_ptr()).cast(), elements) };
+    Tensor::from_slice_mut::<T>(slice, dims)
+}
+
+/// A slab of `values`.
+pub fn upload<T: bytemuck::NoUninit>(library: &Library, sets: usize, values: &[T]) -> Result<Slab> {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    Slab::filled(library, sets, bytes.len(), bytes).context("a tensor of the cell")
+}

@@ -1,0 +1,187 @@
+//! What `host/src/select.rs` should say, by rows of every variant.
+
+use std::collections::BTreeSet;
+
+use gated_delta::DType;
+use gated_delta::ops::StateLayout;
+use gated_delta::ops::recurrent::Formulation;
+
+use crate::cell::{Cell, Operator};
+use crate::record::Row;
+
+/// Variants this close to the best of a batch size are as good, so that a table has no more rows than it needs.
+const AS_GOOD: f64 = 1.01;
+
+/// A choice for up to a number of heads, B · HV.
+struct Choice<'a> {
+    up_to: u32,
+    variant: &'a str,
+}
+
+/// The rows of `select.rs`, each kind of kernels with what the choice costs at worst, and, where several T were measured
+/// and want something else, their rows too.
+#[must_use]
+pub fn advice(rows: &[Row]) -> String {
+    let mut kinds = Vec::new();
+    for row in rows {
+        let kind = kind(&row.cell);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let mut text = String::new();
+    for name in kinds {
+        let rows: Vec<&Row> = rows.iter().filter(|row| kind(&row.cell) == name).collect();
+        let all = table(&rows);
+        text += &format!("{}\n{name} => &[{}],\n", worst(&rows, &all), written(&all));
+        let tokens: BTreeSet<usize> = rows.iter().map(|row| row.cell.tokens).collect();
+        for tokens in tokens {
+            let alone: Vec<&Row> = rows
+                .iter()
+                .copied()
+                .filter(|row| row.cell.tokens == tokens)
+                .collect();
+            let of_tokens = table(&alone);
+            if written(&of_tokens) != written(&all) {
+                text += &format!("// T = {tokens} alone: {}\n", written(&of_tokens));
+            }
+        }
+    }
+    text
+}
+
+/// The fewest choices that are as good as the best at every number of heads. Rows of a number of heads count alike,
+/// whatever their model, mode and T: a variant costs the mean of its µs over the best's.
+fn table<'a>(rows: &[&'a Row]) -> Vec<Choice<'a>> {
+    let heads: Vec<u32> = rows
+        .iter()
+        .map(|row| heads(&row.cell))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    let variants: BTreeSet<&str> = rows.iter().map(|row| row.variant.as_str()).collect();
+    let cost = |variant: &str, heads: u32| mean_over_best(rows, variant, heads);
+    let good: Vec<(&str, Vec<bool>)> = variants
+        .into_iter()
+        .map(|variant| {
+            let good = heads.iter().map(|&heads| {
+                let best = rows.iter().map(|row| cost(&row.variant, heads));
+                let best = best.min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
+                cost(variant, heads) <= AS_GOOD * best
+            });
+            (variant, good.collect())
+        })
+        .collect();
+    let mut choices = Vec::new();
+    let mut at = 0;
+    while at < heads.len() {
+        let runs = good.iter().map(|(variant, good)| {
+            let run = good[at..].iter().take_while(|good| **good).count();
+            let total: f64 = heads[at..at + run]
+                .iter()
+                .map(|&heads| cost(variant, heads).ln())
+                .sum();
+            (run, total, *variant)
+        });
+        let longest = runs.max_by(|one, two| one.0.cmp(&two.0).then(two.1.total_cmp(&one.1)));
+        let Some((run @ 1.., _, variant)) = longest else {
+            break;
+        };
+        at += run;
+        choices.push(Choice {
+            up_to: heads[at - 1],
+            variant,
+        });
+    }
+    if let Some(last) = choices.last_mut() {
+        last.up_to = u32::MAX;
+    }
+    choices
+}
+
+/// Geometric mean over the cells of `heads` of a variant's µs over the best variant's; infinite where it was not
+/// measured.
+fn mean_over_best(rows: &[&Row], variant: &str, heads_wanted: u32) -> f64 {
+    let cells = cells(
+        rows.iter()
+            .copied()
+            .filter(|row| heads(&row.cell) == heads_wanted),
+    );
+    let logs: f64 = cells.iter().map(|cell| over_best(cell, variant).ln()).sum();
+    (logs / cells.len() as f64).exp()
+}
+
+/// The rows of each cell.
+fn cells<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Vec<&'a Row>> {
+    let mut cells: Vec<Vec<&Row>> = Vec::new();
+    for row in rows {
+        match cells.iter_mut().find(|cell| cell[0].cell == row.cell) {
+            Some(cell) => cell.push(row),
+            None => cells.push(vec![row]),
+        }
+    }
+    cells
+}
+
+fn over_best(cell: &[&Row], variant: &str) -> f64 {
+    let micros = |row: &&Row| row.micros.median;
+    let best = cell.iter().map(micros).min_by(f64::total_cmp);
+    let found = cell.iter().find(|row| row.variant == variant).map(micros);
+    found.unwrap_or(f64::INFINITY) / best.unwrap_or(f64::NAN)
+}
+
+/// What the choices cost over the best of each cell, beside what is selected today.
+fn worst(rows: &[&Row], choices: &[Choice<'_>]) -> String {
+    let cells = cells(rows.iter().copied());
+    let worst = |of: &dyn Fn(&[&Row]) -> f64| {
+        let worst = cells.iter().max_by(|one, two| of(one).total_cmp(&of(two)));
+        worst.map_or_else(String::new, |cell| {
+            let first = &cell[0].cell;
+            let Cell { tokens, batch, .. } = first;
+            let (model, mode) = (first.model.name, first.mode.name());
+            format!("{:.3} ({model} {mode} T={tokens} B={batch})", of(cell))
+        })
+    };
+    let chosen = worst(&|cell| {
+        let heads = heads(&cell[0].cell);
+        let choice = choices.iter().find(|choice| heads <= choice.up_to);
+        choice.map_or(f64::INFINITY, |choice| over_best(cell, choice.variant))
+    });
+    let today = worst(&|cell| {
+        let selected = cell.iter().find(|row| row.selected);
+        selected.map_or(f64::INFINITY, |row| over_best(cell, &row.variant))
+    });
+    format!("// at worst {chosen} of the best variant; now {today}")
+}
+
+fn written(choices: &[Choice<'_>]) -> String {
+    let choices: Vec<String> = choices
+        .iter()
+        .map(|Choice { up_to, variant }| match up_to {
+            &u32::MAX => format!("(ANY, E::{variant})"),
+            up_to => format!("({up_to}, E::{variant})"),
+        })
+        .collect();
+    choices.join(", ")
+}
+
+/// B · HV.
+fn heads(cell: &Cell) -> u32 {
+    (cell.batch * cell.model.value_heads) as u32
+}
+
+/// The left side of a row of `select.rs`.
+fn kind(cell: &Cell) -> String {
+    let operator = match (cell.operator, cell.formulation) {
+        (Operator::GdnDecode, _) => "GdnDecode",
+        (Operator::GdnMtp, Formulation::Recurrent) => "GdnMtp",
+        (Operator::GdnMtp, Formulation::Parallel) => "GdnMtpParallel",
+        (Operator::KdaRecurrent, _) => "KdaRecurrent",
+    };
+    let layout = match cell.layout {
+        StateLayout::KLast => "KLast",
+        StateLayout::VLast => "VLast",
+    };
+    let (f32_state, k64) = (cell.state == DType::F32, cell.dim == 64);
+    format!("({operator}, {layout}, {f32_state}, {k64})")
+}

@@ -1,0 +1,101 @@
+//! The gate in the simulator: it passes what is right, and refuses what is not.
+
+use gated_delta::ops::StateLayout;
+use gated_delta::ops::recurrent::Formulation;
+use gated_delta::{DType, Library, StreamRef};
+use gated_delta_benches::buffers::Buffers;
+use gated_delta_benches::cell::{Cell, Gate, Mode, Operator};
+use gated_delta_benches::shapes::Model;
+
+const MODES: [Mode; 6] = [
+    Mode::Update,
+    Mode::Snapshots,
+    Mode::Verify,
+    Mode::Resume,
+    Mode::Commit,
+    Mode::TokenSlots,
+];
+
+fn cell(operator: Operator, mode: Mode, tokens: usize) -> Cell {
+    Cell {
+        operator,
+        mode,
+        formulation: Formulation::Recurrent,
+        gate: Gate::Log,
+        model: Model {
+            name: "small",
+            heads: 1,
+            value_heads: 2,
+        },
+        dim: 64,
+        batch: 3,
+        tokens,
+        state: DType::Bf16,
+        layout: StateLayout::KLast,
+        slots: false,
+        cold: false,
+    }
+}
+
+/// Checks every variant of the cell.
+fn check(cell: Cell) {
+    let library = Library::simulator();
+    let mut buffers = Buffers::new(&library, cell).unwrap();
+    let truth = buffers.truth().unwrap();
+    let variants = buffers.args(0).unwrap().variants().unwrap();
+    assert!(!variants.is_empty(), "{}", cell.title());
+    for variant in variants {
+        let error = buffers.check(&library, StreamRef::default_stream(), variant, &truth);
+        let error = error.unwrap_or_else(|error| panic!("{}: {error:#}", cell.title()));
+        assert!(error > 0.0, "{}: nothing was compared", cell.title());
+    }
+}
+
+#[test]
+fn every_mode_passes() {
+    for operator in [Operator::GdnMtp, Operator::KdaRecurrent] {
+        for mode in MODES {
+            check(cell(operator, mode, 3));
+        }
+    }
+    check(cell(Operator::GdnDecode, Mode::Update, 1));
+    check(cell(Operator::GdnDecode, Mode::Verify, 1));
+}
+
+#[test]
+fn every_gate_state_and_layout_passes() {
+    for gate in [Gate::Log, Gate::Softplus, Gate::LowerBound] {
+        check(Cell {
+            gate,
+            state: DType::F32,
+            ..cell(Operator::KdaRecurrent, Mode::Update, 2)
+        });
+    }
+    check(Cell {
+        layout: StateLayout::VLast,
+        slots: true,
+        ..cell(Operator::GdnMtp, Mode::Resume, 2)
+    });
+    check(Cell {
+        slots: true,
+        ..cell(Operator::GdnDecode, Mode::Update, 1)
+    });
+}
+
+#[test]
+fn what_another_mode_leaves_behind_is_refused() {
+    let library = Library::simulator();
+    let of = |mode| Buffers::new(&library, cell(Operator::GdnMtp, mode, 2)).unwrap();
+    let mut updated = of(Mode::Update);
+    let variant = updated.args(0).unwrap().selected().unwrap();
+    let stream = StreamRef::default_stream();
+    for (wrong, named) in [
+        (Mode::Verify, "the states"),
+        (Mode::Snapshots, "the states"),
+    ] {
+        let truth = of(wrong).truth().unwrap();
+        let refusal = updated.check(&library, stream, variant, &truth);
+        let refusal = format!("{:#}", refusal.unwrap_err());
+        assert!(refusal.contains(named), "{refusal}");
+    }
+}
