@@ -51,7 +51,7 @@ fn picture(title: &str, rows: &[&Row], peers: &Peers) -> Picture {
         shares.push(series(&peer, color, Marks::Hollow, &rows, |row| {
             Some(100.0 * row.copy_share() * row.micros.median / of_peer(row)?)
         }));
-        let ours = format!("gated-delta T={tokens}");
+        let ours = format!("ours T={tokens}");
         micros.push(series(&ours, color, Marks::Filled, &rows, |row| {
             Some(row.micros.median)
         }));

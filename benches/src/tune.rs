@@ -62,10 +62,10 @@ fn table<'a>(rows: &[&'a Row]) -> Vec<Choice<'a>> {
     let variants: BTreeSet<&str> = rows.iter().map(|row| row.variant.as_str()).collect();
     let cost = |variant: &str, heads: u32| mean_over_best(rows, variant, heads);
     let good: Vec<(&str, Vec<bool>)> = variants
-        .into_iter()
-        .map(|variant| {
+        .iter()
+        .map(|&variant| {
             let good = heads.iter().map(|&heads| {
-                let best = rows.iter().map(|row| cost(&row.variant, heads));
+                let best = variants.iter().map(|variant| cost(variant, heads));
                 let best = best.min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
                 cost(variant, heads) <= AS_GOOD * best
             });

@@ -246,7 +246,7 @@ fn a_figure_has_both_series_and_every_batch() {
     assert!(files[0].ends_with("gdn_decode-qwen3-next-k128-bf16-k_last-update.svg"));
     for part in [
         "best peer T=1",
-        "gated-delta T=1",
+        "ours T=1",
         "floor",
         "best peers: FlashInfer",
     ] {
