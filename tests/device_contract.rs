@@ -109,6 +109,7 @@ fn what_the_simulator_computes_is_right() {
             row("shared b64 of the next thread")[id],
             bits[next].wrapping_add(next as u32)
         );
+        assert_eq!(row("shared b16 of the next thread")[id], next as u32);
         assert_eq!(row("load_b16")[id], bits[id] & 0xffff);
         assert_eq!(row("load_state_b16")[id], bits[id] >> 16);
         assert_eq!(row("load_state_b32")[id], bits[id]);

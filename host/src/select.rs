@@ -11,8 +11,19 @@ use crate::tensor::DType;
 pub(crate) enum Operator {
     GdnDecode,
     GdnMtp,
-    GdnMtpParallel,
+    GdnMtpParallel(Mode),
     KdaRecurrent,
+}
+
+/// What a launch of the parallel formulation does with states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    /// Reads them.
+    Verify,
+    /// Reads and writes them: an update or a commit.
+    Update,
+    /// Writes them, and goes on from there.
+    Resume,
 }
 
 /// Kernels that compute the same: what remains to be chosen is the tile.
@@ -57,7 +68,10 @@ impl Kind {
             (GdnMtp, VLast, false, false) => &[(256, E::gdn_mtp_vlast_bf16_k128_tile32), (ANY, E::gdn_mtp_vlast_bf16_k128_tile64)],
             (GdnMtp, VLast, true, true) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
             (GdnMtp, VLast, true, false) => &[(256, E::gdn_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_mtp_vlast_f32_k128_tile64)],
-            (GdnMtpParallel, _, _, _) => &[],
+            (GdnMtpParallel(_), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k64_tile64), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
+            (GdnMtpParallel(Mode::Verify), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
+            (GdnMtpParallel(Mode::Update), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
+            (GdnMtpParallel(Mode::Resume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
             (KdaRecurrent, KLast, false, true) => &[(512, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
             (KdaRecurrent, KLast, false, false) => &[(256, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
             (KdaRecurrent, KLast, true, true) => &[(512, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
@@ -98,7 +112,7 @@ impl Kind {
         let operator = match self.operator {
             Operator::GdnDecode => "gdn_decode",
             Operator::GdnMtp => "gdn_mtp",
-            Operator::GdnMtpParallel => "gdn_mtp_parallel",
+            Operator::GdnMtpParallel(_) => "gdn_mtp_parallel",
             Operator::KdaRecurrent => "kda_recurrent",
         };
         let layout = match self.layout {
@@ -124,8 +138,10 @@ mod tests {
                     [DType::F32, DType::Bf16].map(move |state| (operator, layout, state))
                 })
             });
+        let parallel = [Mode::Verify, Mode::Update, Mode::Resume]
+            .map(|mode| (GdnMtpParallel(mode), KLast, DType::Bf16));
         families
-            .chain([(GdnMtpParallel, KLast, DType::Bf16)])
+            .chain(parallel)
             .flat_map(|(operator, layout, state)| {
                 [64, 128].map(|k_dim| Kind {
                     operator,
@@ -150,9 +166,10 @@ mod tests {
     }
 
     #[test]
-    fn every_variant_is_of_one_kind() {
+    fn every_variant_is_of_some_kind() {
         let mut of_kinds: Vec<Entry> = kinds().flat_map(Kind::variants).collect();
         of_kinds.sort();
+        of_kinds.dedup();
         let operators = ["gdn_decode", "gdn_mtp", "kda_recurrent"];
         let all = Entry::ALL.iter().copied();
         let mut all: Vec<Entry> = all

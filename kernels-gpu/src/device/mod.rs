@@ -223,6 +223,9 @@ pub mod shared {
     }
 
     accesses! {
+        /// Loads two bytes.
+        load_shared_b16 / /// Stores two bytes.
+        store_shared_b16: u16;
         /// Loads four bytes.
         load_shared_b32 / /// Stores four bytes.
         store_shared_b32: u32;

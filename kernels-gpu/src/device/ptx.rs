@@ -180,6 +180,7 @@ memory! {
     u32 load_b32("ld.global.nc") store_b32("st.global"): u64, reg64;
     x2 load_b64("ld.global.nc") store_b64("st.global"): u64, reg64;
     x4 load_b128("ld.global.nc") store_b128("st.global"): u64, reg64;
+    u16 load_shared_b16("ld.shared") store_shared_b16("st.shared"): u32, reg32;
     u32 load_shared_b32("ld.shared") store_shared_b32("st.shared"): u32, reg32;
     x2 load_shared_b64("ld.shared") store_shared_b64("st.shared"): u32, reg32;
     x4 load_shared_b128("ld.shared") store_shared_b128("st.shared"): u32, reg32;

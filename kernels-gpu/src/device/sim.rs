@@ -229,6 +229,7 @@ macro_rules! shared_memory {
 }
 
 shared_memory! {
+    load_shared_b16 store_shared_b16: u16;
     load_shared_b32 store_shared_b32: u32;
     load_shared_b64 store_shared_b64: [u32; 2];
     load_shared_b128 store_shared_b128: [u32; 4];

@@ -27,7 +27,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 36] = [
+pub const RESULTS: [&str; 37] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -64,6 +64,7 @@ pub const RESULTS: [&str; 36] = [
     "load_matrices_transposed 1",
     "load_matrices_transposed 2",
     "load_matrices_transposed 3",
+    "shared b16 of the next thread",
 ];
 
 /// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
@@ -136,6 +137,11 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(21, global::load_state_b32(word, true));
             put(22, sum(global::load_state_b128(quad, true)));
             put(23, DeviceContractConstants::get().number);
+
+            shared::store_shared_b16(copied, id as u16);
+            thread::sync_threads();
+            let of_next = base + 32 * BLOCK + 16 * next;
+            put(36, shared::load_shared_b16(of_next) as u32);
 
             let products = multiply();
             let (rows, columns) = (

@@ -4,8 +4,8 @@
 //! every way of keeping states is written once, here.
 
 mod klast;
-mod slots;
-mod tokens;
+pub(crate) mod slots;
+pub(crate) mod tokens;
 mod vlast;
 
 pub use klast::KLast;

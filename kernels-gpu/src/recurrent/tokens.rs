@@ -202,19 +202,31 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
     /// α of each channel, and β.
     #[inline(always)]
     pub fn values(self, c: &RecurrentConstants) -> ([f32; CHANNELS], f32) {
+        let (mut decay, beta) = self.log_values(c);
+        let mut i = 0;
+        while i < CHANNELS {
+            decay[i] = gate::exp(decay[i]);
+            i += 1;
+        }
+        (decay, beta)
+    }
+
+    /// log α of each channel, and β.
+    #[inline(always)]
+    pub fn log_values(self, c: &RecurrentConstants) -> ([f32; CHANNELS], f32) {
         let mut decay = self.g.to_f32(c.g_element);
         let dt_bias = self.dt_bias.0.map(f32::from_bits);
         let lower_bound = f32::from_bits(c.lower_bound);
         let mut i = 0;
         while i < CHANNELS {
             let x = decay[i];
-            decay[i] = gate::exp(if c.gate == Gate::Log as u32 {
+            decay[i] = if c.gate == Gate::Log as u32 {
                 x
             } else if c.gate == Gate::Softplus as u32 {
                 gate::log_decay(x, self.a_log, dt_bias[i])
             } else {
                 gate::lower_bound_log_decay(x, lower_bound, self.a_log, dt_bias[i])
-            });
+            };
             i += 1;
         }
         let [b] = self.b.to_f32(c.b_element);

@@ -5,7 +5,7 @@ use super::{Formulation, MAX_TOKENS};
 use crate::error::Error;
 use crate::ops::StateLayout;
 use crate::ops::checks::excludes;
-use crate::select::Operator;
+use crate::select::{Mode, Operator};
 use crate::shapes::unsupported;
 use crate::tensor::DType;
 
@@ -93,7 +93,12 @@ impl Request<'_> {
             MAX_PARALLEL_TOKENS,
             "1 to 8",
         )?;
-        Ok(Operator::GdnMtpParallel)
+        Ok(Operator::GdnMtpParallel(match (tokens, previous_tokens) {
+            (Some(_), Some(_)) => Mode::Resume,
+            (_, Some(_)) => Mode::Update,
+            _ if self.options.update_state => Mode::Update,
+            _ => Mode::Verify,
+        }))
     }
 }
 

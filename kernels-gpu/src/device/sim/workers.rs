@@ -14,7 +14,7 @@ use super::fault::{Fault, keep_panics_of_fibers_silent};
 use super::memory::GlobalMemory;
 
 /// Room for the frames of an unoptimised kernel; only what is used takes memory.
-const STACK_BYTES: usize = 1024 * 1024;
+const STACK_BYTES: usize = 256 * 1024;
 /// A stack takes two of the 65530 mappings that Linux gives a process.
 const MAX_HELPER_STACKS: usize = 16 * 1024;
 

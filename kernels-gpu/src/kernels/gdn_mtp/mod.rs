@@ -1,4 +1,33 @@
-//! GDN MTP verify: several tokens per sequence (Gated DeltaNet, arXiv 2412.06464).
+//! GDN MTP verify: several tokens per sequence, drafted ones to be verified, or saved ones to be committed.
+//!
+//! Per value head hv with query/key head h and state S: [V, K] (Gated DeltaNet, arXiv 2412.06464), for each token t:
+//!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale                        (1)
+//!     S ← α S                                                                         (2) decay
+//!     δ = β (v − S k̂)                                                                 (3) from the decayed S
+//!     S ← S + δ k̂ᵀ                                                                    (4)
+//!     o = S q̂                                                                         (5) from the written S
+//! [`KLast`] and [`VLast`] go token by token, as [`crate::recurrent`] says. [`Parallel`] never makes the states between
+//! the first and the last. With g_t = Σ log α up to token t, and S₀ the state before them all:
+//!     M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s      T = (I − M)⁻¹ diag(β)         (a)
+//!     R_t = v_t − e^g_t S₀ k̂_t                                                         (b)
+//!     δ = T R                                                                         (c) all of (3)
+//!     o_t = e^g_t S₀ q̂_t + Σ_s W[t, s] R_s     W[t, s] = Σ_j e^(g_t − g_j) q̂_t·k̂_j T[j, s] over s ≤ j ≤ t   (d)
+//!     S = e^g_last S₀ + Σ_t e^(g_last − g_t) δ_t k̂_tᵀ                                   (e)
+//! with S₀ k, S₀ q, the products of tokens, and (c), (d), (e) on the tensor cores: docs/gdn.md.
+//!
+//! Modes    verify: (a), (b), (d); update: (e) too; commit: (a), (b), (c), (e) of the previous tokens that are kept;
+//!          resume: a commit, and a verify from the state that it stored
+//! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g, b [B, T, HV]   previous: T'   pool [P, HV, V, K] or [P, HV, K, V]
+//! Grid     x = tile + TILES · r, y, z = b; hv = y · HV/H + r (grouped, y = h) or r · H + y (tiled)
+//! Threads  Parallel: block = WARPS workers and the solver; a worker owns TILES16 tiles of 16 rows of S, four lanes a
+//!          row; the solver does (a) and W while the state is on its way
+//! Padding  an inactive row zeroes o and touches no state; a token that is not there has k = q = v = 0, α = 1, β = 0
+//! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
+//! Truth    reference::recurrent; kernels-gpu/tests/gdn_mtp_parallel
+
+mod parallel;
+
+pub use parallel::Parallel;
 
 use crate::recurrent::{self, Gating};
 

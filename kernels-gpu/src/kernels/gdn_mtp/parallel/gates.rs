@@ -1,0 +1,84 @@
+//! Gates of 8 tokens, one to a lane.
+
+use crate::constants::Element;
+use crate::device::warp::{lane_id, warp_shuffle_idx};
+use crate::math::elements::{Raw, load_one};
+use crate::recurrent::tokens::{RawGates, Tokens, gate_row, load_a_log, load_beta};
+use crate::recurrent::{RecurrentConstants, RecurrentParams};
+use crate::row::Row;
+
+/// log₂ of the smallest decay that is not 0: 2ˣ below it is a denormal, which the machine flushes. Held to this, sums of
+/// decays stay finite and their differences exact enough, whatever the gates.
+const LOWEST: f32 = -127.0;
+
+/// Gates of token `lane_id() % 8` as they lie in memory.
+pub struct GateInputs(RawGates<1>);
+
+/// Gates of token `lane_id() % 8`: its β, and log₂ of all decays up to its own.
+#[derive(Clone, Copy)]
+pub struct Gates {
+    pub decay: f32,
+    pub beta: f32,
+}
+
+impl GateInputs {
+    /// Nothing is read of tokens past the `there` first.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn load(
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        tokens: &Tokens,
+        there: u32,
+    ) -> Self {
+        let t = lane_id() % 8;
+        let none = Raw([0]);
+        let (mut g, mut b, mut dt_bias) = (none, none, none);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if t < there {
+                g = load_one(tokens.g.at(t, 0), c.g_element);
+                b = load_beta(c, tokens, t);
+            }
+            if c.has_dt_bias != 0 {
+                let address = params.dt_bias + 4 * gate_row(c, row) as u64;
+                dt_bias = load_one(address, Element::F32 as u32);
+            }
+            Self(RawGates {
+                g,
+                b,
+                a_log: load_a_log(c, params, row),
+                dt_bias,
+            })
+        }
+    }
+
+    /// Tokens past the `count` first decay nothing and write nothing.
+    #[inline(always)]
+    pub fn values(self, c: &RecurrentConstants, count: u32) -> Gates {
+        let ([log_decay], beta) = self.0.log_values(c);
+        let t = lane_id() % 8;
+        let decay = log_decay * core::f32::consts::LOG2_E;
+        let decay = if t >= count {
+            0.0
+        } else if decay < LOWEST {
+            LOWEST
+        } else {
+            decay
+        };
+        let mut sum = 0.0;
+        let mut i = 0;
+        while i < 8 {
+            let next = warp_shuffle_idx(decay, i);
+            sum = if i <= t { sum + next } else { sum };
+            i += 1;
+        }
+        Gates {
+            decay: sum,
+            beta: if t < count { beta } else { 0.0 },
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Tokens and values on their way from global to shared memory, and o on its way back.
+//!
+//! They are loaded as they are, and nothing is done with them before they are stored: whatever the assembler finds to
+//! do with a loaded value, it does ahead of the copies of the state, and makes those wait for that load.
+
+use super::fragments::store_channels;
+use super::map::{Map, Operand, Set};
+use super::worker::Worker;
+use crate::constants::Element;
+use crate::device::shared::{load_shared_b128, store_shared_b128};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
+use crate::math::elements::{self, Raw, bytes_of, load};
+use crate::recurrent::tokens::Run;
+
+/// Turns that a warp takes to load 8 tokens of an operand, at most: with one warp and K = 128.
+const MOST_TURNS: usize = 4;
+
+/// Tokens of an operand as they lie in memory: 8 channels of one per turn.
+#[derive(Clone, Copy)]
+pub struct RawTokens([Raw<8>; MOST_TURNS]);
+
+/// 8 rows of S of one token's v as they lie in memory.
+#[derive(Clone, Copy)]
+pub struct RawValues(Raw<8>);
+
+impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+    /// Lanes that share a token of an operand.
+    const LANES: u32 = K / 8;
+    /// Warps that load 8 tokens of an operand in one turn.
+    const LOADERS: u32 = K / 32;
+    const TURNS: usize = Self::LOADERS.div_ceil(WARPS) as usize;
+    /// Lanes that share a token's v of the warp's rows.
+    const VALUE_LANES: u32 = 2 * TILES16 as u32;
+
+    /// Token of `operand` that this lane loads in `turn`; 8 or more for none.
+    #[inline(always)]
+    fn token(&self, operand: Operand, turn: usize) -> u32 {
+        let shift = operand as u32 * Self::LOADERS % WARPS;
+        let warp = (self.warp + WARPS - shift) % WARPS + turn as u32 * WARPS;
+        warp * (32 / Self::LANES) + lane_id() / Self::LANES
+    }
+
+    /// Nothing is read of tokens past the `there` first.
+    ///
+    /// # Safety
+    /// The tokens are live.
+    #[inline(always)]
+    pub unsafe fn load_tokens(
+        &self,
+        operand: Operand,
+        run: Run,
+        element: u32,
+        there: u32,
+    ) -> RawTokens {
+        let mut raw = [Raw([0; 8]); MOST_TURNS];
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            if t < there {
+                let address = run.at(t, lane_id() % Self::LANES * 8);
+                // SAFETY: the caller's promise.
+                raw[turn] = unsafe { load(address, element, self.wide_io) };
+            }
+            turn += 1;
+        }
+        RawTokens(raw)
+    }
+
+    /// Tokens past the `count` first become zeros.
+    ///
+    /// # Safety
+    /// Before the first barrier.
+    #[inline(always)]
+    pub unsafe fn store_tokens(&self, operand: Operand, raw: RawTokens, element: u32, count: u32) {
+        let lane = lane_id() % Self::LANES;
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            let address = Map::<K, WARPS, TILES16>::operand(operand)
+                + t * Map::<K, WARPS, TILES16>::ROW
+                + lane / 4 * 64
+                + lane % 4 * 4;
+            let low = Map::<K, WARPS, TILES16>::LOW;
+            // SAFETY: the caller's promise; each word has one writer. Two stores, lest the choice be made where the
+            // tokens are loaded, and wait for them there.
+            unsafe {
+                if t < count {
+                    store_channels(raw.0[turn], element, address, low);
+                } else if t < 8 {
+                    store_channels(Raw([0; 8]), element, address, low);
+                }
+            }
+            turn += 1;
+        }
+    }
+
+    /// Token and first row, within the warp's, of the values that this lane loads and stores; none of token 8 or more.
+    #[inline(always)]
+    fn value_place(&self) -> (u32, u32) {
+        (
+            lane_id() / Self::VALUE_LANES,
+            lane_id() % Self::VALUE_LANES * 8,
+        )
+    }
+
+    /// Nothing is read of tokens past the `there` first.
+    ///
+    /// # Safety
+    /// The tokens are live.
+    #[inline(always)]
+    pub unsafe fn load_values(&self, run: Run, element: u32, there: u32) -> RawValues {
+        let (t, row) = self.value_place();
+        RawValues(if t < there {
+            // SAFETY: the caller's promise.
+            unsafe { load(run.at(t, self.first + row), element, self.wide_io) }
+        } else {
+            Raw([0; 8])
+        })
+    }
+
+    /// Stores them as they come; tokens past the `count` first become zeros. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The values are this warp's to write.
+    #[inline(always)]
+    pub unsafe fn store_values(&self, set: Set, raw: RawValues, element: u32, count: u32) {
+        let (t, row) = self.value_place();
+        let address = self.value_address(set, t, row, element);
+        // SAFETY: the caller's promise. Two stores: as for the tokens.
+        unsafe {
+            if t < count {
+                store_raw(raw.0, address, element);
+            } else if t < 8 {
+                store_raw(Raw([0; 8]), address, element);
+            }
+        }
+        sync_warp(FULL_MASK);
+    }
+
+    /// Address of the value of token `t` and the warp's row `row`.
+    #[inline(always)]
+    pub fn value_address(&self, set: Set, t: u32, row: u32, element: u32) -> u32 {
+        Map::<K, WARPS, TILES16>::values(set, self.warp)
+            + t * Map::<K, WARPS, TILES16>::VALUE_ROW
+            + row * bytes_of(element)
+    }
+
+    /// Stores the outputs of the `count` first tokens that lie, in f32, in the place of the new tokens' values. All
+    /// lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The tokens are live, and the outputs there.
+    #[inline(always)]
+    pub unsafe fn store_outputs(&self, run: Run, element: u32, count: u32) {
+        sync_warp(FULL_MASK);
+        let (t, row) = self.value_place();
+        if t < count {
+            let place = self.value_address(Set::New, t, row, Element::F32 as u32);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let [a, b, c, d] = load_shared_b128(place);
+                let [e, f, g, h] = load_shared_b128(place + 16);
+                let o = [a, b, c, d, e, f, g, h].map(f32::from_bits);
+                elements::store(o, run.at(t, self.first + row), element, self.wide_io);
+            }
+        }
+    }
+
+    /// Zeros for the outputs of the `count` first tokens.
+    ///
+    /// # Safety
+    /// The tokens are live.
+    #[inline(always)]
+    pub unsafe fn zero_outputs(&self, run: Run, element: u32, count: u32) {
+        let (t, row) = self.value_place();
+        if t < count {
+            let address = run.at(t, self.first + row);
+            // SAFETY: the caller's promise.
+            unsafe { elements::store([0.0; 8], address, element, self.wide_io) };
+        }
+    }
+}
+
+/// Stores 8 elements as they are.
+///
+/// # Safety
+/// The place is this lane's.
+#[inline(always)]
+unsafe fn store_raw(raw: Raw<8>, address: u32, element: u32) {
+    let [a, b, c, d, e, f, g, h] = raw.0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_shared_b128(address, [a, b, c, d]);
+        if element == Element::F32 as u32 {
+            store_shared_b128(address + 16, [e, f, g, h]);
+        }
+    }
+}

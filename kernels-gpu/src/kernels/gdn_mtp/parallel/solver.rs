@@ -1,0 +1,257 @@
+//! The warp that works on tokens alone: gates, Gram matrices and the triangular solution, in f32, while the state is on
+//! its way. It sees no row of S.
+
+use super::fragments::{TokenPiece, Tokens8};
+use super::gates::{GateInputs, Gates};
+use super::map::{Map, Operand, Set};
+use crate::device::float::{exp2, fma, rsqrt};
+use crate::device::shared::{load_shared_b128, store_shared_b32, store_shared_b64};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
+use crate::recurrent::RecurrentConstants;
+
+/// What the products of the tokens with each other give to this lane: row r, columns 2c and 2c + 1.
+struct Gram {
+    /// k · k
+    keys: [f32; 2],
+    /// q · k
+    queries: [f32; 2],
+    /// k̂ = k · this, of token r, 2c and 2c + 1
+    key_norms: [f32; 3],
+    /// q̂ = q · this, of token r
+    query_norm: f32,
+    /// The norms of tokens t are in lane 4t + t/2.
+    own_norms: [f32; 2],
+}
+
+/// K / 32 at most.
+const MOST_PIECES: usize = 4;
+
+/// Pair by pair.
+#[inline(always)]
+fn sum(parts: [[f32; 4]; MOST_PIECES]) -> [f32; 4] {
+    let [a, b, c, d] = parts;
+    let mut sum = [0.0; 4];
+    let mut i = 0;
+    while i < 4 {
+        sum[i] = (a[i] + b[i]) + (c[i] + d[i]);
+        i += 1;
+    }
+    sum
+}
+
+/// The value that the lane of token `t` on the diagonal has.
+#[inline(always)]
+fn of_diagonal(value: f32, t: u32) -> f32 {
+    warp_shuffle_idx(value, 4 * t + t / 2)
+}
+
+impl Gram {
+    #[inline(always)]
+    unsafe fn new<const K: u32, const WARPS: u32, const TILES16: usize>(
+        c: &RecurrentConstants,
+        set: Set,
+    ) -> Self {
+        let key = match set {
+            Set::New => Operand::Key,
+            Set::Previous => Operand::PreviousKey,
+        };
+        let keys = Tokens8::new::<K, WARPS, TILES16>(key, c.k_element);
+        let queries = Tokens8::new::<K, WARPS, TILES16>(Operand::Query, c.q_element);
+        // A sum for each piece: four short chains instead of a long one.
+        let (mut with_keys, mut with_queries) = ([[0.0; 4]; MOST_PIECES], [[0.0; 4]; MOST_PIECES]);
+        let mut piece = 0;
+        while piece < (K / 32) as usize {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let k = keys.piece(piece);
+                let q = match set {
+                    Set::New => queries.piece(piece),
+                    Set::Previous => TokenPiece::NONE,
+                };
+                with_keys[piece] = k.gram(with_keys[piece], k, q);
+                if let Set::New = set {
+                    with_queries[piece] = q.gram(with_queries[piece], k, q);
+                }
+            }
+            piece += 1;
+        }
+        let (with_keys, with_queries) = (sum(with_keys), sum(with_queries));
+        let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
+        let odd = r % 2 == 1;
+        let key = if odd { with_keys[1] } else { with_keys[0] };
+        let query = if odd {
+            with_queries[3]
+        } else {
+            with_queries[2]
+        };
+        let scale = f32::from_bits(c.scale);
+        let own_norms = if c.l2norm != 0 {
+            [rsqrt(key + 1e-6), rsqrt(query + 1e-6) * scale]
+        } else {
+            [1.0, scale]
+        };
+        Self {
+            keys: [with_keys[0], with_keys[1]],
+            queries: [with_keys[2], with_keys[3]],
+            key_norms: [r, column, column + 1].map(|t| of_diagonal(own_norms[0], t)),
+            query_norm: of_diagonal(own_norms[1], r),
+            own_norms,
+        }
+    }
+}
+
+/// Solves for δ of the tokens of `set`, of which `count` are there, and stores the [`super::map::Solution`]. All lanes
+/// of the warp call it.
+///
+/// # Safety
+/// The tokens are in shared memory, and the solution and the scratch are this warp's to write.
+#[inline(always)]
+pub unsafe fn solve<const K: u32, const WARPS: u32, const TILES16: usize>(
+    c: &RecurrentConstants,
+    inputs: GateInputs,
+    set: Set,
+    count: u32,
+) {
+    let gates = inputs.values(c, count);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let gram = Gram::new::<K, WARPS, TILES16>(c, set);
+        store_factors::<K, WARPS, TILES16>(&gram, gates, set);
+        store_matrices::<K, WARPS, TILES16>(&gram, gates, set);
+        sync_warp(FULL_MASK);
+        substitute::<K, WARPS, TILES16>(gates, set);
+    }
+}
+
+/// The factors of each token.
+#[inline(always)]
+unsafe fn store_factors<const K: u32, const WARPS: u32, const TILES16: usize>(
+    gram: &Gram,
+    gates: Gates,
+    set: Set,
+) {
+    let solution = Map::<K, WARPS, TILES16>::solution(set);
+    let t = lane_id() % 8;
+    let [key_norm, query_norm] = gram.own_norms.map(|norm| of_diagonal(norm, t));
+    let last = warp_shuffle_idx(gates.decay, 7);
+    let decay = exp2(gates.decay);
+    if lane_id() < 8 {
+        let place = 4 * t;
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_shared_b32(solution.key_factors() + place, (decay * key_norm).to_bits());
+            let step = exp2(last - gates.decay) * key_norm;
+            store_shared_b32(solution.step_factors() + place, step.to_bits());
+            if let Set::New = set {
+                let query = decay * query_norm;
+                store_shared_b32(solution.query_factors() + place, query.to_bits());
+            }
+            if t == 7 {
+                store_shared_b32(solution.decay(), decay.to_bits());
+            }
+        }
+    }
+}
+
+/// (a): M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s, and the scores e^(g_r − g_s) q̂_r·k̂_s for r ≥ s; else 0. The decay is
+/// one exponential of a difference, so that no pair of a vanishing and an overflowing one makes a NaN.
+#[inline(always)]
+unsafe fn store_matrices<const K: u32, const WARPS: u32, const TILES16: usize>(
+    gram: &Gram,
+    gates: Gates,
+    set: Set,
+) {
+    let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
+    let [row_norm, norms @ ..] = gram.key_norms;
+    let (decay, beta) = (
+        warp_shuffle_idx(gates.decay, r),
+        warp_shuffle_idx(gates.beta, r),
+    );
+    let (mut predictions, mut scores) = ([0; 2], [0; 2]);
+    let mut i = 0;
+    while i < 2 {
+        let s = column + i as u32;
+        let factor = exp2(decay - warp_shuffle_idx(gates.decay, s)) * norms[i];
+        if r > s {
+            predictions[i] = (-beta * row_norm * factor * gram.keys[i]).to_bits();
+        }
+        if r >= s {
+            scores[i] = (gram.query_norm * factor * gram.queries[i]).to_bits();
+        }
+        i += 1;
+    }
+    let place = 8 * lane_id();
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_shared_b64(Map::<K, WARPS, TILES16>::predictions() + place, predictions);
+        if let Set::New = set {
+            store_shared_b64(Map::<K, WARPS, TILES16>::scores() + place, scores);
+        }
+    }
+}
+
+/// Row `row` of an 8 × 8 matrix in shared memory.
+#[inline(always)]
+unsafe fn load_row(matrix: u32, row: usize) -> [f32; 8] {
+    let address = matrix + 32 * row as u32;
+    // SAFETY: the caller's promise.
+    let [[a, b, c, d], [e, f, g, h]] =
+        unsafe { [load_shared_b128(address), load_shared_b128(address + 16)] };
+    [a, b, c, d, e, f, g, h].map(f32::from_bits)
+}
+
+/// (a), (d): T = (I − M)⁻¹ diag(β), a column to a lane, and W = scores · T.
+#[inline(always)]
+unsafe fn substitute<const K: u32, const WARPS: u32, const TILES16: usize>(gates: Gates, set: Set) {
+    let map = Map::<K, WARPS, TILES16>::solution(set);
+    let column = lane_id() % 8;
+    let mut t = [0.0; 8];
+    let mut m = [[0.0; 8]; 8];
+    let mut i = 0;
+    // SAFETY: the caller's promise; lanes 8.. repeat what lanes 0..8 do, and store nothing.
+    unsafe {
+        while i < 8 {
+            m[i] = load_row(Map::<K, WARPS, TILES16>::predictions(), i);
+            t[i] = if column == i as u32 { gates.beta } else { 0.0 };
+            i += 1;
+        }
+        let mut s = 0;
+        while s < 8 {
+            i = s + 1;
+            while i < 8 {
+                t[i] = fma(m[i][s], t[s], t[i]);
+                i += 1;
+            }
+            s += 1;
+        }
+        store_column(map.delta(), t);
+        if let Set::New = set {
+            let mut w = [0.0; 8];
+            i = 0;
+            while i < 8 {
+                let scores = load_row(Map::<K, WARPS, TILES16>::scores(), i);
+                s = 0;
+                while s <= i {
+                    w[i] = fma(scores[s], t[s], w[i]);
+                    s += 1;
+                }
+                i += 1;
+            }
+            store_column(map.output(), w);
+        }
+    }
+}
+
+/// Stores column `lane_id()` of an 8 × 8 matrix.
+#[inline(always)]
+unsafe fn store_column(matrix: u32, column: [f32; 8]) {
+    if lane_id() < 8 {
+        let mut i = 0;
+        while i < 8 {
+            let address = matrix + 32 * i as u32 + 4 * lane_id();
+            // SAFETY: the caller's promise.
+            unsafe { store_shared_b32(address, column[i].to_bits()) };
+            i += 1;
+        }
+    }
+}

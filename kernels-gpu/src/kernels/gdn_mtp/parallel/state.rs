@@ -1,0 +1,231 @@
+//! The state: from global memory to the warp that owns its rows, and back.
+
+use super::fragments::{Piece, Split, SplitMatrix, Tokens8};
+use super::map::{Map, Set};
+use super::worker::Worker;
+use crate::device::shared::{
+    copy_async_b128, copy_async_commit, copy_async_wait, load_shared_b32, load_shared_b128,
+    store_shared_b128,
+};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
+use crate::state::{Bf16, Head, Share};
+
+/// (e): G S₀ + Σ δ k̂ᵀ, and where it goes.
+pub struct Advance<const TILES16: usize> {
+    /// δ as factors of k.
+    steps: [Split; TILES16],
+    decay: f32,
+    keys: Tokens8,
+    /// All ones if there is any token: none leaves the state as it is, to the bit. A mask, because the assembler makes
+    /// a branch of a choice, and goes through the tiles one by one.
+    moved: u32,
+}
+
+impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+    /// Chunks of 8 channels of a row of S.
+    const CHUNKS: u32 = K / 8;
+
+    /// This lane's chunk of whole rows, a row and its place in shared memory, in the `i`-th of the turns in which a warp
+    /// goes through its rows: whole sectors, and lines, of global memory.
+    #[inline(always)]
+    fn of_rows(&self, i: u32) -> (Share, u32, u32) {
+        let chunk = lane_id() % Self::CHUNKS;
+        let row = i * (32 / Self::CHUNKS) + lane_id() / Self::CHUNKS;
+        let share = Share {
+            lane: chunk,
+            lanes: Self::CHUNKS,
+            first: 0,
+        };
+        let place = Map::<K, WARPS, TILES16>::state(self.warp, row, chunk);
+        (share, self.first + row, place)
+    }
+
+    const ROW_TURNS: u32 = 16 * TILES16 as u32 * Self::CHUNKS / 32;
+
+    /// Where row 8 `half` + r of a tile has the channels 8c .. 8c+8 of a piece, those of this lane's fragment.
+    #[inline(always)]
+    fn fragment(&self, tile: usize, piece: usize, half: usize) -> u32 {
+        let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
+        let chunk = 4 * piece as u32 + lane_id() % 4;
+        Map::<K, WARPS, TILES16>::state(self.warp, row, chunk)
+    }
+
+    /// Starts copying the warp's rows of S to shared memory.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    #[inline(always)]
+    pub unsafe fn copy_state(&self, head: Head) {
+        let mut i = 0;
+        while i < Self::ROW_TURNS {
+            let (share, row, place) = self.of_rows(i);
+            // SAFETY: the caller's promise; the warp reads them after it has waited.
+            unsafe {
+                if self.wide_state {
+                    let element = row * K + 8 * share.lane;
+                    copy_async_b128(place, head.address + 2 * element as u64);
+                } else {
+                    let [a, b, c, d, ..] = head.load::<Bf16>(share, row, true);
+                    store_shared_b128(place, [a, b, c, d]);
+                }
+            }
+            i += 1;
+        }
+        copy_async_commit();
+    }
+
+    /// Waits for the state's copies.
+    #[inline(always)]
+    pub fn wait_for_state() {
+        copy_async_wait::<0>();
+        sync_warp(FULL_MASK);
+    }
+
+    #[inline(always)]
+    pub unsafe fn state(&self, tile: usize, piece: usize) -> Piece {
+        // SAFETY: the caller's promise.
+        unsafe { [0, 1].map(|half| load_shared_b128(self.fragment(tile, piece, half))) }
+    }
+
+    /// (c), and what turns S₀ into the state after the tokens of `set`.
+    ///
+    /// # Safety
+    /// The solution is there.
+    #[inline(always)]
+    pub unsafe fn advance_by(
+        &self,
+        set: Set,
+        residuals: &[Split; TILES16],
+        keys: Tokens8,
+        moves: bool,
+    ) -> Advance<TILES16> {
+        let solution = Map::<K, WARPS, TILES16>::solution(set);
+        let mut steps = [Split::ZERO; TILES16];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let place = 4 * (lane_id() / 4);
+            let factor = f32::from_bits(load_shared_b32(solution.step_factors() + place));
+            let deltas = SplitMatrix::load(solution.delta(), factor);
+            let mut tile = 0;
+            while tile < TILES16 {
+                steps[tile] = Split::new(residuals[tile].times([0.0; 4], deltas));
+                tile += 1;
+            }
+            Advance {
+                steps,
+                decay: f32::from_bits(load_shared_b32(solution.decay())),
+                keys,
+                moved: if moves { u32::MAX } else { 0 },
+            }
+        }
+    }
+
+    /// One piece of the advanced state.
+    ///
+    /// # Safety
+    /// The solution and the tokens are there.
+    #[inline(always)]
+    pub unsafe fn advance_piece(
+        advance: &Advance<TILES16>,
+        tile: usize,
+        piece: usize,
+        state: Piece,
+    ) -> Piece {
+        // SAFETY: the caller's promise.
+        let keys = unsafe { advance.keys.channels(piece) };
+        let mut next = advance.steps[tile].advance(state, advance.decay, keys);
+        let mut half = 0;
+        while half < 2 {
+            let mut j = 0;
+            while j < 4 {
+                next[half][j] = next[half][j] & advance.moved | state[half][j] & !advance.moved;
+                j += 1;
+            }
+            half += 1;
+        }
+        next
+    }
+
+    /// Stores two neighbouring pieces of a tile, from `pair` · 2. Lanes of neighbouring rows exchange some, so that 8
+    /// lanes store 128 bytes of one row. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    #[inline(always)]
+    pub unsafe fn store_pair(&self, head: Head, tile: usize, pair: usize, pieces: [Piece; 2]) {
+        // A mask, because the assembler makes a branch of a choice.
+        let odd = 0u32.wrapping_sub(lane_id() / 4 % 2);
+        let share = Share {
+            lane: lane_id() % 8,
+            lanes: 8,
+            first: 64 * pair as u32,
+        };
+        let mut half = 0;
+        while half < 2 {
+            let (mut even_row, mut odd_row) = ([0; 8], [0; 8]);
+            let mut j = 0;
+            while j < 4 {
+                let (first, second) = (pieces[0][half][j], pieces[1][half][j]);
+                let exchanged = (first ^ second) & odd;
+                let (own, others) = (first ^ exchanged, second ^ exchanged);
+                let got = warp_shuffle_xor(f32::from_bits(others), 4).to_bits();
+                let exchanged = (own ^ got) & odd;
+                (even_row[j], odd_row[j]) = (own ^ exchanged, got ^ exchanged);
+                j += 1;
+            }
+            let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 8 * 2;
+            // SAFETY: the caller's promise.
+            unsafe {
+                head.store::<Bf16>(share, row, even_row);
+                head.store::<Bf16>(share, row + 1, odd_row);
+            }
+            half += 1;
+        }
+    }
+
+    /// Advances S₀, whose copies have been waited for, and stores it.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    #[inline(always)]
+    pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
+        let mut pair = 0;
+        while pair < Self::PIECES / 2 {
+            let mut tile = 0;
+            while tile < TILES16 {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let pieces = [2 * pair, 2 * pair + 1].map(|piece| {
+                        Self::advance_piece(advance, tile, piece, self.state(tile, piece))
+                    });
+                    self.store_pair(head, tile, pair, pieces);
+                }
+                tile += 1;
+            }
+            // Lest the assembler load all pieces before it stores any, and run out of registers.
+            sync_warp(FULL_MASK);
+            pair += 1;
+        }
+    }
+
+    /// Stores a piece of a tile.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    #[inline(always)]
+    pub unsafe fn store_piece(&self, head: Head, tile: usize, piece: usize, next: Piece) {
+        let share = Share {
+            lane: lane_id() % 4,
+            lanes: 4,
+            first: 32 * piece as u32,
+        };
+        let mut half = 0;
+        while half < 2 {
+            let [a, b, c, d] = next[half];
+            let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
+            // SAFETY: the caller's promise.
+            unsafe { head.store::<Bf16>(share, row, [a, b, c, d, 0, 0, 0, 0]) };
+            half += 1;
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A warp that owns `TILES16` tiles of 16 rows of S. Between loading and storing, a row never leaves its four lanes.
+
+use super::fragments::{Piece, Split, SplitMatrix, Tokens8};
+use super::map::{Map, Set};
+use crate::constants::Element;
+use crate::device::float::fma;
+use crate::device::shared::{load_shared_b16, load_shared_b32, load_shared_b64, store_shared_b32};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
+use crate::math::elements::Raw;
+use crate::recurrent::RecurrentConstants;
+
+/// Products of a warp's tiles with 8 tokens: rows r and r + 8, tokens 2c and 2c + 1.
+pub type Products<const TILES16: usize> = [[f32; 4]; TILES16];
+
+/// This warp.
+pub struct Worker<const K: u32, const WARPS: u32, const TILES16: usize> {
+    pub warp: u32,
+    /// First row of S.
+    pub first: u32,
+    pub wide_io: bool,
+    pub wide_state: bool,
+}
+
+impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+    /// Pieces of a row of S.
+    pub const PIECES: usize = (K / 32) as usize;
+
+    #[inline(always)]
+    pub fn new(c: &RecurrentConstants, tile: u32) -> Self {
+        let warp = thread_idx_x() / 32;
+        Self {
+            warp,
+            first: (tile * WARPS + warp) * (16 * TILES16 as u32),
+            wide_io: c.wide_io != 0,
+            wide_state: c.wide_state != 0,
+        }
+    }
+
+    /// S₀ · kᵀ.
+    ///
+    /// # Safety
+    /// The tokens are in shared memory, and the state on its way.
+    #[inline(always)]
+    pub unsafe fn key_products(&self, keys: Tokens8) -> Products<TILES16> {
+        Self::wait_for_state();
+        let mut products = [[0.0; 4]; TILES16];
+        let mut piece = 0;
+        while piece < Self::PIECES {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let k = keys.piece(piece);
+                let mut tile = 0;
+                while tile < TILES16 {
+                    products[tile] = k.times_state(products[tile], self.state(tile, piece));
+                    tile += 1;
+                }
+            }
+            piece += 1;
+        }
+        products
+    }
+
+    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and piece of S₀.
+    ///
+    /// # Safety
+    /// As [`Self::key_products`]'s.
+    #[inline(always)]
+    pub unsafe fn products(
+        &self,
+        keys: Tokens8,
+        queries: Tokens8,
+        state: impl Fn(usize, usize, Piece) -> Piece,
+    ) -> [Products<TILES16>; 2] {
+        Self::wait_for_state();
+        let (mut sk, mut sq) = ([[0.0; 4]; TILES16], [[0.0; 4]; TILES16]);
+        let mut piece = 0;
+        while piece < Self::PIECES {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (k, q) = (keys.piece(piece), queries.piece(piece));
+                let mut tile = 0;
+                while tile < TILES16 {
+                    let s = state(tile, piece, self.state(tile, piece));
+                    sk[tile] = k.times_state(sk[tile], s);
+                    sq[tile] = q.times_state(sq[tile], s);
+                    tile += 1;
+                }
+            }
+            piece += 1;
+        }
+        [sk, sq]
+    }
+
+    /// Token, and the warp's row, of element `i` of a product with `tile`.
+    #[inline(always)]
+    fn place_of(tile: usize, i: usize) -> (u32, u32) {
+        let t = lane_id() % 4 * 2 + i as u32 % 2;
+        (t, 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4)
+    }
+
+    /// (b): v − S k̂ of every tile, ready for products.
+    ///
+    /// # Safety
+    /// The solution and the values of `set` are there.
+    #[inline(always)]
+    pub unsafe fn residuals(
+        &self,
+        set: Set,
+        sk: &Products<TILES16>,
+        element: u32,
+    ) -> [Split; TILES16] {
+        let mut residuals = [Split::ZERO; TILES16];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let factors = token_factors(Map::<K, WARPS, TILES16>::solution(set).key_factors());
+            let mut tile = 0;
+            while tile < TILES16 {
+                let mut r = [0.0; 4];
+                let mut i = 0;
+                while i < 4 {
+                    let (t, row) = Self::place_of(tile, i);
+                    let v = load_value(self.value_address(set, t, row, element), element);
+                    r[i] = fma(-factors[i % 2], sk[tile][i], v);
+                    i += 1;
+                }
+                residuals[tile] = Split::new(r);
+                tile += 1;
+            }
+        }
+        residuals
+    }
+
+    /// (d): o of the new tokens, from v − S k̂ and S · qᵀ, put in the place of their values. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The solution is there.
+    #[inline(always)]
+    pub unsafe fn outputs(&self, residuals: &[Split; TILES16], sq: &Products<TILES16>) {
+        let solution = Map::<K, WARPS, TILES16>::solution(Set::New);
+        let f32s = Element::F32 as u32;
+        // SAFETY: the caller's promise; o takes the place of v once every lane has read its own.
+        unsafe {
+            let factors = token_factors(solution.query_factors());
+            let weights = SplitMatrix::load(solution.output(), 1.0);
+            sync_warp(FULL_MASK);
+            let mut tile = 0;
+            while tile < TILES16 {
+                let mut o = [0.0; 4];
+                let mut i = 0;
+                while i < 4 {
+                    o[i] = factors[i % 2] * sq[tile][i];
+                    i += 1;
+                }
+                let o = residuals[tile].times(o, weights);
+                i = 0;
+                while i < 4 {
+                    let (t, row) = Self::place_of(tile, i);
+                    store_shared_b32(self.value_address(Set::New, t, row, f32s), o[i].to_bits());
+                    i += 1;
+                }
+                tile += 1;
+            }
+        }
+    }
+}
+
+/// One element in shared memory.
+///
+/// # Safety
+/// It is there.
+#[inline(always)]
+unsafe fn load_value(address: u32, element: u32) -> f32 {
+    // SAFETY: the caller's promise.
+    let bits = unsafe {
+        if element == Element::F32 as u32 {
+            load_shared_b32(address)
+        } else {
+            load_shared_b16(address) as u32
+        }
+    };
+    let [value] = Raw([bits]).to_f32(element);
+    value
+}
+
+/// Elements of an `[8]` of tokens 2c and 2c + 1.
+#[inline(always)]
+unsafe fn token_factors(address: u32) -> [f32; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { load_shared_b64(address + lane_id() % 4 * 8) }.map(f32::from_bits)
+}
