@@ -1,77 +1,30 @@
 //! GDN decode against the reference: every entry on every backend, over random problems.
 
+use gated_delta::DType;
 use gated_delta::ops::{BetaScale, StateLayout};
-use gated_delta::{DType, Entry};
 use gated_delta_kernels::for_each_entry;
 use gated_delta_reference::gate::{sigmoid, softplus_log_decay};
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
 use gated_delta_tests::backend::backends;
 use gated_delta_tests::compare::{assert_close, check, check_everywhere, norm};
-use gated_delta_tests::for_all;
 use gated_delta_tests::layout::{Form, Spacing};
-use gated_delta_tests::problem::{Array, Problem};
+use gated_delta_tests::problem::{Array, GateKind, Operator, Problem, Tokens};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Magnitude, Spec};
-use gated_delta_tests::strategy::specs;
 
-/// Random problems through one entry.
-fn entry_on_every_backend(entry: Entry) {
-    let family = Family::of(entry);
-    let (cases, states) = if family.dim == 64 {
-        (200, 24)
-    } else {
-        (60, 12)
-    };
-    for_all("gdn_decode", cases, &specs(family, states), |spec| {
-        check_everywhere(&spec.case(), Some(entry))
-    });
+macro_rules! entries {
+    ($($table:tt)*) => { gated_delta_tests::differential_tests!(gdn_decode: $($table)*); };
 }
+for_each_entry!(entries);
 
-macro_rules! a_test_for_each_entry {
-    ($($entry:ident = $operator:ident::$body:ident<$($parameter:tt),*>;)*) => {
-        mod entries {
-            use super::*;
-            $(a_test_for_each_entry!(@$operator $entry);)*
-        }
-    };
-    (@gdn_decode $entry:ident) => {
-        #[test]
-        fn $entry() {
-            entry_on_every_backend(Entry::$entry);
-        }
-    };
-    (@$other:ident $entry:ident) => {};
-}
-for_each_entry!(a_test_for_each_entry);
-
-#[test]
-fn every_entry_is_a_variant_of_its_family() {
-    let mut variants = Vec::new();
-    for family in Family::all() {
-        let (some, _) = backends()[0]
-            .with(&Spec::plain(family).case(), |_, _, args| args.variants())
-            .unwrap();
-        let some = some.unwrap();
-        assert!(
-            !some.is_empty() && some.iter().all(|entry| Family::of(*entry) == family),
-            "{family:?}: {some:?}"
-        );
-        variants.extend(some);
-    }
-    variants.sort();
-    let mut all: Vec<_> = Entry::ALL
-        .iter()
-        .copied()
-        .filter(|entry| entry.operator() == "gdn_decode")
-        .collect();
-    all.sort();
-    assert_eq!(variants, all);
+fn families() -> Vec<Family> {
+    Family::all(Operator::GdnDecode)
 }
 
 /// The variant that is selected for the arguments, whichever it is.
 #[test]
 fn the_selected_variant() {
-    for family in Family::all() {
+    for family in families() {
         check_everywhere(
             &Spec {
                 slots: SlotChoice::BOTH,
@@ -87,7 +40,10 @@ fn the_selected_variant() {
 /// Every element type of every tensor, aligned and not, in the path of one family of each layout and K.
 #[test]
 fn every_element_type() {
-    for family in Family::all().filter(|family| family.state == DType::Bf16) {
+    for family in families()
+        .into_iter()
+        .filter(|family| family.state == DType::Bf16)
+    {
         for spacing in [Spacing::Dense, Spacing::Odd] {
             for element in [DType::F32, DType::Bf16, DType::F16] {
                 let mut spec = Spec {
@@ -110,15 +66,15 @@ fn every_element_type() {
 
 #[test]
 fn gates_at_the_ends_of_their_range() {
-    for family in Family::all() {
-        for (seed, raw) in [
-            (1, Some(BetaScale::One)),
-            (2, Some(BetaScale::Two)),
-            (3, None),
+    for family in families() {
+        for (seed, gates) in [
+            (1, GateKind::Raw(BetaScale::One)),
+            (2, GateKind::Raw(BetaScale::Two)),
+            (3, GateKind::Given),
         ] {
             let mut spec = Spec {
                 extreme_gates: true,
-                raw,
+                gates,
                 seed,
                 heads: 2,
                 ratio: 3,
@@ -133,7 +89,7 @@ fn gates_at_the_ends_of_their_range() {
 
 #[test]
 fn zero_queries_and_keys() {
-    for family in Family::all() {
+    for family in families() {
         for qk_l2norm in [true, false] {
             let mut spec = Spec {
                 magnitude: Magnitude::Zeros,
@@ -149,7 +105,7 @@ fn zero_queries_and_keys() {
 /// Many inactive rows among few live ones, all kinds of indices.
 #[test]
 fn inactive_rows() {
-    for family in Family::all() {
+    for family in families() {
         for (seed, index) in [DType::I32, DType::I64, DType::U32].into_iter().enumerate() {
             for null_slot in [None, Some(0)] {
                 let mut spec = Spec {
@@ -159,11 +115,11 @@ fn inactive_rows() {
                     slots: SlotChoice::BOTH,
                     ..Spec::plain(family)
                 };
-                spec.form.slots = [index; 2];
+                spec.form.indices = [index; 6];
                 spec.options.null_slot = null_slot;
                 spec.seed = seed as u64;
                 let case = spec.case();
-                let live = case.live().iter().flatten().count();
+                let live = case.rows().iter().filter(|row| row.live.is_some()).count();
                 assert!(
                     (1..spec.batch).contains(&live),
                     "{live} live rows of {}: choose another seed",
@@ -177,7 +133,7 @@ fn inactive_rows() {
 
 #[test]
 fn an_empty_batch_does_nothing() {
-    for family in Family::all() {
+    for family in families() {
         for slots in [
             SlotChoice {
                 spare: 2,
@@ -205,7 +161,7 @@ fn an_empty_batch_does_nothing() {
 /// An all-padding batch, as engines launch to warm up: zeros, and every state as it was.
 #[test]
 fn an_inactive_batch_touches_no_state() {
-    for family in Family::all() {
+    for family in families() {
         let spec = Spec {
             slots: SlotChoice::LIVE,
             ..Spec::plain(family)
@@ -228,7 +184,7 @@ fn an_inactive_batch_touches_no_state() {
 /// A pool that is not written may be borrowed read-only, as may everything else but o.
 #[test]
 fn without_update_the_pool_is_only_read() {
-    for family in Family::all() {
+    for family in families() {
         let mut spec = Spec::plain(family);
         spec.options.update_state = false;
         let case = spec.case();
@@ -241,7 +197,10 @@ fn without_update_the_pool_is_only_read() {
 #[test]
 fn a_long_sequence_stays_near_the_truth() {
     const STEPS: u64 = 300;
-    for family in Family::all().filter(|family| family.state == DType::F32 && family.dim == 64) {
+    for family in families()
+        .into_iter()
+        .filter(|family| family.state == DType::F32 && family.dim == 64)
+    {
         let mut spec = Spec {
             batch: 1,
             heads: 1,
@@ -302,15 +261,17 @@ fn token(problem: &Problem) -> Token {
             .map(|x| f64::from(*x))
             .collect::<Vec<_>>()
     };
-    let raw = problem.raw.as_ref().unwrap();
-    let [a, b, a_log, dt_bias] =
-        [&problem.a, &problem.b, &raw.a_log, &raw.dt_bias].map(|array| wide(array)[0]);
-    let (q, k, v) = (wide(&problem.q), wide(&problem.k), wide(&problem.v));
+    let parameter = |array: &Option<Array>| wide(array.as_ref().unwrap())[0];
+    let Tokens { k, v, gate, beta } = problem.tokens.map(wide);
+    let (a_log, dt_bias) = (
+        parameter(&problem.gates.a_log),
+        parameter(&problem.gates.dt_bias),
+    );
     Token {
-        q: normalise(&q, true, default_scale(k.len())),
+        q: normalise(&wide(&problem.q), true, default_scale(k.len())),
         k: normalise(&k, true, 1.0),
-        log_decay: vec![softplus_log_decay(a, a_log, dt_bias); k.len()],
-        beta: sigmoid(b),
+        log_decay: vec![softplus_log_decay(gate[0], a_log, dt_bias); k.len()],
+        beta: sigmoid(beta[0]),
         v,
     }
 }
@@ -320,11 +281,12 @@ fn token(problem: &Problem) -> Token {
 fn bytes_are_what_must_be_moved() {
     let mut spec = Spec {
         batch: 3,
-        ..Spec::plain(Family {
-            layout: StateLayout::KLast,
-            state: DType::F32,
-            dim: 64,
-        })
+        ..Spec::plain(Family::new(
+            Operator::GdnDecode,
+            StateLayout::KLast,
+            DType::F32,
+            64,
+        ))
     };
     let state = 3 * 4 * 64 * 64 * 4;
     let qkvo = 2 * 3 * (2 * 64 + 2 * 64 + 4 * 64 + 4 * 64);

@@ -3,9 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use gated_delta::Entry;
 use gated_delta::module_cache::specialise;
+use gated_delta::ops::StateLayout;
+use gated_delta::ops::recurrent::Formulation;
+use gated_delta::{DType, Entry};
 use gated_delta_kernels::for_each_entry;
+use gated_delta_tests::problem::Operator;
+use gated_delta_tests::spec::Family;
 
 macro_rules! embed {
     ($($entry:ident = $operator:ident::$body:ident<$($parameter:tt),*>;)*) => {
@@ -16,12 +20,10 @@ macro_rules! embed {
 }
 for_each_entry!(embed);
 
-/// The entries of `gdn_decode`.
-fn gdn_decode() -> impl Iterator<Item = (Entry, &'static str)> {
-    TEXTS
-        .iter()
-        .copied()
-        .filter(|(entry, _)| entry.operator() == "gdn_decode")
+/// The entries of the operators on states.
+fn on_states() -> impl Iterator<Item = (Family, &'static str, &'static str)> {
+    let of_family = |&(entry, text)| Some((Family::of(entry)?, entry.name(), text));
+    TEXTS.iter().filter_map(of_family)
 }
 
 /// Identifiers, directives and numbers of a text, `$L1`, `.version` and `ld.global.b32` each as one.
@@ -125,9 +127,7 @@ fn nothing_is_in_local_memory_called_or_generic() {
 
 #[test]
 fn the_kernels_are_of_the_expected_instructions() {
-    for (entry, text) in gdn_decode() {
-        let name = entry.name();
-        let vlast = name.contains("_vlast_");
+    for (family, name, text) in on_states() {
         let has = |wanted: &str| {
             instructions(text).any(|instruction| instruction.trim_end_matches(';') == wanted)
         };
@@ -141,9 +141,19 @@ fn the_kernels_are_of_the_expected_instructions() {
         ] {
             assert!(has(wanted), "{name}: no {wanted}");
         }
-        for block_wide in ["bar.sync", "st.shared.v2.b32", "ld.shared.v2.b32"] {
-            assert_eq!(has(block_wide), vlast, "{name}: {block_wide}");
+        let decode = family.operator == Operator::GdnDecode;
+        let vlast = family.layout == StateLayout::VLast;
+        assert_eq!(has("bar.sync"), vlast || !decode, "{name}: bar.sync");
+        for of_columns in ["st.shared.v2.b32", "ld.shared.v2.b32"] {
+            assert!(has(of_columns) || !vlast, "{name}: no {of_columns}");
+            assert!(!has(of_columns) || vlast || !decode, "{name}: {of_columns}");
         }
+        let mma = instructions(text).any(|instruction| instruction.starts_with("mma.sync."));
+        assert_eq!(
+            mma,
+            family.formulation == Formulation::Parallel,
+            "{name}: mma.sync"
+        );
         for inexact in [
             "div.full.f32",
             "div.approx.f32",
@@ -153,7 +163,7 @@ fn the_kernels_are_of_the_expected_instructions() {
         ] {
             assert!(!has(inexact), "{name}: {inexact}");
         }
-        let rounding = if name.contains("_bf16_") {
+        let rounding = if family.state == DType::Bf16 {
             "cvt.rn.bf16x2.f32"
         } else {
             "fma.rn.f32"
@@ -165,16 +175,12 @@ fn the_kernels_are_of_the_expected_instructions() {
 /// A state may be read before the branch on its slot, but never without the predicate that the slot is valid.
 #[test]
 fn states_are_loaded_under_a_predicate() {
-    for (entry, text) in gdn_decode() {
+    for (_, name, text) in on_states() {
         for line in text
             .lines()
             .filter(|line| line.contains("ld.global.L1::no_allocate"))
         {
-            assert!(
-                line.trim_start().starts_with('@'),
-                "{}: {line}",
-                entry.name()
-            );
+            assert!(line.trim_start().starts_with('@'), "{name}: {line}");
         }
     }
 }

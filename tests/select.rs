@@ -1,48 +1,70 @@
 //! Both sides of every threshold at which another variant is selected: the same results, bit for bit.
 
+use gated_delta::ops::GdnGates;
 use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::{BetaScale, GdnGates};
+use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates};
+use gated_delta::ops::recurrent::{Recurrent, RecurrentOptions};
 use gated_delta::{DType, Entry, Tensor};
+use gated_delta_tests::args::Args;
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::compare::check;
-use gated_delta_tests::problem::take;
+use gated_delta_tests::problem::{Operator, take};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 
 /// More heads than any threshold.
 const MOST_HEADS: usize = 1 << 15;
 
+/// Every family of every operator.
+fn families() -> impl Iterator<Item = Family> {
+    let operators = [
+        Operator::GdnDecode,
+        Operator::GdnMtp,
+        Operator::KdaRecurrent,
+    ];
+    operators.into_iter().flat_map(Family::all)
+}
+
 /// The variant that is selected for `batch` rows of `heads` heads.
 fn selected(family: Family, batch: usize, heads: usize) -> Entry {
-    let Family { layout, state, dim } = family;
+    let Family { state, dim, .. } = family;
     // SAFETY: nothing is launched on these addresses.
     let tensor =
         |dtype, dims: &[usize]| unsafe { Tensor::from_raw(0x1_0000, dtype, dims) }.unwrap();
-    let activations = tensor(DType::Bf16, &[batch, 1, heads, dim]);
-    let (gate, of_head) = (
-        tensor(DType::Bf16, &[batch, 1, heads]),
-        tensor(DType::F32, &[heads]),
-    );
-    let args = GdnDecode {
-        q: activations,
-        k: activations,
-        v: activations,
-        gates: GdnGates::Raw {
-            a: gate,
-            b: gate,
-            a_log: of_head,
-            dt_bias: of_head,
-            beta_scale: BetaScale::One,
-        },
-        o: activations,
-        pool: tensor(state, &[batch, heads, dim, dim]),
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        options: GdnDecodeOptions {
-            state_layout: layout,
-            ..GdnDecodeOptions::default()
-        },
+    let (plain, tokens) = (Spec::plain(family), family.max_tokens().min(2));
+    let activations = tensor(DType::Bf16, &[batch, tokens, heads, dim]);
+    let gate = tensor(DType::F32, &[batch, tokens, heads]);
+    let pool = tensor(state, &[batch, heads, dim, dim]);
+    let given = GdnGates::Given {
+        g: gate,
+        beta: gate,
+    };
+    let args = match family.operator {
+        Operator::GdnDecode => Args::GdnDecode(GdnDecode {
+            q: activations,
+            k: activations,
+            v: activations,
+            gates: given,
+            o: activations,
+            pool,
+            write_pool: None,
+            read_slots: None,
+            write_slots: None,
+            options: GdnDecodeOptions {
+                state_layout: family.layout,
+                ..GdnDecodeOptions::default()
+            },
+        }),
+        Operator::GdnMtp => Args::GdnMtp(verify(activations, given, pool, plain.options)),
+        Operator::KdaRecurrent => {
+            let gates = KdaGates {
+                g: activations,
+                kind: KdaGate::Log,
+                beta: gate,
+                beta_kind: KdaBeta::Given,
+            };
+            Args::KdaRecurrent(verify(activations, gates, pool, plain.options))
+        }
     };
     let selected = args.selected().unwrap();
     assert!(
@@ -51,6 +73,32 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
         selected.name()
     );
     selected
+}
+
+/// A verify in place.
+fn verify<'a, G>(
+    activations: Tensor<'a>,
+    gates: G,
+    pool: Tensor<'a>,
+    options: RecurrentOptions,
+) -> Recurrent<'a, G> {
+    Recurrent {
+        q: activations,
+        k: activations,
+        v: activations,
+        gates,
+        o: activations,
+        pool,
+        write_pool: None,
+        read_slots: None,
+        write_slots: None,
+        token_slots: None,
+        accepted: None,
+        snapshots: None,
+        packed: None,
+        previous: None,
+        options,
+    }
 }
 
 /// The batch sizes of single heads after which another variant is selected.
@@ -105,16 +153,22 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
         take(&over_after.o_bits(), &over.o.dims, 0, &rows) == up_to_after.o_bits(),
         "o differs"
     );
-    for (_, slot) in up_to.live().into_iter().flatten() {
-        let [one, other] = [&over_after, &up_to_after]
-            .map(|case| take(&case.state_bits(), &case.pool.dims, 0, &[slot]));
-        assert!(one == other, "the state of slot {slot} differs");
+    let rows = up_to.rows();
+    for slot in rows
+        .iter()
+        .flat_map(|row| &row.live)
+        .flat_map(|live| live.writes())
+    {
+        assert!(
+            over_after.slot_bits(slot) == up_to_after.slot_bits(slot),
+            "the state of slot {slot} differs"
+        );
     }
 }
 
 #[test]
 fn results_are_the_same_on_both_sides_of_each_threshold() {
-    for family in Family::all() {
+    for family in families() {
         for threshold in thresholds(family) {
             for backend in backends() {
                 println!("{family:?} at {threshold} heads, {}", backend.name());
@@ -126,7 +180,7 @@ fn results_are_the_same_on_both_sides_of_each_threshold() {
 
 #[test]
 fn thresholds_count_the_heads_of_all_rows() {
-    for family in Family::all() {
+    for family in families() {
         for threshold in thresholds(family) {
             for heads in [2, 8, 64] {
                 let batch = threshold / heads;
@@ -144,5 +198,21 @@ fn thresholds_count_the_heads_of_all_rows() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn every_entry_is_a_variant_of_its_family() {
+    for family in families() {
+        let case = Spec::plain(family).case();
+        let (variants, _) = backends()[0]
+            .with(&case, |_, _, args| args.variants())
+            .unwrap();
+        let wanted: Vec<Entry> = Entry::ALL
+            .iter()
+            .copied()
+            .filter(|entry| Family::of(*entry) == Some(family))
+            .collect();
+        assert_eq!(variants.unwrap(), wanted, "{family:?}");
     }
 }

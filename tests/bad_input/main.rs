@@ -5,39 +5,122 @@ mod views;
 
 use std::cell::Cell;
 
-use gated_delta::ops::gdn_decode::GdnDecode;
-use gated_delta::ops::{GdnGates, StateLayout};
+use gated_delta::ops::StateLayout;
 use gated_delta::{DType, Entry, Error, Tensor};
+use gated_delta_tests::args::Args;
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::buffer::{Buffer, View};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
+use gated_delta_tests::problem::Operator;
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::tensors::{tensor, tensors};
 
-use rules::rules;
+use rules::{Rule, decode, kda, mtp};
 
-const FAMILY: Family = Family {
-    layout: StateLayout::KLast,
-    state: DType::F32,
-    dim: 64,
-};
+/// Good arguments, the rules that they keep, and the names of what they write.
+struct Good {
+    case: Case,
+    rules: Vec<Rule>,
+    writes: &'static [&'static str],
+}
 
-/// B = 2, H = 2, HV = 4, K = V = 64, P = 5, with every optional tensor.
-fn good() -> Case {
-    let mut spec = Spec::plain(FAMILY);
+/// B = 2, H = 2, HV = 4, K = V = 64, P = 5, of a family.
+fn good(
+    family: Family,
+    change: impl Fn(&mut Spec),
+    rules: Vec<Rule>,
+    writes: &'static [&'static str],
+) -> Good {
+    let mut spec = Spec::plain(family);
     spec.slots = SlotChoice {
         write_pool: Some(0),
         ..SlotChoice::LIVE
     };
-    spec.case()
+    change(&mut spec);
+    let case = spec.case();
+    Good {
+        case,
+        rules,
+        writes,
+    }
+}
+
+/// Every operator, with every optional tensor in one of them.
+fn goods() -> Vec<Good> {
+    let (in_f32, in_bf16) = (
+        Family::new(Operator::GdnMtp, StateLayout::KLast, DType::F32, 64),
+        Family::new(Operator::GdnMtp, StateLayout::KLast, DType::Bf16, 64),
+    );
+    let of_kda = Family::new(Operator::KdaRecurrent, StateLayout::KLast, DType::F32, 64);
+    let token_slots = SlotChoice {
+        spare: 3,
+        inactive: false,
+        ..SlotChoice::OF_TOKENS
+    };
+    vec![
+        good(
+            Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64),
+            |_| {},
+            decode::rules(),
+            &["o", "write state"],
+        ),
+        good(
+            Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64),
+            |spec| spec.slots.write_pool = None,
+            Vec::new(),
+            &["o", "state"],
+        ),
+        good(
+            in_f32,
+            |spec| spec.snapshots = Some(1),
+            mtp::of_snapshots(),
+            &["o", "write state", "snapshots"],
+        ),
+        Good {
+            case: {
+                let spec = Spec {
+                    slots: token_slots,
+                    ..Spec::plain(in_f32)
+                };
+                spec.problem().packed().case(&spec.form)
+            },
+            rules: mtp::of_token_slots(),
+            writes: &["o", "state"],
+        },
+        good(
+            in_bf16,
+            |spec| spec.previous = Some(9),
+            mtp::of_previous(),
+            &["o", "write state"],
+        ),
+        good(
+            in_f32,
+            |spec| (spec.previous, spec.tokens) = (Some(9), 0),
+            mtp::of_commit(),
+            &["write state"],
+        ),
+        good(
+            of_kda,
+            |spec| spec.previous = Some(2),
+            kda::rules(),
+            &["o", "write state"],
+        ),
+        good(
+            of_kda,
+            |spec| (spec.previous, spec.tokens, spec.slots.write_pool) = (Some(2), 0, None),
+            kda::of_commit(),
+            &["state"],
+        ),
+    ]
 }
 
 /// Has `args` launched; the error.
 fn refused(
     backend: &Backend,
     case: &Case,
-    change: impl Fn(&mut GdnDecode<'_>),
+    change: impl Fn(&mut Args<'_>),
     variant: Option<Entry>,
 ) -> Error {
     let (result, after) = backend
@@ -45,12 +128,7 @@ fn refused(
             let mut args = *args;
             change(&mut args);
             // SAFETY: the arguments are refused, or their buffers alive until `with` has waited.
-            unsafe {
-                match variant {
-                    Some(variant) => library.gdn_decode_with(stream, &args, variant),
-                    None => library.gdn_decode(stream, &args),
-                }
-            }
+            unsafe { args.launch(library, stream, variant) }
         })
         .unwrap();
     assert!(after == *case, "something was launched");
@@ -59,23 +137,25 @@ fn refused(
 
 #[test]
 fn the_good_arguments_are_good() {
-    let case = good();
-    for backend in backends() {
-        check(&case, &backend.run(&case, None));
+    for Good { case, .. } in goods() {
+        for backend in backends() {
+            check(&case, &backend.run(&case, None));
+        }
     }
 }
 
 /// Each rule, and that the message names the tensor, what was wanted and what came.
 #[test]
 fn broken_rules_are_refused_by_name() {
-    let case = good();
-    for backend in backends() {
-        let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
-        let variant = variants.unwrap()[0];
-        for rule in rules() {
-            for variant in [None, Some(variant)] {
-                let error = refused(backend, &case, |args| rule.change(args), variant);
-                rule.assert_names_it(&error.to_string());
+    for Good { case, rules, .. } in goods() {
+        for backend in backends() {
+            let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
+            let variant = variants.unwrap()[0];
+            for rule in &rules {
+                for variant in [None, Some(variant)] {
+                    let error = refused(backend, &case, |args| rule.change(args), variant);
+                    rule.assert_names_it(&error.to_string());
+                }
             }
         }
     }
@@ -84,22 +164,23 @@ fn broken_rules_are_refused_by_name() {
 /// The other operations that take arguments refuse the same ones.
 #[test]
 fn nothing_takes_what_a_launch_refuses() {
-    let case = good();
-    for backend in backends() {
-        for rule in rules() {
-            let errors = backend.with(&case, |library, _, args| {
-                let mut args = *args;
-                rule.change(&mut args);
-                [
-                    library.prewarm_gdn_decode(&args),
-                    library.plan_gdn_decode(&args).map(drop),
-                    args.selected().map(drop),
-                    args.variants().map(drop),
-                    args.bytes().map(drop),
-                ]
-            });
-            for error in errors.unwrap().0 {
-                rule.assert_names_it(&error.unwrap_err().to_string());
+    for Good { case, rules, .. } in goods() {
+        for backend in backends() {
+            for rule in &rules {
+                let errors = backend.with(&case, |library, _, args| {
+                    let mut args = *args;
+                    rule.change(&mut args);
+                    [
+                        args.prewarm(library),
+                        args.plan(library).map(drop),
+                        args.selected().map(drop),
+                        args.variants().map(drop),
+                        args.bytes().map(drop),
+                    ]
+                });
+                for error in errors.unwrap().0 {
+                    rule.assert_names_it(&error.unwrap_err().to_string());
+                }
             }
         }
     }
@@ -107,104 +188,58 @@ fn nothing_takes_what_a_launch_refuses() {
 
 #[test]
 fn a_variant_of_another_problem_is_refused() {
-    let case = good();
-    for backend in backends() {
-        for &variant in Entry::ALL
-            .iter()
-            .filter(|entry| !entry.name().starts_with("gdn_decode_klast_f32_k64_"))
-        {
-            let message = refused(backend, &case, |_| {}, Some(variant)).to_string();
-            assert!(
-                message.starts_with(&format!("variant = {} is not supported", variant.name())),
-                "{message}"
-            );
+    for Good { case, .. } in goods() {
+        for backend in backends() {
+            let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
+            let variants = variants.unwrap();
+            for &variant in Entry::ALL.iter().filter(|entry| !variants.contains(entry)) {
+                let message = refused(backend, &case, |_| {}, Some(variant)).to_string();
+                let wanted = format!("variant = {} is not supported", variant.name());
+                assert!(message.starts_with(&wanted), "{message}");
+            }
         }
     }
 }
 
-/// Every tensor of the arguments, by name.
-fn tensors<'a, 'b>(args: &'b mut GdnDecode<'a>) -> Vec<(&'static str, &'b mut Tensor<'a>)> {
-    let GdnDecode {
-        q,
-        k,
-        v,
-        gates,
-        o,
-        pool,
-        write_pool,
-        read_slots,
-        write_slots,
-        ..
-    } = args;
-    let GdnGates::Raw {
-        a,
-        b,
-        a_log,
-        dt_bias,
-        ..
-    } = gates
-    else {
-        unreachable!("the good arguments have raw gates")
-    };
-    let mut all = vec![
-        ("q", q),
-        ("k", k),
-        ("v", v),
-        ("a", a),
-        ("b", b),
-        ("A_log", a_log),
-        ("dt_bias", dt_bias),
-    ];
-    all.extend([("o", o), ("state", pool)]);
-    let optional = [
-        ("write state", write_pool),
-        ("read_slots", read_slots),
-        ("write_slots", write_slots),
-    ];
-    all.extend(
-        optional
-            .into_iter()
-            .filter_map(|(name, tensor)| Some((name, tensor.as_mut()?))),
-    );
-    all
-}
-
 #[test]
 fn a_tensor_in_the_wrong_memory_is_refused() {
-    let case = good();
-    for backend in backends() {
-        let (wanted, got) = if backend.name() == "simulator" {
-            ("host", "device")
-        } else {
-            ("device", "host")
-        };
-        let host = vec![0u64; 64 * 1024];
-        for i in 0..12 {
-            let name = Cell::new("");
-            let error = refused(
-                backend,
-                &case,
-                |args| {
-                    let (tensor_name, tensor) = &mut tensors(args)[i];
-                    let (dtype, dims) = (tensor.dtype(), tensor.dims());
-                    // SAFETY: the arguments are refused.
-                    let elsewhere = unsafe {
-                        Tensor::from_raw(host.as_ptr().expose_provenance() as u64, dtype, dims)
-                    };
-                    **tensor = if got == "device" {
-                        elsewhere.unwrap()
-                    } else {
-                        in_host(dtype, dims)
-                    };
-                    name.set(tensor_name);
-                },
-                None,
-            );
-            let name = name.get();
-            assert_eq!(
-                error.to_string(),
-                format!("{name}: wanted {wanted} memory, got {got} memory")
-            );
+    let host = vec![0u64; 64 * 1024];
+    for Good { case, .. } in goods() {
+        for backend in backends() {
+            let (wanted, got) = if backend.name() == "simulator" {
+                ("host", "device")
+            } else {
+                ("device", "host")
+            };
+            let count = |args: &Args<'_>| tensors(&mut args.clone()).len();
+            let (count, _) = backend.with(&case, |_, _, args| count(args)).unwrap();
+            for i in 0..count {
+                let name = Cell::new("");
+                let error = refused(
+                    backend,
+                    &case,
+                    |args| {
+                        let (tensor_name, tensor) = &mut tensors(args)[i];
+                        let (dtype, dims) = (tensor.dtype(), tensor.dims());
+                        // SAFETY: the arguments are refused.
+                        let elsewhere = unsafe {
+                            Tensor::from_raw(host.as_ptr().expose_provenance() as u64, dtype, dims)
+                        };
+                        **tensor = if got == "device" {
+                            elsewhere.unwrap()
+                        } else {
+                            in_host(dtype, dims)
+                        };
+                        name.set(tensor_name);
+                    },
+                    None,
+                );
+                let name = name.get();
+                assert_eq!(
+                    error.to_string(),
+                    format!("{name}: wanted {wanted} memory, got {got} memory")
+                );
+            }
         }
     }
 }
@@ -227,28 +262,20 @@ fn in_host(dtype: DType, dims: &[usize]) -> Tensor<'static> {
 
 #[test]
 fn what_is_written_must_be_writable() {
-    let case = good();
-    let mut in_place = case.clone();
-    in_place.write_pool = None;
-    for (case, names) in [(&case, ["o", "write state"]), (&in_place, ["o", "state"])] {
-        for name in names {
-            let read_only = case.clone();
+    for Good { case, writes, .. } in goods() {
+        for &name in writes {
             let error = refused(
                 &backends()[0],
-                case,
+                &case,
                 |args| {
-                    let (_, tensor) = tensors(args)
-                        .into_iter()
-                        .find(|(tensor, _)| *tensor == name)
-                        .unwrap();
-                    let view = if name == "o" {
-                        &read_only.o
-                    } else {
-                        read_only.written_pool()
+                    let view = match name {
+                        "o" => &case.o,
+                        "snapshots" => case.snapshots.as_ref().unwrap(),
+                        _ => case.written_pool(),
                     };
-                    let buffer = Box::leak(Box::new(read_only.buffers[view.buffer].clone()));
+                    let buffer = Box::leak(Box::new(case.buffers[view.buffer].clone()));
                     let bases = vec![buffer.tensor(false).unwrap(); view.buffer + 1];
-                    *tensor = view.of(&bases).unwrap();
+                    *tensor(args, name) = view.of(&bases).unwrap();
                 },
                 None,
             );

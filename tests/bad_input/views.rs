@@ -2,17 +2,20 @@
 
 use std::cell::Cell;
 
-use gated_delta::Error;
+use gated_delta::ops::StateLayout;
+use gated_delta::{DType, Error};
 use gated_delta_tests::backend::backends;
-use gated_delta_tests::buffer::View;
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
 use gated_delta_tests::for_all;
-use gated_delta_tests::strategy::specs;
+use gated_delta_tests::problem::Operator;
+use gated_delta_tests::spec::Family;
+use gated_delta_tests::strategy::any_specs;
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::sample::select;
 
-use crate::FAMILY;
+/// Most tensors that may not be left out; six others may.
+const REQUIRED: usize = 15;
 
 /// A change to one tensor of a case.
 #[derive(Clone, Debug)]
@@ -36,48 +39,32 @@ impl Change {
             &mut case.write_pool,
             &mut case.read_slots,
             &mut case.write_slots,
+            &mut case.token_slots,
+            &mut case.accepted,
+            &mut case.snapshots,
         ];
-        if let (What::Drop, 9..) = (&self.what, self.tensor) {
-            *optional[self.tensor - 9] = None;
+        if let (What::Drop, Some(i)) = (&self.what, self.tensor.checked_sub(REQUIRED)) {
+            if let Some(tensor) = optional.into_iter().nth(i) {
+                *tensor = None;
+            }
             return;
         }
-        let [write_pool, read_slots, write_slots] = optional.map(Option::as_mut);
-        let (a_log, dt_bias) = case
-            .raw
-            .as_mut()
-            .map_or((None, None), |(a_log, dt_bias, _)| {
-                (Some(a_log), Some(dt_bias))
-            });
-        let Case {
-            q,
-            k,
-            v,
-            a,
-            b,
-            o,
-            pool,
-            ..
-        } = case;
-        let mut views: [Option<&mut View>; 12] = [
-            Some(q),
-            Some(k),
-            Some(v),
-            Some(a),
-            Some(b),
-            a_log,
-            dt_bias,
-            Some(o),
-            Some(pool),
-            write_pool,
-            read_slots,
-            write_slots,
-        ];
-        let Some(view) = views[self.tensor]
-            .as_mut()
-            .filter(|view| !view.dims.is_empty())
-        else {
+        let mut views = vec![&mut case.q, &mut case.o, &mut case.pool];
+        views.extend(case.tokens.each_mut());
+        views.extend(case.gates.a_log.as_mut());
+        views.extend(case.gates.dt_bias.as_mut());
+        views.extend(case.packed.iter_mut().map(|packed| &mut packed.cu_seqlens));
+        if let Some(previous) = &mut case.previous {
+            views.extend(previous.tokens.each_mut());
+            views.push(&mut previous.keep);
+        }
+        views.truncate(REQUIRED);
+        views.extend(optional.into_iter().flatten());
+        let i = self.tensor % views.len();
+        let view = &mut views[i];
+        if view.dims.is_empty() {
             return;
-        };
+        }
         let dim = self.dim % view.dims.len();
         match self.what {
             What::Dim(size) => view.dims[dim] = size,
@@ -115,22 +102,33 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
         2 => (0usize..40).prop_map(What::Offset),
         1 => Just(What::Drop),
     ];
-    let change =
-        (0usize..12, 0usize..4, what).prop_map(|(tensor, dim, what)| Change { tensor, dim, what });
+    let change = (0..REQUIRED + 6, 0usize..5, what).prop_map(|(tensor, dim, what)| Change {
+        tensor,
+        dim,
+        what,
+    });
     proptest::collection::vec(change, 1..=3)
 }
 
-/// Whether no live row touches a slot that another one writes, as the caller has to see to.
+/// Whether no live row touches a slot or a token that another one writes, as the caller has to see to.
 fn is_lawful(case: &Case) -> bool {
     let in_place = case.write_pool.is_none();
-    let live: Vec<_> = case.live().into_iter().flatten().collect();
-    let apart =
-        |i: usize, j: usize| live[i].1 != live[j].1 && (!in_place || live[i].0 != live[j].1);
-    let rows = 0..live.len();
-    !case.options.update_state
-        || rows
-            .clone()
-            .all(|i| rows.clone().all(|j| i == j || apart(i, j)))
+    let rows = case.rows();
+    let tokens = rows.iter().flat_map(|row| row.tokens.clone()).flatten();
+    let live: Vec<_> = rows.iter().filter_map(|row| row.live.as_ref()).collect();
+    let slots = live.iter().flat_map(|live| live.writes());
+    let read_by_another = |i: usize, slot: usize| {
+        let others = live.iter().enumerate().filter(|(j, _)| *j != i);
+        in_place && others.into_iter().any(|(_, other)| other.start == slot)
+    };
+    let all_distinct = |mut all: Vec<usize>| {
+        all.sort_unstable();
+        all.windows(2).all(|two| two[0] != two[1])
+    };
+    let mut written = live.iter().enumerate();
+    all_distinct(tokens.collect())
+        && all_distinct(slots.collect())
+        && written.all(|(i, live)| live.writes().all(|slot| !read_by_another(i, slot)))
 }
 
 /// Whatever dims, strides and offsets tensors have: an error and no launch, or the right result, with no access
@@ -138,10 +136,16 @@ fn is_lawful(case: &Case) -> bool {
 #[test]
 fn arbitrary_views_are_refused_or_computed() {
     let (accepted, refused) = (Cell::new(0), Cell::new(0));
+    let families = [
+        Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64),
+        Family::new(Operator::GdnMtp, StateLayout::KLast, DType::F32, 64),
+        Family::new(Operator::GdnMtp, StateLayout::VLast, DType::Bf16, 64),
+        Family::new(Operator::KdaRecurrent, StateLayout::KLast, DType::F32, 64),
+    ];
     for_all(
         "bad_input",
-        1500,
-        &(specs(FAMILY, 6), changes()),
+        2500,
+        &(any_specs(families.to_vec(), 4), changes()),
         |(spec, changes)| {
             let mut case = spec.case();
             changes.iter().for_each(|change| change.apply(&mut case));
@@ -152,7 +156,7 @@ fn arbitrary_views_are_refused_or_computed() {
                     }
                     // SAFETY: every view is checked to lie in its buffer, which lives until `with` has waited, and no
                     // two live rows write one slot.
-                    unsafe { library.gdn_decode(stream, args) }.map(|()| true)
+                    unsafe { args.launch(library, stream, None) }.map(|()| true)
                 });
                 match launched {
                     Ok((Ok(true), after)) => {

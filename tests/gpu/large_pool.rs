@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 
 use gated_delta::driver::{Context, DeviceMemory};
-use gated_delta::ops::gdn_decode::GdnDecode;
 use gated_delta_tests::backend::{cuda, gpu};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
 use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::tensors;
 
-use crate::wait_for_copies;
+use crate::{families, wait_for_copies};
 
 /// A pool in GPU memory of which the host knows only some slots.
 struct LargePool {
@@ -107,12 +107,10 @@ fn large_pool(family: Family) {
                 .memory
                 .tensor_mut(family.state, &[slots, heads, family.dim, family.dim])
                 .unwrap();
-            let args = GdnDecode {
-                pool: tensor,
-                ..*args
-            };
+            let mut args = *args;
+            *tensors::tensor(&mut args, "state") = tensor;
             // SAFETY: the pool is alive until `with` has waited, and live rows write slots of their own.
-            unsafe { library.gdn_decode(stream, &args) }.unwrap();
+            unsafe { args.launch(library, stream, None) }.unwrap();
         })
         .unwrap();
     let (got, want) = (after.o_bits(), wanted.o_bits());
@@ -165,5 +163,5 @@ fn a_pool_beyond_2_32_elements() {
         );
         return;
     }
-    Family::all().for_each(large_pool);
+    families().into_iter().for_each(large_pool);
 }

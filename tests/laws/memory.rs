@@ -1,30 +1,11 @@
 //! Memory: where states go, the types of indices, strides and alignment change nothing.
 
 use gated_delta::DType;
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::assert_rest_unchanged;
 use gated_delta_tests::layout::{Form, Spacing};
-use gated_delta_tests::problem::{Array, take};
+use gated_delta_tests::problem::Array;
 use gated_delta_tests::spec::Spec;
 
-use crate::{assert_same_bits, in_place, law, run, with_read_slots};
-
-#[test]
-fn o_does_not_depend_on_the_update() {
-    let adjust = |spec: &mut Spec| {
-        in_place(spec);
-        (spec.slots.write, spec.options.update_state) = (false, true);
-    };
-    law(adjust, |backend, spec| {
-        let mut problem = spec.problem();
-        let updated = run(backend, &problem, &spec.form);
-        problem.options.update_state = false;
-        let before = problem.case(&spec.form);
-        let after = backend.run(&before, None);
-        assert!(updated.o_bits() == after.o_bits(), "o differs");
-        assert_rest_unchanged(&before, &after, std::slice::from_ref(&after.o));
-    });
-}
+use crate::{assert_same_bits, in_place, law, run};
 
 #[test]
 fn a_write_pool_is_the_pool_updated_elsewhere() {
@@ -40,41 +21,58 @@ fn a_write_pool_is_the_pool_updated_elsewhere() {
         let before = problem.case(&spec.form);
         let apart = backend.run(&before, None);
         assert!(in_place.o_bits() == apart.o_bits(), "o differs");
-        let written: Vec<usize> = before
-            .live()
+        let rows = before.rows();
+        for slot in rows
             .iter()
-            .flatten()
-            .map(|(_, slot)| *slot)
-            .collect();
-        let states = |case: &Case| take(&case.state_bits(), &dims, 0, &written);
-        assert!(states(&in_place) == states(&apart), "states differ");
+            .flat_map(|row| &row.live)
+            .flat_map(|live| live.writes())
+        {
+            assert!(
+                in_place.slot_bits(slot) == apart.slot_bits(slot),
+                "the state of slot {slot} differs"
+            );
+        }
+        assert!(
+            apart.bits(&apart.pool) == before.bits(&before.pool),
+            "the pool was written"
+        );
     });
 }
 
 #[test]
 fn the_type_of_indices_does_not_matter() {
     let adjust = |spec: &mut Spec| {
-        with_read_slots(spec);
-        (spec.slots.write, spec.slots.inactive) = (spec.options.update_state, false);
+        in_place(spec);
+        spec.slots.read |= spec.slots.of_tokens.is_none();
+        spec.slots.inactive = false;
         spec.options.null_slot = None;
     };
     law(adjust, |backend, spec| {
         let mut problem = spec.problem();
         let inside = 0..problem.pool.dims[0] as i64;
-        let given = [&mut problem.read_slots, &mut problem.write_slots]
+        let given = [
+            &mut problem.read_slots,
+            &mut problem.write_slots,
+            &mut problem.token_slots,
+        ];
+        given
             .into_iter()
             .flatten()
-            .flatten();
-        given
+            .flatten()
             .filter(|slot| !inside.contains(slot))
             .for_each(|slot| *slot = i32::MAX.into());
-        let [i32s, i64s, u32s, mixed] = [
-            [DType::I32; 2],
-            [DType::I64; 2],
-            [DType::U32; 2],
-            [DType::I64, DType::I32],
-        ]
-        .map(|slots| run(backend, &problem, &Form { slots, ..spec.form }));
+        let (a, b, c) = (DType::I32, DType::I64, DType::U32);
+        let [i32s, i64s, u32s, mixed] =
+            [[a; 6], [b; 6], [c; 6], [b, a, c, a, c, b]].map(|indices| {
+                run(
+                    backend,
+                    &problem,
+                    &Form {
+                        indices,
+                        ..spec.form
+                    },
+                )
+            });
         assert_same_bits(&i32s, &i64s);
         assert_same_bits(&i32s, &u32s);
         assert_same_bits(&i32s, &mixed);
@@ -100,18 +98,12 @@ fn strides_and_alignment_do_not_matter() {
                 (Spacing::Dense, Spacing::Odd),
                 (Spacing::Aligned, Spacing::Aligned),
             ] {
-                assert_same_bits(
-                    &run(
-                        backend,
-                        &problem,
-                        &Form {
-                            io,
-                            pools,
-                            ..spec.form
-                        },
-                    ),
-                    &expected,
-                );
+                let form = Form {
+                    io,
+                    pools,
+                    ..spec.form
+                };
+                assert_same_bits(&run(backend, &problem, &form), &expected);
             }
         },
     );
@@ -132,7 +124,8 @@ fn packed_slices_are_tensors_like_others() {
                 ..spec.form
             })
         });
-        assert!(packed.q.buffer == packed.k.buffer && packed.a.buffer == packed.b.buffer);
+        let tokens = &packed.tokens;
+        assert!(packed.q.buffer == tokens.k.buffer && tokens.gate.buffer == tokens.beta.buffer);
         assert_same_bits(&backend.run(&apart, None), &backend.run(&packed, None));
     });
 }

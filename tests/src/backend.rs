@@ -4,9 +4,9 @@ use std::io::Write;
 use std::sync::OnceLock;
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
-use gated_delta::ops::gdn_decode::GdnDecode;
 use gated_delta::{Entry, Error, Library, StreamRef};
 
+use crate::args::Args;
 use crate::case::Case;
 
 /// What runs kernels.
@@ -88,7 +88,7 @@ impl Backend {
     pub fn with<R>(
         &self,
         case: &Case,
-        body: impl FnOnce(&Library, StreamRef<'_>, &GdnDecode<'_>) -> R,
+        body: impl FnOnce(&Library, StreamRef<'_>, &Args<'_>) -> R,
     ) -> Result<(R, Case), Error> {
         let mut after = case.clone();
         let result = match self {
@@ -135,12 +135,7 @@ impl Backend {
         let launched = self.with(case, |library, stream, args| {
             // SAFETY: the buffers are alive until `with` has waited, and nobody else has them; a case's live rows
             // write slots of their own.
-            unsafe {
-                match variant {
-                    Some(variant) => library.gdn_decode_with(stream, args, variant),
-                    None => library.gdn_decode(stream, args),
-                }
-            }
+            unsafe { args.launch(library, stream, variant) }
         });
         match launched {
             Ok((Ok(()), after)) => after,

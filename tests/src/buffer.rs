@@ -144,15 +144,32 @@ impl View {
         positions
     }
 
+    /// What is at `index` of the outermost dims.
+    #[must_use]
+    pub fn entry(&self, index: &[usize]) -> Self {
+        let inside = index.iter().zip(&self.strides);
+        Self {
+            buffer: self.buffer,
+            offset: self.offset + inside.map(|(i, stride)| i * stride).sum::<usize>(),
+            dims: self.dims[index.len()..].to_vec(),
+            strides: self.strides[index.len()..].to_vec(),
+        }
+    }
+
     /// The tensor, given all elements of every buffer.
     ///
     /// # Errors
     /// Where it leaves its buffer.
     pub fn of<'a>(&self, bases: &[Tensor<'a>]) -> Result<Tensor<'a>, Error> {
-        let mut tensor = bases[self.buffer].narrow(0, self.offset, self.dims.iter().product())?;
+        let elements = self.dims.iter().map(|&dim| dim.max(1)).product();
+        let mut tensor = bases[self.buffer].narrow(0, self.offset, elements)?;
         for &inner in self.dims.iter().skip(1).rev() {
-            tensor = tensor.split(0, inner)?;
+            tensor = tensor.split(0, inner.max(1))?;
         }
-        tensor.with_strides(&self.strides)
+        let mut tensor = tensor.with_strides(&self.strides)?;
+        for dim in (0..self.dims.len()).filter(|&dim| self.dims[dim] == 0) {
+            tensor = tensor.narrow(dim, 0, 0)?;
+        }
+        Ok(tensor)
     }
 }

@@ -1,20 +1,41 @@
 //! What a launch must leave behind: results within a bound of the reference, everything else as it was.
 
-use gated_delta::ops::{BetaScale, HeadMap};
+use gated_delta::ops::recurrent::Formulation;
 use gated_delta::{DType, Entry};
-use gated_delta_reference::gdn::{self, Decoded, Gates, GdnDecode, Layout, decode_between};
-use gated_delta_reference::recurrence::{default_scale, normalise};
 use half::{bf16, f16};
 
 use crate::backend::backends;
 use crate::buffer::View;
 use crate::case::Case;
+use crate::truth::truth;
 
-/// How far from the truth a result may be before it is rounded to its dtype: f32 arithmetic, with approximate
-/// exponentials and roots. Of a state, as a part of its norm; of o, as a part of the norms of q̂ and of the state
-/// that it is read from, whose product o may be much smaller than.
-const STATE: f64 = 1e-5;
-const OUTPUT: f64 = 1e-6;
+/// How far from the truth results may be before they are rounded to their dtype.
+#[derive(Clone, Copy)]
+pub struct Tolerance {
+    /// Of a state, as a part of its norm.
+    pub state: f64,
+    /// Of o, as a part of the norms of q̂ and of the state that it is read from, whose product o may be much smaller
+    /// than.
+    pub output: f64,
+}
+
+/// What a formulation is allowed.
+#[must_use]
+pub fn tolerance(formulation: Formulation) -> Tolerance {
+    match formulation {
+        // f32 arithmetic, with approximate exponentials and roots.
+        Formulation::Recurrent => Tolerance {
+            state: 1e-5,
+            output: 1e-6,
+        },
+        // Products of bf16, or of f32 in two parts of bf16, summed in f32.
+        Formulation::Parallel => Tolerance {
+            state: 3e-4,
+            output: 3e-4,
+        },
+    }
+}
+
 /// What is no difference in an element, among values around 1: below it f32 exponentials are denormal, or inexact
 /// by their argument.
 const ELEMENT: f64 = 1e-12;
@@ -88,163 +109,97 @@ pub fn norm(values: &[f64]) -> f64 {
         .sqrt()
 }
 
-/// What [`check`] compares with.
-struct Expected {
-    /// `[B, HV, V]`, and the written pool `[P, HV, V, K]`.
-    decoded: Decoded,
-    /// `[B, HV]`: norms of the new states, written or not.
-    states: Vec<f64>,
-    /// `[B, HV]`: norms of q̂.
-    queries: Vec<f64>,
-}
-
-/// The truth about a case.
-fn expected(case: &Case) -> Expected {
-    let [q, k, v, a, b] =
-        [&case.q, &case.k, &case.v, &case.a, &case.b].map(|view| case.floats(view));
-    let raw = case
-        .raw
-        .as_ref()
-        .map(|(a_log, dt_bias, scale)| (case.floats(a_log), case.floats(dt_bias), scale));
-    let slots = |view: &Option<View>| view.as_ref().map(|view| case.indices(view));
-    let (read_slots, write_slots) = (slots(&case.read_slots), slots(&case.write_slots));
-    let options = &case.options;
-    let [batch, _, heads, key_dim] = case.q.dims[..] else {
-        panic!("q has four dims")
-    };
-    let [_, _, value_heads, value_dim] = case.v.dims[..] else {
-        panic!("v has four dims")
-    };
-    let problem = GdnDecode {
-        batch,
-        heads,
-        value_heads,
-        key_dim,
-        value_dim,
-        q: &q,
-        k: &k,
-        v: &v,
-        gates: match &raw {
-            Some((a_log, dt_bias, scale)) => {
-                let beta_scale = if **scale == BetaScale::Two { 2.0 } else { 1.0 };
-                Gates::Raw {
-                    a: &a,
-                    b: &b,
-                    a_log,
-                    dt_bias,
-                    beta_scale,
-                }
-            }
-            None => Gates::Given { g: &a, beta: &b },
-        },
-        l2norm: options.qk_l2norm,
-        scale: options
-            .scale
-            .map_or_else(|| default_scale(key_dim), f64::from),
-        head_map: if options.head_map == HeadMap::Tiled {
-            gdn::HeadMap::Tiled
-        } else {
-            gdn::HeadMap::Grouped
-        },
-        layout: Layout::KLast,
-        read_slots: read_slots.as_deref(),
-        write_slots: write_slots.as_deref(),
-        null_slot: options.null_slot.map(i64::from),
-        update_state: options.update_state,
-    };
-    let pool = |view: &View| case.floats(&case.as_klast(view));
-    let read_pool = pool(&case.pool);
-    let decoded = decode_between(&problem, &read_pool, &pool(case.written_pool()));
-
-    let rows: Vec<i64> = (0..batch as i64).collect();
-    let of_rows = GdnDecode {
-        write_slots: Some(&rows),
-        null_slot: None,
-        update_state: true,
-        ..problem
-    };
-    let nowhere = vec![0.0; batch * value_heads * value_dim * key_dim];
-    let states = decode_between(&of_rows, &read_pool, &nowhere);
-    let query = |i: usize| {
-        let (b, hv) = (i / value_heads, i % value_heads);
-        let h = if options.head_map == HeadMap::Tiled {
-            hv % heads
-        } else {
-            hv / (value_heads / heads)
-        };
-        norm(&normalise(
-            &q[(b * heads + h) * key_dim..][..key_dim],
-            problem.l2norm,
-            problem.scale,
-        ))
-    };
-    Expected {
-        decoded: decoded.unwrap_or_else(|error| panic!("{error}")),
-        states: states
-            .unwrap_or_else(|error| panic!("{error}"))
-            .pool
-            .chunks(value_dim * key_dim)
-            .map(norm)
-            .collect(),
-        queries: (0..batch * value_heads).map(query).collect(),
-    }
-}
-
-/// Panics unless `after` is what a launch on `before` must leave: o and the written states as the reference has
-/// them, zeros for inactive rows, and every other byte of every buffer as it was.
+/// Panics unless `after` is what a launch on `before` must leave: o, the written states and the snapshots as the
+/// reference has them, zeros for inactive rows, and every other byte of every buffer as it was.
 #[track_caller]
 pub fn check(before: &Case, after: &Case) {
-    let wanted = expected(before);
-    let live = before.live();
-    let [_, _, heads, width] = before.o.dims[..] else {
-        panic!("o has four dims")
-    };
-    let o = after.floats(&after.o);
-    let o_type = after.buffers[after.o.buffer].dtype;
-    for (i, row) in o.chunks(width).enumerate() {
-        let (b, hv) = (i / heads, i % heads);
-        if live[b].is_some() {
-            let exact = &wanted.decoded.o[i * width..][..width];
-            let allowed = OUTPUT * wanted.states[i] * wanted.queries[i];
-            assert_close(
-                &format!("o of row {b}, value head {hv}"),
-                row,
-                exact,
-                o_type,
-                allowed,
-            );
-        } else {
-            assert!(
-                row.iter().all(|x| x.to_bits() == 0),
-                "o of inactive row {b}, value head {hv}: wanted zeros, got {row:?}"
-            );
-        }
-    }
-    let pool = after.as_klast(after.written_pool());
+    let wanted = truth(before, after);
+    let rows = before.rows();
+    let tolerance = tolerance(before.options.formulation);
     let mut written = Vec::new();
-    if before.options.update_state {
-        let state_type = after.buffers[pool.buffer].dtype;
-        for (_, slot) in live.iter().flatten() {
+    let o_type = after.buffers[after.o.buffer].dtype;
+    let [_, heads, width, _] = before.pool.dims[..] else {
+        panic!("a pool has four dims")
+    };
+    for (b, row) in rows.iter().enumerate() {
+        for (t, token) in row.tokens.iter().flat_map(Clone::clone).enumerate() {
             for hv in 0..heads {
-                let mut state = pool.clone();
-                state.offset += slot * pool.strides[0] + hv * pool.strides[1];
-                (state.dims, state.strides) = (pool.dims[2..].to_vec(), pool.strides[2..].to_vec());
-                let exact =
-                    &wanted.decoded.pool[(slot * heads + hv) * width * width..][..width * width];
-                let what = format!("state of slot {slot}, value head {hv}");
-                assert_close(
-                    &what,
-                    &after.floats(&state),
-                    exact,
-                    state_type,
-                    STATE * norm(exact),
-                );
-                written.push(state);
+                let i = token * heads + hv;
+                let o = after.o.entry(&after.token(token)).entry(&[hv]);
+                let what = format!("o of row {b}, token {t}, value head {hv}");
+                let got = after.floats(&o);
+                if row.live.is_some() {
+                    let exact = &wanted.o[i * width..][..width];
+                    let allowed = tolerance.output * wanted.states[i] * wanted.queries[i];
+                    assert_close(&what, &got, exact, o_type, allowed);
+                } else {
+                    assert!(
+                        got.iter().all(|x| x.to_bits() == 0),
+                        "{what}, which is inactive: wanted zeros, got {got:?}"
+                    );
+                }
+                written.push(o);
             }
         }
     }
-    written.push(after.o.clone());
-    assert_rest_unchanged(before, after, &written);
+    let mut states = States {
+        after,
+        tolerance,
+        written,
+    };
+    let pool = after.as_klast(after.written_pool());
+    for (b, live) in rows
+        .iter()
+        .enumerate()
+        .filter_map(|(b, row)| Some((b, row.live.as_ref()?)))
+    {
+        for slot in live.writes() {
+            states.check(&format!("slot {slot}"), &pool, &[slot], &wanted.pool);
+        }
+        if let (Some(view), Some(exact)) = (&after.snapshots, &wanted.snapshots) {
+            let view = after.as_klast(view);
+            for t in 0..rows[b].tokens.as_ref().map_or(0, ExactSizeIterator::len) {
+                states.check(&format!("row {b} after token {t}"), &view, &[b, t], exact);
+            }
+        }
+    }
+    assert_rest_unchanged(before, after, &states.written);
+}
+
+/// States after a launch.
+struct States<'a> {
+    after: &'a Case,
+    tolerance: Tolerance,
+    /// Every view that was checked.
+    written: Vec<View>,
+}
+
+impl States<'_> {
+    /// The states at `index` of `view`, `[…, HV, V, K]`, are those of `exact`, which has the same dims.
+    #[track_caller]
+    fn check(&mut self, what: &str, view: &View, index: &[usize], exact: &[f64]) {
+        let dtype = self.after.buffers[view.buffer].dtype;
+        let first = index
+            .iter()
+            .zip(&view.dims)
+            .fold(0, |first, (i, dim)| first * dim + i);
+        let [heads, value_dim, key_dim] = view.dims[index.len()..] else {
+            panic!("a state has three dims")
+        };
+        let len = value_dim * key_dim;
+        for hv in 0..heads {
+            let state = view.entry(index).entry(&[hv]);
+            let exact = &exact[(first * heads + hv) * len..][..len];
+            assert_close(
+                &format!("state of {what}, value head {hv}"),
+                &self.after.floats(&state),
+                exact,
+                dtype,
+                self.tolerance.state * norm(exact),
+            );
+            self.written.push(state);
+        }
+    }
 }
 
 /// Panics where a byte changed that is in none of `written`.

@@ -1,22 +1,32 @@
 //! What the tests share. Reading order: [`problem`] (values, whatever the memory), [`layout`] and [`case`] (the same in
-//! memory, with NaN in every gap), [`backend`] (the simulator and the GPU), [`compare`] (what must have come out),
-//! [`spec`], [`slots`] and [`strategy`] (random problems).
+//! memory, with NaN in every gap), [`rows`] (what each row does), [`args`], [`tensors`] and [`backend`] (launches, in the simulator
+//! and on the GPU), [`compare`] (what must have come out), [`spec`], [`slots`] and [`strategy`] (random
+//! problems).
 
+pub mod args;
 pub mod backend;
 pub mod buffer;
 pub mod case;
 pub mod compare;
 pub mod layout;
 pub mod problem;
+pub mod rows;
 pub mod slots;
 pub mod spec;
 pub mod strategy;
+pub mod tensors;
+mod truth;
 
 use std::fmt::Debug;
 use std::path::Path;
 
+use gated_delta::Entry;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, FailurePersistence, FileFailurePersistence, TestRunner};
+
+use crate::compare::check_everywhere;
+use crate::spec::Family;
+use crate::strategy::specs;
 
 /// Runs `test` on `cases` values of `strategy`, or on as many as `PROPTEST_CASES` says; panics with the smallest
 /// value that fails. Seeds of failures are kept in `proptest-regressions/<subject>.txt`, where the sources are.
@@ -46,4 +56,41 @@ pub fn for_all<S: Strategy<Value: Debug>>(
     if let Err(failure) = ran {
         panic!("{failure}");
     }
+}
+
+/// Random problems through one entry, on every backend.
+///
+/// # Panics
+/// Where a result is wrong, and where the entry is of no family.
+pub fn differential(entry: Entry) {
+    let family = Family::of(entry).expect("an entry of an operator on states");
+    let (cases, states) = match (family.dim, family.max_tokens()) {
+        (64, 1) => (200, 24),
+        (_, 1) => (60, 12),
+        (64, _) => (150, 16),
+        _ => (50, 8),
+    };
+    for_all(entry.operator(), cases, &specs(family, states), |spec| {
+        check_everywhere(&spec.case(), Some(entry));
+    });
+}
+
+/// A [`differential`] test for each entry of an operator, for `for_each_entry!`.
+#[macro_export]
+macro_rules! differential_tests {
+    ($operator:ident: $($entry:ident = $of:ident::$body:ident<$($parameter:tt),*>;)*) => {
+        mod entries {
+            $($crate::differential_tests!(@ $operator $of $entry);)*
+        }
+    };
+    (@ gdn_decode gdn_decode $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ gdn_mtp gdn_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ kda_recurrent kda_recurrent $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ $operator:ident $of:ident $entry:ident) => {};
+    (@test $entry:ident) => {
+        #[test]
+        fn $entry() {
+            $crate::differential(gated_delta::Entry::$entry);
+        }
+    };
 }

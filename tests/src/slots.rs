@@ -1,8 +1,11 @@
-//! Slots for the rows of a problem.
+//! Slots and lengths for the rows of a problem.
+
+use std::ops::RangeInclusive;
 
 use gated_delta::DType;
 use rand::Rng;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 
 use crate::spec::Spec;
 
@@ -15,9 +18,11 @@ pub struct SlotChoice {
     pub write: bool,
     /// There is a write pool, of so many slots more or fewer than the read pool.
     pub write_pool: Option<isize>,
+    /// There are token slots, and accepted tokens or not. In place of read and write slots.
+    pub of_tokens: Option<bool>,
     /// Slots that there are besides one for each row.
     pub spare: usize,
-    /// Some rows name no valid slot.
+    /// Some rows name no valid slot, number of tokens or length.
     pub inactive: bool,
 }
 
@@ -27,6 +32,7 @@ impl SlotChoice {
         read: false,
         write: false,
         write_pool: None,
+        of_tokens: None,
         spare: 0,
         inactive: false,
     };
@@ -40,19 +46,30 @@ impl SlotChoice {
         read: true,
         write: true,
         write_pool: None,
+        of_tokens: None,
         spare: 3,
         inactive: true,
+    };
+    /// Token slots with accepted tokens, some rows inactive.
+    pub const OF_TOKENS: Self = Self {
+        of_tokens: Some(true),
+        spare: 6,
+        inactive: true,
+        ..Self::NONE
     };
 }
 
 /// Slots as drawn.
-pub struct Slots {
+#[derive(Default)]
+pub(crate) struct Slots {
     /// `[B]`
     pub read: Option<Vec<i64>>,
     /// `[B]`
     pub write: Option<Vec<i64>>,
-    /// Read and write slot of every live row.
-    pub live: Vec<Option<(usize, usize)>>,
+    /// `[B, T]`
+    pub of_tokens: Option<Vec<i64>>,
+    /// `[B]`
+    pub accepted: Option<Vec<i64>>,
 }
 
 impl Spec {
@@ -60,6 +77,9 @@ impl Spec {
     /// one writes. An inactive row may name a live row's slot.
     pub(crate) fn draw_slots(&self, rng: &mut StdRng) -> Slots {
         let choice = self.slots;
+        if let Some(accepted) = choice.of_tokens {
+            return self.draw_token_slots(accepted, rng);
+        }
         let (mut reads, mut writes, mut live) = (Vec::new(), Vec::new(), Vec::new());
         for b in 0..self.batch {
             let mut tries = 0;
@@ -79,8 +99,98 @@ impl Spec {
         Slots {
             read: choice.read.then_some(reads),
             write: choice.write.then_some(writes),
-            live,
+            ..Slots::default()
         }
+    }
+
+    /// Each slot is at most one token's; those that are left without one get an index that skips the store.
+    fn draw_token_slots(&self, accepted: bool, rng: &mut StdRng) -> Slots {
+        let (pool, write_pool) = self.pool_slots();
+        let most = pool.max(write_pool.unwrap_or(pool));
+        let mut free: Vec<i64> = (0..most as i64).collect();
+        free.shuffle(rng);
+        let accepted: Vec<i64> = (0..self.batch)
+            .map(|_| match self.slots.inactive && rng.random_ratio(1, 6) {
+                _ if !accepted => 1,
+                true => self.bad_count(self.form.indices[3], 1..=self.tokens, rng),
+                false => rng.random_range(1..=self.tokens) as i64,
+            })
+            .collect();
+        let mut slots = vec![None; self.batch * self.tokens];
+        let starts = accepted.iter().enumerate().filter_map(|(b, &accepted)| {
+            let last = usize::try_from(accepted - 1).ok()?;
+            (last < self.tokens).then_some(b * self.tokens + last)
+        });
+        for start in starts {
+            if !(self.slots.inactive && rng.random_ratio(1, 6)) {
+                slots[start] = free.pop();
+            }
+        }
+        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+            if rng.random_ratio(3, 4) {
+                *slot = free.pop();
+            }
+        }
+        let of_tokens = slots
+            .into_iter()
+            .map(|slot| slot.unwrap_or_else(|| self.bad_slot(self.form.indices[2], most, rng)))
+            .collect();
+        Slots {
+            of_tokens: Some(of_tokens),
+            accepted: (self.slots.of_tokens == Some(true)).then_some(accepted),
+            ..Slots::default()
+        }
+    }
+
+    /// `cu_seqlens` of rows of 0 to T tokens; there may be tokens around them that are nobody's, lengths beyond T, and
+    /// bounds beyond the tokens. And how many tokens there are.
+    pub(crate) fn draw_lengths(&self, rng: &mut StdRng) -> (Vec<i64>, usize) {
+        let mut bounds = vec![rng.random_range(0..=1)];
+        for b in 0..self.batch {
+            let too_long = self.slots.inactive && rng.random_ratio(1, 8);
+            let length = match rng.random_range(0..4) {
+                _ if too_long => self.tokens + rng.random_range(1..=2),
+                0 => 0,
+                1 => self.tokens,
+                _ => rng.random_range(1..=self.tokens),
+            };
+            bounds.push(bounds[b] + length as i64);
+        }
+        let total = bounds[self.batch] as usize + rng.random_range(0..=1);
+        if self.slots.inactive && rng.random_ratio(1, 4) {
+            let b = rng.random_range(0..=self.batch);
+            bounds[b] = self.bad_count(self.form.indices[4], 0..=total, rng);
+        }
+        (bounds, total)
+    }
+
+    /// `[B]`: 0 to T' previous tokens.
+    pub(crate) fn draw_keep(&self, most: usize, rng: &mut StdRng) -> Vec<i64> {
+        let keep = |_| match self.slots.inactive && rng.random_ratio(1, 8) {
+            true => self.bad_count(self.form.indices[5], 0..=most, rng),
+            false => rng.random_range(0..=most) as i64,
+        };
+        (0..self.batch).map(keep).collect()
+    }
+
+    /// A number outside of `good`.
+    fn bad_count(&self, dtype: DType, good: RangeInclusive<usize>, rng: &mut StdRng) -> i64 {
+        let (least, most) = (*good.start() as i64, *good.end() as i64);
+        let mut bad = match dtype {
+            DType::U32 => vec![most + 1, 1 << 31, u32::MAX.into()],
+            DType::I32 => vec![least - 1, -1, i32::MIN.into(), most + 1, i32::MAX.into()],
+            _ => vec![
+                least - 1,
+                -1,
+                i64::MIN,
+                most + 1,
+                i64::MAX,
+                1 << 32,
+                (1 << 32) + most,
+            ],
+        };
+        bad.extend((least > 0).then_some(0));
+        bad[rng.random_range(0..bad.len())]
     }
 
     /// Slots for row `b`.
@@ -93,12 +203,12 @@ impl Spec {
         let bad_write = inactive && choice.write && (!bad_read || rng.random());
         let read = match (choice.read, bad_read) {
             (false, _) => b as i64,
-            (true, true) => self.bad_slot(self.form.slots[0], pool, rng),
+            (true, true) => self.bad_slot(self.form.indices[0], pool, rng),
             (true, false) => rng.random_range(0..pool) as i64,
         };
         let write = match (choice.write, bad_write) {
             (false, _) => read,
-            (true, true) => self.bad_slot(self.form.slots[1], write_pool, rng),
+            (true, true) => self.bad_slot(self.form.indices[1], write_pool, rng),
             (true, false) if rng.random() => read,
             (true, false) => rng.random_range(0..write_pool) as i64,
         };

@@ -1,6 +1,7 @@
 //! Random problems: the values and slots that follow from a shape, some choices and a seed.
 
-use gated_delta::ops::gdn_decode::GdnDecodeOptions;
+use gated_delta::ops::kda_recurrent::KdaBeta;
+use gated_delta::ops::recurrent::{Formulation, MAX_TOKENS, RecurrentOptions};
 use gated_delta::ops::{BetaScale, StateLayout};
 use gated_delta::{DType, Entry};
 use rand::rngs::StdRng;
@@ -8,12 +9,16 @@ use rand::{Rng, SeedableRng};
 
 use crate::case::Case;
 use crate::layout::Form;
-use crate::problem::{Array, Problem, Raw};
-use crate::slots::{SlotChoice, Slots};
+use crate::problem::{Array, GateKind, Gates, KdaDecay, Kept, Operator, Packed, Problem, Tokens};
+use crate::slots::SlotChoice;
 
-/// Which kernels compute a problem: all entries of one layout, state dtype and K.
+/// Which kernels compute a problem: all entries of one operator, formulation, layout, state dtype and K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
+    /// Whose kernels.
+    pub operator: Operator,
+    /// How they compute.
+    pub formulation: Formulation,
     /// Which dim of a state is contiguous.
     pub layout: StateLayout,
     /// Element of the pools.
@@ -23,42 +28,87 @@ pub struct Family {
 }
 
 impl Family {
-    /// All families.
-    pub fn all() -> impl Iterator<Item = Self> {
-        let of_layout = |layout| {
-            let of_dim =
-                move |dim| [DType::F32, DType::Bf16].map(move |state| Self { layout, state, dim });
-            [64, 128].into_iter().flat_map(of_dim)
-        };
-        [StateLayout::KLast, StateLayout::VLast]
-            .into_iter()
-            .flat_map(of_layout)
+    /// The family that computes token by token.
+    #[must_use]
+    pub const fn new(operator: Operator, layout: StateLayout, state: DType, dim: usize) -> Self {
+        Self {
+            operator,
+            formulation: Formulation::Recurrent,
+            layout,
+            state,
+            dim,
+        }
     }
 
-    /// The family of an entry of `gdn_decode`.
+    /// All families of `operator`, in the order of the entries.
+    pub fn all(operator: Operator) -> Vec<Self> {
+        let mut families = Vec::new();
+        for family in Entry::ALL.iter().filter_map(|entry| Self::of(*entry)) {
+            if family.operator == operator && !families.contains(&family) {
+                families.push(family);
+            }
+        }
+        families
+    }
+
+    /// All families whose tokens are computed one by one, so that there is a state after each.
+    pub fn recurrent(operator: Operator) -> Vec<Self> {
+        let mut families = Self::all(operator);
+        families.retain(|family| family.formulation == Formulation::Recurrent);
+        families
+    }
+
+    /// The family of an entry, unless it is of no operator on states.
     ///
     /// # Panics
-    /// Where the entry's name is not of the form `gdn_decode_klast_bf16_k128_tile32`.
+    /// Where its name is not of the form `gdn_decode_klast_bf16_k128_tile32`.
     #[must_use]
-    pub fn of(entry: Entry) -> Self {
-        let words: Vec<&str> = entry.name().split('_').collect();
-        let ["gdn", "decode", layout, state, dim, ..] = words[..] else {
-            panic!("{}", entry.name())
+    pub fn of(entry: Entry) -> Option<Self> {
+        let name = entry.name();
+        let operators = [
+            ("gdn_decode_", Operator::GdnDecode, Formulation::Recurrent),
+            ("gdn_mtp_parallel_", Operator::GdnMtp, Formulation::Parallel),
+            ("gdn_mtp_", Operator::GdnMtp, Formulation::Recurrent),
+            (
+                "kda_recurrent_",
+                Operator::KdaRecurrent,
+                Formulation::Recurrent,
+            ),
+        ];
+        let (rest, operator, formulation) = operators.iter().find_map(|of| {
+            let rest = name.strip_prefix(of.0)?;
+            Some((rest, of.1, of.2))
+        })?;
+        let mut words = rest.split('_');
+        let layout = match words.next() {
+            Some("klast") => StateLayout::KLast,
+            Some("vlast") => StateLayout::VLast,
+            _ => panic!("{name}: of no layout"),
         };
-        Self {
-            layout: if layout == "klast" {
-                StateLayout::KLast
-            } else {
-                StateLayout::VLast
-            },
-            state: if state == "f32" {
-                DType::F32
-            } else {
-                DType::Bf16
-            },
-            dim: dim[1..]
-                .parse()
-                .unwrap_or_else(|_| panic!("{}", entry.name())),
+        let state = match words.next() {
+            Some("f32") => DType::F32,
+            Some("bf16") => DType::Bf16,
+            _ => panic!("{name}: of no state"),
+        };
+        let dim = words
+            .next()
+            .and_then(|word| word.strip_prefix('k')?.parse().ok());
+        Some(Self {
+            operator,
+            formulation,
+            layout,
+            state,
+            dim: dim.unwrap_or_else(|| panic!("{name}: of no K")),
+        })
+    }
+
+    /// Most tokens, new or previous.
+    #[must_use]
+    pub fn max_tokens(self) -> usize {
+        match (self.operator, self.formulation) {
+            (Operator::GdnDecode, _) => 1,
+            (_, Formulation::Parallel) => 8,
+            (_, Formulation::Recurrent) => MAX_TOKENS,
         }
     }
 }
@@ -76,27 +126,50 @@ pub enum Magnitude {
     Zeros,
 }
 
+/// Which parameters gates of KDA have, where they may do without.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameters {
+    /// There is an A_log.
+    pub a_log: bool,
+    /// There is a dt_bias.
+    pub dt_bias: bool,
+    /// They have H rows, not HV.
+    pub of_h: bool,
+}
+
 /// A random problem and its form.
 #[derive(Clone, Debug)]
 pub struct Spec {
+    /// Whose kernels compute it.
+    pub operator: Operator,
     /// B
     pub batch: usize,
+    /// T; 0 for a commit.
+    pub tokens: usize,
     /// H
     pub heads: usize,
     /// HV / H
     pub ratio: usize,
     /// K = V
     pub dim: usize,
-    /// Raw gates with a factor of sigmoid(b), or given ones.
-    pub raw: Option<BetaScale>,
+    /// Of the operator.
+    pub gates: GateKind,
+    /// Of KDA's gates.
+    pub parameters: Parameters,
     /// Of q and k.
     pub magnitude: Magnitude,
     /// Gates at the ends of their range.
     pub extreme_gates: bool,
     /// Of slots.
     pub slots: SlotChoice,
+    /// There are snapshots, of so many steps more than T.
+    pub snapshots: Option<usize>,
+    /// Rows of different lengths, up to T.
+    pub packed: bool,
+    /// There are T' previous tokens.
+    pub previous: Option<usize>,
     /// Of the layer.
-    pub options: GdnDecodeOptions,
+    pub options: RecurrentOptions,
     /// In memory.
     pub form: Form,
     /// Of the values.
@@ -104,21 +177,36 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// An ordinary problem: two rows, raw gates, dense, bf16 but for the state.
+    /// An ordinary problem: two rows of three tokens, or of one to decode, gates computed in the kernel, dense, bf16
+    /// but for the state.
     #[must_use]
     pub fn plain(family: Family) -> Self {
         Self {
+            operator: family.operator,
             batch: 2,
+            tokens: family.max_tokens().min(3),
             heads: 2,
             ratio: 2,
             dim: family.dim,
-            raw: Some(BetaScale::One),
+            gates: match family.operator {
+                Operator::KdaRecurrent => GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+                _ => GateKind::Raw(BetaScale::One),
+            },
+            parameters: Parameters {
+                a_log: true,
+                dt_bias: true,
+                of_h: false,
+            },
             magnitude: Magnitude::Usual,
             extreme_gates: false,
             slots: SlotChoice::NONE,
-            options: GdnDecodeOptions {
+            snapshots: None,
+            packed: false,
+            previous: None,
+            options: RecurrentOptions {
                 state_layout: family.layout,
-                ..GdnDecodeOptions::default()
+                formulation: family.formulation,
+                ..RecurrentOptions::default()
             },
             form: Form {
                 state: family.state,
@@ -147,69 +235,46 @@ impl Spec {
     pub fn problem(&self) -> Problem {
         let mut rng = StdRng::seed_from_u64(self.seed);
         let (pool_slots, write_pool_slots) = self.pool_slots();
-        let Slots {
-            read: read_slots,
-            write: write_slots,
-            live,
-        } = self.draw_slots(&mut rng);
-        let (batch, hv, dim) = (self.batch, self.value_heads(), self.dim);
-        let size = match self.magnitude {
-            Magnitude::Tiny => 1e-3 / (dim as f32).sqrt(),
-            Magnitude::Large => 100.0,
-            _ => 1.0,
-        };
-        let size = if self.options.qk_l2norm {
-            size
+        let (packed, rows) = if self.packed {
+            let (cu_seqlens, total) = self.draw_lengths(&mut rng);
+            let max_tokens = self.tokens;
+            (
+                Some(Packed {
+                    cu_seqlens,
+                    max_tokens,
+                }),
+                [1, total],
+            )
         } else {
-            size / (dim as f32).sqrt()
+            (None, [self.batch, self.tokens])
         };
-        let zeros = matches!(self.magnitude, Magnitude::Zeros);
-        let mut qk = || {
-            let mut array = Array::new(&[batch, self.heads, dim], || size * unit(&mut rng));
-            array
-                .values
-                .chunks_mut(dim)
-                .filter(|_| zeros && rng.random())
-                .for_each(|head| head.fill(0.0));
-            array
-        };
-        let (q, k) = (qk(), qk());
-        let v = Array::new(&[batch, hv, dim], || unit(&mut rng));
-        let (a, b, raw) = self.draw_gates(&mut rng);
-        let states = [pool_slots, hv, dim, dim];
-        let pool = Array::new(&states, || unit(&mut rng));
-        let write_pool =
-            write_pool_slots.map(|slots| Array::new(&[slots, hv, dim, dim], || f32::NAN));
-        let options = self.options;
+        let slots = self.draw_slots(&mut rng);
+        let (hv, dim) = (self.value_heads(), self.dim);
+        let q = self.draw_qk(rows, &mut rng);
+        let tokens = self.draw_tokens(rows, &mut rng);
+        let previous = self.previous.map(|most| Kept {
+            tokens: self.draw_tokens([self.batch, most], &mut rng),
+            keep: self.draw_keep(most, &mut rng),
+        });
+        let states = |slots| [slots, hv, dim, dim];
         let mut problem = Problem {
+            operator: self.operator,
+            batch: self.batch,
             q,
-            k,
-            v,
-            a,
-            b,
-            raw,
-            pool,
-            write_pool,
-            read_slots,
-            write_slots,
-            options,
+            tokens,
+            previous,
+            gates: self.draw_parameters(&mut rng),
+            pool: Array::new(&states(pool_slots), || unit(&mut rng)),
+            write_pool: write_pool_slots.map(|slots| Array::new(&states(slots), || f32::NAN)),
+            read_slots: slots.read,
+            write_slots: slots.write,
+            token_slots: slots.of_tokens,
+            accepted: slots.accepted,
+            snapshot_steps: self.snapshots.map(|more| self.tokens + more),
+            packed,
+            options: self.options,
         };
-        for b in (0..batch).filter(|&b| live[b].is_none()) {
-            for array in [
-                &mut problem.q,
-                &mut problem.k,
-                &mut problem.v,
-                &mut problem.a,
-                &mut problem.b,
-            ] {
-                array.entry_mut(b).fill(f32::NAN);
-            }
-        }
-        for slot in
-            (0..pool_slots).filter(|&slot| !live.iter().flatten().any(|(read, _)| *read == slot))
-        {
-            problem.pool.entry_mut(slot).fill(f32::NAN);
-        }
+        problem.forget_the_unread();
         problem
     }
 
@@ -224,35 +289,131 @@ impl Spec {
         )
     }
 
-    /// a, b and what raw gates need besides.
-    fn draw_gates(&self, rng: &mut StdRng) -> (Array, Array, Option<Raw>) {
-        let (rows, heads) = ([self.batch, self.value_heads()], [self.value_heads()]);
-        let mut draw = |dims: &[usize], usual: [f32; 2], ends: &[f32]| {
-            Array::new(dims, || match rng.random_range(0..4) {
-                0 => rng.random_range(usual[0]..usual[1]),
-                _ if !self.extreme_gates => rng.random_range(usual[0]..usual[1]),
-                _ => ends[rng.random_range(0..ends.len())],
-            })
+    /// `[rows, tokens, H, K]`
+    fn draw_qk(&self, [rows, tokens]: [usize; 2], rng: &mut StdRng) -> Array {
+        let size = match self.magnitude {
+            Magnitude::Tiny => 1e-3 / (self.dim as f32).sqrt(),
+            Magnitude::Large => 100.0,
+            _ => 1.0,
         };
-        let Some(beta_scale) = self.raw else {
-            return (
-                draw(&rows, [-3.0, 0.0], &[0.0, -1e4]),
-                draw(&rows, [0.0, 2.0], &[0.0, 1.0, 2.0]),
-                None,
-            );
+        let size = match self.options.qk_l2norm {
+            true => size,
+            false => size / (self.dim as f32).sqrt(),
         };
-        let a = draw(&rows, [-4.0, 4.0], &[1e4, -1e4]);
-        let b = draw(&rows, [-4.0, 4.0], &[1e4, -1e4]);
-        let a_log = draw(&heads, [0.0, 16f32.ln()], &[100.0, -100.0]);
-        (
-            a,
-            b,
-            Some(Raw {
-                a_log,
-                dt_bias: draw(&heads, [-2.0, 1.0], &[0.0]),
-                beta_scale,
-            }),
-        )
+        let dims = [rows, tokens, self.heads, self.dim];
+        let mut array = Array::new(&dims, || size * unit(rng));
+        if matches!(self.magnitude, Magnitude::Zeros) {
+            let heads = array.values.chunks_mut(self.dim);
+            heads
+                .filter(|_| rng.random())
+                .for_each(|head| head.fill(0.0));
+        }
+        array
+    }
+
+    fn draw_tokens(&self, [rows, tokens]: [usize; 2], rng: &mut StdRng) -> Tokens<Array> {
+        let (hv, dim) = (self.value_heads(), self.dim);
+        let k = self.draw_qk([rows, tokens], rng);
+        let v = Array::new(&[rows, tokens, hv, dim], || unit(rng));
+        let (per_head, per_channel) = ([rows, tokens, hv], [rows, tokens, hv, dim]);
+        let raw = ([-4.0, 4.0], &[1e4, -1e4][..]);
+        let log_decay = ([-3.0, 0.0], &[0.0, -1e4][..]);
+        let beta = ([0.0, 2.0], &[0.0, 1.0, 2.0][..]);
+        let (gate_dims, gate, beta) = match self.gates {
+            GateKind::Given => (&per_head[..], log_decay, beta),
+            GateKind::Raw(_) => (&per_head[..], raw, raw),
+            GateKind::Kda(decay, kind) => (
+                &per_channel[..],
+                if decay == KdaDecay::Log {
+                    log_decay
+                } else {
+                    raw
+                },
+                if kind == KdaBeta::Given { beta } else { raw },
+            ),
+        };
+        Tokens {
+            k,
+            v,
+            gate: self.draw_gate(gate_dims, gate, rng),
+            beta: self.draw_gate(&per_head, beta, rng),
+        }
+    }
+
+    fn draw_gate(
+        &self,
+        dims: &[usize],
+        (usual, ends): ([f32; 2], &[f32]),
+        rng: &mut StdRng,
+    ) -> Array {
+        Array::new(dims, || match rng.random_range(0..4) {
+            0 => rng.random_range(usual[0]..usual[1]),
+            _ if !self.extreme_gates => rng.random_range(usual[0]..usual[1]),
+            _ => ends[rng.random_range(0..ends.len())],
+        })
+    }
+
+    /// A_log and dt_bias.
+    fn draw_parameters(&self, rng: &mut StdRng) -> Gates<Array> {
+        let Parameters {
+            a_log,
+            dt_bias,
+            of_h,
+        } = self.parameters;
+        let heads = if of_h { self.heads } else { self.value_heads() };
+        let (a_log, dt_bias) = match self.gates {
+            GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => (None, None),
+            GateKind::Raw(_) => (
+                Some(vec![self.value_heads()]),
+                Some(vec![self.value_heads()]),
+            ),
+            GateKind::Kda(decay, _) => (
+                (a_log || decay == KdaDecay::Softplus).then(|| vec![heads]),
+                dt_bias.then(|| vec![heads, self.dim]),
+            ),
+        };
+        let mut draw = |dims: Option<Vec<usize>>, usual, ends: &[f32]| {
+            dims.map(|dims| self.draw_gate(&dims, (usual, ends), rng))
+        };
+        Gates {
+            kind: self.gates,
+            a_log: draw(a_log, [0.0, 16f32.ln()], &[100.0, -100.0]),
+            dt_bias: draw(dt_bias, [-2.0, 1.0], &[0.0]),
+        }
+    }
+}
+
+impl Problem {
+    /// What no live row reads becomes NaN.
+    fn forget_the_unread(&mut self) {
+        let rows = self.rows();
+        let mut tokens = vec![false; self.q.dims[0] * self.q.dims[1]];
+        let mut slots = vec![false; self.pool.dims[0]];
+        let mut kept = vec![0; self.batch];
+        for (b, row) in rows.iter().enumerate() {
+            if let (Some(own), Some(live)) = (&row.tokens, &row.live) {
+                tokens[own.clone()].fill(true);
+                slots[live.start] = true;
+                kept[b] = live.commit.map_or(0, |(keep, _)| keep);
+            }
+        }
+        for i in (0..tokens.len()).filter(|&i| !tokens[i]) {
+            self.q.entry_mut(2, i).fill(f32::NAN);
+            for array in self.tokens.each_mut() {
+                array.entry_mut(2, i).fill(f32::NAN);
+            }
+        }
+        for i in (0..slots.len()).filter(|&i| !slots[i]) {
+            self.pool.entry_mut(1, i).fill(f32::NAN);
+        }
+        if let Some(previous) = &mut self.previous {
+            let most = previous.tokens.k.dims[1];
+            for i in (0..self.batch * most).filter(|i| i % most >= kept[i / most]) {
+                for array in previous.tokens.each_mut() {
+                    array.entry_mut(2, i).fill(f32::NAN);
+                }
+            }
+        }
     }
 }
 

@@ -1,17 +1,32 @@
 //! What proptest chooses of a problem.
 
 use gated_delta::DType;
-use gated_delta::ops::gdn_decode::GdnDecodeOptions;
-use gated_delta::ops::{BetaScale, HeadMap, StateLayout};
+use gated_delta::ops::kda_recurrent::KdaBeta;
+use gated_delta::ops::recurrent::{Formulation, RecurrentOptions};
+use gated_delta::ops::{BetaScale, HeadMap};
 use proptest::bool::weighted;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::select;
 
 use crate::layout::{Form, Spacing};
+use crate::problem::{GateKind, KdaDecay, Operator};
 use crate::slots::SlotChoice;
-use crate::spec::{Family, Magnitude, Spec};
+use crate::spec::{Family, Magnitude, Parameters, Spec};
 
-/// Problems of a family with at most `most` states, small ones first.
+/// How a launch keeps states.
+#[derive(Clone, Copy, Debug)]
+enum Keeping {
+    Last,
+    Nothing,
+    /// With accepted tokens or without.
+    EachToken(bool),
+    /// After so many previous tokens.
+    Resume(usize),
+    Commit(usize),
+}
+
+/// Problems of a family with at most `most` states, each of which has few tokens where there are many, small ones
+/// first. Every set of switches that the family allows.
 pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     let mut shapes = Vec::new();
     for ratio in [1, 2, 3, 4, 8] {
@@ -23,50 +38,152 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         );
     }
     shapes.sort_by_key(|(batch, heads, ratio)| batch * heads * ratio);
-    let memory = (select(shapes), forms(family.state), any::<u64>());
-    let gates = prop_oneof![
-        Just(Some(BetaScale::One)),
-        Just(Some(BetaScale::Two)),
-        Just(None)
-    ];
-    let magnitude = prop_oneof![4 => Just(Magnitude::Usual), 1 => Just(Magnitude::Tiny), 1 => Just(Magnitude::Large), 1 => Just(Magnitude::Zeros)];
-    let values = (
-        gates,
-        magnitude,
-        weighted(0.25),
+    let shape = (select(shapes), tokens(family));
+    let memory = (shape, forms(family.state), any::<u64>());
+    let states = (
+        keepings(family),
         slot_choices(),
-        options(family.layout),
+        prop_oneof![2 => Just(None), 1 => (0usize..=2).prop_map(Some)],
+        weighted(0.3),
     );
-    (memory, values).prop_map(
-        move |((shape, form, seed), (raw, magnitude, extreme_gates, mut slots, options))| {
-            let (batch, heads, ratio) = shape;
-            if !options.update_state {
-                slots = SlotChoice {
-                    write: false,
-                    write_pool: None,
-                    ..slots
-                };
-            }
-            Spec {
-                batch,
-                heads,
-                ratio,
-                dim: family.dim,
-                raw,
-                magnitude,
-                extreme_gates,
-                slots,
-                options,
-                form,
-                seed,
-            }
-        },
-    )
+    let values = (
+        gates(family.operator),
+        magnitudes(),
+        weighted(0.25),
+        states,
+        options(family),
+    );
+    (memory, values).prop_map(move |((shape, form, seed), values)| {
+        let ((batch, heads, ratio), tokens) = shape;
+        let ((gates, parameters), magnitude, extreme_gates, states, options) = values;
+        let (keeping, slots, snapshots, packed) = states;
+        let fewer = |tokens: usize| tokens.min((3 * most / (batch * heads * ratio)).max(1));
+        let several = family.operator != Operator::GdnDecode;
+        let mut spec = Spec {
+            operator: family.operator,
+            batch,
+            tokens: fewer(tokens),
+            heads,
+            ratio,
+            dim: family.dim,
+            gates,
+            parameters,
+            magnitude,
+            extreme_gates,
+            slots,
+            snapshots: snapshots.filter(|_| several),
+            packed: packed && several,
+            previous: None,
+            options,
+            form,
+            seed,
+        };
+        spec.keep(keeping, fewer);
+        if family.formulation == Formulation::Parallel {
+            spec.snapshots = None;
+        }
+        if !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Large) && several {
+            spec.magnitude = Magnitude::Usual;
+        }
+        spec
+    })
 }
 
-/// Problems of any family with at most `most` states.
-pub fn any_specs(most: usize) -> impl Strategy<Value = Spec> {
-    select(Family::all().collect::<Vec<_>>()).prop_flat_map(move |family| specs(family, most))
+/// Problems of any of these families with at most `most` states.
+pub fn any_specs(families: Vec<Family>, most: usize) -> impl Strategy<Value = Spec> {
+    select(families).prop_flat_map(move |family| specs(family, most))
+}
+
+impl Spec {
+    /// Keeps states so, dropping every switch that does not go with it.
+    fn keep(&mut self, keeping: Keeping, fewer: impl Fn(usize) -> usize) {
+        let reads_alone = SlotChoice {
+            write: false,
+            write_pool: None,
+            ..self.slots
+        };
+        match keeping {
+            Keeping::Last => {}
+            Keeping::Nothing => {
+                (self.options.update_state, self.slots) = (false, reads_alone);
+            }
+            Keeping::EachToken(accepted) => {
+                self.slots = SlotChoice {
+                    read: false,
+                    write: false,
+                    of_tokens: Some(accepted),
+                    spare: 2 * self.slots.spare,
+                    ..self.slots
+                };
+            }
+            Keeping::Resume(previous) => {
+                (self.previous, self.snapshots) = (Some(fewer(previous)), None);
+            }
+            Keeping::Commit(previous) => {
+                (self.previous, self.snapshots) = (Some(fewer(previous)), None);
+                (self.tokens, self.packed) = (0, false);
+            }
+        }
+    }
+}
+
+fn tokens(family: Family) -> impl Strategy<Value = usize> + Clone {
+    let counts: Vec<usize> = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16]
+        .into_iter()
+        .filter(|&tokens| tokens <= family.max_tokens())
+        .collect();
+    select(counts)
+}
+
+fn keepings(family: Family) -> impl Strategy<Value = Keeping> {
+    let choice = (0..10, any::<bool>(), tokens(family));
+    choice.prop_map(move |(choice, accepted, previous)| match choice {
+        3 => Keeping::Nothing,
+        4 | 5 if family.formulation == Formulation::Recurrent && family.max_tokens() > 1 => {
+            Keeping::EachToken(accepted)
+        }
+        6 | 7 if family.max_tokens() > 1 => Keeping::Resume(previous),
+        8 if family.max_tokens() > 1 => Keeping::Commit(previous),
+        9 => Keeping::Nothing,
+        _ => Keeping::Last,
+    })
+}
+
+fn gates(operator: Operator) -> impl Strategy<Value = (GateKind, Parameters)> {
+    let gdn = vec![
+        GateKind::Raw(BetaScale::One),
+        GateKind::Raw(BetaScale::Two),
+        GateKind::Given,
+    ];
+    let of_decay = |decay| [KdaBeta::Given, KdaBeta::Logit].map(|beta| GateKind::Kda(decay, beta));
+    let decays = [
+        KdaDecay::Log,
+        KdaDecay::Softplus,
+        KdaDecay::LowerBound(-5.0),
+        KdaDecay::LowerBound(-0.25),
+    ];
+    let kinds = match operator {
+        Operator::KdaRecurrent => decays.into_iter().flat_map(of_decay).collect(),
+        _ => gdn,
+    };
+    let parameters = (any::<bool>(), any::<bool>(), any::<bool>());
+    (select(kinds), parameters).prop_map(|(kind, (a_log, dt_bias, of_h))| {
+        let parameters = Parameters {
+            a_log,
+            dt_bias,
+            of_h,
+        };
+        (kind, parameters)
+    })
+}
+
+fn magnitudes() -> impl Strategy<Value = Magnitude> {
+    prop_oneof![
+        4 => Just(Magnitude::Usual),
+        1 => Just(Magnitude::Tiny),
+        1 => Just(Magnitude::Large),
+        1 => Just(Magnitude::Zeros),
+    ]
 }
 
 fn forms(state: DType) -> impl Strategy<Value = Form> {
@@ -76,11 +193,11 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
     let dtypes = (
         [float(), float(), float(), float()],
         [float(), float()],
-        [index(), index()],
+        [index(), index(), index(), index(), index(), index()],
     );
     let spaces = (weighted(0.3), spacing(), spacing(), any::<u64>());
     (dtypes, spaces).prop_map(
-        move |((mut qkvo, mut gates, slots), (packed, io, pools, seed))| {
+        move |((mut qkvo, mut gates, indices), (packed, io, pools, seed))| {
             if packed {
                 (qkvo[1], qkvo[2], gates[1]) = (qkvo[0], qkvo[0], gates[0]);
             }
@@ -88,7 +205,7 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
                 state,
                 qkvo,
                 gates,
-                slots,
+                indices,
                 packed,
                 io,
                 pools,
@@ -111,23 +228,25 @@ fn slot_choices() -> impl Strategy<Value = SlotChoice> {
             read,
             write,
             write_pool,
+            of_tokens: None,
             spare,
             inactive,
         })
 }
 
-fn options(state_layout: StateLayout) -> impl Strategy<Value = GdnDecodeOptions> {
+fn options(family: Family) -> impl Strategy<Value = RecurrentOptions> {
     let head_map = prop_oneof![Just(HeadMap::Grouped), Just(HeadMap::Tiled)];
     let scale = prop_oneof![3 => Just(None), 1 => Just(Some(1.0)), 1 => Just(Some(-0.3)), 1 => Just(Some(0.0))];
     let null_slot = prop_oneof![2 => Just(None), 1 => Just(Some(0)), 1 => (1u32..8).prop_map(Some)];
-    (head_map, any::<bool>(), scale, null_slot, weighted(0.8)).prop_map(
-        move |(head_map, qk_l2norm, scale, null_slot, update_state)| GdnDecodeOptions {
-            state_layout,
+    (head_map, any::<bool>(), scale, null_slot).prop_map(
+        move |(head_map, qk_l2norm, scale, null_slot)| RecurrentOptions {
+            state_layout: family.layout,
             head_map,
             qk_l2norm,
             scale,
             null_slot,
-            update_state,
+            update_state: true,
+            formulation: family.formulation,
         },
     )
 }

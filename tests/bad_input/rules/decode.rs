@@ -1,81 +1,31 @@
-//! The rules of the arguments, each broken once.
+//! The rules of a decode.
 
-use gated_delta::DType::{self, Bf16, F16, F32, I32, I64, U32};
+use gated_delta::DType::{Bf16, F16, F32, I32, I64, U32};
 use gated_delta::Tensor;
 use gated_delta::ops::GdnGates;
 use gated_delta::ops::gdn_decode::GdnDecode;
+use gated_delta_tests::args::Args;
 
-use crate::tensors;
-
-/// What the message begins with, what it says was wanted, and what it says came.
-type Message = [&'static str; 3];
+use super::{FLOATS, Message, Rule, at, strided, tensor};
 
 /// What is done to good arguments.
 type Change = fn(&mut GdnDecode<'_>);
 
-/// A broken rule.
-pub struct Rule {
-    change: Box<dyn Fn(&mut GdnDecode<'_>)>,
-    message: Message,
-}
-
-impl Rule {
-    /// Breaks it in good arguments.
-    pub fn change(&self, args: &mut GdnDecode<'_>) {
-        (self.change)(args);
-    }
-
-    /// Panics unless `message` is the one that the rule asks for.
-    #[track_caller]
-    pub fn assert_names_it(&self, message: &str) {
-        let named = message
-            .strip_prefix(self.message[0])
-            .is_some_and(|rest| rest.starts_with([':', ' ']));
-        let complete = self.message.iter().all(|part| message.contains(part));
-        assert!(
-            named && complete,
-            "wanted {:?}, got: {message}",
-            self.message
-        );
-    }
-}
-
 /// All of them, for arguments with B = 2, H = 2, HV = 4, K = V = 64, P = 5 in f32, and every optional tensor.
 pub fn rules() -> Vec<Rule> {
-    let of_tensors = tensor_rules().into_iter().map(|(name, tensor, message)| {
-        let change = move |args: &mut GdnDecode<'_>| {
-            let named = tensors(args)
-                .into_iter()
-                .filter(|(tensor_name, _)| *tensor_name == name);
-            named.for_each(|(_, place)| *place = tensor);
+    let others = OTHER_RULES.iter().map(|&(change, message)| {
+        let change = move |args: &mut Args<'_>| match args {
+            Args::GdnDecode(args) => change(args),
+            _ => panic!("arguments of a decode"),
         };
-        Rule {
-            change: Box::new(change),
-            message,
-        }
+        Rule::new(change, message)
     });
-    let others = OTHER_RULES.iter().map(|&(change, message)| Rule {
-        change: Box::new(change),
-        message,
-    });
-    of_tensors.chain(others).collect()
+    tensor_rules()
+        .into_iter()
+        .map(Rule::of_tensor)
+        .chain(others)
+        .collect()
 }
-
-/// A tensor that nothing is ever launched on.
-fn tensor(dtype: DType, dims: &[usize]) -> Tensor<'static> {
-    at(0x1_0000, dtype, dims)
-}
-
-fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
-    // SAFETY: the arguments that it becomes part of are refused.
-    unsafe { Tensor::from_raw(address, dtype, dims) }.unwrap()
-}
-
-fn strided(dtype: DType, dims: &[usize], strides: &[usize]) -> Tensor<'static> {
-    tensor(dtype, dims).with_strides(strides).unwrap()
-}
-
-const FLOATS: &str = "bf16, f16 or f32";
 
 /// A tensor's name, what it becomes, and the message.
 #[rustfmt::skip]

@@ -1,0 +1,116 @@
+//! Snapshots of more than 2³² elements: 512 rows of 8 tokens and 64 value heads.
+
+use std::io::{self, Write};
+
+use gated_delta::driver::DeviceMemory;
+use gated_delta_tests::args::Args;
+use gated_delta_tests::backend::{cuda, gpu};
+use gated_delta_tests::problem::Operator;
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{Family, Spec};
+
+use crate::context_of;
+
+const ROWS: usize = 512;
+const TOKENS: usize = 8;
+const HEADS: usize = 64;
+
+/// Which of four rows row `b` is a copy of.
+fn original(b: usize) -> usize {
+    b / 3 % 4
+}
+
+/// Four rows many times over, all of them reading the four slots of one pool, and none writing there: the snapshots,
+/// looked at on both sides of each 2³⁰ elements, and o have the bits of the four rows alone.
+fn large_snapshots(family: Family) {
+    let Some(backend) = cuda() else { return };
+    let state = HEADS * family.dim * family.dim;
+    let row_bytes = TOKENS * state * family.state.size_of();
+    let mut spec = Spec {
+        batch: 4,
+        tokens: TOKENS,
+        heads: HEADS / 4,
+        ratio: 4,
+        snapshots: Some(0),
+        slots: SlotChoice {
+            read: true,
+            ..SlotChoice::NONE
+        },
+        ..Spec::plain(family)
+    };
+    spec.options.update_state = false;
+    let four = spec.problem();
+    let alone = backend.run(&four.case(&spec.form), None);
+    let mut many = four.take_rows(&(0..ROWS).map(original).collect::<Vec<_>>());
+    many.snapshot_steps = None;
+    let case = many.case(&spec.form);
+    let (rows, after) = backend
+        .with(&case, |library, stream, args| {
+            let context = context_of(library);
+            let mut memory = DeviceMemory::allocate(context, ROWS * row_bytes).unwrap();
+            memory.fill(0xff).unwrap();
+            let dims = [ROWS, TOKENS, HEADS, family.dim, family.dim];
+            let snapshots = Some(memory.tensor_mut(family.state, &dims).unwrap());
+            let mut args = *args;
+            match &mut args {
+                Args::GdnMtp(args) => args.snapshots = snapshots,
+                Args::KdaRecurrent(args) => args.snapshots = snapshots,
+                _ => panic!("a verify"),
+            }
+            // SAFETY: the buffers are alive until `with` has waited, and so are the snapshots, for which this waits.
+            unsafe { args.launch(library, stream, None) }.unwrap();
+            let _current = context.enter().unwrap();
+            // SAFETY: the stream is alive.
+            unsafe { context.driver().stream_synchronize(stream.raw()) }.unwrap();
+            let read = |b: usize| {
+                let mut bytes = vec![0u8; row_bytes];
+                let from = memory.address() + (b * row_bytes) as u64;
+                let to = bytes.as_mut_ptr().cast();
+                // SAFETY: the row is one of the memory's.
+                unsafe { context.driver().memcpy_dtoh(to, from, row_bytes) }.unwrap();
+                (b, bytes)
+            };
+            let step = (1 << 30) / (TOKENS * state);
+            let edges = (0..=ROWS / step).flat_map(|i| [(i * step).saturating_sub(1), i * step]);
+            let rows: Vec<_> = edges
+                .filter(|b| *b < ROWS)
+                .chain([ROWS - 1])
+                .map(read)
+                .collect();
+            rows
+        })
+        .unwrap();
+    let view = alone.snapshots.as_ref().unwrap();
+    let wanted: &[u8] = bytemuck::cast_slice(&alone.buffers[view.buffer].words);
+    for (b, bytes) in rows {
+        assert!(
+            bytes == wanted[original(b) * row_bytes..][..row_bytes],
+            "{family:?}: the snapshots of row {b} differ"
+        );
+    }
+    for b in 0..ROWS {
+        assert!(
+            after.bits(&after.o.entry(&[b])) == alone.bits(&alone.o.entry(&[original(b)])),
+            "{family:?}: o of row {b} differs"
+        );
+    }
+}
+
+#[test]
+fn snapshots_beyond_2_32_elements() {
+    const WANTED: usize = 24 << 30;
+    let Some(context) = gpu() else { return };
+    let memory = context.device().total_memory().unwrap();
+    if memory < WANTED {
+        let _ = writeln!(
+            io::stderr(),
+            "SKIPPED: the large snapshots ({memory} bytes of GPU memory, not {WANTED})"
+        );
+        return;
+    }
+    let operators = [Operator::GdnMtp, Operator::KdaRecurrent];
+    let families = operators.into_iter().flat_map(Family::recurrent);
+    families
+        .filter(|family| family.dim == 128)
+        .for_each(large_snapshots);
+}

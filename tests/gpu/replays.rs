@@ -1,0 +1,189 @@
+//! A graph captured after prewarming sees whatever indices it is replayed with.
+
+use std::ffi::c_void;
+
+use gated_delta::driver::{Context, Graph, Stream};
+use gated_delta::{DType, Tensor};
+use gated_delta_tests::backend::cuda;
+use gated_delta_tests::buffer::{Buffer, View};
+use gated_delta_tests::case::Case;
+use gated_delta_tests::problem::{Operator, Problem};
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::tensors::tensor;
+
+use crate::{context_of, families, spec, wait_for_copies};
+
+/// Writes a tensor's buffer, while no work is under way.
+fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
+    let _current = context.enter().unwrap();
+    let (from, bytes) = (
+        buffer.words.as_ptr().cast::<c_void>(),
+        size_of_val(&*buffer.words),
+    );
+    // SAFETY: the tensor is all of a buffer of that many words; nothing else is under way.
+    unsafe { context.driver().memcpy_htod(tensor.address(), from, bytes) }.unwrap();
+    wait_for_copies(context);
+}
+
+/// The tensors of indices, by name.
+fn indices(case: &Case) -> Vec<(&'static str, &View)> {
+    let packed = case.packed.as_ref().map(|packed| &packed.cu_seqlens);
+    let keep = case.previous.as_ref().map(|previous| &previous.keep);
+    let all = [
+        ("read_slots", case.read_slots.as_ref()),
+        ("write_slots", case.write_slots.as_ref()),
+        ("token_slots", case.token_slots.as_ref()),
+        ("accepted", case.accepted.as_ref()),
+        ("cu_seqlens", packed),
+        ("keep", keep),
+    ];
+    let given = all
+        .into_iter()
+        .filter_map(|(name, view)| Some((name, view?)));
+    given.collect()
+}
+
+/// A launch of `problems[0]` is captured, then replayed with the indices of each of them, and leaves what launches
+/// leave.
+fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
+    let Some(backend) = cuda() else { return };
+    let cases: Vec<Case> = problems
+        .iter()
+        .map(|problem| problem.case(&spec.form))
+        .collect();
+    let first = &cases[0];
+    let mut eager = first.clone();
+    for case in &cases {
+        for (_, view) in indices(case) {
+            assert_eq!(view.offset, 0);
+            eager.buffers[view.buffer] = case.buffers[view.buffer].clone();
+        }
+        eager = backend.run(&eager, None);
+    }
+    let (_, replayed) = backend
+        .with(first, |library, _, args| {
+            let context = context_of(library);
+            let stream = Stream::new(context).unwrap();
+            args.prewarm(library).unwrap();
+            // SAFETY: the buffers are alive until `with` has waited; live rows write slots of their own.
+            let graph =
+                unsafe { Graph::capture(&stream, || args.launch(library, stream.as_ref(), None)) }
+                    .unwrap();
+            for case in &cases {
+                for (name, view) in indices(case) {
+                    let address = *tensor(&mut args.clone(), name);
+                    overwrite(context, &address, &case.buffers[view.buffer]);
+                }
+                // SAFETY: as above.
+                unsafe { graph.launch(&stream) }.unwrap();
+                stream.synchronize().unwrap();
+            }
+        })
+        .unwrap();
+    assert!(replayed == eager, "{name}: a replay differs from launches");
+}
+
+#[test]
+fn a_replayed_graph_sees_changed_slots() {
+    for family in families() {
+        let spec = spec(family);
+        let problem = spec.problem();
+        let slots = problem.read_slots.clone().unwrap();
+        let with_slots = |slots: [i64; 4]| Problem {
+            read_slots: Some(slots.to_vec()),
+            ..problem.clone()
+        };
+        let problems = [
+            with_slots([-1; 4]),
+            problem.clone(),
+            with_slots([slots[0], -1, slots[2], i32::MAX.into()]),
+        ];
+        replay(&format!("{family:?}"), &spec, &problems);
+    }
+}
+
+fn several() -> impl Iterator<Item = Family> {
+    families()
+        .into_iter()
+        .filter(|family| family.operator != Operator::GdnDecode)
+}
+
+#[test]
+fn a_replayed_graph_sees_changed_lengths() {
+    for family in several() {
+        let mut spec = spec(family);
+        spec.form.indices[4] = DType::I64;
+        let packed = spec.problem().packed();
+        let with_lengths = |bounds: [i64; 5]| {
+            let mut problem = packed.clone();
+            if let Some(packed) = &mut problem.packed {
+                packed.cu_seqlens = bounds.to_vec();
+            }
+            problem
+        };
+        let problems = [
+            with_lengths([0; 5]),
+            packed.clone(),
+            with_lengths([0, 1, 3, 3, 6]),
+            with_lengths([3, 6, 9, -1, 12]),
+        ];
+        replay(&format!("{family:?}"), &spec, &problems);
+    }
+}
+
+/// A resume, packed and not, and a commit.
+#[test]
+fn a_replayed_graph_sees_other_accepted_prefixes() {
+    for family in several() {
+        for (tokens, packed) in [(3, false), (3, true), (0, false)] {
+            let spec = Spec {
+                previous: Some(5),
+                tokens,
+                ..spec(family)
+            };
+            let mut problem = spec.problem();
+            if packed {
+                problem = problem.packed();
+            }
+            let kept = problem.previous.as_ref().unwrap().keep.clone();
+            let with_keep = |change: fn(i64) -> i64| {
+                let mut problem = problem.clone();
+                if let Some(previous) = &mut problem.previous {
+                    previous.keep = kept.iter().map(|keep| change(*keep)).collect();
+                }
+                problem
+            };
+            let problems = [
+                with_keep(|_| -1),
+                problem.clone(),
+                with_keep(|keep| keep / 2),
+                with_keep(|keep| if keep > 2 { 6 } else { 0 }),
+            ];
+            replay(&format!("{family:?}, {tokens} tokens"), &spec, &problems);
+        }
+    }
+}
+
+#[test]
+fn a_replayed_graph_sees_changed_token_slots() {
+    for family in several().filter(|family| Family::recurrent(family.operator).contains(family)) {
+        let slots = SlotChoice {
+            inactive: false,
+            spare: 12,
+            ..SlotChoice::OF_TOKENS
+        };
+        let spec = Spec {
+            slots,
+            ..spec(family)
+        };
+        let problem = spec.problem();
+        let mut other = problem.take_rows(&[1, 0, 3, 2]);
+        (other.q, other.tokens) = (problem.q.clone(), problem.tokens.clone());
+        other.accepted = Some(vec![3, 4, 1, 2]);
+        let mut nobody = problem.clone();
+        nobody.accepted = Some(vec![0; 4]);
+        let problems = [nobody, problem, other];
+        replay(&format!("{family:?}"), &spec, &problems);
+    }
+}

@@ -1,0 +1,8 @@
+//! Recurrent KDA: verify, resume and commit against the reference: every entry on every backend, over random problems and switches.
+
+use gated_delta_kernels::for_each_entry;
+
+macro_rules! entries {
+    ($($table:tt)*) => { gated_delta_tests::differential_tests!(kda_recurrent: $($table)*); };
+}
+for_each_entry!(entries);

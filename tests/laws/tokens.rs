@@ -1,0 +1,137 @@
+//! Tokens of one launch are tokens of several.
+
+use gated_delta::DType;
+use gated_delta_tests::problem::{Operator, Problem};
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{Family, Spec};
+
+use crate::{assert_same_bits, law_of, run, several};
+
+/// Every row has all its tokens, and its new states go where the old ones were.
+fn verify_in_place(spec: &mut Spec) {
+    spec.tokens = spec.tokens.max(1);
+    (spec.packed, spec.previous, spec.snapshots) = (false, None, None);
+    spec.options.update_state = true;
+    spec.slots = SlotChoice {
+        write: false,
+        write_pool: None,
+        of_tokens: None,
+        ..spec.slots
+    };
+}
+
+#[test]
+fn a_verify_of_one_token_is_a_decode() {
+    let families = Family::all(Operator::GdnDecode);
+    law_of(
+        families,
+        |_| {},
+        |backend, spec| {
+            let mut problem = spec.problem();
+            let decoded = run(backend, &problem, &spec.form);
+            problem.operator = Operator::GdnMtp;
+            let verified = run(backend, &problem, &spec.form);
+            assert!(decoded.buffers == verified.buffers, "not the same bits");
+        },
+    );
+}
+
+/// f32 states are not rounded between launches.
+#[test]
+fn several_tokens_are_as_many_launches() {
+    let mut families = several(Family::recurrent);
+    families.retain(|family| family.state == DType::F32);
+    law_of(families, verify_in_place, |backend, spec| {
+        let problem = spec.problem();
+        let together = run(backend, &problem, &spec.form);
+        let mut step = Problem {
+            operator: match problem.operator {
+                Operator::KdaRecurrent => Operator::KdaRecurrent,
+                _ => Operator::GdnDecode,
+            },
+            ..problem.clone()
+        };
+        for t in 0..spec.tokens {
+            let after = run(backend, &step.take_tokens(&[t]), &spec.form);
+            for b in 0..spec.batch {
+                let together = together.bits(&together.o.entry(&[b, t]));
+                let alone = after.bits(&after.o.entry(&[b, 0]));
+                assert!(together == alone, "o of row {b}, token {t} differs");
+            }
+            let states = after.floats(&after.as_klast(&after.pool));
+            step.pool.values = states.iter().map(|x| *x as f32).collect();
+            if t + 1 == spec.tokens {
+                assert!(together.state_bits() == after.state_bits(), "states differ");
+            }
+        }
+    });
+}
+
+#[test]
+fn packed_rows_are_rows_of_their_own() {
+    let adjust = |spec: &mut Spec| {
+        spec.tokens = spec.tokens.max(1);
+        (spec.packed, spec.slots.write_pool) = (true, None);
+        spec.slots.of_tokens = None;
+        spec.slots.read = true;
+    };
+    law_of(several(Family::all), adjust, |backend, spec| {
+        let problem = spec.problem();
+        let before = problem.case(&spec.form);
+        let together = backend.run(&before, None);
+        for (b, row) in before.rows().into_iter().enumerate() {
+            let Some(tokens) = row.tokens else { continue };
+            let alone = Problem {
+                batch: 1,
+                packed: None,
+                snapshot_steps: problem.snapshot_steps.map(|_| tokens.len()),
+                read_slots: problem.read_slots.as_ref().map(|slots| vec![slots[b]]),
+                write_slots: problem.write_slots.as_ref().map(|slots| vec![slots[b]]),
+                previous: problem.previous.clone().map(|mut previous| {
+                    previous.tokens = previous.tokens.map(|array| array.take(0, &[b]));
+                    previous.keep = vec![previous.keep[b]];
+                    previous
+                }),
+                ..problem.take_tokens(&tokens.clone().collect::<Vec<_>>())
+            };
+            let alone = run(backend, &alone, &spec.form);
+            for (t, token) in tokens.enumerate() {
+                let o = together.bits(&together.o.entry(&[0, token]));
+                assert!(
+                    o == alone.bits(&alone.o.entry(&[0, t])),
+                    "o of row {b}, token {t}"
+                );
+                if together.snapshots.is_some() && row.live.is_some() {
+                    assert!(
+                        together.snapshot_bits(b, t) == alone.snapshot_bits(0, t),
+                        "the snapshot of row {b}, token {t} differs"
+                    );
+                }
+            }
+            for slot in row.live.iter().flat_map(|live| live.writes()) {
+                assert!(
+                    together.slot_bits(slot) == alone.slot_bits(slot),
+                    "slot {slot} of row {b} differs"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn rows_of_all_tokens_may_be_packed_or_not() {
+    law_of(
+        several(Family::all),
+        |spec| spec.packed = false,
+        |backend, spec| {
+            if spec.tokens == 0 {
+                return;
+            }
+            let dense = spec.problem();
+            assert_same_bits(
+                &run(backend, &dense, &spec.form),
+                &run(backend, &dense.packed(), &spec.form),
+            );
+        },
+    );
+}
