@@ -138,7 +138,10 @@ fn sanitizer_every_entry_and_switch() {
     for &entry in Entry::ALL {
         for spec in Family::of(entry).into_iter().flat_map(specs) {
             let case = spec.case();
-            check(&case, &backend.run(&case, Some(entry)));
+            let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
+            if variants.unwrap().contains(&entry) {
+                check(&case, &backend.run(&case, Some(entry)));
+            }
         }
     }
 }

@@ -24,6 +24,8 @@ pub(crate) enum Mode {
     Update,
     /// Writes them, and goes on from there.
     Resume,
+    /// The same on views that are not 16-byte aligned: two tiles a warp have no registers left for it.
+    NarrowResume,
 }
 
 /// Kernels that compute the same: what remains to be chosen is the tile.
@@ -68,6 +70,8 @@ impl Kind {
             (GdnMtp, VLast, false, false) => &[(256, E::gdn_mtp_vlast_bf16_k128_tile32), (ANY, E::gdn_mtp_vlast_bf16_k128_tile64)],
             (GdnMtp, VLast, true, true) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
             (GdnMtp, VLast, true, false) => &[(256, E::gdn_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_mtp_vlast_f32_k128_tile64)],
+            (GdnMtpParallel(Mode::NarrowResume), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
+            (GdnMtpParallel(Mode::NarrowResume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(_), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k64_tile64), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
             (GdnMtpParallel(Mode::Verify), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
             (GdnMtpParallel(Mode::Update), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
@@ -99,12 +103,14 @@ impl Kind {
         self.rows().iter().map(|&(_, entry)| entry)
     }
 
-    /// Every entry of this kind, selected or not.
+    /// Every entry that computes this kind, selected or not.
     pub fn variants(self) -> impl Iterator<Item = Entry> {
         let prefix = self.prefix();
+        let selected_alone = self.operator == Operator::GdnMtpParallel(Mode::NarrowResume);
         Entry::ALL.iter().copied().filter(move |entry| {
             let rest = entry.name().strip_prefix(&prefix);
             rest.is_some_and(|rest| rest.starts_with('_'))
+                && !(selected_alone && self.entries().all(|selected| selected != *entry))
         })
     }
 
@@ -138,7 +144,7 @@ mod tests {
                     [DType::F32, DType::Bf16].map(move |state| (operator, layout, state))
                 })
             });
-        let parallel = [Mode::Verify, Mode::Update, Mode::Resume]
+        let parallel = [Mode::Verify, Mode::Update, Mode::Resume, Mode::NarrowResume]
             .map(|mode| (GdnMtpParallel(mode), KLast, DType::Bf16));
         families
             .chain(parallel)

@@ -47,6 +47,13 @@ pub mod thread {
     pub fn sync_threads() {
         backend::sync_threads()
     }
+
+    /// As [`sync_threads`], where warps come from different places of the program: `threads` is the whole block's
+    /// number. A barrier of its own, which no other call of the block may share.
+    #[inline(always)]
+    pub fn sync_warps_of_roles(threads: u32) {
+        backend::sync_warps_of_roles(threads)
+    }
 }
 
 /// What the 32 lanes of a warp do together.

@@ -12,6 +12,8 @@ unsafe extern "C" {
     fn shuffle_bfly(mask: u32, value: f32, lane_mask: u32, clamp: u32) -> f32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.f32"]
     fn shuffle_idx(mask: u32, value: f32, source: u32, clamp: u32) -> f32;
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
+    fn barrier_of(barrier: u32, threads: u32);
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn bar_warp_sync(mask: u32);
     #[link_name = "llvm.fma.f32"]
@@ -45,6 +47,12 @@ index! {
 pub fn sync_threads() {
     // SAFETY: convergent; that every thread of the block comes here is the kernel's duty (synccheck).
     unsafe { nvptx::_syncthreads() }
+}
+
+#[inline(always)]
+pub fn sync_warps_of_roles(threads: u32) {
+    // SAFETY: convergent; that every warp of the block comes here is the kernel's duty (synccheck).
+    unsafe { barrier_of(1, threads) }
 }
 
 #[inline(always)]

@@ -154,6 +154,11 @@ pub(super) fn sync_threads() {
     current(|block| block.wait(At::SyncThreads));
 }
 
+/// All the block's threads, wherever they come from: a fiber's place in the program is not known.
+pub(super) fn sync_warps_of_roles(_threads: u32) {
+    sync_threads();
+}
+
 pub(super) fn sync_warp(mask: u32) {
     current(|block| block.sync_warp(mask));
 }

@@ -139,7 +139,7 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(23, DeviceContractConstants::get().number);
 
             shared::store_shared_b16(copied, id as u16);
-            thread::sync_threads();
+            thread::sync_warps_of_roles(BLOCK);
             let of_next = base + 32 * BLOCK + 16 * next;
             put(36, shared::load_shared_b16(of_next) as u32);
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::launch;
 use crate::ops::HeadMap;
 use crate::ops::checks::{self, Heads, Pools, indices, parameter, same_dtype};
-use crate::select::{Kind, Operator};
+use crate::select::{Kind, Mode, Operator};
 use crate::shapes::{Named, range};
 
 /// What a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
@@ -81,9 +81,15 @@ impl Request<'_> {
         self.check_previous(&extents, per_channel, &mut constants)?;
         self.check_gate(heads, per_channel, &mut constants)?;
         let pools = self.check_states(&extents, &mut constants)?;
+        let is_narrow = constants.wide_io == 0 || constants.wide_state == 0;
         Ok(Problem {
             kind: Kind {
-                operator,
+                operator: match operator {
+                    Operator::GdnMtpParallel(Mode::Resume) if is_narrow => {
+                        Operator::GdnMtpParallel(Mode::NarrowResume)
+                    }
+                    operator => operator,
+                },
                 layout: options.state_layout,
                 state: pools.read.tensor.dtype(),
                 k_dim: heads.dim as u32,

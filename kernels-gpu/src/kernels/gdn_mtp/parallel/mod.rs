@@ -8,7 +8,7 @@ mod solver;
 mod state;
 mod worker;
 
-use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::thread::{sync_warps_of_roles, thread_idx_x};
 use crate::launch::Kernel;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::Tokens;
@@ -59,6 +59,12 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Kernel for Parallel<K
     }
 }
 
+/// Where workers and solver wait for each other.
+#[inline(always)]
+fn meet<const WARPS: u32>() {
+    sync_warps_of_roles(32 * (WARPS + 1));
+}
+
 /// What a block knows of its row.
 struct Launch<'a> {
     c: RecurrentConstants,
@@ -94,14 +100,14 @@ impl Launch<'_> {
             if !self.live() {
                 return;
             }
-            sync_threads();
+            meet::<WARPS>();
             if let (Some(previous), Some(gates)) = (&self.previous, previous_gates) {
                 solver::solve::<K, WARPS, TILES16>(c, gates, Set::Previous, previous.count);
-                sync_threads();
+                meet::<WARPS>();
             }
             if c.tokens != 0 {
                 solver::solve::<K, WARPS, TILES16>(c, gates, Set::New, tokens.count);
-                sync_threads();
+                meet::<WARPS>();
             }
         }
     }
@@ -146,7 +152,7 @@ impl Launch<'_> {
                 store(Operand::Key, keys, tokens.count);
                 store(Operand::Query, queries, tokens.count);
             }
-            sync_threads();
+            meet::<WARPS>();
 
             let write = self.slots.write::<Bf16, K>(c, self.params, self.row.hv);
             let advance = |set, residuals: &[Split; TILES16], keys, moves| {
@@ -156,7 +162,7 @@ impl Launch<'_> {
             if let Some((count, _, values)) = previous {
                 worker.store_values(Set::Previous, values, c.v_element, count);
                 let sk = worker.key_products(operand(Operand::PreviousKey));
-                sync_threads();
+                meet::<WARPS>();
                 let residuals = worker.residuals(Set::Previous, &sk, c.v_element);
                 advanced = Some(advance(
                     Set::Previous,
@@ -185,7 +191,7 @@ impl Launch<'_> {
                     None => state,
                 },
             );
-            sync_threads();
+            meet::<WARPS>();
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
             worker.outputs(&residuals, &sq);
             worker.store_outputs(tokens.o, c.o_element, tokens.count);
