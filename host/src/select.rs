@@ -67,9 +67,9 @@ impl Kind {
             (GdnMtp, KLast, true, true) => &[(512, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
             (GdnMtp, KLast, true, false) => &[(256, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile8)],
             (GdnMtp, VLast, false, true) => &[(ANY, E::gdn_mtp_vlast_bf16_k64_tile32)],
-            (GdnMtp, VLast, false, false) => &[(256, E::gdn_mtp_vlast_bf16_k128_tile32), (ANY, E::gdn_mtp_vlast_bf16_k128_tile64)],
+            (GdnMtp, VLast, false, false) => &[(ANY, E::gdn_mtp_vlast_bf16_k128_tile32)],
             (GdnMtp, VLast, true, true) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
-            (GdnMtp, VLast, true, false) => &[(256, E::gdn_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_mtp_vlast_f32_k128_tile64)],
+            (GdnMtp, VLast, true, false) => &[(ANY, E::gdn_mtp_vlast_f32_k128_tile32)],
             (GdnMtpParallel(Mode::NarrowResume), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
             (GdnMtpParallel(Mode::NarrowResume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(_), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k64_tile64), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
@@ -81,9 +81,9 @@ impl Kind {
             (KdaRecurrent, KLast, true, true) => &[(512, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
             (KdaRecurrent, KLast, true, false) => &[(256, E::kda_recurrent_klast_f32_k128_tile8), (ANY, E::kda_recurrent_klast_f32_k128_tile16)],
             (KdaRecurrent, VLast, false, true) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
-            (KdaRecurrent, VLast, false, false) => &[(256, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
+            (KdaRecurrent, VLast, false, false) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
             (KdaRecurrent, VLast, true, true) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
-            (KdaRecurrent, VLast, true, false) => &[(256, E::kda_recurrent_vlast_f32_k128_tile32), (ANY, E::kda_recurrent_vlast_f32_k128_tile64)],
+            (KdaRecurrent, VLast, true, false) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
         }
     }
 
