@@ -12,6 +12,7 @@ mod launch;
 pub mod library;
 pub mod module_cache;
 pub mod ops;
+mod plan;
 mod ptx;
 mod select;
 mod shapes;

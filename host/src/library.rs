@@ -16,6 +16,7 @@ use crate::driver::{Context, Module, RawFunction, attribute};
 use crate::error::Error;
 use crate::launch::{enqueue, shared_bytes, simulate};
 use crate::module_cache::{ModuleCache, specialise};
+use crate::plan::LayerConstants;
 use crate::ptx;
 use crate::shapes::Named;
 use crate::stream::StreamRef;
@@ -76,7 +77,7 @@ impl OperatorConstants {
     /// Tokens of a row that a kernel's shared memory depends on.
     pub(crate) fn tokens(&self) -> u32 {
         match self {
-            Self::Recurrent(constants) => constants.tokens + constants.previous_tokens,
+            Self::Recurrent(constants) => LayerConstants::tokens(constants),
             _ => 0,
         }
     }

@@ -1,6 +1,6 @@
 //! One file per operator: arguments → check → parameters and load-time constants → launch.
 
-mod checks;
+pub(crate) mod checks;
 pub mod device_contract;
 pub mod gdn_decode;
 pub mod gdn_mtp;

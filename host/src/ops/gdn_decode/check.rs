@@ -2,41 +2,17 @@
 
 use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
 
-use super::{GdnDecode, LaunchShape};
-use crate::Entry;
+use super::GdnDecode;
 use crate::error::Error;
-use crate::launch;
 use crate::ops::checks::{self, Heads, Pools, excludes, floats, indices, parameter};
 use crate::ops::{BetaScale, GdnGates, HeadMap, element_code, index_code};
+use crate::plan::Problem;
 use crate::select::{Kind, Operator};
 use crate::shapes::{named, unsupported};
 
-/// What a launch is compiled for: everything but the addresses, B and P.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct GdnDecodeProblem {
-    pub kind: Kind,
-    pub constants: GdnDecodeConstants,
-}
-
-impl GdnDecodeProblem {
-    pub fn value_heads(&self) -> u32 {
-        self.constants.h * self.constants.ratio
-    }
-
-    /// The variant for `batch` rows.
-    pub fn entry(&self, batch: u32) -> Result<Entry, Error> {
-        self.kind.entry(batch * self.value_heads())
-    }
-
-    pub fn shape(&self, entry: Entry, batch: u32) -> LaunchShape {
-        let c = &self.constants;
-        launch::shape(entry, [entry.tiles() * c.ratio, c.h, batch], 0)
-    }
-}
-
 impl GdnDecode<'_> {
     /// Checks shapes, dtypes, strides and switches, and says what to compile.
-    pub(crate) fn check(&self) -> Result<GdnDecodeProblem, Error> {
+    pub(crate) fn check(&self) -> Result<Problem<GdnDecodeConstants>, Error> {
         let options = &self.options;
         let [rows, t, h, k_dim] = named("q", &self.q).rank("[B, T = 1, H, K]")?;
         let [_, _, hv, v_dim] = named("v", &self.v).rank("[B, T = 1, HV, V]")?;
@@ -107,7 +83,7 @@ impl GdnDecode<'_> {
         let null_slot = checks::null_slot(options.null_slot)?;
 
         let flag = |on: bool| on as u32;
-        Ok(GdnDecodeProblem {
+        Ok(Problem {
             kind: Kind {
                 operator: Operator::GdnDecode,
                 layout: options.state_layout,

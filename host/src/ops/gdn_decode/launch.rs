@@ -1,24 +1,21 @@
 //! Launches: through the cache, with a chosen variant, and through a plan.
 
-use super::check::GdnDecodeProblem;
-use super::{GdnDecode, GdnDecodeParams, LaunchShape, MAX_BATCH};
+use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
+
+use super::{GdnDecode, GdnDecodeParams, LaunchShape};
 use crate::Entry;
 use crate::driver::RawFunction;
 use crate::error::Error;
-use crate::library::{KernelResources, Library, OperatorConstants};
+use crate::library::{KernelResources, Library};
 use crate::ops::checks::{aligned, one_of};
-use crate::shapes::{range, unsupported};
+use crate::plan::{LayerConstants, Planned, Problem};
 use crate::stream::StreamRef;
 
 /// A GDN decode with its kernels compiled: everything but addresses, B and P is settled.
 ///
 /// Cheap to clone and to launch; it holds its [`Library`] alive.
 #[derive(Clone)]
-pub struct GdnDecodePlan {
-    library: Library,
-    problem: GdnDecodeProblem,
-    functions: Vec<(Entry, RawFunction)>,
-}
+pub struct GdnDecodePlan(Planned<GdnDecodeConstants>);
 
 impl Library {
     /// Enqueues a GDN decode: checks the arguments, looks the compiled kernel up (or compiles it, the first
@@ -65,7 +62,7 @@ impl Library {
         &self,
         stream: StreamRef<'_>,
         args: &GdnDecode<'_>,
-        problem: &GdnDecodeProblem,
+        problem: &Problem<GdnDecodeConstants>,
         entry: Entry,
     ) -> Result<(), Error> {
         let written_pool = if args.write_pool.is_some() {
@@ -81,7 +78,7 @@ impl Library {
             return Ok(());
         }
         let shape = problem.shape(entry, batch);
-        let constants = OperatorConstants::GdnDecode(problem.constants);
+        let constants = problem.constants.of_operator();
         // SAFETY: the caller's promise; the parameters are those of the entry's operator.
         unsafe {
             self.launch(
@@ -115,13 +112,7 @@ impl Library {
         &self,
         args: &GdnDecode<'_>,
     ) -> Result<Vec<(Entry, KernelResources)>, Error> {
-        let problem = args.check()?;
-        let constants = OperatorConstants::GdnDecode(problem.constants);
-        problem
-            .kind
-            .variants()
-            .map(|entry| Ok((entry, self.resources(entry, &constants)?)))
-            .collect()
+        self.variant_resources(&args.check()?)
     }
 
     /// Checks `args` and compiles their kernels; the plan is then launched with other addresses, B and P.
@@ -129,18 +120,7 @@ impl Library {
     /// # Errors
     /// As [`Library::gdn_decode`]'s; [`Error::Unsupported`] on the simulator, which has nothing to compile.
     pub fn plan_gdn_decode(&self, args: &GdnDecode<'_>) -> Result<GdnDecodePlan, Error> {
-        let problem = args.check()?;
-        let constants = OperatorConstants::GdnDecode(problem.constants);
-        let functions = problem
-            .kind
-            .entries()
-            .map(|entry| Ok((entry, self.function(entry, &constants)?)))
-            .collect::<Result<_, Error>>()?;
-        Ok(GdnDecodePlan {
-            library: self.clone(),
-            problem,
-            functions,
-        })
+        Ok(GdnDecodePlan(self.plan(args.check()?)?))
     }
 }
 
@@ -151,22 +131,7 @@ impl GdnDecodePlan {
     /// # Errors
     /// [`Error::Range`] for B.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
-        if batch > MAX_BATCH {
-            return Err(range("B", format!("at most {MAX_BATCH}"), batch));
-        }
-        let entry = self.problem.entry(batch as u32)?;
-        let planned = self
-            .functions
-            .iter()
-            .find(|(candidate, _)| *candidate == entry);
-        match planned {
-            Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),
-            None => Err(unsupported(
-                "B",
-                batch,
-                "a batch size that the plan has a kernel for",
-            )),
-        }
+        self.0.raw(batch)
     }
 
     /// Enqueues the planned decode on other addresses: no check but B's and alignment's, no look-up.
@@ -186,7 +151,7 @@ impl GdnDecodePlan {
         if batch == 0 {
             return Ok(());
         }
-        let c = &self.problem.constants;
+        let c = &self.0.problem.constants;
         if c.wide_io != 0 {
             aligned([
                 ("q", params.q),
@@ -201,11 +166,7 @@ impl GdnDecodePlan {
                 ("write state", params.write_pool),
             ])?;
         }
-        let (function, shape) = self.raw(batch)?;
-        // SAFETY: the caller's promise; the function was compiled for these constants.
-        unsafe {
-            self.library
-                .launch_function(stream, function, shape, bytemuck::bytes_of(params))
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.0.launch(stream, batch, bytemuck::bytes_of(params)) }
     }
 }

@@ -134,9 +134,6 @@ impl<'a> GdnDecode<'a> {
     pub fn bytes(&self) -> Result<u64, Error> {
         let problem = self.check()?;
         let batch = self.q.dims()[0] as u64;
-        let state = u64::from(problem.value_heads())
-            * u64::from(problem.kind.k_dim).pow(2)
-            * problem.kind.state.size_of() as u64;
         let passes = if self.options.update_state { 2 } else { 1 };
         let others = self
             .tensors()
@@ -146,7 +143,7 @@ impl<'a> GdnDecode<'a> {
                 named.tensor.dims().iter().product::<usize>() * named.tensor.dtype().size_of()
             })
             .sum();
-        Ok(batch * state * passes + others as u64)
+        Ok(batch * problem.state_bytes() * passes + others as u64)
     }
 
     /// Addresses and pool sizes, as a launch takes them.

@@ -3,38 +3,17 @@
 use bytemuck::Zeroable;
 use gated_delta_kernels::recurrent::RecurrentConstants;
 
-use super::LaunchShape;
 use super::extent::Extents;
 use super::request::Request;
 use super::tokens::{flag, index};
-use crate::Entry;
 use crate::error::Error;
-use crate::launch;
 use crate::ops::HeadMap;
 use crate::ops::checks::{self, Heads, Pools, indices, parameter, same_dtype};
+use crate::plan::Problem;
 use crate::select::{Kind, Mode, Operator};
 use crate::shapes::{Named, range};
 
-/// What a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Problem {
-    pub kind: Kind,
-    pub constants: RecurrentConstants,
-}
-
-impl Problem {
-    /// The variant for `batch` rows.
-    pub fn entry(&self, batch: u32) -> Result<Entry, Error> {
-        let c = &self.constants;
-        self.kind.entry(batch * c.h * c.ratio)
-    }
-
-    pub fn shape(&self, entry: Entry, batch: u32) -> LaunchShape {
-        let c = &self.constants;
-        let grid = [entry.tiles() * c.ratio, c.h, batch];
-        launch::shape(entry, grid, c.tokens + c.previous_tokens)
-    }
-
+impl Problem<RecurrentConstants> {
     /// Whether g and dt_bias have a value for each channel.
     pub fn per_channel(&self) -> bool {
         self.kind.operator == Operator::KdaRecurrent
@@ -44,17 +23,11 @@ impl Problem {
     pub fn writes_final(&self) -> bool {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
-
-    /// Bytes of a slot.
-    pub fn state_bytes(&self) -> u64 {
-        let heads = u64::from(self.constants.h) * u64::from(self.constants.ratio);
-        heads * u64::from(self.kind.k_dim).pow(2) * self.kind.state.size_of() as u64
-    }
 }
 
 impl Request<'_> {
     /// Checks shapes, dtypes, strides and switches, and says what to compile.
-    pub(super) fn check(&self) -> Result<Problem, Error> {
+    pub(super) fn check(&self) -> Result<Problem<RecurrentConstants>, Error> {
         self.check_switches()?;
         let options = self.options;
         let extents = Extents::of(self)?;

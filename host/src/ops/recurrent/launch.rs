@@ -1,14 +1,15 @@
 //! Launches: through the cache, with a chosen variant, and through a plan.
 
-use super::check::Problem;
+use gated_delta_kernels::recurrent::RecurrentConstants;
+
 use super::request::Request;
-use super::{LaunchShape, MAX_BATCH, RecurrentParams};
+use super::{LaunchShape, RecurrentParams};
 use crate::Entry;
 use crate::driver::RawFunction;
 use crate::error::Error;
-use crate::library::{KernelResources, Library, OperatorConstants};
+use crate::library::{KernelResources, Library};
 use crate::ops::checks::{aligned, one_of};
-use crate::shapes::{range, unsupported};
+use crate::plan::{LayerConstants, Planned, Problem};
 use crate::stream::StreamRef;
 
 /// A GDN MTP verify, a recurrent KDA, a resume or a commit with its kernels compiled: everything but addresses, B, P
@@ -16,11 +17,7 @@ use crate::stream::StreamRef;
 ///
 /// Cheap to clone and to launch; it holds its [`Library`] alive.
 #[derive(Clone)]
-pub struct RecurrentPlan {
-    library: Library,
-    problem: Problem,
-    functions: Vec<(Entry, RawFunction)>,
-}
+pub struct RecurrentPlan(Planned<RecurrentConstants>);
 
 impl Library {
     /// Checks and enqueues `request`, with `variant` or the selected one.
@@ -44,7 +41,7 @@ impl Library {
         if batch == 0 {
             return Ok(());
         }
-        let constants = OperatorConstants::Recurrent(problem.constants);
+        let constants = problem.constants.of_operator();
         // SAFETY: the caller's promise; the parameters are those of the entry's operator.
         unsafe {
             self.launch(
@@ -71,29 +68,12 @@ impl Library {
         &self,
         request: &Request<'_>,
     ) -> Result<Vec<(Entry, KernelResources)>, Error> {
-        let problem = request.check()?;
-        let constants = OperatorConstants::Recurrent(problem.constants);
-        problem
-            .kind
-            .variants()
-            .map(|entry| Ok((entry, self.resources(entry, &constants)?)))
-            .collect()
+        self.variant_resources(&request.check()?)
     }
 
     /// Checks `request` and compiles its kernels.
     pub(crate) fn plan_recurrent(&self, request: &Request<'_>) -> Result<RecurrentPlan, Error> {
-        let problem = request.check()?;
-        let constants = OperatorConstants::Recurrent(problem.constants);
-        let functions = problem
-            .kind
-            .entries()
-            .map(|entry| Ok((entry, self.function(entry, &constants)?)))
-            .collect::<Result<_, Error>>()?;
-        Ok(RecurrentPlan {
-            library: self.clone(),
-            problem,
-            functions,
-        })
+        Ok(RecurrentPlan(self.plan(request.check()?)?))
     }
 }
 
@@ -104,22 +84,7 @@ impl RecurrentPlan {
     /// # Errors
     /// [`Error::Range`] for B.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
-        if batch > MAX_BATCH {
-            return Err(range("B", format!("at most {MAX_BATCH}"), batch));
-        }
-        let entry = self.problem.entry(batch as u32)?;
-        let planned = self
-            .functions
-            .iter()
-            .find(|(candidate, _)| *candidate == entry);
-        match planned {
-            Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),
-            None => Err(unsupported(
-                "B",
-                batch,
-                "a batch size that the plan has a kernel for",
-            )),
-        }
+        self.0.raw(batch)
     }
 
     /// Enqueues what is planned on other addresses: no check but B's and alignment's, no look-up.
@@ -140,18 +105,17 @@ impl RecurrentPlan {
         if batch == 0 {
             return Ok(());
         }
-        check_aligned(&self.problem, params)?;
-        let (function, shape) = self.raw(batch)?;
-        // SAFETY: the caller's promise; the function was compiled for these constants.
-        unsafe {
-            self.library
-                .launch_function(stream, function, shape, bytemuck::bytes_of(params))
-        }
+        check_aligned(&self.0.problem, params)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.0.launch(stream, batch, bytemuck::bytes_of(params)) }
     }
 }
 
 /// The addresses are as aligned as planned.
-pub(super) fn check_aligned(problem: &Problem, params: &RecurrentParams) -> Result<(), Error> {
+pub(super) fn check_aligned(
+    problem: &Problem<RecurrentConstants>,
+    params: &RecurrentParams,
+) -> Result<(), Error> {
     if problem.constants.wide_io != 0 {
         aligned([
             ("q", params.q),

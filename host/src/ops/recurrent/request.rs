@@ -2,11 +2,13 @@
 
 use std::array;
 
-use super::check::Problem;
+use gated_delta_kernels::recurrent::RecurrentConstants;
+
 use super::gates::{GateParts, Gates};
 use super::{Commit, Recurrent, RecurrentOptions, RecurrentParams};
 use crate::Entry;
 use crate::error::Error;
+use crate::plan::Problem;
 use crate::shapes::{Named, named};
 use crate::tensor::Tensor;
 
@@ -174,7 +176,7 @@ impl<'a> Request<'a> {
     }
 
     /// Whether the tensor of this name is written.
-    pub(super) fn writes(&self, problem: &Problem, name: &str) -> bool {
+    pub(super) fn writes(&self, problem: &Problem<RecurrentConstants>, name: &str) -> bool {
         match name {
             "o" | "snapshots" => true,
             "state" | "write state" => {
