@@ -17,20 +17,19 @@ impl Slots {
     /// `params` and `c` describe live tensors.
     #[inline(always)]
     pub unsafe fn load(c: &RecurrentConstants, params: &RecurrentParams, b: u32) -> Self {
-        let b = b as u64;
         // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
         unsafe {
             if c.token_index != 0 {
-                let last = slot_of(params.accepted, c.accepted_index, b, 1).wrapping_sub(1);
+                let last = slot_of(params.accepted, c.accepted_index, b as u64, 1).wrapping_sub(1);
                 let accepted = last < c.tokens as u64;
-                let i = b * c.token_slots_row as u64 + if accepted { last } else { 0 };
-                let start = slot_of(params.token_slots, c.token_index, i, 0);
-                let start = if accepted { start } else { u64::MAX };
+                let slot = token_slot(c, params, b, if accepted { last as u32 } else { 0 });
+                let start = if accepted { slot } else { u64::MAX };
                 return Self {
                     start,
                     write: start,
                 };
             }
+            let b = b as u64;
             let start = slot_of(params.read_slots, c.read_index, b, b);
             Self {
                 start,

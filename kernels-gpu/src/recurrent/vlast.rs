@@ -74,9 +74,10 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
                 return;
             }
             let mut live = slots.live(&c, params);
+            let mut previous = tokens;
             let mut kept = 0;
             if c.previous_tokens != 0 {
-                let previous = Tokens::previous(&c, params, row);
+                previous = Tokens::previous(&c, params, row);
                 live = live && previous.live;
                 kept = previous.count;
             }
@@ -97,7 +98,6 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
                 return;
             }
             if c.previous_tokens != 0 {
-                let previous = Tokens::previous(&c, params, row);
                 Self::prepare(&c, params, row, &previous, 0);
             }
             Self::prepare(&c, params, row, &tokens, kept);
@@ -191,7 +191,10 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
                     (1.0, beta)
                 } else {
                     let dt_bias = if c.has_dt_bias != 0 {
-                        load_one(params.dt_bias + gate_row(c, row) as u64 * 4, 0)
+                        load_one(
+                            params.dt_bias + gate_row(c, row) as u64 * 4,
+                            Element::F32 as u32,
+                        )
                     } else {
                         Raw([0])
                     };

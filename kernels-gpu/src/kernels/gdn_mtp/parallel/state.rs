@@ -10,7 +10,7 @@ use crate::device::shared::{
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
 use crate::state::{Bf16, Head, Share};
 
-/// (e): G S₀ + Σ δ k̂ᵀ, and where it goes.
+/// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
 pub struct Advance<const TILES16: usize> {
     /// δ as factors of k.
     steps: [Split; TILES16],

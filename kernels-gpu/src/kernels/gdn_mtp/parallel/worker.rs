@@ -1,4 +1,5 @@
-//! A warp that owns `TILES16` tiles of 16 rows of S. Between loading and storing, a row never leaves its four lanes.
+//! A warp that owns `TILES16` tiles of 16 rows of S. Its products, from S to o, never leave the four lanes of
+//! a row.
 
 use super::fragments::{Piece, Split, SplitMatrix, Tokens8};
 use super::map::{Map, Set};
