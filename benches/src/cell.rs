@@ -190,7 +190,7 @@ impl Cell {
     #[must_use]
     pub fn exists(&self) -> bool {
         let decode = self.tokens == 1 && matches!(self.mode, Mode::Update | Mode::Verify);
-        let parallel = self.operator == Operator::GdnMtp
+        let parallel = self.operator != Operator::GdnDecode
             && self.state == DType::Bf16
             && self.layout == StateLayout::KLast
             && self.tokens <= 8

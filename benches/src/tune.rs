@@ -176,7 +176,8 @@ fn kind(cell: &Cell) -> String {
         (Operator::GdnDecode, _) => "GdnDecode",
         (Operator::GdnMtp, Formulation::Recurrent) => "GdnMtp",
         (Operator::GdnMtp, Formulation::Parallel) => "GdnMtpParallel",
-        (Operator::KdaRecurrent, _) => "KdaRecurrent",
+        (Operator::KdaRecurrent, Formulation::Recurrent) => "KdaRecurrent",
+        (Operator::KdaRecurrent, Formulation::Parallel) => "KdaRecurrentParallel",
     };
     let layout = match cell.layout {
         StateLayout::KLast => "KLast",

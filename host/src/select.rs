@@ -13,6 +13,25 @@ pub(crate) enum Operator {
     GdnMtp,
     GdnMtpParallel(Mode),
     KdaRecurrent,
+    KdaRecurrentParallel(Mode),
+}
+
+impl Operator {
+    /// Whether a decay is one per key channel.
+    pub fn per_channel(self) -> bool {
+        matches!(self, Self::KdaRecurrent | Self::KdaRecurrentParallel(_))
+    }
+
+    /// The same for views that are not 16-byte aligned.
+    pub fn narrow(self) -> Self {
+        match self {
+            Self::GdnMtpParallel(Mode::Resume) => Self::GdnMtpParallel(Mode::NarrowResume),
+            Self::KdaRecurrentParallel(Mode::Resume) => {
+                Self::KdaRecurrentParallel(Mode::NarrowResume)
+            }
+            operator => operator,
+        }
+    }
 }
 
 /// What a launch of the parallel formulation does with states.
@@ -49,7 +68,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent};
+        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent, KdaRecurrentParallel};
         use StateLayout::{KLast, VLast};
 
         let (f32_state, k64) = (self.state == DType::F32, self.k_dim == 64);
@@ -72,7 +91,8 @@ impl Kind {
             (GdnMtp, VLast, true, false) => &[(ANY, E::gdn_mtp_vlast_f32_k128_tile32)],
             (GdnMtpParallel(Mode::NarrowResume), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
             (GdnMtpParallel(Mode::NarrowResume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
-            (GdnMtpParallel(_), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k64_tile64), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
+            (GdnMtpParallel(Mode::Update), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
+            (GdnMtpParallel(_), _, _, true) => &[(32, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
             (GdnMtpParallel(Mode::Verify), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
             (GdnMtpParallel(Mode::Update), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(Mode::Resume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
@@ -84,6 +104,12 @@ impl Kind {
             (KdaRecurrent, VLast, false, false) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
             (KdaRecurrent, VLast, true, true) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
             (KdaRecurrent, VLast, true, false) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
+            (KdaRecurrentParallel(Mode::NarrowResume), _, _, true) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile32)],
+            (KdaRecurrentParallel(Mode::NarrowResume), _, _, false) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile64)],
+            (KdaRecurrentParallel(Mode::Resume), _, _, true) => &[(256, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
+            (KdaRecurrentParallel(_), _, _, true) => &[(64, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
+            (KdaRecurrentParallel(Mode::Verify), _, _, false) => &[(64, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
+            (KdaRecurrentParallel(_), _, _, false) => &[(128, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
         }
     }
 
@@ -106,7 +132,11 @@ impl Kind {
     /// Every entry that computes this kind, selected or not.
     pub fn variants(self) -> impl Iterator<Item = Entry> {
         let prefix = self.prefix();
-        let selected_alone = self.operator == Operator::GdnMtpParallel(Mode::NarrowResume);
+        let selected_alone = matches!(
+            self.operator,
+            Operator::GdnMtpParallel(Mode::NarrowResume)
+                | Operator::KdaRecurrentParallel(Mode::NarrowResume)
+        );
         Entry::ALL.iter().copied().filter(move |entry| {
             let rest = entry.name().strip_prefix(&prefix);
             rest.is_some_and(|rest| rest.starts_with('_'))
@@ -120,6 +150,7 @@ impl Kind {
             Operator::GdnMtp => "gdn_mtp",
             Operator::GdnMtpParallel(_) => "gdn_mtp_parallel",
             Operator::KdaRecurrent => "kda_recurrent",
+            Operator::KdaRecurrentParallel(_) => "kda_recurrent_parallel",
         };
         let layout = match self.layout {
             StateLayout::KLast => "klast",
@@ -134,7 +165,7 @@ mod tests {
     use super::*;
 
     fn kinds() -> impl Iterator<Item = Kind> {
-        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent};
+        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent, KdaRecurrentParallel};
         use StateLayout::{KLast, VLast};
 
         let families = [GdnDecode, GdnMtp, KdaRecurrent]
@@ -145,7 +176,9 @@ mod tests {
                 })
             });
         let parallel = [Mode::Verify, Mode::Update, Mode::Resume, Mode::NarrowResume]
-            .map(|mode| (GdnMtpParallel(mode), KLast, DType::Bf16));
+            .into_iter()
+            .flat_map(|mode| [GdnMtpParallel(mode), KdaRecurrentParallel(mode)])
+            .map(|operator| (operator, KLast, DType::Bf16));
         families
             .chain(parallel)
             .flat_map(|(operator, layout, state)| {

@@ -52,6 +52,10 @@ macro_rules! for_each_entry {
             kda_recurrent_klast_f32_k64_tile32 = kda_recurrent::KLast<F32, 64, 2, 128>;
             kda_recurrent_klast_f32_k128_tile8 = kda_recurrent::KLast<F32, 128, 1, 128>;
             kda_recurrent_klast_f32_k128_tile16 = kda_recurrent::KLast<F32, 128, 2, 128>;
+            kda_recurrent_parallel_klast_bf16_k64_tile32 = kda_recurrent::Parallel<64, 2, 1>;
+            kda_recurrent_parallel_klast_bf16_k64_tile64 = kda_recurrent::Parallel<64, 2, 2>;
+            kda_recurrent_parallel_klast_bf16_k128_tile64 = kda_recurrent::Parallel<128, 4, 1>;
+            kda_recurrent_parallel_klast_bf16_k128_tile128 = kda_recurrent::Parallel<128, 4, 2>;
             gdn_mtp_vlast_bf16_k64_tile32 = gdn_mtp::VLast<Bf16, 64, 4, 4>;
             gdn_mtp_vlast_bf16_k128_tile32 = gdn_mtp::VLast<Bf16, 128, 4, 4>;
             gdn_mtp_vlast_bf16_k128_tile64 = gdn_mtp::VLast<Bf16, 128, 8, 4>;

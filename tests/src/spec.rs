@@ -70,6 +70,11 @@ impl Family {
             ("gdn_mtp_parallel_", Operator::GdnMtp, Formulation::Parallel),
             ("gdn_mtp_", Operator::GdnMtp, Formulation::Recurrent),
             (
+                "kda_recurrent_parallel_",
+                Operator::KdaRecurrent,
+                Formulation::Parallel,
+            ),
+            (
                 "kda_recurrent_",
                 Operator::KdaRecurrent,
                 Formulation::Recurrent,

@@ -20,10 +20,6 @@ fn keys_that_are_unknown_or_contradict() {
             mtp().with_metadata("formulation", "fast"),
         ),
         (
-            "formulation = parallel and KDA exclude each other",
-            kda().with_metadata("formulation", "parallel"),
-        ),
-        (
             "formulation = parallel and token_slots exclude each other",
             mtp().with_metadata("formulation", "parallel").with_indices(
                 "token_slots",

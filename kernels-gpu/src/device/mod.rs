@@ -48,11 +48,18 @@ pub mod thread {
         backend::sync_threads()
     }
 
-    /// As [`sync_threads`], where warps come from different places of the program: `threads` is the whole block's
-    /// number. A barrier of its own, which no other call of the block may share.
+    /// Waits until `threads` threads of the block, in whole warps, have come to `barrier`, 1 to 15, here or in
+    /// [`arrive_at_barrier`]; then all that these did before is done. All that wait for it do so in one place of the
+    /// program.
     #[inline(always)]
-    pub fn sync_warps_of_roles(threads: u32) {
-        backend::sync_warps_of_roles(threads)
+    pub fn sync_barrier(barrier: u32, threads: u32) {
+        backend::sync_barrier(barrier, threads)
+    }
+
+    /// Comes to a barrier that others wait for in [`sync_barrier`], and goes on.
+    #[inline(always)]
+    pub fn arrive_at_barrier(barrier: u32, threads: u32) {
+        backend::arrive_at_barrier(barrier, threads)
     }
 }
 

@@ -13,7 +13,9 @@ unsafe extern "C" {
     #[link_name = "llvm.nvvm.shfl.sync.idx.f32"]
     fn shuffle_idx(mask: u32, value: f32, source: u32, clamp: u32) -> f32;
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
-    fn barrier_of(barrier: u32, threads: u32);
+    fn barrier_sync(barrier: u32, threads: u32);
+    #[link_name = "llvm.nvvm.barrier.cta.arrive.aligned.count"]
+    fn barrier_arrive(barrier: u32, threads: u32);
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn bar_warp_sync(mask: u32);
     #[link_name = "llvm.fma.f32"]
@@ -50,9 +52,15 @@ pub fn sync_threads() {
 }
 
 #[inline(always)]
-pub fn sync_warps_of_roles(threads: u32) {
-    // SAFETY: convergent; that every warp of the block comes here is the kernel's duty (synccheck).
-    unsafe { barrier_of(1, threads) }
+pub fn sync_barrier(barrier: u32, threads: u32) {
+    // SAFETY: convergent; that whole warps come here, and as many as said, is the kernel's duty (synccheck).
+    unsafe { barrier_sync(barrier, threads) }
+}
+
+#[inline(always)]
+pub fn arrive_at_barrier(barrier: u32, threads: u32) {
+    // SAFETY: as above.
+    unsafe { barrier_arrive(barrier, threads) }
 }
 
 #[inline(always)]

@@ -7,6 +7,7 @@
 //!
 //! A device function that is called outside [`launch`] panics.
 
+mod barrier;
 mod block;
 mod fault;
 mod fibers;
@@ -23,6 +24,7 @@ pub use fault::{Fault, FaultKind};
 pub(super) use float::{exp2, f16_to_f32, fma, log2, pack_bf16x2, pack_f16x2, reciprocal, rsqrt};
 
 use crate::launch::LaunchShape;
+use barrier::Barrier;
 use block::current;
 use fibers::At;
 use memory::{GlobalMemory, Op};
@@ -154,9 +156,12 @@ pub(super) fn sync_threads() {
     current(|block| block.wait(At::SyncThreads));
 }
 
-/// All the block's threads, wherever they come from: a fiber's place in the program is not known.
-pub(super) fn sync_warps_of_roles(_threads: u32) {
-    sync_threads();
+pub(super) fn sync_barrier(barrier: u32, threads: u32) {
+    current(|block| block.wait(At::SyncBarrier(Barrier::new(barrier, threads))));
+}
+
+pub(super) fn arrive_at_barrier(barrier: u32, threads: u32) {
+    current(|block| block.wait(At::Arrive(Barrier::new(barrier, threads))));
 }
 
 pub(super) fn sync_warp(mask: u32) {

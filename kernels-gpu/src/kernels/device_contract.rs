@@ -139,7 +139,13 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(23, DeviceContractConstants::get().number);
 
             shared::store_shared_b16(copied, id as u16);
-            thread::sync_warps_of_roles(BLOCK);
+            if id < 32 {
+                thread::arrive_at_barrier(1, BLOCK);
+                thread::sync_barrier(2, BLOCK);
+            } else {
+                thread::sync_barrier(1, BLOCK);
+                thread::arrive_at_barrier(2, BLOCK);
+            }
             let of_next = base + 32 * BLOCK + 16 * next;
             put(36, shared::load_shared_b16(of_next) as u32);
 

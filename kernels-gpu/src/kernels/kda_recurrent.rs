@@ -8,14 +8,21 @@
 //!     o = S q̂                                                     (5) from the written S
 //! Both products are taken from the decayed S with the raw k and q in one reduction:
 //! S k̂ = rk (S k), o = rq (S q) + δ (k̂·q̂) with rk, rq the factors of (1). S stays f32 between tokens.
+//! [`Parallel`] never makes the states between the first and the last. With Γ_t = α_1 ⊙ … ⊙ α_t, and S₀ the state before
+//! them all, its steps are those of [`crate::kernels::gdn_mtp`] with
+//!     M[r, s] = −β_r k̂_r·p_s(r) for r > s    p_s(t) = k̂_s ⊙ α_(s+1) ⊙ … ⊙ α_t             (a)
+//!     R_t = v_t − S₀ (Γ_t ⊙ k̂_t)                                                         (b)
+//!     o_t = S₀ (Γ_t ⊙ q̂_t) + Σ_s W[t, s] R_s   W[t, s] = Σ_j q̂_t·p_j(t) T[j, s] over s ≤ j ≤ t   (d)
+//!     S = S₀ diag(Γ_last) + Σ_t δ_t p_t(last)ᵀ                                            (e)
 //!
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g [B, T, HV, K]   pool [P, HV, V, K] or [P, HV, K, V]
 //! Grid     x = tile + TILES · r, y, z = b; hv = y · HV/H + r (grouped, y = h) or r · H + y (tiled)
 //! Threads  K-last: block = groups of K/8 lanes; a group owns whole rows (one v), a lane 8 channels and their α
 //!          V-last: block = groups of LANES lanes; a group owns ROWS rows (one k each) and their α, a lane 8 columns
-//! Padding  an inactive row zeroes o and touches no state
+//!          Parallel: as GDN's; before the solver, teams of the workers' lanes find Γ ⊙ k, Γ ⊙ q, p and the products with p
+//! Padding  an inactive row zeroes o and touches no state; Parallel: an absent token has k = q = v = 0, α = 1, β = 0
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
-//! Truth    reference::recurrent; tests/kda_recurrent.rs
+//! Truth    reference::recurrent; tests/kda_recurrent.rs, kernels-gpu/tests/parallel
 
 use crate::recurrent::{self, Gating};
 
@@ -33,3 +40,7 @@ pub type KLast<S, const K: u32, const ROWS: usize, const THREADS: u32> =
 /// V-last states.
 pub type VLast<S, const K: u32, const LANES: u32, const ROWS: usize> =
     recurrent::VLast<PerChannel, S, K, LANES, ROWS>;
+
+/// All tokens at once on bf16 K-last states.
+pub type Parallel<const K: u32, const WARPS: u32, const TILES16: usize> =
+    recurrent::Parallel<PerChannel, K, WARPS, TILES16>;

@@ -42,22 +42,23 @@ pub fn butterfly_sum_pairs<const N: usize>(
     pairs
 }
 
-/// Sums each of 8 values over the lanes of a warp that differ only in bits `low..32` of their index, and leaves each
-/// of these lanes some of the sums: with `low` = L (4, 8 or 16), lane l holds in the first places those of values
-/// `l / L * L/4 ..`, L/4 of them. Neighbours (bit L) are added first. With L = 4, 7 shuffles instead of 24.
+/// Sums each of `N` values over the lanes of a warp whose index differs only in bits `low..high` (powers of two, high /
+/// low ≤ N), and leaves each of these lanes some of the sums: with n = N · low / high, lane l holds in the first places
+/// those of values `l % high / low * n ..`, n of them. Neighbours (bit `low`) are added first. N − n shuffles, where
+/// [`butterfly_sum`] takes N log₂(high / low).
 ///
 /// All 32 lanes of the warp call it.
 #[inline(always)]
-pub fn butterfly_scatter(mut values: [f32; 8], low: u32) -> [f32; 8] {
+pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u32) -> [f32; N] {
     // At each step two lanes part the values that they still share: those whose index has the bit `stride` go to the
     // lane that has the bit `lane_mask`.
     let mut lane_mask = low;
-    let mut stride = (low / 4) as usize;
+    let mut stride = N * low as usize / high as usize;
     let mut parted = 0;
-    while lane_mask < 32 {
+    while lane_mask < high {
         let keeps_second = lane_id() & lane_mask != 0;
         let mut i = 0;
-        while i < 8 {
+        while i < N {
             if i & (stride | parted) == 0 {
                 let (first, second) = (values[i], values[i + stride]);
                 let (mine, other) = if keeps_second {

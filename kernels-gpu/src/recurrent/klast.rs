@@ -125,13 +125,18 @@ impl RawToken {
         }
     }
 
-    /// All lanes of the warp call it.
+    /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[inline(always)]
-    fn values<G: Gating>(self, c: &RecurrentConstants, lanes: u32) -> Token {
+    fn values<G: Gating>(self, c: &RecurrentConstants, lanes: u32, together: bool) -> Token {
         let (k, q) = (self.k.to_f32(c.k_element), self.q.to_f32(self.q_element));
         let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes); // (1)
         let (decay, gates) = if G::PER_CHANNEL {
-            let (decay, beta) = self.channel_gates.values(c);
+            let gates = self.channel_gates;
+            let (decay, beta) = if together {
+                gates.values_together(c, lanes)
+            } else {
+                gates.values(c)
+            };
             (decay, (1.0, beta))
         } else {
             let ([decay], beta) = self.head_gate.values(c);
@@ -251,7 +256,7 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
                     store_zeros();
                     return;
                 }
-                let token = token.values::<G>(&c, Self::LANES);
+                let token = token.values::<G>(&c, Self::LANES, true);
                 let mut states = raw.map(S::widen);
                 let v = v.to_f32(c.v_element);
                 let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
@@ -408,7 +413,7 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
             let mut t = group;
             let is_due = |t: u32| t / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < tokens.count;
             while is_due(t) {
-                let token = raw.values::<G>(c, Self::LANES);
+                let token = raw.values::<G>(c, Self::LANES, false);
                 let smem = smem + t * Self::TOKEN_BYTES;
                 if t < tokens.count {
                     store_channels(smem, share, token.k);

@@ -1,14 +1,17 @@
-//! What GDN MTP verify and recurrent KDA share: parameters, load-time constants, and the token-by-token kernels.
+//! What GDN MTP verify and recurrent KDA share: parameters, load-time constants, and the kernels: token by
+//! token, and [`Parallel`].
 //!
 //! The operators ([`crate::kernels::gdn_mtp`], [`crate::kernels::kda_recurrent`]) differ in their gate alone, so that
 //! every way of keeping states is written once, here.
 
 mod klast;
+mod parallel;
 pub(crate) mod slots;
 pub(crate) mod tokens;
 mod vlast;
 
 pub use klast::KLast;
+pub use parallel::Parallel;
 pub use tokens::Gating;
 pub use vlast::VLast;
 

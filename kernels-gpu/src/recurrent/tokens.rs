@@ -2,6 +2,7 @@
 
 use super::{Gate, RecurrentConstants, RecurrentParams};
 use crate::device::global::load_b32;
+use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::elements::{Raw, bytes_of, load_one};
 use crate::math::gate;
 use crate::row::Row;
@@ -215,26 +216,83 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
     #[inline(always)]
     pub fn log_values(self, c: &RecurrentConstants) -> ([f32; CHANNELS], f32) {
         let mut decay = self.g.to_f32(c.g_element);
-        let dt_bias = self.dt_bias.0.map(f32::from_bits);
-        let lower_bound = f32::from_bits(c.lower_bound);
         let mut i = 0;
         while i < CHANNELS {
-            let x = decay[i];
-            decay[i] = if c.gate == Gate::Log as u32 {
-                x
-            } else if c.gate == Gate::Softplus as u32 {
-                gate::log_decay(x, self.a_log, dt_bias[i])
-            } else {
-                gate::lower_bound_log_decay(x, lower_bound, self.a_log, dt_bias[i])
-            };
+            let dt_bias = f32::from_bits(self.dt_bias.0[i]);
+            decay[i] = log_decay(c, decay[i], self.a_log, dt_bias);
             i += 1;
         }
+        (decay, self.beta(c))
+    }
+
+    #[inline(always)]
+    fn beta(self, c: &RecurrentConstants) -> f32 {
         let [b] = self.b.to_f32(c.b_element);
-        let beta = if c.beta_logit != 0 {
+        if c.beta_logit != 0 {
             gate::sigmoid(b) * f32::from_bits(c.beta_scale)
         } else {
             b
-        };
-        (decay, beta)
+        }
+    }
+}
+
+impl RawGates<8> {
+    /// As [`Self::values`], of one token that all of a warp's groups of `lanes` lanes have: each computes a part of the
+    /// channels for all. All lanes of the warp call it.
+    #[inline(always)]
+    pub fn values_together(self, c: &RecurrentConstants, lanes: u32) -> ([f32; 8], f32) {
+        if c.gate == Gate::Log as u32 {
+            return self.values(c);
+        }
+        let mut decay = self.g.to_f32(c.g_element);
+        let mut dt_bias = self.dt_bias.0.map(f32::from_bits);
+        let mut count = 8;
+        let mut mask = 16;
+        while mask >= lanes {
+            count /= 2;
+            let upper = lane_id() & mask != 0;
+            let mut i = 0;
+            while i < count {
+                decay[i] = if upper { decay[count + i] } else { decay[i] };
+                dt_bias[i] = if upper {
+                    dt_bias[count + i]
+                } else {
+                    dt_bias[i]
+                };
+                i += 1;
+            }
+            mask /= 2;
+        }
+        let mut i = 0;
+        while i < count {
+            decay[i] = gate::exp(log_decay(c, decay[i], self.a_log, dt_bias[i]));
+            i += 1;
+        }
+        mask = lanes;
+        while mask <= 16 {
+            let upper = lane_id() & mask != 0;
+            let mut i = 0;
+            while i < count {
+                let (own, other) = (decay[i], warp_shuffle_xor(decay[i], mask));
+                decay[i] = if upper { other } else { own };
+                decay[count + i] = if upper { own } else { other };
+                i += 1;
+            }
+            count *= 2;
+            mask *= 2;
+        }
+        (decay, self.beta(c))
+    }
+}
+
+/// log α of one x.
+#[inline(always)]
+fn log_decay(c: &RecurrentConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
+    if c.gate == Gate::Log as u32 {
+        x
+    } else if c.gate == Gate::Softplus as u32 {
+        gate::log_decay(x, a_log, dt_bias)
+    } else {
+        gate::lower_bound_log_decay(x, f32::from_bits(c.lower_bound), a_log, dt_bias)
     }
 }

@@ -249,9 +249,9 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
                 }
             }
             let k = load_rows::<ROWS>(smem + first * 4);
-            let sk = butterfly_scatter(column_products(|r| states[r], k), LANES);
+            let sk = butterfly_scatter(column_products(|r| states[r], k), LANES, 32);
             let q = load_rows::<ROWS>(smem + Self::Q + first * 4);
-            let sq = butterfly_scatter(column_products(|r| states[r], q), LANES);
+            let sq = butterfly_scatter(column_products(|r| states[r], q), LANES, 32);
             let kept = FRAGMENT * LANES / 32;
             let mut i = 0;
             while i < kept {

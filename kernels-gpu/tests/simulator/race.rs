@@ -5,7 +5,9 @@ use std::slice;
 use gated_delta_kernels::device::global;
 use gated_delta_kernels::device::shared::{copy_async_commit, copy_async_wait};
 use gated_delta_kernels::device::sim::{FaultKind, Region};
-use gated_delta_kernels::device::thread::{block_idx_x, sync_threads, thread_idx_x};
+use gated_delta_kernels::device::thread::{
+    arrive_at_barrier, block_idx_x, sync_barrier, sync_threads, thread_idx_x,
+};
 use gated_delta_kernels::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
 
 use super::{
@@ -333,4 +335,72 @@ fn a_block_inherits_nothing_from_the_one_before() {
             (FaultKind::Racecheck, [63, 0, 0])
         );
     }
+}
+
+/// Thread 0 stores, its warp comes to barrier 1 before or after it, and thread 32 loads behind the barrier.
+fn hand_over(before: bool) -> impl Fn() {
+    move || {
+        store_shared(4 * thread_idx_x(), 0);
+        sync_threads();
+        if thread_idx_x() < 32 {
+            if !before {
+                arrive_at_barrier(1, 64);
+            }
+            only(0, || store_shared(0, 7));
+            if before {
+                arrive_at_barrier(1, 64);
+            }
+        } else {
+            sync_barrier(1, 64);
+            only(32, || assert_eq!(load_shared(0), 7));
+        }
+    }
+}
+
+#[test]
+fn a_barrier_orders_what_came_before_the_arrival() {
+    assert_clean(&[], hand_over(true));
+    let message = race("4-byte shared load at byte 0", "store by thread 0");
+    assert_race(&[], hand_over(false), 32, &message);
+}
+
+#[test]
+fn an_arrival_orders_nothing_for_those_that_go_on() {
+    let body = || {
+        store_shared(4 * thread_idx_x(), 0);
+        sync_threads();
+        if thread_idx_x() < 32 {
+            arrive_at_barrier(1, 64);
+            sync_barrier(2, 32);
+            only(0, || load_shared(4 * 32));
+        } else {
+            only(32, || store_shared(4 * 32, 7));
+            sync_barrier(1, 64);
+        }
+    };
+    let message = race("4-byte shared load at byte 128", "store by thread 32");
+    assert_race(&[], body, 0, &message);
+}
+
+#[test]
+fn barriers_hand_on_what_they_ordered() {
+    let body = || {
+        store_shared(4 * thread_idx_x(), 0);
+        sync_threads();
+        match thread_idx_x() / 32 {
+            0 => {
+                only(0, || store_shared(0, 7));
+                arrive_at_barrier(1, 64);
+            }
+            1 => {
+                sync_barrier(1, 64);
+                arrive_at_barrier(2, 64);
+            }
+            _ => {
+                sync_barrier(2, 64);
+                only(64, || assert_eq!(load_shared(0), 7));
+            }
+        }
+    };
+    run([1; 3], 96, &[], body).expect("ordered through the second warp");
 }

@@ -4,7 +4,9 @@ use gated_delta_kernels::device::shared::{
     dynamic_shared_mem, load_matrices, load_matrices_transposed, store_shared_b128,
 };
 use gated_delta_kernels::device::sim::FaultKind;
-use gated_delta_kernels::device::thread::{sync_threads, thread_idx_x};
+use gated_delta_kernels::device::thread::{
+    arrive_at_barrier, sync_barrier, sync_threads, thread_idx_x,
+};
 use gated_delta_kernels::device::warp::{
     FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_shuffle_idx, warp_shuffle_xor,
 };
@@ -133,4 +135,87 @@ fn diverged_block_barrier() {
     let message =
         "diverged: thread 0 (lane 0) waits in sync_threads, but thread 40 (lane 8) has exited";
     assert_synccheck(diverge(|| (), sync_threads), 0, message);
+}
+
+/// The first warp does `first`, the second `second`.
+fn roles(first: fn(), second: fn()) -> impl Fn() {
+    move || {
+        if thread_idx_x() < 32 {
+            first()
+        } else {
+            second()
+        }
+    }
+}
+
+#[test]
+fn warps_meet_at_a_barrier_in_different_places() {
+    assert_clean(
+        &[],
+        roles(
+            || {
+                arrive_at_barrier(1, 64);
+                sync_barrier(2, 64);
+                sync_barrier(3, 32);
+                sync_threads();
+            },
+            || {
+                sync_barrier(1, 64);
+                arrive_at_barrier(2, 64);
+                sync_threads();
+            },
+        ),
+    );
+}
+
+#[test]
+fn barriers_that_do_not_fill() {
+    let alone = "diverged: thread 0 (lane 0) waits in sync_barrier(1, 64), \
+                 but thread 32 (lane 0) has exited";
+    assert_synccheck(roles(|| sync_barrier(1, 64), || ()), 0, alone);
+    let other = "diverged: thread 0 (lane 0) waits in sync_barrier(1, 64), \
+                 but thread 32 (lane 0) waits in sync_barrier(2, 64)";
+    let body = roles(|| sync_barrier(1, 64), || sync_barrier(2, 64));
+    assert_synccheck(body, 0, other);
+    let nobody = "barrier 1: warps have come to it, and none waits";
+    assert_synccheck(roles(|| arrive_at_barrier(1, 64), || ()), 0, nobody);
+    let gone = "barrier 1: all 64 threads have gone on, none waits";
+    assert_synccheck(|| arrive_at_barrier(1, 64), 32, gone);
+}
+
+#[test]
+fn barriers_of_another_size() {
+    let message = "barrier 1 is for 64 threads, and for 96";
+    let body = roles(|| arrive_at_barrier(1, 64), || arrive_at_barrier(1, 96));
+    assert_synccheck(body, 32, message);
+    let message = "diverged: thread 32 (lane 0) waits in sync_barrier(1, 32), \
+                   but thread 0 (lane 0) has exited";
+    let body = roles(|| arrive_at_barrier(1, 64), || sync_barrier(1, 32));
+    assert_synccheck(body, 32, message);
+}
+
+#[test]
+fn barriers_that_are_none() {
+    for barrier in [0, 16] {
+        let message = format!("barrier {barrier}: wanted 1 to 15");
+        assert_synccheck(move || sync_barrier(barrier, 64), 0, &message);
+    }
+    let message = "barrier 1 for 40 threads: wanted whole warps, at most 1024";
+    assert_synccheck(|| arrive_at_barrier(1, 40), 0, message);
+}
+
+#[test]
+fn diverged_barrier() {
+    let message = "diverged: thread 32 (lane 0) waits in arrive_at_barrier(1, 64), \
+                   but thread 40 (lane 8) waits in sync_barrier(1, 64)";
+    let body = diverge(|| sync_barrier(1, 64), || arrive_at_barrier(1, 64));
+    assert_synccheck(
+        move || {
+            if thread_idx_x() >= 32 {
+                body()
+            }
+        },
+        32,
+        message,
+    );
 }

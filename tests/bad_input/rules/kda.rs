@@ -57,7 +57,7 @@ pub fn rules() -> Vec<Rule> {
         (|args| with_bound(args, f32::NAN), ["lower_bound", "a finite number below 0", "got NaN"]),
         (|args| with_bound(args, f32::NEG_INFINITY), ["lower_bound", "a finite number below 0", "got -inf"]),
         (|args| args.gates.kind = KdaGate::LowerBound { lower_bound: -5.0, a_log: None, dt_bias: Some(tensor(F32, &[3, 64])) }, ["dt_bias", "[H or HV, K] = [4, 64]", "got [3, 64]"]),
-        (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and KDA exclude each other", "it is for GDN alone", ""]),
+        (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and an f32 state exclude each other", "it is for bf16 k_last states", ""]),
         (|args| args.options.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
     ];
     let others = CHANGES.iter().map(|&(change, message)| {

@@ -10,13 +10,13 @@ use crate::error::Error;
 use crate::ops::HeadMap;
 use crate::ops::checks::{self, Heads, Pools, indices, parameter, same_dtype};
 use crate::plan::Problem;
-use crate::select::{Kind, Mode, Operator};
+use crate::select::{Kind, Operator};
 use crate::shapes::{Named, range};
 
 impl Problem<RecurrentConstants> {
     /// Whether g and dt_bias have a value for each channel.
     pub fn per_channel(&self) -> bool {
-        self.kind.operator == Operator::KdaRecurrent
+        self.kind.operator.per_channel()
     }
 
     /// Whether each row's final state is written: by an update or by a commit.
@@ -49,7 +49,7 @@ impl Request<'_> {
             wide_io: 1,
             ..RecurrentConstants::zeroed()
         };
-        let per_channel = operator == Operator::KdaRecurrent;
+        let per_channel = operator.per_channel();
         self.check_new(&extents, per_channel, &mut constants)?;
         self.check_previous(&extents, per_channel, &mut constants)?;
         self.check_gate(heads, per_channel, &mut constants)?;
@@ -57,11 +57,10 @@ impl Request<'_> {
         let is_narrow = constants.wide_io == 0 || constants.wide_state == 0;
         Ok(Problem {
             kind: Kind {
-                operator: match operator {
-                    Operator::GdnMtpParallel(Mode::Resume) if is_narrow => {
-                        Operator::GdnMtpParallel(Mode::NarrowResume)
-                    }
-                    operator => operator,
+                operator: if is_narrow {
+                    operator.narrow()
+                } else {
+                    operator
                 },
                 layout: options.state_layout,
                 state: pools.read.tensor.dtype(),

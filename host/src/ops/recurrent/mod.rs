@@ -179,8 +179,8 @@ pub enum Formulation {
     /// Token by token in f32: with f32 states T tokens are T launches of one token, bit for bit.
     #[default]
     Recurrent,
-    /// The tokens of a row at once, on tensor cores: GDN with bf16 K-last states and at most 8 tokens, new or previous,
-    /// without snapshots and token slots.
+    /// The tokens of a row at once, on tensor cores: bf16 K-last states and at most 8 tokens, new or previous, without
+    /// snapshots and token slots.
     Parallel,
 }
 

@@ -59,11 +59,6 @@ impl Request<'_> {
         let parallel = (true, "formulation = parallel");
         excludes(
             parallel,
-            &[(self.gates.operator == Operator::KdaRecurrent, "KDA")],
-            "it is for GDN alone",
-        )?;
-        excludes(
-            parallel,
             &[
                 (self.snapshots.is_some(), "snapshots"),
                 (self.token_slots.is_some(), "token_slots"),
@@ -93,12 +88,17 @@ impl Request<'_> {
             MAX_PARALLEL_TOKENS,
             "1 to 8",
         )?;
-        Ok(Operator::GdnMtpParallel(match (tokens, previous_tokens) {
+        let mode = match (tokens, previous_tokens) {
             (Some(_), Some(_)) => Mode::Resume,
             (_, Some(_)) => Mode::Update,
             _ if self.options.update_state => Mode::Update,
             _ => Mode::Verify,
-        }))
+        };
+        Ok(if self.gates.operator.per_channel() {
+            Operator::KdaRecurrentParallel(mode)
+        } else {
+            Operator::GdnMtpParallel(mode)
+        })
     }
 }
 

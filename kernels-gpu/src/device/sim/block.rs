@@ -8,6 +8,7 @@ use bytemuck::Pod;
 use corosensei::Yielder;
 
 use super::Launch;
+use super::barrier::{Arrivals, BARRIERS, Clock};
 use super::fault::{Fault, Problem};
 use super::fibers::At;
 use super::matrix;
@@ -32,6 +33,10 @@ pub struct Block<'a> {
     time: Cell<u32>,
     /// Time of the last `sync_threads`.
     pub(super) block_barrier: Cell<u32>,
+    /// Of each barrier of some warps.
+    pub(super) arrivals: [Arrivals; BARRIERS],
+    /// For each warp, what these barriers put before it.
+    pub(super) clocks: Box<[Clock]>,
 }
 
 /// One thread of the block.
@@ -99,6 +104,10 @@ impl<'a> Block<'a> {
             running: Cell::new(0),
             time: Cell::new(1),
             block_barrier: Cell::new(0),
+            arrivals: Default::default(),
+            clocks: (0..launch.shape.block as usize / LANES)
+                .map(|_| Clock::default())
+                .collect(),
         }
     }
 
@@ -108,6 +117,10 @@ impl<'a> Block<'a> {
         self.index.set(index);
         self.time.set(1);
         self.block_barrier.set(0);
+        self.arrivals.iter().for_each(Arrivals::clear);
+        for clock in &self.clocks {
+            clock.iter().for_each(|time| time.set(0));
+        }
         for thread in &self.threads {
             thread.at.set(At::Running);
             thread.lane_barriers.iter().for_each(|time| time.set(0));
@@ -207,6 +220,7 @@ impl Block<'_> {
             access: Access::new(self.index.get(), self.thread(), self.time.get()),
             grid: self.launch.shape.grid,
             block_barrier: self.block_barrier.get(),
+            warp_clock: &self.clocks[self.running.get() / LANES],
             lane_barriers: &self.running().lane_barriers,
         }
     }

@@ -6,6 +6,7 @@ use std::{array, ptr};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
+use super::barrier::Barrier;
 use super::block::{Block, CURRENT, LANES, Thread, Words};
 use super::fault::{Fault, Problem};
 use super::matrix;
@@ -31,6 +32,10 @@ pub enum At {
     SyncWarp(u32),
     /// Waits for the block.
     SyncThreads,
+    /// Waits for the threads of a barrier.
+    SyncBarrier(Barrier),
+    /// Waits for its warp to come to a barrier, and goes on.
+    Arrive(Barrier),
     /// Has returned.
     Exited,
 }
@@ -43,7 +48,9 @@ impl At {
             | Self::ShuffleIdx(_)
             | Self::Mma
             | Self::LoadMatrices
-            | Self::LoadMatricesTransposed => u32::MAX,
+            | Self::LoadMatricesTransposed
+            | Self::SyncBarrier(_)
+            | Self::Arrive(_) => u32::MAX,
             Self::SyncWarp(mask) => mask,
             Self::Running | Self::SyncThreads | Self::Exited => 0,
         }
@@ -68,6 +75,8 @@ impl At {
             Self::LoadMatricesTransposed => "waits in load_matrices_transposed".into(),
             Self::SyncWarp(mask) => format!("waits in sync_warp({mask:#010x})"),
             Self::SyncThreads => "waits in sync_threads".into(),
+            Self::SyncBarrier(barrier) => format!("waits in sync_barrier{}", barrier.describe()),
+            Self::Arrive(barrier) => format!("waits in arrive_at_barrier{}", barrier.describe()),
             Self::Exited => "has exited".into(),
         }
     }
@@ -107,10 +116,28 @@ impl Block<'_> {
             for (warp, fibers) in fibers.chunks_mut(LANES).enumerate() {
                 self.run_warp(warp * LANES, fibers)?;
             }
-            let first = |at: At| self.threads.iter().position(|thread| thread.at.get() == at);
-            match (first(At::SyncThreads), first(At::Exited)) {
+            if self.complete_a_barrier() {
+                continue;
+            }
+            let first = |is_there: fn(At) -> bool| {
+                let is_there = |thread: &Thread| is_there(thread.at.get());
+                self.threads.iter().position(is_there)
+            };
+            if let Some(waiting) = first(|at| matches!(at, At::SyncBarrier(_))) {
+                let at = self.threads[waiting].at.get();
+                let elsewhere = |thread: &Thread| thread.at.get() != at;
+                let missing = self.threads.iter().position(elsewhere);
+                return Err(self.diverged(waiting, missing.unwrap_or(waiting)));
+            }
+            match (
+                first(|at| at == At::SyncThreads),
+                first(|at| at == At::Exited),
+            ) {
                 (Some(waiting), Some(exited)) => return Err(self.diverged(waiting, exited)),
-                (None, _) => return Ok(()),
+                (None, _) => {
+                    let nobody_waits = self.check_arrivals();
+                    return nobody_waits.map_err(|problem| self.fault(0, problem));
+                }
                 (Some(_), None) => self.block_barrier.set(self.tick()),
             }
             for thread in &self.threads {
@@ -134,10 +161,19 @@ impl Block<'_> {
                 match lanes(at.mask()).find(|&other| !at.meets(warp[other].at.get())) {
                     Some(missing) => stuck = stuck.or(Some((lane, missing))),
                     None if at.mask() == 0 => {}
-                    None => {
-                        self.meet(warp, at);
-                        met = true;
-                    }
+                    None => match at {
+                        At::SyncBarrier(_) => {}
+                        At::Arrive(barrier) => {
+                            let arrived = self.arrive(first / LANES, barrier);
+                            arrived.map_err(|problem| self.fault(first + lane, problem))?;
+                            warp.iter().for_each(|thread| thread.at.set(At::Running));
+                            met = true;
+                        }
+                        _ => {
+                            self.meet(warp, at);
+                            met = true;
+                        }
+                    },
                 }
             }
             match stuck {

@@ -10,6 +10,8 @@ pub const GRANULE_BYTES: u64 = 2;
 pub const MAX_BLOCKS: u32 = 1 << 24;
 /// Threads that an [`Access`] can tell apart.
 pub const MAX_THREADS: u32 = 1 << 10;
+/// Warps that they are.
+pub const WARPS: usize = MAX_THREADS as usize / 32;
 const TIME_BITS: u32 = 30;
 
 /// Block, thread and time of an access, packed in this order. Time counts the barriers of a block,
@@ -57,7 +59,9 @@ pub struct Observer<'a> {
     pub grid: [u32; 3],
     /// Time of the last barrier of the block: everything up to it happened before.
     pub block_barrier: u32,
-    /// For each lane of the warp, the time up to which its accesses happened before.
+    /// For each warp of the block, the time up to which its accesses happened before.
+    pub warp_clock: &'a [Cell<u32>; WARPS],
+    /// For each lane of the warp, the same.
     pub lane_barriers: &'a [Cell<u32>; 32],
 }
 
@@ -74,6 +78,7 @@ impl Observer<'_> {
         let lane_barrier = || self.lane_barriers[thread as usize % 32].get();
         thread == my_thread
             || earlier.time() <= self.block_barrier
+            || earlier.time() <= self.warp_clock[thread as usize / 32].get()
             || (thread / 32 == my_thread / 32 && earlier.time() <= lane_barrier())
     }
 

@@ -112,8 +112,8 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
             }
 
             let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
-            let sk = butterfly_scatter(column_products(|r| S::widen(raw[r]), k), LANES);
-            let sq = butterfly_scatter(column_products(|r| S::widen(raw[r]), q), LANES);
+            let sk = butterfly_scatter(column_products(|r| S::widen(raw[r]), k), LANES, 32);
+            let sq = butterfly_scatter(column_products(|r| S::widen(raw[r]), q), LANES, 32);
             let kept = FRAGMENT * LANES / 32;
             let mut i = 0;
             while i < kept {

@@ -23,11 +23,7 @@
 //!          row; the solver does (a) and W while the state is on its way
 //! Padding  an inactive row zeroes o and touches no state; a token that is not there has k = q = v = 0, α = 1, β = 0
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
-//! Truth    reference::recurrent; kernels-gpu/tests/gdn_mtp_parallel
-
-mod parallel;
-
-pub use parallel::Parallel;
+//! Truth    reference::recurrent; kernels-gpu/tests/parallel
 
 use crate::recurrent::{self, Gating};
 
@@ -45,3 +41,7 @@ pub type KLast<S, const K: u32, const ROWS: usize, const THREADS: u32> =
 /// Token by token on V-last states.
 pub type VLast<S, const K: u32, const LANES: u32, const ROWS: usize> =
     recurrent::VLast<PerHead, S, K, LANES, ROWS>;
+
+/// All tokens at once on bf16 K-last states.
+pub type Parallel<const K: u32, const WARPS: u32, const TILES16: usize> =
+    recurrent::Parallel<PerHead, K, WARPS, TILES16>;

@@ -132,11 +132,6 @@ fn the_parallel_formulation_says_what_it_is_not_for() {
         let message = parallel(args);
         assert!(message.contains(part), "wanted {part}, got: {message}");
     }
-    refused(
-        kda(KdaGate::Log),
-        |args| args.options.formulation = Formulation::Parallel,
-        &["formulation = parallel", "KDA"],
-    );
 }
 
 #[test]

@@ -8,17 +8,42 @@ use crate::device::shared::{
     store_shared_b128,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
+use crate::recurrent::Gating;
 use crate::state::{Bf16, Head, Share};
 
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
 pub struct Advance<const TILES16: usize> {
     /// δ as factors of k.
     steps: [Split; TILES16],
-    decay: f32,
+    decays: Decays,
     keys: Tokens8,
     /// All ones if there is any token: none leaves the state as it is, to the bit. A mask, because the assembler makes
     /// a branch of a choice, and goes through the tiles one by one.
     moved: u32,
+}
+
+/// What is left of S₀ after the last token.
+pub enum Decays {
+    Head(f32),
+    /// `[K]` f32 in shared memory, at this address.
+    Channels(u32),
+}
+
+impl Decays {
+    /// Of this lane's channels of a piece.
+    #[inline(always)]
+    unsafe fn of_piece(&self, piece: usize) -> [f32; 8] {
+        match *self {
+            Self::Head(decay) => [decay; 8],
+            Self::Channels(address) => {
+                let address = address + 128 * piece as u32 + lane_id() % 4 * 32;
+                // SAFETY: the caller's promise.
+                let [[a, b, c, d], [e, f, g, h]] =
+                    unsafe { [load_shared_b128(address), load_shared_b128(address + 16)] };
+                [a, b, c, d, e, f, g, h].map(f32::from_bits)
+            }
+        }
+    }
 }
 
 impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
@@ -92,7 +117,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     /// # Safety
     /// The solution is there.
     #[inline(always)]
-    pub unsafe fn advance_by(
+    pub unsafe fn advance_by<G: Gating>(
         &self,
         set: Set,
         residuals: &[Split; TILES16],
@@ -113,7 +138,11 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
             }
             Advance {
                 steps,
-                decay: f32::from_bits(load_shared_b32(solution.decay())),
+                decays: if G::PER_CHANNEL {
+                    Decays::Channels(Map::<K, WARPS, TILES16>::kept())
+                } else {
+                    Decays::Head(f32::from_bits(load_shared_b32(solution.decay())))
+                },
                 keys,
                 moved: if moves { u32::MAX } else { 0 },
             }
@@ -132,8 +161,9 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
         state: Piece,
     ) -> Piece {
         // SAFETY: the caller's promise.
-        let keys = unsafe { advance.keys.channels(piece) };
-        let mut next = advance.steps[tile].advance(state, advance.decay, keys);
+        let (keys, decays) =
+            unsafe { (advance.keys.channels(piece), advance.decays.of_piece(piece)) };
+        let mut next = advance.steps[tile].advance(state, decays, keys);
         let mut half = 0;
         while half < 2 {
             let mut j = 0;

@@ -8,6 +8,9 @@ use super::{Gates, entries, error, output, pool};
 
 const ROWS: usize = 2;
 
+/// Whether decays are per channel, and K.
+const KINDS: [(bool, usize); 4] = [(false, 64), (false, 128), (true, 64), (true, 128)];
+
 /// A layer with all that its launches read.
 struct Setting {
     layer: Layer,
@@ -26,10 +29,11 @@ struct Left {
 }
 
 impl Setting {
-    fn new(seed: u64, k: usize) -> Self {
+    fn new(seed: u64, per_channel: bool, k: usize) -> Self {
         let mut random = Random(seed);
         let element = random.one_of(&[Element::Bf16, Element::F32]);
         let layer = Layer {
+            per_channel,
             k,
             heads: 1,
             ratio: 2,
@@ -53,7 +57,7 @@ impl Setting {
     fn verify(&self) -> Case<'_> {
         Case {
             layer: self.layer,
-            entry: entries(self.layer.k)[0],
+            entry: entries(&self.layer)[0],
             tokens: &self.tokens,
             count: self.tokens.tokens,
             cu_seqlens: None,
@@ -83,9 +87,9 @@ impl Setting {
 }
 
 fn for_each_setting(mut f: impl FnMut(Setting)) {
-    for k in [64, 128] {
+    for (per_channel, k) in KINDS {
         for seed in 0..4 {
-            f(Setting::new(seed, k));
+            f(Setting::new(seed, per_channel, k));
         }
     }
 }
@@ -104,7 +108,7 @@ fn every_variant_gives_the_same_bits() {
         };
         for case in [resume, update] {
             let first = s.run(&case);
-            for entry in entries(s.layer.k) {
+            for entry in entries(&s.layer) {
                 assert!(s.run(&Case { entry, ..case }) == first, "{}", entry.name());
             }
         }
@@ -231,12 +235,17 @@ fn a_commit_of_no_tokens_keeps_every_bit() {
 #[test]
 fn decays_to_nothing() {
     for lowest in [-80.0, -1e4, -1e30, f64::NEG_INFINITY] {
-        for k in [64, 128] {
-            let mut s = Setting::new(1, k);
+        for (per_channel, k) in KINDS {
+            let mut s = Setting::new(1, per_channel, k);
             s.layer.raw_gates = false;
             s.layer.elements[4] = Element::F32;
             s.tokens = Tokens::new(&s.layer, ROWS, 8, &mut s.random);
-            for i in [2, 3, 11, 20, 31] {
+            // Of whole heads, and, where channels have their own, of some.
+            let decays = s.layer.decays();
+            for head in [2, 3, 11, 20, 31] {
+                (0..decays).for_each(|i| s.tokens.g.set(head * decays + i, lowest));
+            }
+            for i in (0..32 * decays).filter(|i| per_channel && i % 7 == 0) {
                 s.tokens.g.set(i, lowest);
             }
             let case = Case {

@@ -38,6 +38,8 @@ impl Random {
 /// What a layer fixes.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer {
+    /// KDA: one decay per channel of a key; GDN: one per head.
+    pub per_channel: bool,
     pub k: usize,
     pub heads: usize,
     pub ratio: usize,
@@ -58,6 +60,11 @@ impl Layer {
 
     pub fn value_heads(&self) -> usize {
         self.heads * self.ratio
+    }
+
+    /// Decays of a head.
+    pub fn decays(&self) -> usize {
+        if self.per_channel { self.k } else { 1 }
     }
 
     fn key_head(&self, hv: usize) -> usize {
@@ -97,7 +104,7 @@ impl Tokens {
             q: filled(q, h, layer.k, &|x| reach * x),
             k: filled(k, h, layer.k, &|x| reach * x),
             v: filled(v, hv, layer.k, &|x| 2.0 * x),
-            g: filled(g, hv, 1, &|x| {
+            g: filled(g, hv, layer.decays(), &|x| {
                 if layer.raw_gates { 3.0 * x } else { -x.abs() }
             }),
             b: filled(b, hv, 1, &|x| {
@@ -326,17 +333,26 @@ impl Case<'_> {
         unsafe { sim::launch(&launch, &|| self.entry.simulate(params)) }
     }
 
-    /// Log decay and β of token `index` in row-major order of rows and tokens.
-    fn gates(&self, tokens: &Tokens, index: usize, hv: usize) -> (f64, f64) {
-        let at = index * self.layer.value_heads() + hv;
-        let (g, b) = (tokens.g.get(at), tokens.b.get(at));
-        if !self.layer.raw_gates {
-            return (g, b);
-        }
-        let x = g + f64::from(self.dt_bias[hv]);
-        let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
-        let beta = f64::from(self.layer.beta_scale) / (1.0 + (-b).exp());
-        (-f64::from(self.a_log[hv]).exp() * softplus, beta)
+    /// Decay of every channel and β of token `index` in row-major order of rows and tokens.
+    fn gates(&self, tokens: &Tokens, index: usize, hv: usize) -> (Vec<f64>, f64) {
+        let (at, decays) = (index * self.layer.value_heads() + hv, self.layer.decays());
+        let (g, b) = (tokens.g.values(at * decays, decays), tokens.b.get(at));
+        let log_decay = |(i, g): (usize, f64)| {
+            if !self.layer.raw_gates {
+                return g;
+            }
+            let x = g + f64::from(self.dt_bias[hv * decays + i]);
+            let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
+            -f64::from(self.a_log[hv]).exp() * softplus
+        };
+        let of_head = g.into_iter().enumerate().map(log_decay).map(f64::exp);
+        let alpha = of_head.cycle().take(self.layer.k).collect();
+        let beta = if self.layer.raw_gates {
+            f64::from(self.layer.beta_scale) / (1.0 + (-b).exp())
+        } else {
+            b
+        };
+        (alpha, beta)
     }
 
     /// Advances `state` (`[V, K]`) by a token; its output.
@@ -355,17 +371,15 @@ impl Case<'_> {
         let (key_norm, query_norm) = (norm(&k), norm(&q) * f64::from(self.layer.scale()));
         let at = (index * self.layer.value_heads() + hv) * k_dim;
         let v = tokens.v.values(at, k_dim);
-        let (log_decay, beta) = self.gates(tokens, index, hv);
-        let alpha = log_decay.exp();
+        let (alpha, beta) = self.gates(tokens, index, hv);
         let row = |state: &mut [f64], v: f64| {
-            let sk: f64 = state
-                .iter()
-                .zip(&k)
-                .map(|(s, k)| alpha * s * k * key_norm)
-                .sum();
+            for (s, alpha) in state.iter_mut().zip(&alpha) {
+                *s *= alpha;
+            }
+            let sk: f64 = state.iter().zip(&k).map(|(s, k)| s * k * key_norm).sum();
             let delta = beta * (v - sk);
             for (s, k) in state.iter_mut().zip(&k) {
-                *s = alpha * *s + delta * k * key_norm;
+                *s += delta * k * key_norm;
             }
             state.iter().zip(&q).map(|(s, q)| s * q * query_norm).sum()
         };

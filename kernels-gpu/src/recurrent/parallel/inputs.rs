@@ -10,14 +10,30 @@ use crate::constants::Element;
 use crate::device::shared::{load_shared_b128, store_shared_b128};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::{self, Raw, bytes_of, load};
-use crate::recurrent::tokens::Run;
+use crate::recurrent::tokens::{Gating, Run, Tokens};
 
 /// Turns that a warp takes to load 8 tokens of an operand, at most: with one warp and K = 128.
 const MOST_TURNS: usize = 4;
 
 /// Tokens of an operand as they lie in memory: 8 channels of one per turn.
 #[derive(Clone, Copy)]
-pub struct RawTokens([Raw<8>; MOST_TURNS]);
+pub struct RawTokens(pub [Raw<8>; MOST_TURNS]);
+
+impl RawTokens {
+    const NONE: Self = Self([Raw([0; 8]); MOST_TURNS]);
+}
+
+/// Tokens of a set as they lie in memory.
+pub struct Inputs {
+    pub keys: RawTokens,
+    /// None of previous tokens.
+    pub queries: RawTokens,
+    /// Of every channel with KDA, loaded by the keys' lanes; else the solver has them.
+    pub gates: RawTokens,
+    pub values: RawValues,
+    /// How many of them there are.
+    pub count: u32,
+}
 
 /// 8 rows of S of one token's v as they lie in memory.
 #[derive(Clone, Copy)]
@@ -25,41 +41,56 @@ pub struct RawValues(Raw<8>);
 
 impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
     /// Lanes that share a token of an operand.
-    const LANES: u32 = K / 8;
+    pub const LANES: u32 = K / 8;
     /// Warps that load 8 tokens of an operand in one turn.
     const LOADERS: u32 = K / 32;
-    const TURNS: usize = Self::LOADERS.div_ceil(WARPS) as usize;
+    pub const TURNS: usize = Self::LOADERS.div_ceil(WARPS) as usize;
     /// Lanes that share a token's v of the warp's rows.
     const VALUE_LANES: u32 = 2 * TILES16 as u32;
 
     /// Token of `operand` that this lane loads in `turn`; 8 or more for none.
     #[inline(always)]
-    fn token(&self, operand: Operand, turn: usize) -> u32 {
+    pub fn token(&self, operand: Operand, turn: usize) -> u32 {
         let shift = operand as u32 * Self::LOADERS % WARPS;
         let warp = (self.warp + WARPS - shift) % WARPS + turn as u32 * WARPS;
         warp * (32 / Self::LANES) + lane_id() / Self::LANES
     }
 
-    /// Nothing is read of tokens past the `there` first.
+    /// Loads the tokens of a set. Nothing is read of tokens past the `there` first.
     ///
     /// # Safety
     /// The tokens are live.
     #[inline(always)]
-    pub unsafe fn load_tokens(
-        &self,
-        operand: Operand,
-        run: Run,
-        element: u32,
-        there: u32,
-    ) -> RawTokens {
-        let mut raw = [Raw([0; 8]); MOST_TURNS];
+    pub unsafe fn load_inputs<G: Gating>(&self, set: Set, tokens: &Tokens, there: u32) -> Inputs {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Inputs {
+                keys: self.load_tokens(set.key(), tokens.k, there),
+                queries: match set {
+                    Set::New => self.load_tokens(Operand::Query, tokens.q, there),
+                    Set::Previous => RawTokens::NONE,
+                },
+                gates: if G::PER_CHANNEL {
+                    self.load_tokens(set.key(), tokens.g, there)
+                } else {
+                    RawTokens::NONE
+                },
+                values: self.load_values(tokens.v, there),
+                count: tokens.count,
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_tokens(&self, operand: Operand, run: Run, there: u32) -> RawTokens {
+        let RawTokens(mut raw) = RawTokens::NONE;
         let mut turn = 0;
         while turn < Self::TURNS {
             let t = self.token(operand, turn);
             if t < there {
                 let address = run.at(t, lane_id() % Self::LANES * 8);
                 // SAFETY: the caller's promise.
-                raw[turn] = unsafe { load(address, element, self.wide_io) };
+                raw[turn] = unsafe { load(address, run.element(), self.wide_io) };
             }
             turn += 1;
         }
@@ -108,28 +139,28 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     /// # Safety
     /// The tokens are live.
     #[inline(always)]
-    pub unsafe fn load_values(&self, run: Run, element: u32, there: u32) -> RawValues {
+    unsafe fn load_values(&self, run: Run, there: u32) -> RawValues {
         let (t, row) = self.value_place();
         RawValues(if t < there {
             // SAFETY: the caller's promise.
-            unsafe { load(run.at(t, self.first + row), element, self.wide_io) }
+            unsafe { load(run.at(t, self.first + row), run.element(), self.wide_io) }
         } else {
             Raw([0; 8])
         })
     }
 
-    /// Stores them as they come; tokens past the `count` first become zeros. All lanes of the warp call it.
+    /// Stores the values as they come; those of absent tokens become zeros. All lanes of the warp call it.
     ///
     /// # Safety
     /// The values are this warp's to write.
     #[inline(always)]
-    pub unsafe fn store_values(&self, set: Set, raw: RawValues, element: u32, count: u32) {
+    pub unsafe fn store_values(&self, set: Set, inputs: &Inputs, element: u32) {
         let (t, row) = self.value_place();
         let address = self.value_address(set, t, row, element);
         // SAFETY: the caller's promise. Two stores: as for the tokens.
         unsafe {
-            if t < count {
-                store_raw(raw.0, address, element);
+            if t < inputs.count {
+                store_raw(inputs.values.0, address, element);
             } else if t < 8 {
                 store_raw(Raw([0; 8]), address, element);
             }

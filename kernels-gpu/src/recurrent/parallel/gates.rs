@@ -3,7 +3,7 @@
 use crate::constants::Element;
 use crate::device::warp::{lane_id, warp_shuffle_idx};
 use crate::math::elements::{Raw, load_one};
-use crate::recurrent::tokens::{RawGates, Tokens, gate_row, load_a_log, load_beta};
+use crate::recurrent::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
 use crate::recurrent::{RecurrentConstants, RecurrentParams};
 use crate::row::Row;
 
@@ -14,7 +14,7 @@ const LOWEST: f32 = -127.0;
 /// Gates of token `lane_id() % 8` as they lie in memory.
 pub struct GateInputs(RawGates<1>);
 
-/// Gates of token `lane_id() % 8`: its β, and log₂ of all decays up to its own.
+/// Gates of token `lane_id() % 8`: its β, and log₂ of all decays up to its own, 0 where channels have theirs.
 #[derive(Clone, Copy)]
 pub struct Gates {
     pub decay: f32,
@@ -27,7 +27,7 @@ impl GateInputs {
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    pub unsafe fn load(
+    pub unsafe fn load<G: Gating>(
         c: &RecurrentConstants,
         params: &RecurrentParams,
         row: Row,
@@ -36,21 +36,26 @@ impl GateInputs {
     ) -> Self {
         let t = lane_id() % 8;
         let none = Raw([0]);
-        let (mut g, mut b, mut dt_bias) = (none, none, none);
+        let (mut g, mut b, mut a_log, mut dt_bias) = (none, none, 0.0, none);
         // SAFETY: the caller's promise.
         unsafe {
             if t < there {
-                g = load_one(tokens.g.at(t, 0), c.g_element);
                 b = load_beta(c, tokens, t);
             }
-            if c.has_dt_bias != 0 {
-                let address = params.dt_bias + 4 * gate_row(c, row) as u64;
-                dt_bias = load_one(address, Element::F32 as u32);
+            if !G::PER_CHANNEL {
+                if t < there {
+                    g = load_one(tokens.g.at(t, 0), c.g_element);
+                }
+                if c.has_dt_bias != 0 {
+                    let address = params.dt_bias + 4 * gate_row(c, row) as u64;
+                    dt_bias = load_one(address, Element::F32 as u32);
+                }
+                a_log = load_a_log(c, params, row);
             }
             Self(RawGates {
                 g,
                 b,
-                a_log: load_a_log(c, params, row),
+                a_log,
                 dt_bias,
             })
         }
@@ -58,9 +63,13 @@ impl GateInputs {
 
     /// Tokens past the `count` first decay nothing and write nothing.
     #[inline(always)]
-    pub fn values(self, c: &RecurrentConstants, count: u32) -> Gates {
+    pub fn values<G: Gating>(self, c: &RecurrentConstants, count: u32) -> Gates {
         let ([log_decay], beta) = self.0.log_values(c);
         let t = lane_id() % 8;
+        let beta = if t < count { beta } else { 0.0 };
+        if G::PER_CHANNEL {
+            return Gates { decay: 0.0, beta };
+        }
         let decay = log_decay * core::f32::consts::LOG2_E;
         let decay = if t >= count {
             0.0
@@ -76,9 +85,6 @@ impl GateInputs {
             sum = if i <= t { sum + next } else { sum };
             i += 1;
         }
-        Gates {
-            decay: sum,
-            beta: if t < count { beta } else { 0.0 },
-        }
+        Gates { decay: sum, beta }
     }
 }

@@ -1,18 +1,23 @@
-//! GDN verify, update, commit and resume on the tensor cores; steps are those of the operator's header.
+//! Verify, update, commit and resume on the tensor cores; steps are those of the operators' headers.
 
+mod channels;
 mod fragments;
 mod gates;
 mod inputs;
 mod map;
+mod meeting;
 mod solver;
 mod state;
 mod worker;
 
-use crate::device::thread::{sync_warps_of_roles, thread_idx_x};
+use core::marker::PhantomData;
+
+use crate::constants::Element;
+use crate::device::thread::thread_idx_x;
 use crate::launch::Kernel;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::Tokens;
-use crate::recurrent::{RecurrentConstants, RecurrentParams};
+use crate::recurrent::{Gating, RecurrentConstants, RecurrentParams};
 use crate::row::Row;
 use crate::state::Bf16;
 use fragments::{Split, Tokens8};
@@ -22,15 +27,21 @@ use worker::Worker;
 
 /// Up to 8 tokens and 8 previous ones on bf16 K-last states: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
 /// solver. V = K.
-pub struct Parallel<const K: u32, const WARPS: u32, const TILES16: usize>;
+pub struct Parallel<G, const K: u32, const WARPS: u32, const TILES16: usize>(PhantomData<G>);
 
-impl<const K: u32, const WARPS: u32, const TILES16: usize> Kernel for Parallel<K, WARPS, TILES16> {
+impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
+    for Parallel<G, K, WARPS, TILES16>
+{
     type Params = RecurrentParams;
     type Constants = RecurrentConstants;
     const BLOCK: u32 = 32 * (WARPS + 1);
     const TILES: u32 = K / (16 * WARPS * TILES16 as u32);
     const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
-    const SHARED_BYTES: u32 = Map::<K, WARPS, TILES16>::BYTES;
+    const SHARED_BYTES: u32 = if G::PER_CHANNEL {
+        Map::<K, WARPS, TILES16>::BYTES_OF_CHANNELS
+    } else {
+        Map::<K, WARPS, TILES16>::BYTES
+    };
 
     #[inline(always)]
     unsafe fn run(params: &RecurrentParams) {
@@ -51,18 +62,12 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Kernel for Parallel<K
                 row,
             };
             if thread_idx_x() / 32 == WARPS {
-                launch.solve::<K, WARPS, TILES16>();
+                launch.solve::<G, K, WARPS, TILES16>();
             } else {
-                launch.work::<K, WARPS, TILES16>();
+                launch.work::<G, K, WARPS, TILES16>();
             }
         }
     }
-}
-
-/// Where workers and solver wait for each other.
-#[inline(always)]
-fn meet<const WARPS: u32>() {
-    sync_warps_of_roles(32 * (WARPS + 1));
 }
 
 /// What a block knows of its row.
@@ -85,13 +90,14 @@ impl Launch<'_> {
         self.slots.live(&self.c, self.params) && self.tokens.live && previous_live
     }
 
-    /// The solver: each solution ends with a barrier, behind which the workers use it.
+    /// The solver: GDN's tokens of both sets come together.
     #[inline(always)]
-    unsafe fn solve<const K: u32, const WARPS: u32, const TILES16: usize>(&self) {
+    unsafe fn solve<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize>(&self) {
         let (c, tokens) = (&self.c, &self.tokens);
         // SAFETY: the caller's promise.
         unsafe {
-            let load = |tokens, there| GateInputs::load(c, self.params, self.row, tokens, there);
+            let load =
+                |tokens, there| GateInputs::load::<G>(c, self.params, self.row, tokens, there);
             let previous_gates = self
                 .previous
                 .as_ref()
@@ -100,75 +106,95 @@ impl Launch<'_> {
             if !self.live() {
                 return;
             }
-            meet::<WARPS>();
+            let solve = |gates, set, count| {
+                if G::PER_CHANNEL {
+                    meeting::take_tokens::<WARPS>(set);
+                }
+                solver::solve::<G, K, WARPS, TILES16>(c, gates, set, count);
+                meeting::leave_solution::<WARPS>(set);
+            };
+            if !G::PER_CHANNEL {
+                meeting::take_tokens::<WARPS>(Set::New);
+            }
             if let (Some(previous), Some(gates)) = (&self.previous, previous_gates) {
-                solver::solve::<K, WARPS, TILES16>(c, gates, Set::Previous, previous.count);
-                meet::<WARPS>();
+                solve(gates, Set::Previous, previous.count);
             }
             if c.tokens != 0 {
-                solver::solve::<K, WARPS, TILES16>(c, gates, Set::New, tokens.count);
-                meet::<WARPS>();
+                solve(gates, Set::New, tokens.count);
             }
         }
     }
 
     /// A worker: all loads, then the previous tokens, then the new ones.
     #[inline(always)]
-    unsafe fn work<const K: u32, const WARPS: u32, const TILES16: usize>(&self) {
+    unsafe fn work<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize>(&self) {
         let (c, tokens) = (&self.c, &self.tokens);
         let worker = Worker::<K, WARPS, TILES16>::new(c, self.row.tile);
         let element = |operand| match operand {
+            _ if G::PER_CHANNEL => Element::F32 as u32,
             Operand::Query => c.q_element,
-            Operand::Key | Operand::PreviousKey => c.k_element,
+            _ => c.k_element,
         };
         let operand = |operand| Tokens8::new::<K, WARPS, TILES16>(operand, element(operand));
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
         // reads.
         unsafe {
-            let load =
-                |operand, run, there| worker.load_tokens(operand, run, element(operand), there);
             let previous = self.previous.as_ref().map(|previous| {
-                let there = c.previous_tokens;
-                let keys = load(Operand::PreviousKey, previous.k, there);
-                let values = worker.load_values(previous.v, c.v_element, there);
-                (previous.count, keys, values)
+                worker.load_inputs::<G>(Set::Previous, previous, c.previous_tokens)
             });
-            let keys = load(Operand::Key, tokens.k, tokens.count);
-            let queries = load(Operand::Query, tokens.q, tokens.count);
-            let values = worker.load_values(tokens.v, c.v_element, tokens.count);
+            let inputs = worker.load_inputs::<G>(Set::New, tokens, tokens.count);
+            let decay_inputs = if G::PER_CHANNEL {
+                let most = tokens.count.max(c.previous_tokens);
+                Some(worker.load_decay_inputs(c, self.params, self.row, most))
+            } else {
+                None
+            };
             if !self.live() {
                 worker.zero_outputs(tokens.o, c.o_element, tokens.count);
                 return;
             }
             worker.copy_state(self.slots.start::<Bf16, K>(c, self.params, self.row.hv));
 
-            let store = |operand, raw, count| {
-                worker.store_tokens(operand, raw, element(operand), count);
-            };
-            if let Some((count, keys, _)) = previous {
-                store(Operand::PreviousKey, keys, count);
+            if let Some(decay_inputs) = &decay_inputs {
+                if let Some(inputs) = &previous {
+                    worker.prepare(c, Set::Previous, inputs, decay_inputs, true);
+                }
+                if c.tokens != 0 {
+                    worker.prepare(c, Set::New, &inputs, decay_inputs, c.update_state != 0);
+                }
+            } else {
+                let store = |operand, raw, count| {
+                    worker.store_tokens(operand, raw, element(operand), count);
+                };
+                if let Some(inputs) = &previous {
+                    store(Operand::PreviousKey, inputs.keys, inputs.count);
+                }
+                if c.tokens != 0 {
+                    store(Operand::Key, inputs.keys, tokens.count);
+                    store(Operand::Query, inputs.queries, tokens.count);
+                }
+                meeting::leave_tokens::<WARPS>(Set::New);
+                meeting::workers::<WARPS>();
             }
-            if c.tokens != 0 {
-                store(Operand::Key, keys, tokens.count);
-                store(Operand::Query, queries, tokens.count);
-            }
-            meet::<WARPS>();
 
             let write = self.slots.write::<Bf16, K>(c, self.params, self.row.hv);
             let advance = |set, residuals: &[Split; TILES16], keys, moves| {
-                worker.advance_by(set, residuals, operand(keys), moves)
+                let keys = if G::PER_CHANNEL { Operand::Step } else { keys };
+                worker.advance_by::<G>(set, residuals, operand(keys), moves)
             };
             let mut advanced = None;
-            if let Some((count, _, values)) = previous {
-                worker.store_values(Set::Previous, values, c.v_element, count);
+            if let Some(inputs) = &previous {
+                if !G::PER_CHANNEL {
+                    worker.store_values(Set::Previous, inputs, c.v_element);
+                }
                 let sk = worker.key_products(operand(Operand::PreviousKey));
-                meet::<WARPS>();
+                meeting::take_solution::<WARPS>(Set::Previous);
                 let residuals = worker.residuals(Set::Previous, &sk, c.v_element);
                 advanced = Some(advance(
                     Set::Previous,
                     &residuals,
                     Operand::PreviousKey,
-                    count != 0,
+                    inputs.count != 0,
                 ));
             }
             if c.tokens == 0 {
@@ -177,7 +203,9 @@ impl Launch<'_> {
                 }
                 return;
             }
-            worker.store_values(Set::New, values, c.v_element, tokens.count);
+            if !G::PER_CHANNEL {
+                worker.store_values(Set::New, &inputs, c.v_element);
+            }
             let [sk, sq] = worker.products(
                 operand(Operand::Key),
                 operand(Operand::Query),
@@ -191,7 +219,7 @@ impl Launch<'_> {
                     None => state,
                 },
             );
-            meet::<WARPS>();
+            meeting::take_solution::<WARPS>(Set::New);
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
             worker.outputs(&residuals, &sq);
             worker.store_outputs(tokens.o, c.o_element, tokens.count);

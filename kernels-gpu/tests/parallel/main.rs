@@ -1,4 +1,4 @@
-//! The tensor-core kernel of GDN MTP in the simulator, against the recurrence in f64, and against itself.
+//! The tensor-core kernels of GDN MTP and KDA in the simulator, against the recurrence in f64, and against themselves.
 
 mod buffer;
 mod case;
@@ -13,8 +13,13 @@ use gated_delta_kernels::entries::Entry;
 /// rounded the other way wherever it is next to a tie.
 const TOLERANCE: f64 = 3e-4;
 
-fn entries(k: usize) -> Vec<Entry> {
-    let stem = format!("gdn_mtp_parallel_klast_bf16_k{k}_");
+fn entries(layer: &Layer) -> Vec<Entry> {
+    let operator = if layer.per_channel {
+        "kda_recurrent"
+    } else {
+        "gdn_mtp"
+    };
+    let stem = format!("{operator}_parallel_klast_bf16_k{}_", layer.k);
     let entries = Entry::ALL.iter().copied();
     let entries: Vec<_> = entries
         .filter(|entry| entry.name().starts_with(&stem))
@@ -23,10 +28,11 @@ fn entries(k: usize) -> Vec<Entry> {
     entries
 }
 
-fn layer(random: &mut Random) -> Layer {
+fn layer(per_channel: bool, random: &mut Random) -> Layer {
     let [q, k, v, o, g, b] =
         [0; 6].map(|_| random.one_of(&[Element::Bf16, Element::Bf16, Element::F16, Element::F32]));
     Layer {
+        per_channel,
         k: random.one_of(&[64, 128]),
         heads: 1 + random.below(2),
         ratio: 1 + random.below(3),
@@ -74,13 +80,13 @@ struct Gates {
 
 impl Gates {
     fn new(layer: &Layer, random: &mut Random) -> Self {
-        let mut values = |reach: f64| {
+        let mut values = |reach: f64, of_head: usize| {
             let value = |_| (reach * random.signed()) as f32;
-            (0..layer.value_heads()).map(value).collect()
+            (0..layer.value_heads() * of_head).map(value).collect()
         };
         Self {
-            a_log: values(1.0),
-            dt_bias: values(2.0),
+            a_log: values(1.0, 1),
+            dt_bias: values(2.0, layer.decays()),
         }
     }
 }
@@ -105,16 +111,23 @@ fn is_live(slot: i32, count: usize, null_slot: u32) -> bool {
 }
 
 #[test]
-fn random_launches_agree_with_the_recurrence() {
+fn random_launches_of_gdn_agree_with_the_recurrence() {
     for seed in 0..80 {
-        random_launch(seed);
+        random_launch(false, seed);
     }
 }
 
-fn random_launch(seed: u64) {
+#[test]
+fn random_launches_of_kda_agree_with_the_recurrence() {
+    for seed in 0..80 {
+        random_launch(true, seed);
+    }
+}
+
+fn random_launch(per_channel: bool, seed: u64) {
     let random = &mut Random(seed);
-    let layer = layer(random);
-    let entry = random.one_of(&entries(layer.k));
+    let layer = layer(per_channel, random);
+    let entry = random.one_of(&entries(&layer));
     let (rows, slot_count) = (1 + random.below(3), 4);
     let gates = Gates::new(&layer, random);
     let pool_gap = random.one_of(&[0, 0, 8, 1]);

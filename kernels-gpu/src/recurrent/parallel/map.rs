@@ -7,6 +7,10 @@
 //! | `SOLUTIONS` | 2 · 640 | [`Solution`] of the new and of the previous tokens | solver | workers, after the barrier that ends it |
 //! | `VALUES` | WARPS · 2 · 8 · VALUE_ROW | v of the new and the previous tokens as they come, a warp's rows of S each; then o in f32 | a warp | that warp |
 //! | `STATE` | WARPS · TILES16 · 32 K | the state, bf16, a warp's rows of S each | a warp | that warp |
+//! | `STEP` | 2 · 8 · ROW | KDA: what advances the state, as the tokens | teams | workers, after their barrier |
+//! | `CHANNELS` | 3 · 8 · 4 K | KDA: k, q and α of every token, f32 | workers | teams, after a barrier |
+//! | `COLUMNS` | 2 · 4 · 128 | KDA: products of the new and of the previous tokens | teams | solver, after their barrier |
+//! | `KEPT` | 4 K | KDA: what is left of each channel of S₀ | a team | workers, after its barrier |
 //!
 //! A token of k or q lies in *fragment order*: of each 32 channels, word 4j + c holds channels 8c + 2j and 8c + 2j + 1,
 //! so that `load_matrices` gives lane 4r + c of token r the channels 8c .. 8c+8, two to a word: those of the 16 bytes
@@ -23,6 +27,8 @@ pub enum Operand {
     Key = 0,
     Query = 1,
     PreviousKey = 2,
+    /// KDA: k decayed up to the last token, of the tokens that the state is advanced by.
+    Step = 3,
 }
 
 /// Which tokens a solution or values are of.
@@ -30,6 +36,17 @@ pub enum Operand {
 pub enum Set {
     New = 0,
     Previous = 1,
+}
+
+impl Set {
+    /// Its keys.
+    #[inline(always)]
+    pub fn key(self) -> Operand {
+        match self {
+            Self::New => Operand::Key,
+            Self::Previous => Operand::PreviousKey,
+        }
+    }
 }
 
 /// What the solver finds for 8 tokens; all f32.
@@ -80,12 +97,21 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Map<K, WARPS, TILES16
     /// Bytes from one token of a warp's values to the next: 4 words more than they are, against bank conflicts.
     pub const VALUE_ROW: u32 = 4 * (16 * TILES16 as u32 + 4);
     const STATE: u32 = Self::VALUES + WARPS * 2 * TOKENS * Self::VALUE_ROW;
-    /// All of it.
+    /// All of it, but for KDA.
     pub const BYTES: u32 = Self::STATE + WARPS * TILES16 as u32 * 32 * K;
+    /// KDA's part: `channels.rs` has the rest of it.
+    pub const STEP: u32 = Self::BYTES;
+
+    pub fn at(offset: u32) -> u32 {
+        dynamic_shared_mem() + offset
+    }
 
     /// Token 0 of an operand; the part that bf16 does not hold lies `LOW` behind.
     pub fn operand(operand: Operand) -> u32 {
-        dynamic_shared_mem() + 2 * operand as u32 * Self::OPERAND
+        Self::at(match operand {
+            Operand::Step => Self::STEP,
+            _ => 2 * operand as u32 * Self::OPERAND,
+        })
     }
 
     /// From the high part of an operand to the low one.

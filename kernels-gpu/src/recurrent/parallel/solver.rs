@@ -5,9 +5,11 @@ use super::fragments::{TokenPiece, Tokens8};
 use super::gates::{GateInputs, Gates};
 use super::map::{Map, Operand, Set};
 use crate::device::float::{exp2, fma, rsqrt};
-use crate::device::shared::{load_shared_b128, store_shared_b32, store_shared_b64};
+use crate::device::shared::{
+    load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b64,
+};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
-use crate::recurrent::RecurrentConstants;
+use crate::recurrent::{Gating, RecurrentConstants};
 
 /// What the products of the tokens with each other give to this lane: row r, columns 2c and 2c + 1.
 struct Gram {
@@ -46,16 +48,13 @@ fn of_diagonal(value: f32, t: u32) -> f32 {
 }
 
 impl Gram {
+    /// From the tokens themselves.
     #[inline(always)]
-    unsafe fn new<const K: u32, const WARPS: u32, const TILES16: usize>(
+    unsafe fn of_tokens<const K: u32, const WARPS: u32, const TILES16: usize>(
         c: &RecurrentConstants,
         set: Set,
     ) -> Self {
-        let key = match set {
-            Set::New => Operand::Key,
-            Set::Previous => Operand::PreviousKey,
-        };
-        let keys = Tokens8::new::<K, WARPS, TILES16>(key, c.k_element);
+        let keys = Tokens8::new::<K, WARPS, TILES16>(set.key(), c.k_element);
         let queries = Tokens8::new::<K, WARPS, TILES16>(Operand::Query, c.q_element);
         // A sum for each piece: four short chains instead of a long one.
         let (mut with_keys, mut with_queries) = ([[0.0; 4]; MOST_PIECES], [[0.0; 4]; MOST_PIECES]);
@@ -76,14 +75,36 @@ impl Gram {
             piece += 1;
         }
         let (with_keys, with_queries) = (sum(with_keys), sum(with_queries));
-        let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
-        let odd = r % 2 == 1;
-        let key = if odd { with_keys[1] } else { with_keys[0] };
+        let odd = lane_id() / 4 % 2 == 1;
         let query = if odd {
             with_queries[3]
         } else {
             with_queries[2]
         };
+        let keys = [with_keys[0], with_keys[1]];
+        Self::new(c, keys, [with_keys[2], with_keys[3]], query)
+    }
+
+    /// From what the teams have found, decayed channel by channel.
+    #[inline(always)]
+    unsafe fn of_columns<const K: u32, const WARPS: u32, const TILES16: usize>(
+        c: &RecurrentConstants,
+        set: Set,
+    ) -> Self {
+        let (r, s) = (lane_id() / 4, lane_id() % 4 * 2);
+        // SAFETY: the caller's promise.
+        let load = |address| f32::from_bits(unsafe { load_shared_b32(address) });
+        let keys = [s, s + 1].map(|s| load(Map::<K, WARPS, TILES16>::key_product(set, r, s)));
+        let queries = [s, s + 1].map(|s| load(Map::<K, WARPS, TILES16>::query_product(set, r, s)));
+        let query = load(Map::<K, WARPS, TILES16>::query_square(set, r));
+        Self::new(c, keys, queries, query)
+    }
+
+    /// `query` is q · q of token r.
+    #[inline(always)]
+    fn new(c: &RecurrentConstants, keys: [f32; 2], queries: [f32; 2], query: f32) -> Self {
+        let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
+        let key = if r % 2 == 1 { keys[1] } else { keys[0] };
         let scale = f32::from_bits(c.scale);
         let own_norms = if c.l2norm != 0 {
             [rsqrt(key + 1e-6), rsqrt(query + 1e-6) * scale]
@@ -91,8 +112,8 @@ impl Gram {
             [1.0, scale]
         };
         Self {
-            keys: [with_keys[0], with_keys[1]],
-            queries: [with_keys[2], with_keys[3]],
+            keys,
+            queries,
             key_norms: [r, column, column + 1].map(|t| of_diagonal(own_norms[0], t)),
             query_norm: of_diagonal(own_norms[1], r),
             own_norms,
@@ -106,17 +127,23 @@ impl Gram {
 /// # Safety
 /// The tokens are in shared memory, and the solution and the scratch are this warp's to write.
 #[inline(always)]
-pub unsafe fn solve<const K: u32, const WARPS: u32, const TILES16: usize>(
+pub unsafe fn solve<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize>(
     c: &RecurrentConstants,
     inputs: GateInputs,
     set: Set,
     count: u32,
 ) {
-    let gates = inputs.values(c, count);
+    let gates = inputs.values::<G>(c, count);
     // SAFETY: the caller's promise.
     unsafe {
-        let gram = Gram::new::<K, WARPS, TILES16>(c, set);
+        let gram = if G::PER_CHANNEL {
+            Gram::of_columns::<K, WARPS, TILES16>(c, set)
+        } else {
+            Gram::of_tokens::<K, WARPS, TILES16>(c, set)
+        };
         store_factors::<K, WARPS, TILES16>(&gram, gates, set);
+        // The matrices of the set before have been read.
+        sync_warp(FULL_MASK);
         store_matrices::<K, WARPS, TILES16>(&gram, gates, set);
         sync_warp(FULL_MASK);
         substitute::<K, WARPS, TILES16>(gates, set);

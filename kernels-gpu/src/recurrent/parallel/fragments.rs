@@ -168,14 +168,15 @@ impl Split {
         mma_m16n8k16_bf16(self.0, [matrix.low; 2], sum)
     }
 
-    /// decay · S + self · kᵀ on one piece of S, rounded.
+    /// S diag(decays) + self · kᵀ on one piece of S, rounded.
     #[inline(always)]
-    pub fn advance(self, state: Piece, decay: f32, k: TokenPiece) -> Piece {
+    pub fn advance(self, state: Piece, decays: [f32; 8], k: TokenPiece) -> Piece {
         let mut next = [[0; 4]; 2];
         let mut j = 0;
         while j < 4 {
             let ([a, b], [c, d]) = (unpack(state[0][j]), unpack(state[1][j]));
-            let sum = [decay * a, decay * b, decay * c, decay * d];
+            let (x, y) = (decays[2 * j], decays[2 * j + 1]);
+            let sum = [x * a, y * b, x * c, y * d];
             let mut sum = mma_m16n8k16_bf16(self.0, [k.high[j]; 2], sum);
             if k.split {
                 sum = mma_m16n8k16_bf16(self.0, [k.low[j]; 2], sum);
@@ -225,11 +226,22 @@ pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) 
             if element == Element::Bf16 as u32 {
                 store_shared_b32(word, raw.0[j]);
             } else {
-                let [high, rest] = split(values[2 * j], values[2 * j + 1]);
-                store_shared_b32(word, high);
-                store_shared_b32(word + low, rest);
+                store_words(split(values[2 * j], values[2 * j + 1]), word, low);
             }
         }
         j += 1;
+    }
+}
+
+/// Stores two channels of a token in split form.
+///
+/// # Safety
+/// The places are this lane's.
+#[inline(always)]
+pub unsafe fn store_words([high, rest]: [u32; 2], address: u32, low: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_shared_b32(address, high);
+        store_shared_b32(address + low, rest);
     }
 }

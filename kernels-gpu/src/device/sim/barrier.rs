@@ -1,0 +1,143 @@
+//! Barriers of some of a block's warps: who has come, and what happened before those that wait.
+
+use std::cell::Cell;
+
+use super::block::{Block, LANES};
+use super::fault::Problem;
+use super::fibers::At;
+use super::race::{MAX_THREADS, WARPS};
+
+/// Barriers of a block; number 0 is that of all its threads.
+pub const BARRIERS: usize = 16;
+
+/// For each warp of a block, the time up to which its accesses happened before.
+pub type Clock = [Cell<u32>; WARPS];
+
+/// A barrier's number, and how many threads it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Barrier {
+    number: u32,
+    threads: u32,
+}
+
+impl Barrier {
+    /// Faults where there is no such barrier.
+    pub fn new(number: u32, threads: u32) -> Self {
+        if number == 0 || number as usize >= BARRIERS {
+            let message = format!("barrier {number}: wanted 1 to {}", BARRIERS - 1);
+            Problem::sync(message).raise();
+        }
+        if threads == 0 || threads > MAX_THREADS || !threads.is_multiple_of(LANES as u32) {
+            let message = format!(
+                "barrier {number} for {threads} threads: wanted whole warps, at most {MAX_THREADS}"
+            );
+            Problem::sync(message).raise();
+        }
+        Self { number, threads }
+    }
+
+    pub fn describe(self) -> String {
+        format!("({}, {})", self.number, self.threads)
+    }
+}
+
+/// The warps that have come to a barrier and gone on.
+#[derive(Default)]
+pub struct Arrivals {
+    /// 0, or the threads that the barrier is for.
+    threads: Cell<u32>,
+    warps: Cell<u32>,
+    clock: Clock,
+}
+
+impl Arrivals {
+    pub fn clear(&self) {
+        self.threads.set(0);
+        self.warps.set(0);
+        self.clock.iter().for_each(|time| time.set(0));
+    }
+}
+
+impl Block<'_> {
+    /// `warp` comes to `barrier` and goes on.
+    pub(super) fn arrive(&self, warp: usize, barrier: Barrier) -> Result<(), Problem> {
+        let arrivals = &self.arrivals[barrier.number as usize];
+        let Barrier { number, threads } = barrier;
+        match arrivals.threads.replace(threads) {
+            before if before == 0 || before == threads => {}
+            before => {
+                let message =
+                    format!("barrier {number} is for {before} threads, and for {threads}");
+                return Err(*Problem::sync(message));
+            }
+        }
+        arrivals.warps.set(arrivals.warps.get() + 1);
+        if arrivals.warps.get() * LANES as u32 >= threads {
+            let message =
+                format!("barrier {number}: all {threads} threads have gone on, none waits");
+            return Err(*Problem::sync(message));
+        }
+        join(&arrivals.clock, &self.clocks[warp]);
+        arrivals.clock[warp].set(self.tick());
+        Ok(())
+    }
+
+    /// Nobody has come to a barrier that nobody waited for.
+    pub(super) fn check_arrivals(&self) -> Result<(), Problem> {
+        let waited_for = |arrivals: &Arrivals| arrivals.warps.get() == 0;
+        match self
+            .arrivals
+            .iter()
+            .position(|arrivals| !waited_for(arrivals))
+        {
+            None => Ok(()),
+            Some(number) => {
+                let message = format!("barrier {number}: warps have come to it, and none waits");
+                Err(*Problem::sync(message))
+            }
+        }
+    }
+
+    /// Lets the warps go on that wait for a barrier to which all others have come; whether there are any.
+    pub(super) fn complete_a_barrier(&self) -> bool {
+        let waits_for = |warp: usize| match self.threads[warp * LANES].at.get() {
+            At::SyncBarrier(barrier) => Some(barrier),
+            _ => None,
+        };
+        let warps = self.threads.len() / LANES;
+        let due = (0..warps).filter_map(waits_for).find(|&barrier| {
+            let waiting = (0..warps).filter(|&warp| waits_for(warp) == Some(barrier));
+            let arrivals = &self.arrivals[barrier.number as usize];
+            let agreed = [0, barrier.threads].contains(&arrivals.threads.get());
+            let come = arrivals.warps.get() + waiting.count() as u32;
+            agreed && come * LANES as u32 == barrier.threads
+        });
+        let Some(barrier) = due else { return false };
+        let arrivals = &self.arrivals[barrier.number as usize];
+        let waiting = || (0..warps).filter(|&warp| waits_for(warp) == Some(barrier));
+        let now = self.tick();
+        for warp in waiting() {
+            join(&arrivals.clock, &self.clocks[warp]);
+        }
+        for warp in waiting() {
+            arrivals.clock[warp].set(now);
+        }
+        let released: Vec<usize> = waiting().collect();
+        for warp in released {
+            join(&self.clocks[warp], &arrivals.clock);
+            for thread in &self.threads[warp * LANES..][..LANES] {
+                thread.lane_barriers.iter().for_each(|time| time.set(now));
+                thread.at.set(At::Running);
+            }
+        }
+        arrivals.clear();
+        true
+    }
+}
+
+/// Makes each time of `clock` the later one of both.
+fn join(clock: &Clock, other: &Clock) {
+    for (time, other) in clock.iter().zip(other) {
+        time.set(time.get().max(other.get()));
+    }
+}

@@ -1,0 +1,301 @@
+//! Tokens whose channels decay each at its own rate, for KDA.
+//!
+//! With Γ_t = α_1 ⊙ … ⊙ α_t, S₀ is multiplied by Γ_t ⊙ k_t and Γ_t ⊙ q_t, the products of tokens are those of k_t and q_t
+//! with p = k_s ⊙ α_(s+1) ⊙ … ⊙ α_t, and S₀ is advanced along p of the last token: everywhere products of decays, never
+//! quotients or exponentials of sums, so that no decay makes a NaN or loses the digits of another.
+//!
+//! A *team* of K/4 lanes, 4 channels each, takes two columns s of the products, one from each end, so that every team
+//! has as much to do; what becomes of the tokens s on their way to the state falls out of it.
+
+use super::fragments::{split, store_words};
+use super::inputs::{Inputs, RawTokens};
+use super::map::{Map, Operand, Set, TOKENS};
+use super::meeting;
+use super::worker::Worker;
+use crate::constants::Element;
+use crate::device::shared::{
+    load_shared_b128, store_shared_b32, store_shared_b64, store_shared_b128,
+};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
+use crate::math::elements::{Raw, load};
+use crate::math::reduce::{butterfly_scatter, dot};
+use crate::recurrent::tokens::{RawGates, gate_row, load_a_log};
+use crate::recurrent::{RecurrentConstants, RecurrentParams};
+use crate::row::Row;
+
+/// Tokens as f32 in shared memory, for the teams.
+#[derive(Clone, Copy)]
+enum Channels {
+    Key = 0,
+    Query = 1,
+    Decay = 2,
+}
+
+/// Where things lie behind what [`Map`] says; a table of them is there.
+impl<const K: u32, const WARPS: u32, const TILES16: usize> Map<K, WARPS, TILES16> {
+    const CHANNELS: u32 = Self::STEP + 2 * Self::LOW;
+    const COLUMNS: u32 = Self::CHANNELS + 3 * TOKENS * 4 * K;
+    const KEPT: u32 = Self::COLUMNS + 2 * 4 * 128;
+    /// All of it.
+    pub const BYTES_OF_CHANNELS: u32 = Self::KEPT + 4 * K;
+
+    /// Two halves of 16 bytes a lane: of channels 8l .. 8l+4, then of 8l+4 .. 8l+8.
+    fn channels(channels: Channels, t: u32) -> u32 {
+        Self::at(Self::CHANNELS + (channels as u32 * TOKENS + t) * 4 * K)
+    }
+
+    /// What a team finds for columns `pair` and 7 − `pair` of the products: `[2, 2, 8]` f32, of each column its
+    /// products with k and q of every token, 0 before its own. In the place of the second column's products with the
+    /// first two q are q · q of both columns' tokens.
+    fn pair(set: Set, pair: u32) -> u32 {
+        Self::at(Self::COLUMNS + (set as u32 * 4 + pair) * 128)
+    }
+
+    /// p_s · k_t.
+    pub fn key_product(set: Set, t: u32, s: u32) -> u32 {
+        let (side, pair) = if s < 4 { (0, s) } else { (1, 7 - s) };
+        Self::pair(set, pair) + side * 64 + 4 * t
+    }
+
+    /// p_s · q_t.
+    pub fn query_product(set: Set, t: u32, s: u32) -> u32 {
+        Self::key_product(set, t, s) + 32
+    }
+
+    /// q_t · q_t.
+    pub fn query_square(set: Set, t: u32) -> u32 {
+        let (side, pair) = if t < 4 { (0, t) } else { (1, 7 - t) };
+        Self::pair(set, pair) + 96 + 4 * side
+    }
+
+    /// `[K]` f32: what is left of each channel of S₀ after the last token.
+    pub fn kept() -> u32 {
+        Self::at(Self::KEPT)
+    }
+}
+
+/// What the decays of this lane's 8 channels are computed from, besides the tokens' gates.
+pub struct DecayInputs {
+    a_log: f32,
+    dt_bias: Raw<8>,
+}
+
+impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+    /// Lanes of a team.
+    const TEAM: u32 = K / 4;
+    const TEAMS: u32 = WARPS * 32 / Self::TEAM;
+
+    /// By the lanes that load one of `most` tokens. A choice, because the assembler puts off a load that it may, until
+    /// after the tokens have come.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn load_decay_inputs(
+        &self,
+        c: &RecurrentConstants,
+        params: &RecurrentParams,
+        row: Row,
+        most: u32,
+    ) -> DecayInputs {
+        let (mut a_log, mut dt_bias) = (0.0, Raw([0; 8]));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.token(Operand::Key, 0) < most {
+                a_log = load_a_log(c, params, row);
+                if c.has_dt_bias != 0 {
+                    let channel = lane_id() % Self::LANES * 8;
+                    let address = params.dt_bias + 4 * (gate_row(c, row) * K + channel) as u64;
+                    dt_bias = load(address, Element::F32 as u32, self.wide_io);
+                }
+            }
+        }
+        DecayInputs { a_log, dt_bias }
+    }
+
+    /// Makes of the tokens of `set` the operands and the products of tokens, and, where `advances`, what advances the
+    /// state; absent tokens are zeros that do not decay. Stores the values too, and leaves the solver its part.
+    ///
+    /// # Safety
+    /// All of it is the workers' to write.
+    #[inline(always)]
+    pub unsafe fn prepare(
+        &self,
+        c: &RecurrentConstants,
+        set: Set,
+        inputs: &Inputs,
+        decay_inputs: &DecayInputs,
+        advances: bool,
+    ) {
+        let decays = |g| {
+            let gates = RawGates {
+                g,
+                b: Raw([0]),
+                a_log: decay_inputs.a_log,
+                dt_bias: decay_inputs.dt_bias,
+            };
+            gates.values(c).0
+        };
+        let (key, count) = (set.key(), inputs.count);
+        // SAFETY: the caller's promise; the barriers part the writes from the reads.
+        unsafe {
+            let keys = |raw: Raw<8>| raw.to_f32(c.k_element);
+            self.store_f32(Channels::Key, key, inputs.keys, keys, 0.0, count);
+            if let Set::New = set {
+                let queries = |raw: Raw<8>| raw.to_f32(c.q_element);
+                let raw = inputs.queries;
+                self.store_f32(Channels::Query, Operand::Query, raw, queries, 0.0, count);
+            }
+            self.store_f32(Channels::Decay, key, inputs.gates, decays, 1.0, count);
+            self.store_values(set, inputs, c.v_element);
+            meeting::workers::<WARPS>();
+            let team = thread_idx_x() / Self::TEAM;
+            let mut first = 0;
+            while first < TOKENS / 2 {
+                // Where no team is too many, nothing is compared: the assembler would doubt that a warp is together.
+                if Self::TEAMS <= TOKENS / 2 || team < TOKENS / 2 {
+                    self.columns(set, first + team, advances);
+                }
+                first += Self::TEAMS;
+            }
+            meeting::leave_tokens::<WARPS>(set);
+            meeting::workers::<WARPS>();
+        }
+    }
+
+    /// Stores what `values` makes of tokens that `operand`'s loaders have loaded; `absent` for those past `count`.
+    #[inline(always)]
+    unsafe fn store_f32(
+        &self,
+        channels: Channels,
+        operand: Operand,
+        raw: RawTokens,
+        values: impl Fn(Raw<8>) -> [f32; 8],
+        absent: f32,
+        count: u32,
+    ) {
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            let place =
+                Map::<K, WARPS, TILES16>::channels(channels, t) + lane_id() % Self::LANES * 16;
+            let store = |values: [f32; 8]| {
+                let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
+                // SAFETY: the caller's promise; each place has one writer.
+                unsafe {
+                    store_shared_b128(place, [a, b, c, d]);
+                    store_shared_b128(place + 2 * K, [e, f, g, h]);
+                }
+            };
+            if t < count {
+                store(values(raw.0[turn]));
+            } else if t < TOKENS {
+                store([absent; 8]);
+            }
+            turn += 1;
+        }
+    }
+
+    /// Columns `pair` and 7 − `pair` of the products, and tokens `pair` and 7 − `pair` of the operands. All lanes of the
+    /// warp call it.
+    #[inline(always)]
+    unsafe fn columns(&self, set: Set, pair: u32, advances: bool) {
+        let lane = thread_idx_x() % Self::TEAM;
+        let is_new = matches!(set, Set::New);
+        let load = |channels, t| {
+            let place = Map::<K, WARPS, TILES16>::channels(channels, t) + 16 * lane;
+            // SAFETY: the caller's promise.
+            unsafe { load_shared_b128(place) }.map(f32::from_bits)
+        };
+        let of_columns = [pair, 7 - pair];
+        let mut sums = [0.0; 32];
+        // p of each column, Γ of its token, and Γ so far.
+        let (mut steps, mut decays, mut decay) = ([[0.0; 4]; 2], [[0.0; 4]; 2], [1.0; 4]);
+        let mut t = 0;
+        while t < TOKENS as usize {
+            let k = load(Channels::Key, t as u32);
+            let alpha = load(Channels::Decay, t as u32);
+            decay = product(decay, alpha);
+            let q = if is_new {
+                load(Channels::Query, t as u32)
+            } else {
+                [0.0; 4]
+            };
+            // The column that may begin with this token: the first ones have begun before token 4, the others not.
+            let begins = t / 4;
+            let mut side = 0;
+            while side <= begins {
+                steps[side] = product(steps[side], alpha);
+                if side == begins && t as u32 == of_columns[side] {
+                    (steps[side], decays[side]) = (k, decay);
+                }
+                sums[16 * side + t] = dot(k, steps[side]);
+                if is_new {
+                    sums[16 * side + 8 + t] = dot(q, steps[side]);
+                }
+                side += 1;
+            }
+            t += 1;
+        }
+        // Lest the assembler load what follows ahead, and run out of registers.
+        sync_warp(FULL_MASK);
+        let mut side = 0;
+        // SAFETY: the caller's promise; each place has one writer.
+        unsafe {
+            while side < 2 {
+                let t = of_columns[side];
+                let k = load(Channels::Key, t);
+                Self::store_token(set.key(), t, lane, product(decays[side], k));
+                if is_new {
+                    let q = load(Channels::Query, t);
+                    Self::store_token(Operand::Query, t, lane, product(decays[side], q));
+                    sums[24 + side] = dot(q, q);
+                }
+                if advances {
+                    Self::store_token(Operand::Step, t, lane, steps[side]);
+                }
+                side += 1;
+            }
+            if advances && pair == 0 {
+                let place = Map::<K, WARPS, TILES16>::kept() + 4 * Self::channel(lane);
+                store_shared_b128(place, decays[1].map(f32::to_bits));
+            }
+            let sums = butterfly_scatter(sums, 1, Self::TEAM).map(f32::to_bits);
+            let place = Map::<K, WARPS, TILES16>::pair(set, pair);
+            if K == 128 {
+                store_shared_b32(place + 4 * lane, sums[0]);
+            } else {
+                store_shared_b64(place + 8 * lane, [sums[0], sums[1]]);
+            }
+        }
+    }
+
+    /// First channel of a lane of a team.
+    #[inline(always)]
+    fn channel(lane: u32) -> u32 {
+        lane % Self::LANES * 8 + lane / Self::LANES * 4
+    }
+
+    /// 4 channels of a token of an operand, in split form.
+    #[inline(always)]
+    unsafe fn store_token(operand: Operand, t: u32, lane: u32, [a, b, c, d]: [f32; 4]) {
+        let (group, half) = (lane % Self::LANES, lane / Self::LANES);
+        let address = Map::<K, WARPS, TILES16>::operand(operand)
+            + t * Map::<K, WARPS, TILES16>::ROW
+            + group / 4 * 64
+            + group % 4 * 4
+            + half * 32;
+        let low = Map::<K, WARPS, TILES16>::LOW;
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_words(split(a, b), address, low);
+            store_words(split(c, d), address + 16, low);
+        }
+    }
+}
+
+#[inline(always)]
+fn product([a, b, c, d]: [f32; 4], [e, f, g, h]: [f32; 4]) -> [f32; 4] {
+    [a * e, b * f, c * g, d * h]
+}
