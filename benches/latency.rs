@@ -1,6 +1,6 @@
 //! `cargo bench`: latency tables. Each row is checked against the reference before it is timed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
@@ -8,7 +8,7 @@ use clap::Parser;
 use gated_delta::Library;
 use gated_delta::driver::{Context, Device};
 use gated_delta_benches::buffers::Buffers;
-use gated_delta_benches::cell::{Cell, Operator};
+use gated_delta_benches::cell::Cell;
 use gated_delta_benches::figures::draw_all;
 use gated_delta_benches::host_cost::host_cost;
 use gated_delta_benches::host_parts::host_parts;
@@ -16,8 +16,8 @@ use gated_delta_benches::options::Options;
 use gated_delta_benches::peers::Peers;
 use gated_delta_benches::record::{Csv, Row, Run, read};
 use gated_delta_benches::report::{Before, tables};
-use gated_delta_benches::timing::{Timer, copy_ceiling, empty_kernel};
 use gated_delta_benches::tune::advice;
+use gated_delta_harness::timing::{Timer, copy_ceiling, empty_kernel};
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Timestamp;
 
@@ -49,14 +49,26 @@ fn main() -> Result<()> {
     let timer = Timer::new(&library, &context)?;
     let (copy, empty) = (copy_ceiling(&context)?, empty_kernel(&timer, &context)?);
     let run = Run::now(device.name()?, copy, empty);
+    let mut kept = Vec::new();
     let csv = match &options.save {
         Some(path) => {
             let path = path.clone().unwrap_or_else(|| default_record(&run));
             println!("rows go to {}", path.display());
-            Some(Csv::create(&path)?)
+            Some(if options.append && path.exists() {
+                kept = read(&path)?;
+                println!("{} of them are there", kept.len());
+                Csv::append(&path)?
+            } else {
+                Csv::create(&path)?
+            })
         }
         None => None,
     };
+    let missing: Vec<Cell> = cells
+        .iter()
+        .filter(|&cell| kept.iter().all(|row| row.cell != *cell))
+        .copied()
+        .collect();
     let mut bench = Bench {
         csv,
         library,
@@ -64,10 +76,10 @@ fn main() -> Result<()> {
         tune: options.tune,
         floors: HashMap::new(),
         run,
-        rows: Vec::new(),
+        rows: kept,
         failures: Vec::new(),
     };
-    let stopped = bench.measure_all(&context, &cells);
+    let stopped = bench.measure_all(&context, &missing);
     show(&bench.rows, &options, before.as_ref())?;
     let Run { gpu, .. } = &bench.run;
     println!(
@@ -149,16 +161,20 @@ impl Bench {
 
     fn measure(&mut self, cell: &Cell, title: &str) -> Result<()> {
         let mut buffers = Buffers::new(&self.library, *cell)?;
-        let truth = buffers.truth()?;
         let args = buffers.args(0)?;
-        let (bytes, selected) = (args.bytes()?, args.selected().ok());
+        let selected = match args.selected() {
+            Ok(selected) => selected,
+            Err(refusal) => {
+                println!("skipped: {title}: {refusal}");
+                return Ok(());
+            }
+        };
+        let bytes = args.bytes()?;
         let variants = match self.tune {
             true => args.variants()?,
-            false => selected.into_iter().collect(),
+            false => vec![selected],
         };
-        if variants.is_empty() {
-            println!("no kernel: {}", cell.title());
-        }
+        let truth = buffers.truth()?;
         let launches = buffers
             .sets()
             .max(40.min((20_000_000_000 / bytes.max(1)) as usize).max(4))
@@ -183,7 +199,7 @@ impl Bench {
             let row = Row {
                 cell: *cell,
                 variant: variant.name().to_owned(),
-                selected: Some(variant) == selected,
+                selected: variant == selected,
                 micros,
                 floor,
                 bytes,
@@ -212,21 +228,18 @@ impl Bench {
         Ok(micros.median)
     }
 
-    /// What a launch of each operator's first cell costs the host, with one row.
+    /// What a launch of the first cell of each operator, mode and formulation costs the host, with one row.
     fn print_host_costs(&self, cells: &[Cell]) -> Result<()> {
-        for operator in [
-            Operator::GdnDecode,
-            Operator::GdnMtp,
-            Operator::KdaRecurrent,
-        ] {
-            let Some(cell) = cells.iter().find(|cell| cell.operator == operator) else {
-                continue;
-            };
+        let mut seen = HashSet::new();
+        for cell in cells {
             let cell = Cell {
                 batch: 1,
                 cold: false,
                 ..*cell
             };
+            if !seen.insert((cell.operator, cell.mode, cell.formulation)) {
+                continue;
+            }
             let buffers = Buffers::new(&self.library, cell)?;
             if buffers.args(0)?.selected().is_err() {
                 continue;
@@ -237,8 +250,8 @@ impl Bench {
                 cell.title(),
                 cell.tokens,
                 cost.bare,
-                cost.plan - cost.bare,
-                cost.cached - cost.bare
+                cost.plan,
+                cost.cached
             );
         }
         Ok(())

@@ -6,12 +6,12 @@ use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates};
 use gated_delta::ops::recurrent::{Commit, Previous, Recurrent, RecurrentOptions};
 use gated_delta::ops::{BetaScale, GdnGates};
 use gated_delta::{DType, Error, Library, Tensor};
+use gated_delta_harness::args::Args;
+use gated_delta_harness::timing::cold_sets;
 
-use crate::args::Args;
 use crate::cell::{Cell, Gate, Mode, Operator};
 use crate::inputs::{Inputs, LOWER_BOUND, Tokens};
 use crate::slab::{Slab, upload};
-use crate::timing::cold_sets;
 
 /// Buffer sets of a cell, and what they started from.
 pub struct Buffers {

@@ -8,8 +8,8 @@ use anyhow::Result;
 use gated_delta::driver::{RawFunction, Stream};
 use gated_delta::ops::recurrent::LaunchShape;
 use gated_delta::{Error, Library};
+use gated_delta_harness::args::Args;
 
-use crate::args::Args;
 use crate::buffers::Buffers;
 
 /// Median ns per call.
@@ -17,13 +17,14 @@ use crate::buffers::Buffers;
 pub struct HostCost {
     /// `cuLaunchKernel` of the same function, and nothing else.
     pub bare: f64,
-    /// A launch of a plan.
+    /// What a launch of a plan takes above it.
     pub plan: f64,
-    /// A launch through the warm cache.
+    /// What a launch through the warm cache takes above it.
     pub cached: f64,
 }
 
-/// Times the three ways to launch the first set of `buffers`, turn by turn.
+/// Times the three ways to launch the first set of `buffers`, turn by turn: differences are those of neighbouring turns,
+/// so that a clock that drifts drops out of them.
 pub fn host_cost(library: &Library, stream: &Stream, buffers: &Buffers) -> Result<HostCost> {
     let batch = buffers.cell().batch;
     macro_rules! timed {
@@ -62,7 +63,7 @@ unsafe fn turns<P>(
     cached: &dyn Fn() -> Result<(), Error>,
 ) -> Result<HostCost> {
     const CALLS: usize = 400;
-    const ROUNDS: usize = 101;
+    const ROUNDS: usize = 99;
     let driver = stream.context().driver();
     let mut parameters = [(&raw const *params).cast_mut().cast::<c_void>()];
     let parameters = parameters.as_mut_ptr();
@@ -86,22 +87,29 @@ unsafe fn turns<P>(
         }
     };
     let ways: [&dyn Fn() -> Result<(), Error>; 3] = [&bare, planned, cached];
-    let mut samples = [Vec::new(), Vec::new(), Vec::new()];
+    let mut samples = [[0.0; ROUNDS]; 3];
     let _current = stream.context().enter()?;
-    for _ in 0..ROUNDS {
-        for (way, samples) in ways.iter().zip(&mut samples) {
+    for round in 0..ROUNDS {
+        let mut nanos = [0.0; 3];
+        for turn in 0..3 {
+            // Each way comes first, second and last as often.
+            let way = (round + turn) % 3;
             stream.synchronize()?;
             let start = Instant::now();
             for _ in 0..CALLS {
-                way()?;
+                ways[way]()?;
             }
-            samples.push(start.elapsed().as_nanos() as f64 / CALLS as f64);
-            stream.synchronize()?;
+            nanos[way] = start.elapsed().as_nanos() as f64 / CALLS as f64;
+        }
+        stream.synchronize()?;
+        let [bare, plan, cached] = nanos;
+        for (samples, nanos) in samples.iter_mut().zip([bare, plan - bare, cached - bare]) {
+            samples[round] = nanos;
         }
     }
     let [bare, plan, cached] = samples.map(|mut nanos| {
         nanos.sort_by(f64::total_cmp);
-        nanos[nanos.len() / 2]
+        nanos[ROUNDS / 2]
     });
     Ok(HostCost { bare, plan, cached })
 }

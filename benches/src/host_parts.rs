@@ -1,30 +1,38 @@
-//! What there is to time without a GPU: a launch's checks and parameters, and the reference.
+//! What there is to time without a GPU: a launch's checks, parameters and look-up, and the reference.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+use gated_delta::module_cache::ModuleCache;
 use gated_delta::{Error, Library};
+use gated_delta_harness::args::Args;
 
-use crate::args::Args;
 use crate::buffers::Buffers;
 use crate::cell::Cell;
 
 /// A table of what the cells cost the host with one row, each title and T once: ns of the checks with the choice of a
-/// variant, ns of the parameters, ms of the reference.
+/// variant, ns of the parameters, ns to look the compiled kernel up, ms of the reference.
 pub fn host_parts(cells: &[Cell], mut done: impl FnMut(&Cell)) -> Result<String> {
     let library = Library::simulator();
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN);
-    table.set_header(["what", "T", "checks, ns", "params, ns", "reference, ms"]);
+    table.set_header([
+        "what",
+        "T",
+        "checks, ns",
+        "params, ns",
+        "look-up, ns",
+        "reference, ms",
+    ]);
     for cell in one_row(cells) {
         done(&cell);
         let buffers = Buffers::new(&library, cell)?;
         let args = buffers.args(0)?;
-        if args.variants()?.is_empty() {
+        let Ok(variant) = args.selected() else {
             continue;
-        }
+        };
         let start = Instant::now();
         black_box(buffers.truth()?);
         let reference = start.elapsed().as_secs_f64() * 1e3;
@@ -33,12 +41,20 @@ pub fn host_parts(cells: &[Cell], mut done: impl FnMut(&Cell)) -> Result<String>
             params(black_box(&args));
             Ok(())
         })?;
+        let key = vec![1; variant.symbols().len()];
+        let cache = ModuleCache::<Vec<u32>, u64>::default();
+        cache.get_or_compile(&key[..], || Ok::<_, Error>(0))?;
+        let look_up = nanos(|| {
+            black_box(cache.get(black_box(&key[..])));
+            Ok(())
+        })?;
         let title = Cell { cold: true, ..cell }.title();
         table.add_row([
             title,
             cell.tokens.to_string(),
             format!("{checks:.0}"),
             format!("{params:.0}"),
+            format!("{look_up:.0}"),
             format!("{reference:.1}"),
         ]);
     }

@@ -1,8 +1,7 @@
-//! What the latency bench is made of: [`options`] ask for cells, a [`cell`] says what a row measures, [`buffers`] hold
-//! it, [`check`] compares it with the reference, [`timing`] times it. A [`record`] keeps rows, [`peers`] are what others
-//! took, [`report`] shows rows as tables, [`figures`] draws them, [`tune`] says which variants to take.
+//! What the latency bench is made of: [`options`] ask for cells, [`suite`] for all that a release shows; a [`cell`] says
+//! what a row measures, [`buffers`] hold it, [`check`] compares it with the reference. A [`record`] keeps rows, [`peers`]
+//! are what others took, [`report`] shows rows as tables, [`figures`] draws them, [`tune`] says which variants to take.
 
-pub mod args;
 pub mod buffers;
 pub mod cell;
 pub mod chart;
@@ -18,5 +17,5 @@ pub mod record;
 pub mod report;
 pub mod shapes;
 pub mod slab;
-pub mod timing;
+pub mod suite;
 pub mod tune;

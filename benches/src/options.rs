@@ -7,14 +7,34 @@ use clap::Parser;
 use gated_delta::ops::recurrent::Formulation;
 
 use crate::cell::{self, Cell, Gate, Mode, Operator};
+use crate::suite;
+
+/// Options that choose cells.
+const CHOICES: [&str; 11] = [
+    "op",
+    "model",
+    "dim",
+    "batch",
+    "tokens",
+    "modes",
+    "formulation",
+    "gate",
+    "state",
+    "layout",
+    "slots",
+];
 
 /// Latency of the operators on the GPU, beside the ceilings of the same run. What an operator does not have is left out.
 #[derive(Parser)]
 pub struct Options {
+    /// Every table of a release instead of chosen cells, and every cell that a peer was recorded for.
+    #[arg(long, conflicts_with_all = CHOICES)]
+    pub all: bool,
     /// Operators.
     #[arg(long, value_delimiter = ',', default_value = "gdn_decode")]
     pub op: Vec<Operator>,
-    /// Models. GDN: qwen3-next (default), qwen3.5-397b, qwen3.5-27b; KDA: kimi-linear (default), kda-gva, kimi-k3-tp8.
+    /// Models. GDN: qwen3-next (default), qwen3.5-397b, qwen3.5-27b; KDA: kimi-linear (default), kda-gva, kimi-k3-tp8,
+    /// glm-5.3-flash.
     #[arg(long, value_delimiter = ',')]
     pub model: Vec<String>,
     /// K = V: 64 or 128.
@@ -53,6 +73,9 @@ pub struct Options {
     /// Write the rows to a CSV file: record/GPU/DATE.csv where no other is named.
     #[arg(long, visible_alias = "csv", value_name = "FILE")]
     pub save: Option<Option<PathBuf>>,
+    /// Keep the rows that the file of --save has, and measure what it lacks.
+    #[arg(long, requires = "save")]
+    pub append: bool,
     /// Compare with the rows of a CSV file that was saved before.
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
@@ -68,8 +91,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// Every cell that an operator has. At least one.
+    /// The cells that are asked for, of those that an operator has. At least one.
     pub fn cells(&self) -> Result<Vec<Cell>> {
+        if self.all {
+            return suite::cells();
+        }
         let mut cells = Vec::new();
         for &operator in &self.op {
             for cell in self.layers(operator)? {

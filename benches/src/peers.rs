@@ -1,6 +1,6 @@
 //! What other libraries' kernels took on an H200: `record/h200/peers.csv`, and how rows compare with it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -81,11 +81,27 @@ impl Peers {
         Ok(Self(best))
     }
 
+    /// The best peer of a cell, where one was recorded.
+    #[must_use]
+    pub fn of(&self, cell: &Cell) -> Option<&Peer> {
+        self.0.get(&Work::from(cell))
+    }
+
     /// The best peer of a row, where one was recorded on the same kind of GPU.
     #[must_use]
     pub fn best(&self, row: &Row) -> Option<&Peer> {
         let same_gpu = row.run.gpu.contains("H200");
-        self.0.get(&Work::from(&row.cell)).filter(|_| same_gpu)
+        self.of(&row.cell).filter(|_| same_gpu)
+    }
+
+    /// Recorded cells that none of `cells` has the work of, each in words.
+    #[must_use]
+    pub fn unmet(&self, cells: &[Cell]) -> Vec<String> {
+        let met: HashSet<Work> = cells.iter().map(Work::from).collect();
+        let unmet = self.0.keys().filter(|work| !met.contains(work));
+        let mut unmet: Vec<String> = unmet.map(|work| format!("{work:?}")).collect();
+        unmet.sort();
+        unmet
     }
 
     /// Counts the cells of `rows` against their best peers. A cell counts once, with the better formulation; without
@@ -110,15 +126,14 @@ impl Peers {
         }
         let mut score = Score::default();
         for (title, row, peer) in cells {
-            let ratio = row.micros.median / peer.micros;
+            let (ours, theirs) = (row.micros.median, peer.micros);
+            let ratio = ours / theirs;
+            let Peer { name, kernel, .. } = peer;
+            let text = format!("{title}: {ours:.2} µs, {name} {theirs:.2} ({ratio:.2}; {kernel})");
             if ratio > 1.0 + TIED {
-                let (ours, theirs) = (row.micros.median, peer.micros);
-                let Peer { name, kernel, .. } = peer;
-                score.lost.push(format!(
-                    "{title}: {ours:.2} µs, {name} {theirs:.2} ({ratio:.2}; {kernel})"
-                ));
+                score.lost.push(text);
             } else if ratio >= 1.0 - TIED {
-                score.tied += 1;
+                score.tied.push(text);
             } else {
                 score.won += 1;
             }
@@ -132,27 +147,30 @@ impl Peers {
 pub struct Score {
     /// Faster than the best peer.
     pub won: usize,
-    /// Within [`TIED`] of it.
-    pub tied: usize,
+    /// Within [`TIED`] of it, each in words.
+    pub tied: Vec<String>,
     /// Slower, each in words.
     pub lost: Vec<String>,
 }
 
 impl Score {
-    /// The count, and the lost cells. Empty without a cell.
+    /// The count, the lost cells and the tied ones. Empty without a cell.
     #[must_use]
     pub fn text(&self) -> String {
         let Self { won, tied, lost } = self;
-        if won + tied + lost.len() == 0 {
+        if won + tied.len() + lost.len() == 0 {
             return String::new();
         }
         let mut text = format!(
-            "best peers (benches/record/h200/peers.csv): {won} cells won, {tied} tied (within {:.0} %), {} lost\n",
+            "best peers (benches/record/h200/peers.csv): {won} cells won, {} tied (within {:.0} %), {} lost\n",
+            tied.len(),
             100.0 * TIED,
             lost.len()
         );
-        for cell in lost {
-            text += &format!("lost: {cell}\n");
+        for (outcome, cells) in [("lost", lost), ("tied", tied)] {
+            for cell in cells {
+                text += &format!("{outcome}: {cell}\n");
+            }
         }
         text
     }

@@ -6,10 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
+use gated_delta_harness::timing::Micros;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::{self, Cell, Gate, Mode, Operator};
-use crate::timing::Micros;
 
 /// A variant of a cell, timed.
 #[derive(Clone, Debug)]
@@ -248,6 +248,14 @@ impl Csv {
         };
         let file = create().with_context(|| path.display().to_string())?;
         Ok(Self(csv::Writer::from_writer(file)))
+    }
+
+    /// A file that has rows, to which more are added.
+    pub fn append(path: &Path) -> Result<Self> {
+        let file = File::options().append(true).open(path);
+        let file = file.with_context(|| path.display().to_string())?;
+        let mut writer = csv::WriterBuilder::new();
+        Ok(Self(writer.has_headers(false).from_writer(file)))
     }
 
     /// Writes a row, at once.

@@ -26,9 +26,11 @@ pub const GDN: [Model; 3] = [
     model("qwen3.5-27b", 16, 48),
 ];
 
-/// KDA layers: Kimi-Linear, a KDA layer with two value heads to a key head, and a layer of which a GPU has 12 heads.
-pub const KDA: [Model; 3] = [
+/// KDA layers: Kimi-Linear, a KDA layer with two value heads to a key head, a layer of which a GPU has 12 heads, and
+/// GLM-5.3-Flash, whose gate is [`LowerBound`](crate::cell::Gate::LowerBound).
+pub const KDA: [Model; 4] = [
     model("kimi-linear", 32, 32),
     model("kda-gva", 16, 32),
     model("kimi-k3-tp8", 12, 12),
+    model("glm-5.3-flash", 64, 64),
 ];

@@ -63,6 +63,18 @@ fn every_mode_passes() {
 }
 
 #[test]
+fn every_mode_of_the_parallel_formulation_passes() {
+    for operator in [Operator::GdnMtp, Operator::KdaRecurrent] {
+        for mode in [Mode::Update, Mode::Verify, Mode::Resume, Mode::Commit] {
+            check(Cell {
+                formulation: Formulation::Parallel,
+                ..cell(operator, mode, 3)
+            });
+        }
+    }
+}
+
+#[test]
 fn every_gate_state_and_layout_passes() {
     for gate in [Gate::Log, Gate::Softplus, Gate::LowerBound] {
         check(Cell {

@@ -9,8 +9,9 @@ use gated_delta_benches::peers::Peers;
 use gated_delta_benches::record::{Csv, Row, Run, read};
 use gated_delta_benches::report::{Before, tables};
 use gated_delta_benches::shapes;
-use gated_delta_benches::timing::Micros;
+use gated_delta_benches::suite;
 use gated_delta_benches::tune::advice;
+use gated_delta_harness::timing::Micros;
 
 fn cell(batch: usize) -> Cell {
     Cell {
@@ -158,7 +159,7 @@ fn a_cell_counts_once_and_by_its_better_formulation() {
         row(cell(3), "tile16", 1e9),
     ];
     let score = peers.score(&rows);
-    assert_eq!((score.won, score.tied, score.lost.len()), (1, 1, 1));
+    assert_eq!((score.won, score.tied.len(), score.lost.len()), (1, 1, 1));
     assert!(score.lost[0].contains("T=1 B=2: 3.95 µs, FlashInfer 3.87 (1.02"));
     let mut unselected = rows;
     for row in &mut unselected {
@@ -190,8 +191,28 @@ fn a_record_is_read_as_it_was_written() {
         csv.write(row).unwrap();
     }
     let back = read(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
     assert_eq!(format!("{back:?}"), format!("{rows:?}"));
+    drop(csv);
+    let more = row(cell(2), "tile16", 3.0);
+    Csv::append(&path).unwrap().write(&more).unwrap();
+    let back = read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(format!("{:?}", back[2]), format!("{more:?}"));
+    assert_eq!(back.len(), 3);
+}
+
+#[test]
+fn the_suite_has_each_of_its_cells_once_and_meets_every_peer_but_replays() {
+    let cells = suite::cells().unwrap();
+    for (at, cell) in cells.iter().enumerate() {
+        assert!(cell.exists(), "{}", cell.title());
+        assert!(!cells[..at].contains(cell), "{} twice", cell.title());
+    }
+    let unmet = Peers::recorded().unwrap().unmet(&cells);
+    assert!(!unmet.is_empty());
+    for work in unmet {
+        assert!(work.contains("\"replay\""), "{work}");
+    }
 }
 
 #[test]

@@ -1,107 +1,14 @@
 //! The library's arguments of a problem, whatever its operator.
 
+use gated_delta::Tensor;
 use gated_delta::ops::GdnGates;
 use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::gdn_mtp::{GdnCommit, GdnMtp};
-use gated_delta::ops::kda_recurrent::{self, KdaCommit, KdaGates, KdaRecurrent};
+use gated_delta::ops::kda_recurrent::{self, KdaGates};
 use gated_delta::ops::recurrent::{Commit, Gates, Packed, Previous, Recurrent, RecurrentOptions};
-use gated_delta::{Entry, KernelResources, Library, StreamRef, Tensor};
+use gated_delta_harness::args::Args;
 
 use crate::operation::{GdnGate, KdaDecay, KdaGate, Operation};
 use crate::problem::{Problem, Views};
-
-/// Arguments of a launch.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "borrowed views, a handful of them at a time"
-)]
-#[derive(Clone, Copy, Debug)]
-pub enum Args<'a> {
-    /// One token per row.
-    GdnDecode(GdnDecode<'a>),
-    /// Tokens of each row; perhaps previous ones first.
-    GdnMtp(GdnMtp<'a>),
-    /// Previous tokens alone.
-    GdnCommit(GdnCommit<'a>),
-    /// Tokens of each row; perhaps previous ones first.
-    KdaRecurrent(KdaRecurrent<'a>),
-    /// Previous tokens alone.
-    KdaCommit(KdaCommit<'a>),
-}
-
-/// `$body` for whatever the arguments are of.
-macro_rules! each {
-    ($self:expr, $args:ident => $body:expr) => {
-        match $self {
-            Args::GdnDecode($args) => $body,
-            Args::GdnMtp($args) => $body,
-            Args::GdnCommit($args) => $body,
-            Args::KdaRecurrent($args) => $body,
-            Args::KdaCommit($args) => $body,
-        }
-    };
-}
-
-impl Args<'_> {
-    /// The variant that the library selects.
-    ///
-    /// # Errors
-    /// Whatever the arguments break of the operator's rules.
-    pub fn selected(&self) -> Result<Entry, gated_delta::Error> {
-        each!(self, args => args.selected())
-    }
-
-    /// Bytes that a launch must move where every row is active and full.
-    ///
-    /// # Errors
-    /// As [`Args::selected`]'s.
-    pub fn bytes(&self) -> Result<u64, gated_delta::Error> {
-        each!(self, args => args.bytes())
-    }
-
-    /// Registers and memory of the variants that compute the arguments, compiled for them; those of a commit are those
-    /// of its operator's other launches.
-    ///
-    /// # Errors
-    /// As [`Args::selected`]'s; what the driver finds.
-    pub fn resources(
-        &self,
-        library: &Library,
-    ) -> Result<Vec<(Entry, KernelResources)>, gated_delta::Error> {
-        match self {
-            Self::GdnDecode(args) => library.gdn_decode_resources(args),
-            Self::GdnMtp(args) => library.gdn_mtp_resources(args),
-            Self::KdaRecurrent(args) => library.kda_recurrent_resources(args),
-            Self::GdnCommit(_) | Self::KdaCommit(_) => Ok(Vec::new()),
-        }
-    }
-
-    /// Enqueues a launch of that variant.
-    ///
-    /// # Errors
-    /// As [`Args::selected`]'s; a variant of another kind; compile and launch failures.
-    ///
-    /// # Safety
-    /// Until `stream` has passed the launch, the tensors stay valid, what is written is used by nobody else, and no two
-    /// live rows write one slot.
-    pub unsafe fn launch(
-        &self,
-        library: &Library,
-        stream: StreamRef<'_>,
-        variant: Entry,
-    ) -> Result<(), gated_delta::Error> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Self::GdnDecode(args) => library.gdn_decode_with(stream, args, variant),
-                Self::GdnMtp(args) => library.gdn_mtp_with(stream, args, variant),
-                Self::GdnCommit(args) => library.gdn_commit_with(stream, args, variant),
-                Self::KdaRecurrent(args) => library.kda_recurrent_with(stream, args, variant),
-                Self::KdaCommit(args) => library.kda_commit_with(stream, args, variant),
-            }
-        }
-    }
-}
 
 impl Problem {
     /// The library's arguments, from views of the problem's tensors.

@@ -10,6 +10,8 @@ use crate::{
 
 impl<'a> Tensor<'a> {
     /// A contiguous tensor in a `cust` buffer or slice, read only.
+    ///
+    /// # Errors
     /// [`Error::Range`] where `slice` has fewer elements than `dims`.
     pub fn from_device<T>(slice: &'a DeviceSlice<T>, dims: &[usize]) -> Result<Self, Error>
     where
@@ -19,6 +21,9 @@ impl<'a> Tensor<'a> {
     }
 
     /// As [`Tensor::from_device`], for kernels to write.
+    ///
+    /// # Errors
+    /// As [`Tensor::from_device`]'s.
     pub fn from_device_mut<T>(slice: &'a mut DeviceSlice<T>, dims: &[usize]) -> Result<Self, Error>
     where
         T: DeviceElement + DeviceCopy,
@@ -27,7 +32,10 @@ impl<'a> Tensor<'a> {
     }
 
     /// As [`Tensor::from_device`], where the buffer's type stands for another: `u16` for bf16 and f16,
-    /// which are no `DeviceCopy` types. [`Error::Range`] where `slice` has fewer bytes than the tensor.
+    /// which are no `DeviceCopy` types.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where `slice` has fewer bytes than the tensor.
     pub fn from_device_as<T>(
         slice: &'a DeviceSlice<T>,
         dtype: DType,
@@ -40,6 +48,9 @@ impl<'a> Tensor<'a> {
     }
 
     /// As [`Tensor::from_device_as`], for kernels to write.
+    ///
+    /// # Errors
+    /// As [`Tensor::from_device_as`]'s.
     pub fn from_device_as_mut<T>(
         slice: &'a mut DeviceSlice<T>,
         dtype: DType,

@@ -3,6 +3,32 @@
 //!
 //! [`Driver`] has the driver's functions as they are: raw handles, unsafe, each failure an [`Error`].
 //! [`Context`], [`DeviceMemory`], [`Stream`], [`Event`] and [`Graph`] own what they make.
+//!
+//! ```no_run
+//! use gated_delta::DType;
+//! use gated_delta::driver::{Context, Device, DeviceMemory, Event, Graph, Stream};
+//!
+//! let context = Context::primary(Device::get(0)?)?;
+//! let library = gated_delta::Library::new(&context);
+//! let stream = Stream::new(&context)?;
+//! let mut states = DeviceMemory::from_slice(&context, &[1.0f32; 4096])?;
+//! let tensor = states.tensor_mut(DType::F32, &[4096])?;
+//! // SAFETY: the states outlive the launches, and nobody else has them.
+//! unsafe { library.state_floor(stream.as_ref(), tensor, 2.0) }?; // compiles, which no capture may
+//! // SAFETY: as above.
+//! let graph = unsafe { Graph::capture(&stream, || library.state_floor(stream.as_ref(), tensor, 2.0)) }?;
+//! let (start, end) = (Event::new(&context)?, Event::new(&context)?);
+//! start.record(&stream)?;
+//! // SAFETY: as above.
+//! unsafe { graph.launch(&stream) }?;
+//! end.record(&stream)?;
+//! end.synchronize()?;
+//! println!("{} ms", end.milliseconds_since(&start)?);
+//! let mut result = [0.0f32; 4096];
+//! states.read(&mut result)?;
+//! assert_eq!(result[0], 4.0);
+//! # Ok::<(), gated_delta::Error>(())
+//! ```
 
 mod context;
 #[cfg(all(

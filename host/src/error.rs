@@ -173,13 +173,37 @@ pub enum Error {
     #[error(transparent)]
     Driver(#[from] DriverError),
 
-    /// The calling thread's context is not the one that the kernels are loaded in.
-    #[error("wrong CUDA context: wanted device {wanted}, current is {got}")]
-    WrongContext {
-        /// Ordinal of the device that the kernels are loaded on.
-        wanted: i32,
-        /// What is current: `none` or `device 1`.
-        got: String,
+    /// A kernel computes something else than the reference: see [`Library::self_test`](crate::Library::self_test).
+    #[error("self-test of {entry}, {case}: {reason}")]
+    SelfTest {
+        /// The entry's name.
+        entry: &'static str,
+        /// What was launched: `a resume`.
+        case: &'static str,
+        /// What is wrong, and by how much.
+        reason: String,
+    },
+
+    /// A number in an index tensor that no launch has a use for: see [`Library::validate`](crate::Library::validate).
+    #[error("{tensor}[{position}]: wanted {wanted}, got {got}")]
+    Index {
+        /// The tensor's name in the operator's arguments.
+        tensor: &'static str,
+        /// The number's place in it.
+        position: usize,
+        /// The numbers that may be there.
+        wanted: String,
+        /// The number that is there.
+        got: i64,
+    },
+
+    /// Two uses of a state that a launch does not order: see [`Library::validate`](crate::Library::validate).
+    #[error("{one}, and {other}: nothing orders them")]
+    Hazard {
+        /// The one: `row 0 writes slot 2 of state`.
+        one: String,
+        /// The other.
+        other: String,
     },
 
     /// The simulator stopped a kernel: a bad access, a race, a divergent barrier.

@@ -66,10 +66,11 @@ pub(crate) unsafe fn simulate(
     constants: &[u32],
     shape: LaunchShape,
     params: &[u8],
-    tensors: &[Named<'_>],
+    tensors: &[Option<Named<'_>>],
 ) -> Result<(), Error> {
     let regions: Vec<sim::Region> = tensors
         .iter()
+        .flatten()
         .map(|named| sim::Region {
             name: named.name,
             address: named.tensor.address(),

@@ -1,8 +1,55 @@
 //! GPU kernels of the gated delta rule for inference engines.
 //!
-//! [`Library`] holds the kernels of one GPU; an operator ([`ops::gdn_decode`], [`ops::gdn_mtp`],
-//! [`ops::kda_recurrent`]) takes borrowed [`Tensor`]s and a borrowed stream, checks them, and launches. Nothing is
-//! copied, and after the first launch of a layer's shape nothing is allocated, synchronised or compiled.
+//! | an engine has | it makes |
+//! |---|---|
+//! | a GPU, or a `CUcontext` of its own | a [`Context`]: [`Context::primary`], [`Context::from_raw`]; of it one [`Library`] for all threads |
+//! | a stream | a [`StreamRef`]: [`StreamRef::from_raw`] |
+//! | tensors | a [`Tensor`] of each address, dtype and shape: [`Tensor::from_raw`]; views of packed ones |
+//! | a layer | [`GdnDecode`], [`GdnMtp`] and [`GdnCommit`], or [`KdaRecurrent`] and [`KdaCommit`] |
+//!
+//! and launches: [`Library::gdn_decode`], [`Library::gdn_mtp`], [`Library::gdn_commit`], [`Library::kda_recurrent`],
+//! [`Library::kda_commit`]. Arguments are checked and borrowed. Nothing is copied, and after the first launch of a
+//! layer's shape nothing is allocated, synchronised or compiled: `Library::prewarm_*` has that first time before a
+//! graph is captured, `Library::plan_*` settles all but addresses and B. A launch leaves the calling thread's context
+//! as it was.
+//!
+//! Besides: [`Library::self_test`] once after loading, [`Library::validate`] while slots are debugged,
+//! [`Library::simulator`] for tests without a GPU, [`raw`] for an engine with a launcher of its own, and [`driver`] for
+//! one that has no binding of the driver. Every failure is an [`Error`] that names what was wanted and what came.
+//!
+//! Without the feature `cust`, which is on by default, there is no trace of `cust` here.
+//!
+//! ```
+//! use gated_delta::{GdnDecode, GdnDecodeOptions, GdnGates, Library, StreamRef, Tensor};
+//!
+//! // One sequence and one head, on the simulator: its tensors are slices. The key is the first channel's unit vector.
+//! let mut key = [0.0f32; 64];
+//! key[0] = 1.0;
+//! let (value, log_decay, beta, slot) = ([0.5f32; 64], [0.0f32], [1.0f32], [2i32]);
+//! let (mut output, mut states) = ([f32::NAN; 64], vec![0.0f32; 4 * 64 * 64]);
+//! let key = Tensor::from_slice(&key, &[1, 1, 1, 64])?;
+//! let args = GdnDecode {
+//!     q: key,
+//!     k: key,
+//!     v: Tensor::from_slice(&value, &[1, 1, 1, 64])?,
+//!     gates: GdnGates::Given {
+//!         g: Tensor::from_slice(&log_decay, &[1, 1, 1])?,
+//!         beta: Tensor::from_slice(&beta, &[1, 1, 1])?,
+//!     },
+//!     o: Tensor::from_slice_mut(&mut output, &[1, 1, 1, 64])?,
+//!     pool: Tensor::from_slice_mut(&mut states, &[4, 1, 64, 64])?,
+//!     write_pool: None,
+//!     read_slots: Some(Tensor::from_slice(&slot, &[1])?),
+//!     write_slots: None,
+//!     options: GdnDecodeOptions { scale: Some(1.0), qk_l2norm: false, ..GdnDecodeOptions::default() },
+//! };
+//! // SAFETY: a simulated launch is done when it returns.
+//! unsafe { Library::simulator().gdn_decode(StreamRef::default_stream(), &args) }?;
+//! assert_eq!(output[63], 0.5); // what the key has stored,
+//! assert_eq!(states[2 * 64 * 64..][..2], [0.5, 0.0]); // in slot 2
+//! # Ok::<(), gated_delta::Error>(())
+//! ```
+#![deny(missing_docs)]
 
 #[cfg(feature = "cust")]
 mod cust_views;
@@ -10,22 +57,39 @@ pub mod driver;
 pub mod error;
 mod launch;
 pub mod library;
+#[doc(hidden)]
 pub mod module_cache;
 pub mod ops;
 mod plan;
 mod ptx;
+pub mod raw;
+mod recall;
 mod select;
+mod self_test;
 mod shapes;
 pub mod stream;
 pub mod tensor;
+mod threads;
+pub mod validate;
 
+pub use driver::{Context, Device};
 pub use error::{DriverError, Error};
 pub use gated_delta_kernels::entries::Entry;
 pub use library::{KernelResources, Library};
+pub use ops::gdn_decode::{GdnDecode, GdnDecodeOptions, GdnDecodeParams, GdnDecodePlan};
+pub use ops::gdn_mtp::{GdnCommit, GdnMtp};
+pub use ops::kda_recurrent::{KdaBeta, KdaCommit, KdaGate, KdaGates, KdaRecurrent};
+pub use ops::recurrent::{
+    Formulation, MAX_BATCH, MAX_TOKENS, Packed, Previous, RecurrentOptions, RecurrentParams,
+    RecurrentPlan,
+};
+pub use ops::{BetaScale, GdnGates, HeadMap, StateLayout};
+pub use self_test::SelfTest;
 pub use stream::StreamRef;
 pub use tensor::{DType, DeviceElement, Tensor};
+pub use validate::{InactiveRow, IndexReport};
 
 /// The README's example compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

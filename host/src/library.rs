@@ -1,23 +1,22 @@
 //! The kernels on one GPU (or in the simulator), compiled as they are needed.
 
 use std::ffi::CString;
-use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::kernels::device_contract::DeviceContractConstants;
 use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
-use gated_delta_kernels::kernels::state_floor::StateFloorConstants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::recurrent::RecurrentConstants;
 
 use crate::driver::{Context, Module, RawFunction, attribute};
 use crate::error::Error;
-use crate::launch::{enqueue, shared_bytes, simulate};
-use crate::module_cache::{ModuleCache, specialise};
-use crate::plan::LayerConstants;
-use crate::ptx;
+use crate::launch::{enqueue, simulate};
+use crate::module_cache::ModuleCache;
+use crate::ops::{gdn_decode, recurrent};
+use crate::raw;
+use crate::recall::Last;
 use crate::shapes::Named;
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
@@ -29,14 +28,27 @@ const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 ///
 /// Compiled kernels stay loaded until the process ends or their context is destroyed, so that a captured graph
 /// may outlive the library that launched into it.
+///
+/// Threads that ask for the same kernel first wait for one compilation. A failure is an error of the call that met it,
+/// and is not kept: where memory ran out, or the driver refused the PTX, nothing stays loaded, and the next call tries
+/// again. After an error that is fatal to the context (an illegal access, a lost device) every call returns the
+/// driver's error, and dropping is quiet. A context that others destroy or reset takes its kernels along: its
+/// libraries, plans and graphs are dropped, not launched, and new ones made from a new [`Context`].
 #[derive(Clone)]
 pub struct Library(Arc<Inner>);
 
 struct Inner {
     target: Target,
-    cache: ModuleCache<ModuleKey, RawFunction>,
+    /// One for each entry, by load-time constants: the very words that are written into the PTX text, so the key
+    /// cannot be narrower than the code.
+    caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
+    last_decode: Last<gdn_decode::Switches, { gdn_decode::TENSORS }>,
+    last_recurrent: Last<recurrent::Switches, { recurrent::TENSORS }>,
+    /// The modules of a library that unloads them when it is dropped.
+    unloaded: Option<Mutex<Vec<Module>>>,
 }
 
+#[derive(Clone, Debug)]
 enum Target {
     Gpu(Context),
     Simulator,
@@ -51,13 +63,7 @@ macro_rules! operator_constants {
         }
 
         impl OperatorConstants {
-            fn symbols(&self) -> &'static [&'static str] {
-                match self {
-                    $(Self::$operator(_) => <$constants>::SYMBOLS,)*
-                }
-            }
-
-            fn words(&self) -> &[u32] {
+            pub(crate) fn words(&self) -> &[u32] {
                 match self {
                     $(Self::$operator(constants) => constants.words(),)*
                 }
@@ -69,27 +75,6 @@ macro_rules! operator_constants {
 operator_constants! {
     GdnDecode(GdnDecodeConstants),
     Recurrent(RecurrentConstants),
-    DeviceContract(DeviceContractConstants),
-    StateFloor(StateFloorConstants),
-}
-
-impl OperatorConstants {
-    /// Tokens of a row that a kernel's shared memory depends on.
-    pub(crate) fn tokens(&self) -> u32 {
-        match self {
-            Self::Recurrent(constants) => LayerConstants::tokens(constants),
-            _ => 0,
-        }
-    }
-}
-
-/// Everything that is compiled in: the constants are the very value that is written into the PTX text, so the
-/// key cannot be narrower than the code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct ModuleKey {
-    device: i32,
-    entry: Entry,
-    constants: OperatorConstants,
 }
 
 /// Registers and memory of a compiled kernel.
@@ -104,24 +89,41 @@ pub struct KernelResources {
     pub shared_bytes: u32,
 }
 
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library")
+            .field("target", &self.0.target)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Library {
     /// Kernels for the GPU of `context`; compiled on first use.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with_target(Target::Gpu(context.clone()))
+        Self::with_target(Target::Gpu(context.clone()), None)
     }
 
     /// The kernels' own source on the CPU, with every memory access, race and barrier checked. Its tensors are in
     /// host memory, and a launch is done when it returns.
     #[must_use]
     pub fn simulator() -> Self {
-        Self::with_target(Target::Simulator)
+        Self::with_target(Target::Simulator, None)
     }
 
-    fn with_target(target: Target) -> Self {
+    /// A library of its own for the same target. Its kernels are unloaded when it is dropped: nothing of it is under
+    /// way then, or captured.
+    pub(crate) fn scratch(&self) -> Self {
+        Self::with_target(self.0.target.clone(), Some(Mutex::default()))
+    }
+
+    fn with_target(target: Target, unloaded: Option<Mutex<Vec<Module>>>) -> Self {
         Self(Arc::new(Inner {
             target,
-            cache: ModuleCache::default(),
+            caches: Entry::ALL.iter().map(|_| ModuleCache::default()).collect(),
+            last_decode: Last::default(),
+            last_recurrent: Last::default(),
+            unloaded,
         }))
     }
 
@@ -135,59 +137,58 @@ impl Library {
     }
 
     /// Tensors are where this library's kernels reach them, and those written are writable.
-    pub(crate) fn check_memory<'a>(
+    pub(crate) fn check_memory(
         &self,
-        tensors: impl Iterator<Item = Named<'a>>,
+        tensors: &[Option<Named<'_>>],
         written: impl Fn(&str) -> bool,
     ) -> Result<(), Error> {
-        let (wanted, wanted_name) = match &self.0.target {
-            Target::Gpu(_) => (Memory::Device, "device"),
-            Target::Simulator => (Memory::Host, "host"),
-        };
-        for Named { name, tensor } in tensors {
-            if tensor.memory() != wanted {
-                let got = if wanted == Memory::Device {
-                    "host"
-                } else {
-                    "device"
-                };
-                return Err(Error::Memory {
-                    tensor: name,
-                    wanted: wanted_name,
-                    got,
-                });
-            }
-            if !tensor.is_writable() && written(name) {
-                return Err(Error::ReadOnly { tensor: name });
-            }
-        }
-        Ok(())
+        check_memory(self.memory(), tensors, written)
     }
 
-    /// Launches `entry`, compiling it first where need be.
+    /// Where tensors have to be.
+    pub(crate) fn memory(&self) -> Memory {
+        match &self.0.target {
+            Target::Gpu(_) => Memory::Device,
+            Target::Simulator => Memory::Host,
+        }
+    }
+
+    /// The last decode that was launched.
+    pub(crate) fn last_decode(&self) -> &Last<gdn_decode::Switches, { gdn_decode::TENSORS }> {
+        &self.0.last_decode
+    }
+
+    /// The last launch of several tokens, or of KDA.
+    pub(crate) fn last_recurrent(&self) -> &Last<recurrent::Switches, { recurrent::TENSORS }> {
+        &self.0.last_recurrent
+    }
+
+    /// Launches `entry`, compiling it first where need be. Returns its function; none in the simulator.
     ///
     /// # Safety
     /// `params` are the parameters of `entry`'s operator and `constants` describe the tensors that they name, which
     /// stay valid until the stream has passed the launch; `tensors` are all of these tensors.
-    pub(crate) unsafe fn launch<'a>(
+    pub(crate) unsafe fn launch(
         &self,
         stream: StreamRef<'_>,
         entry: Entry,
-        constants: &OperatorConstants,
+        constants: &[u32],
         shape: LaunchShape,
         params: &[u8],
-        tensors: impl FnOnce() -> Vec<Named<'a>>,
-    ) -> Result<(), Error> {
+        tensors: &[Option<Named<'_>>],
+    ) -> Result<Option<RawFunction>, Error> {
         match &self.0.target {
             Target::Gpu(_) => {
-                let function = self.function(entry, constants)?;
+                let function = self.function(entry, constants, shape.shared_bytes)?;
                 // SAFETY: the caller's promise.
-                unsafe { self.launch_function(stream, function, shape, params) }
+                unsafe { self.launch_function(stream, function, shape, params) }?;
+                Ok(Some(function))
             }
-            // SAFETY: the caller's promise.
-            Target::Simulator => unsafe {
-                simulate(entry, constants.words(), shape, params, &tensors())
-            },
+            Target::Simulator => {
+                // SAFETY: the caller's promise.
+                unsafe { simulate(entry, constants, shape, params, tensors) }?;
+                Ok(None)
+            }
         }
     }
 
@@ -210,35 +211,41 @@ impl Library {
         unsafe { enqueue(context.driver(), function, shape, stream, params) }
     }
 
-    /// The compiled `entry`, from the cache or the driver's compiler.
+    /// The compiled `entry`, from the cache or the driver's compiler; the constants settle its shared memory.
     pub(crate) fn function(
         &self,
         entry: Entry,
-        constants: &OperatorConstants,
+        constants: &[u32],
+        shared_bytes: u32,
     ) -> Result<RawFunction, Error> {
         let Target::Gpu(context) = &self.0.target else {
             return Err(nothing_compiled());
         };
-        let key = ModuleKey {
-            device: context.device().ordinal(),
-            entry,
-            constants: *constants,
-        };
-        self.0
-            .cache
-            .get_or_compile(&key, || compile(context, entry, constants))
+        self.0.caches[entry as usize].get_or_compile(constants, || {
+            let (module, function) = compile(context, entry, constants, shared_bytes)?;
+            match &self.0.unloaded {
+                Some(modules) => modules
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(module),
+                // Never unloaded: a captured graph may still hold the kernel.
+                None => std::mem::forget(module),
+            }
+            Ok(function)
+        })
     }
 
     /// Registers and memory of `entry` as compiled for `constants`.
     pub(crate) fn resources(
         &self,
         entry: Entry,
-        constants: &OperatorConstants,
+        constants: &[u32],
+        shared_bytes: u32,
     ) -> Result<KernelResources, Error> {
         let Target::Gpu(context) = &self.0.target else {
             return Err(nothing_compiled());
         };
-        let function = self.function(entry, constants)?;
+        let function = self.function(entry, constants, shared_bytes)?;
         let _current = context.enter()?;
         let attribute = |which| {
             let mut value = 0;
@@ -253,32 +260,54 @@ impl Library {
         Ok(KernelResources {
             registers: attribute(attribute::FUNCTION_NUM_REGS)?,
             local_bytes: attribute(attribute::FUNCTION_LOCAL_SIZE_BYTES)?,
-            shared_bytes: shared_bytes(entry, constants.tokens()),
+            shared_bytes,
         })
     }
+}
+
+/// Tensors are in `wanted` memory, and those written are writable.
+pub(crate) fn check_memory(
+    wanted: Memory,
+    tensors: &[Option<Named<'_>>],
+    written: impl Fn(&str) -> bool,
+) -> Result<(), Error> {
+    let (wanted_name, other) = match wanted {
+        Memory::Device => ("device", "host"),
+        Memory::Host => ("host", "device"),
+    };
+    for Named { name, tensor } in tensors.iter().flatten() {
+        if tensor.memory() != wanted {
+            return Err(Error::Memory {
+                tensor: name,
+                wanted: wanted_name,
+                got: other,
+            });
+        }
+        if !tensor.is_writable() && written(name) {
+            return Err(Error::ReadOnly { tensor: name });
+        }
+    }
+    Ok(())
 }
 
 /// Writes the constants into the entry's PTX and has the driver compile and load it.
 fn compile(
     context: &Context,
     entry: Entry,
-    constants: &OperatorConstants,
-) -> Result<RawFunction, Error> {
-    let text = ptx::text(entry)
-        .ok_or_else(|| Error::Specialise(format!("no PTX for {}", entry.name())))?;
-    let text = specialise(text, constants.symbols(), constants.words())?;
+    constants: &[u32],
+    shared_bytes: u32,
+) -> Result<(Module, RawFunction), Error> {
+    let text = raw::text(entry, constants)?;
     let name = CString::new(entry.name())
         .map_err(|_| Error::Specialise("the entry's name has a NUL".to_owned()))?;
-    // Never unloaded: a captured graph may still hold the kernel.
-    let module = ManuallyDrop::new(Module::load(context, entry.name(), &text)?);
+    let module = Module::load(context, entry.name(), &text)?;
     let function = module.function(&name)?;
     // Under lazy loading, asking for an attribute brings the code in now rather than at the first launch.
     module.function_attribute(function, attribute::FUNCTION_NUM_REGS)?;
-    let shared = shared_bytes(entry, constants.tokens());
-    if shared > DEFAULT_SHARED_BYTES {
-        module.set_shared_bytes(function, shared)?;
+    if shared_bytes > DEFAULT_SHARED_BYTES {
+        module.set_shared_bytes(function, shared_bytes)?;
     }
-    Ok(function)
+    Ok((module, function))
 }
 
 fn nothing_compiled() -> Error {

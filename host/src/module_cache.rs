@@ -1,6 +1,7 @@
 //! PTX text made special to a layer, and a cache of what the driver compiled from it.
 
 use std::{
+    borrow::Borrow,
     collections::HashMap,
     ffi::CString,
     hash::Hash,
@@ -34,32 +35,40 @@ impl<K, V> Default for ModuleCache<K, V> {
     }
 }
 
-impl<K: Eq + Hash + Clone, V: Clone> ModuleCache<K, V> {
+impl<K: Eq + Hash, V: Clone> ModuleCache<K, V> {
     /// The value of `key`, from `compile` where there is none yet.
     ///
     /// # Errors
     /// What `compile` returns.
-    pub fn get_or_compile<E>(
+    pub fn get_or_compile<Q, E>(
         &self,
-        key: &K,
+        key: &Q,
         compile: impl FnOnce() -> Result<V, E>,
-    ) -> Result<V, E> {
+    ) -> Result<V, E>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ToOwned<Owned = K> + ?Sized,
+    {
         if let Some(value) = self.get(key) {
             return Ok(value);
         }
-        let gate = lock(&self.gates).entry(key.clone()).or_default().clone();
+        let gate = lock(&self.gates).entry(key.to_owned()).or_default().clone();
         let _turn = lock(&gate);
         if let Some(value) = self.get(key) {
             return Ok(value);
         }
         let value = compile()?;
         let mut ready = self.ready.write().unwrap_or_else(PoisonError::into_inner);
-        ready.insert(key.clone(), value.clone());
+        ready.insert(key.to_owned(), value.clone());
         Ok(value)
     }
 
     /// The value of `key`, where it is compiled.
-    pub fn get(&self, key: &K) -> Option<V> {
+    pub fn get<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
         self.ready
             .read()
             .unwrap_or_else(PoisonError::into_inner)

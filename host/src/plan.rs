@@ -1,5 +1,6 @@
 //! What a launch is compiled for, and its kernels compiled: the part of a plan that every operator shares.
 
+use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::recurrent::RecurrentConstants;
@@ -15,7 +16,7 @@ use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 
 /// Load-time constants of an operator on states.
-pub(crate) trait LayerConstants: Copy {
+pub(crate) trait LayerConstants: Constants {
     /// H, and HV / H.
     fn heads(&self) -> (u32, u32);
 
@@ -78,6 +79,11 @@ impl<C: LayerConstants> Problem<C> {
         launch::shape(entry, grid, self.constants.tokens())
     }
 
+    /// Dynamic shared memory of a block of `entry`, bytes.
+    pub fn shared_bytes(&self, entry: Entry) -> u32 {
+        launch::shared_bytes(entry, self.constants.tokens())
+    }
+
     /// Bytes of a slot.
     pub fn state_bytes(&self) -> u64 {
         let state = u64::from(self.kind.k_dim).pow(2) * self.kind.state.size_of() as u64;
@@ -86,7 +92,7 @@ impl<C: LayerConstants> Problem<C> {
 }
 
 /// A problem with every kernel that some batch size gets.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Planned<C> {
     library: Library,
     pub problem: Problem<C>,
@@ -96,11 +102,14 @@ pub(crate) struct Planned<C> {
 impl Library {
     /// Compiles the kernels of `problem`.
     pub(crate) fn plan<C: LayerConstants>(&self, problem: Problem<C>) -> Result<Planned<C>, Error> {
-        let constants = problem.constants.of_operator();
+        let constants = problem.constants.words();
         let functions = problem
             .kind
             .entries()
-            .map(|entry| Ok((entry, self.function(entry, &constants)?)))
+            .map(|entry| {
+                let shared_bytes = problem.shared_bytes(entry);
+                Ok((entry, self.function(entry, constants, shared_bytes)?))
+            })
             .collect::<Result<_, Error>>()?;
         Ok(Planned {
             library: self.clone(),
@@ -114,11 +123,14 @@ impl Library {
         &self,
         problem: &Problem<C>,
     ) -> Result<Vec<(Entry, KernelResources)>, Error> {
-        let constants = problem.constants.of_operator();
+        let constants = problem.constants.words();
         problem
             .kind
             .variants()
-            .map(|entry| Ok((entry, self.resources(entry, &constants)?)))
+            .map(|entry| {
+                let shared_bytes = problem.shared_bytes(entry);
+                Ok((entry, self.resources(entry, constants, shared_bytes)?))
+            })
             .collect()
     }
 }

@@ -18,190 +18,102 @@ pub(crate) fn named<'a>(name: &'static str, tensor: &'a Tensor<'a>) -> Named<'a>
     Named { name, tensor }
 }
 
-impl Named<'_> {
-    /// Dims are `wanted`, given as (letter, size).
-    #[inline]
-    pub fn dims<const N: usize>(self, wanted: &[(&'static str, usize); N]) -> Result<(), Error> {
-        if let Ok(dims) = <&[usize; N]>::try_from(&self.tensor.dims()[..])
-            && dims
-                .iter()
-                .zip(wanted)
-                .all(|(&got, &(_, size))| got == size)
-        {
-            return Ok(());
+/// The tensor under its name, where there is one.
+#[inline(always)]
+pub(crate) fn optional<'a>(
+    name: &'static str,
+    tensor: &'a Option<Tensor<'a>>,
+) -> Option<Named<'a>> {
+    tensor.as_ref().map(|tensor| named(name, tensor))
+}
+
+impl<'a> Named<'a> {
+    /// With dims of `sizes`, which `letters` name.
+    #[inline(always)]
+    pub fn dims<const N: usize>(
+        self,
+        letters: &'static [&'static str; N],
+        sizes: &[usize; N],
+    ) -> Result<View<'a, N>, Error> {
+        match self.view() {
+            Some(view) if view.dims.iter().zip(sizes).all(|(got, size)| got == size) => Ok(view),
+            _ => Err(self.dims_error(letters, sizes)),
         }
-        Err(self.dims_error(wanted))
     }
 
     #[cold]
-    fn dims_error(self, wanted: &[(&str, usize)]) -> Error {
-        let letters: Vec<&str> = wanted.iter().map(|&(letter, _)| letter).collect();
-        let sizes: Vec<usize> = wanted.iter().map(|&(_, size)| size).collect();
+    fn dims_error(self, letters: &[&str], sizes: &[usize]) -> Error {
+        self.shape_error(&format!("[{}] = {sizes:?}", letters.join(", ")))
+    }
+
+    /// With as many dims as `letters`.
+    #[inline(always)]
+    pub fn rank<const N: usize>(self, letters: &str) -> Result<View<'a, N>, Error> {
+        self.view().ok_or_else(|| self.shape_error(letters))
+    }
+
+    #[cold]
+    fn shape_error(self, wanted: &str) -> Error {
         Error::Shape {
             tensor: self.name,
-            wanted: format!("[{}] = {sizes:?}", letters.join(", ")),
+            wanted: wanted.to_owned(),
             got: *self.tensor.dims(),
         }
     }
 
-    /// Has as many dims as `letters`; their sizes.
-    pub fn rank<const N: usize>(self, letters: &str) -> Result<[usize; N], Error> {
-        let dims = self.tensor.dims();
-        dims[..].try_into().map_err(|_| Error::Shape {
-            tensor: self.name,
-            wanted: letters.to_owned(),
-            got: *dims,
+    /// Its N dims, where they are N.
+    #[inline(always)]
+    fn view<const N: usize>(self) -> Option<View<'a, N>> {
+        Some(View {
+            tensor: self,
+            dims: self.tensor.dims()[..].try_into().ok()?,
+            strides: self.tensor.strides()[..].try_into().ok()?,
         })
     }
 
     /// The dtype is one of `allowed`, which `wanted` spells out.
-    #[inline]
+    #[inline(always)]
     pub fn dtype(self, allowed: &[DType], wanted: &'static str) -> Result<(), Error> {
         if allowed.contains(&self.tensor.dtype()) {
             Ok(())
         } else {
-            Err(Error::DType {
-                tensor: self.name,
-                wanted,
-                got: self.tensor.dtype(),
-            })
+            Err(self.dtype_error(wanted))
+        }
+    }
+
+    #[cold]
+    fn dtype_error(self, wanted: &'static str) -> Error {
+        Error::DType {
+            tensor: self.name,
+            wanted,
+            got: self.tensor.dtype(),
         }
     }
 
     /// bf16, f16 or f32.
-    #[inline]
+    #[inline(always)]
     pub fn float(self) -> Result<(), Error> {
         self.dtype(&[DType::Bf16, DType::F16, DType::F32], "bf16, f16 or f32")
     }
 
-    /// The `count` innermost dims lie one behind the other.
-    #[inline]
-    pub fn inner_contiguous(self, count: usize, wanted: &'static str) -> Result<(), Error> {
-        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
-        let mut next = 1;
-        for dim in (dims.len().saturating_sub(count)..dims.len()).rev() {
-            if dims[dim] > 1 && strides[dim] != next {
-                return Err(self.stride_error(wanted));
-            }
-            next *= dims[dim];
-        }
-        Ok(())
-    }
-
     /// The address is a multiple of the element's size, as every access needs.
-    #[inline]
+    #[inline(always)]
     pub fn natural(self) -> Result<(), Error> {
-        let wanted = self.tensor.dtype().size_of();
-        let address = self.tensor.address();
-        if address.is_multiple_of(wanted as u64) {
+        let (address, size) = (self.tensor.address(), self.tensor.dtype().size_of());
+        // A power of two: to divide by it would cost more than all else that is asked of a tensor.
+        if address & (size as u64 - 1) == 0 {
             Ok(())
         } else {
-            Err(Error::Alignment {
-                tensor: self.name,
-                wanted,
-                got: 1 << address.trailing_zeros(),
-            })
+            Err(self.alignment_error(size, 1 << address.trailing_zeros()))
         }
-    }
-
-    /// The stride of `dim`, whose size is compiled in, for a kernel that multiplies it by indices in 32 bits; 0 for a
-    /// dim of one.
-    #[inline]
-    pub fn stride_u32(self, dim: usize) -> Result<u32, Error> {
-        let steps = self.tensor.dims()[dim].saturating_sub(1);
-        if steps == 0 {
-            return Ok(0);
-        }
-        let stride = self.tensor.strides()[dim];
-        match stride.checked_mul(steps) {
-            Some(span) if span <= u32::MAX as usize => Ok(stride as u32),
-            _ => Err(self.stride_error("a head stride that spans less than 2^32 elements")),
-        }
-    }
-
-    /// The stride of the outermost dim, for a kernel that multiplies it in 64 bits.
-    #[inline]
-    pub fn row_stride(self) -> Result<u32, Error> {
-        self.long_stride(0, "a row or slot stride below 2^32 elements")
-    }
-
-    /// The stride of the tokens, dim 1, for a kernel that multiplies it in 64 bits.
-    #[inline]
-    pub fn token_stride(self) -> Result<u32, Error> {
-        self.long_stride(1, "a token stride below 2^32 elements")
-    }
-
-    #[inline]
-    fn long_stride(self, dim: usize, wanted: &'static str) -> Result<u32, Error> {
-        u32::try_from(self.tensor.strides()[dim]).map_err(|_| self.stride_error(wanted))
-    }
-
-    /// What lies outside the `inner` contiguous dims of a written tensor does not overlap; `wanted` says so.
-    #[inline]
-    pub fn distinct(self, inner: usize, wanted: &'static str) -> Result<(), Error> {
-        let outer = self.tensor.dims().len().saturating_sub(inner);
-        if self.nested(outer, (0..outer).rev()) || self.nested_in_some_order(outer) {
-            Ok(())
-        } else {
-            Err(self.stride_error(wanted))
-        }
-    }
-
-    /// Each dim of `order`, innermost first, steps over all that lies in those before it and behind the `outer` dims.
-    #[inline]
-    fn nested(self, outer: usize, order: impl Iterator<Item = usize>) -> bool {
-        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
-        let mut extent: usize = dims[outer..].iter().product();
-        for dim in order.filter(|&dim| dims[dim] > 1) {
-            if strides[dim] < extent {
-                return false;
-            }
-            extent = (dims[dim] - 1)
-                .saturating_mul(strides[dim])
-                .saturating_add(extent);
-        }
-        true
     }
 
     #[cold]
-    fn nested_in_some_order(self, outer: usize) -> bool {
-        let mut order: [usize; MAX_DIMS] = array::from_fn(|dim| dim);
-        let order = &mut order[..outer];
-        order.sort_unstable_by_key(|&dim| self.tensor.strides()[dim]);
-        self.nested(outer, order.iter().copied())
-    }
-
-    /// Whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
-    ///
-    /// The outermost dim counts whatever its size: it is not part of what is compiled in.
-    #[inline]
-    pub fn wide(self) -> bool {
-        self.wide_from(0)
-    }
-
-    /// [`Named::wide`] of a tensor whose dims before `outermost` are of size one.
-    #[inline]
-    pub fn wide_from(self, outermost: usize) -> bool {
-        let size = self.tensor.dtype().size_of() as u64;
-        let (dims, strides) = (self.tensor.dims(), self.tensor.strides());
-        let bits = (outermost..dims.len().saturating_sub(1))
-            .filter(|&dim| dim == outermost || dims[dim] > 1)
-            .fold(self.tensor.address(), |bits, dim| {
-                bits | (strides[dim] as u64 * size)
-            });
-        bits.is_multiple_of(16)
-    }
-
-    /// [`Named::wide`], for a kernel that has no narrower path.
-    pub fn wide_only(self) -> Result<(), Error> {
-        if self.wide() {
-            Ok(())
-        } else {
-            Err(Error::Alignment {
-                tensor: self.name,
-                wanted: 16,
-                got: self.tensor.alignment(),
-            })
+    fn alignment_error(self, wanted: usize, got: usize) -> Error {
+        Error::Alignment {
+            tensor: self.name,
+            wanted,
+            got,
         }
     }
 
@@ -213,6 +125,131 @@ impl Named<'_> {
             got: *self.tensor.strides(),
         }
     }
+}
+
+/// A tensor with N dims. Its checks are inlined where it is made, so that it is never in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a, const N: usize> {
+    tensor: Named<'a>,
+    pub dims: &'a [usize; N],
+    strides: &'a [usize; N],
+}
+
+impl<const N: usize> View<'_, N> {
+    /// The `count` innermost dims lie one behind the other.
+    #[inline(always)]
+    pub fn inner_contiguous(self, count: usize, wanted: &'static str) -> Result<(), Error> {
+        let mut next = 1;
+        for (&dim, &stride) in self.dims.iter().zip(self.strides).rev().take(count) {
+            if dim > 1 && stride != next {
+                return Err(self.tensor.stride_error(wanted));
+            }
+            next *= dim;
+        }
+        Ok(())
+    }
+
+    /// The stride of `dim`, whose size is compiled in, for a kernel that multiplies it by indices in 32 bits; 0 for a
+    /// dim of one.
+    #[inline(always)]
+    pub fn stride_u32(self, dim: usize) -> Result<u32, Error> {
+        let steps = self.dims[dim].saturating_sub(1);
+        if steps == 0 {
+            return Ok(0);
+        }
+        let stride = self.strides[dim];
+        match stride.checked_mul(steps) {
+            Some(span) if span <= u32::MAX as usize => Ok(stride as u32),
+            _ => {
+                let wanted = "a head stride that spans less than 2^32 elements";
+                Err(self.tensor.stride_error(wanted))
+            }
+        }
+    }
+
+    /// The stride of the outermost dim, for a kernel that multiplies it in 64 bits.
+    #[inline(always)]
+    pub fn row_stride(self) -> Result<u32, Error> {
+        self.long_stride(0, "a row or slot stride below 2^32 elements")
+    }
+
+    /// The stride of the tokens, dim 1, for a kernel that multiplies it in 64 bits.
+    #[inline(always)]
+    pub fn token_stride(self) -> Result<u32, Error> {
+        self.long_stride(1, "a token stride below 2^32 elements")
+    }
+
+    #[inline(always)]
+    fn long_stride(self, dim: usize, wanted: &'static str) -> Result<u32, Error> {
+        u32::try_from(self.strides[dim]).map_err(|_| self.tensor.stride_error(wanted))
+    }
+
+    /// What lies outside the `inner` contiguous dims of a written tensor does not overlap; `wanted` says so.
+    #[inline(always)]
+    pub fn distinct(self, inner: usize, wanted: &'static str) -> Result<(), Error> {
+        let (outer, inner) = self.dims.split_at(N.saturating_sub(inner));
+        let (extent, steps) = (inner.iter().product(), &self.strides[..outer.len()]);
+        if nested(extent, outer.iter().zip(steps).rev())
+            || nested_in_some_order(extent, outer, steps)
+        {
+            Ok(())
+        } else {
+            Err(self.tensor.stride_error(wanted))
+        }
+    }
+
+    /// Whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
+    ///
+    /// The outermost dim counts whatever its size: it is not part of what is compiled in.
+    #[inline(always)]
+    pub fn wide(self) -> bool {
+        self.wide_from(0)
+    }
+
+    /// [`View::wide`] of a tensor whose dims before `outermost` are of size one.
+    #[inline(always)]
+    pub fn wide_from(self, outermost: usize) -> bool {
+        let size = self.tensor.tensor.dtype().size_of() as u64;
+        let mut bits = 0;
+        for (dim, &stride) in self.strides[..N - 1].iter().enumerate() {
+            if dim == outermost || (dim > outermost && self.dims[dim] > 1) {
+                bits |= stride as u64;
+            }
+        }
+        (self.tensor.tensor.address() | bits.wrapping_mul(size)).is_multiple_of(16)
+    }
+
+    /// [`View::wide`], for a kernel that has no narrower path.
+    pub fn wide_only(self) -> Result<(), Error> {
+        if self.wide() {
+            Ok(())
+        } else {
+            let got = self.tensor.tensor.alignment();
+            Err(self.tensor.alignment_error(16, got))
+        }
+    }
+}
+
+/// Each of the `steps`, a dim and its stride, innermost first, goes over the `extent` of all before it.
+#[inline(always)]
+fn nested<'a>(extent: usize, steps: impl Iterator<Item = (&'a usize, &'a usize)>) -> bool {
+    let mut extent = extent;
+    for (&dim, &stride) in steps.filter(|&(&dim, _)| dim > 1) {
+        if stride < extent {
+            return false;
+        }
+        extent = (dim - 1).saturating_mul(stride).saturating_add(extent);
+    }
+    true
+}
+
+/// [`nested`] in the order of the strides.
+#[cold]
+fn nested_in_some_order(extent: usize, dims: &[usize], strides: &[usize]) -> bool {
+    let mut order: [usize; MAX_DIMS] = array::from_fn(|dim| dim);
+    let order = &mut order[..dims.len()];
+    order.sort_unstable_by_key(|&dim| strides[dim]);
+    nested(extent, order.iter().map(|&dim| (&dims[dim], &strides[dim])))
 }
 
 /// [`Error::Range`] of a number.

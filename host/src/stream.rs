@@ -15,6 +15,14 @@ impl<'a> StreamRef<'a> {
     /// A `CUstream`, for example of cudarc's `CudaStream::cu_stream()`. The driver's constants 0 (default
     /// stream), 1 (legacy default stream) and 2 (default stream of the calling thread) are taken too.
     ///
+    /// ```
+    /// use gated_delta::StreamRef;
+    ///
+    /// // SAFETY: the driver's constants are always there.
+    /// let of_this_thread = unsafe { StreamRef::from_raw(std::ptr::without_provenance_mut(2)) };
+    /// assert_ne!(of_this_thread, StreamRef::default_stream());
+    /// ```
+    ///
     /// # Safety
     /// For `'a` the handle is 0, 1, 2 or a stream that is not destroyed.
     #[must_use]

@@ -24,6 +24,21 @@ pub enum Memory {
 }
 
 /// A borrowed view of a tensor.
+///
+/// q, k and v of a layer, side by side in one buffer, are views of it:
+///
+/// ```
+/// use gated_delta::{DType, Tensor};
+///
+/// let (rows, heads, value_heads, k) = (3, 2, 4, 64);
+/// let width = (2 * heads + value_heads) * k;
+/// // SAFETY: nothing is launched on it here.
+/// let packed = unsafe { Tensor::from_raw(0x7f00_0000_0000, DType::Bf16, &[rows, 1, width]) }?;
+/// let key = packed.narrow(2, heads * k, heads * k)?.split(2, k)?;
+/// assert_eq!((&key.dims()[..], &key.strides()[..]), (&[3, 1, 2, 64][..], &[512, 512, 64, 1][..]));
+/// assert_eq!(key.address() - packed.address(), 2 * 64 * 2);
+/// # Ok::<(), gated_delta::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
     address: u64,
@@ -38,7 +53,10 @@ pub struct Tensor<'a> {
 
 impl<'a> Tensor<'a> {
     /// A contiguous tensor at a device address; views with other strides come from
-    /// [`Tensor::with_strides`]. [`Error::Range`] where there are too many dims.
+    /// [`Tensor::with_strides`].
+    ///
+    /// # Errors
+    /// [`Error::Range`] where there are more than [`MAX_DIMS`], or elements past the end of the address space.
     ///
     /// # Safety
     /// For `'a`, every element that this view, or a view made of it, addresses lies in GPU memory, and
@@ -48,6 +66,8 @@ impl<'a> Tensor<'a> {
     }
 
     /// A contiguous tensor in host memory, for the simulator, read only.
+    ///
+    /// # Errors
     /// [`Error::Range`] where `slice` has fewer elements than `dims`.
     pub fn from_slice<T: DeviceElement>(slice: &'a [T], dims: &[usize]) -> Result<Self, Error> {
         let address = slice.as_ptr().expose_provenance() as u64;
@@ -55,6 +75,8 @@ impl<'a> Tensor<'a> {
     }
 
     /// A contiguous tensor in host memory, for the simulator.
+    ///
+    /// # Errors
     /// [`Error::Range`] where `slice` has fewer elements than `dims`.
     pub fn from_slice_mut<T: DeviceElement>(
         slice: &'a mut [T],
@@ -88,6 +110,8 @@ impl<'a> Tensor<'a> {
     }
 
     /// The same elements at other strides, in elements, one for each dim.
+    ///
+    /// # Errors
     /// [`Error::Range`] where there are more or fewer strides than dims, or the view leaves its storage.
     pub fn with_strides(self, strides: &[usize]) -> Result<Self, Error> {
         if strides.len() != self.dims.len() {
@@ -101,6 +125,8 @@ impl<'a> Tensor<'a> {
     }
 
     /// The elements `start .. start + len` of a dim: one of q, k, v of a packed buffer.
+    ///
+    /// # Errors
     /// [`Error::Range`] where there are none such.
     pub fn narrow(self, dim: usize, start: usize, len: usize) -> Result<Self, Error> {
         let size = self.dim(dim)?;
@@ -127,6 +153,8 @@ impl<'a> Tensor<'a> {
     }
 
     /// A dim cut into two, `[.., H * K, ..]` to `[.., H, K, ..]` for `inner` = K.
+    ///
+    /// # Errors
     /// [`Error::Range`] where the dim is not a multiple of `inner`, or there are [`MAX_DIMS`] already.
     pub fn split(self, dim: usize, inner: usize) -> Result<Self, Error> {
         let size = self.dim(dim)?;

@@ -3,21 +3,18 @@
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
+#[path = "fixtures/stand_in.rs"]
+mod stand_in;
 
-use std::{fs, path::PathBuf, process::Command};
+use std::process::Command;
 
 /// What the client prints, where loading PTX gives `load_result`.
 fn client(load_result: i32) -> String {
-    let libraries =
-        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("driver-{load_result}"));
-    fs::create_dir_all(&libraries).unwrap();
-    fs::copy(
-        fixtures::path("libfixture_driver.so"),
-        libraries.join("libcuda.so.1"),
-    )
-    .unwrap();
     let output = Command::new(fixtures::path("fixture_client"))
-        .env("LD_LIBRARY_PATH", libraries)
+        .env(
+            "LD_LIBRARY_PATH",
+            stand_in::folder(&load_result.to_string()),
+        )
         .env("FIXTURE_LOAD_RESULT", load_result.to_string())
         .output()
         .unwrap();

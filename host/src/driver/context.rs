@@ -1,6 +1,10 @@
-//! GPUs and their primary contexts.
+//! GPUs and their contexts.
 
-use std::{ffi::CStr, marker::PhantomData, sync::Arc};
+use std::{
+    ffi::{CStr, c_void},
+    marker::PhantomData,
+    sync::Arc,
+};
 
 use super::{Driver, RawContext, attribute, driver};
 use crate::error::Error;
@@ -33,6 +37,17 @@ impl Device {
         // SAFETY: `raw` is written.
         unsafe { driver()?.device_get(&raw mut raw, ordinal) }?;
         Ok(Self { ordinal, raw })
+    }
+
+    /// The GPU of a `CUdevice`.
+    fn of_handle(raw: i32) -> Result<Self, Error> {
+        for ordinal in 0..Self::count()? {
+            let device = Self::get(ordinal)?;
+            if device.raw == raw {
+                return Ok(device);
+            }
+        }
+        Err(Error::NoDevice)
     }
 
     /// Its number.
@@ -88,26 +103,30 @@ impl Device {
     }
 }
 
-/// The primary context of a GPU, retained: the same one that `cust`, cudarc and CUDA's runtime use.
+/// A context of a GPU: its primary one, retained, or an engine's, borrowed.
 #[derive(Clone, Debug)]
-pub struct Context(Arc<Retained>);
+pub struct Context(Arc<Held>);
 
 #[derive(Debug)]
-struct Retained {
+struct Held {
     driver: &'static Driver,
     device: Device,
     raw: RawContext,
+    /// Whether dropping releases a primary context.
+    is_retained: bool,
 }
 
-impl Drop for Retained {
+impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: retained once, released once. A failure leaves nothing to be done.
-        let _ = unsafe { self.driver.device_primary_ctx_release(self.device.raw) };
+        if self.is_retained {
+            // SAFETY: retained once, released once. A failure leaves nothing to be done.
+            let _ = unsafe { self.driver.device_primary_ctx_release(self.device.raw) };
+        }
     }
 }
 
 impl Context {
-    /// Retains the primary context of a GPU.
+    /// Retains the primary context of a GPU: the same one that `cust`, cudarc and CUDA's runtime use.
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::Driver`].
@@ -116,10 +135,56 @@ impl Context {
         let mut raw = RawContext::NULL;
         // SAFETY: `raw` is written.
         unsafe { driver.device_primary_ctx_retain(&raw mut raw, device.raw) }?;
-        Ok(Self(Arc::new(Retained {
+        Ok(Self(Arc::new(Held {
             driver,
             device,
             raw,
+            is_retained: true,
+        })))
+    }
+
+    /// An engine's own `CUcontext`, for example cudarc's `CudaContext::cu_ctx()`; never destroyed or released from
+    /// here. Its GPU is asked of the driver.
+    ///
+    /// ```no_run
+    /// use std::ffi::c_void;
+    ///
+    /// use gated_delta::{Context, Error, Library};
+    ///
+    /// fn load(engine_context: *mut c_void) -> Result<Library, Error> {
+    ///     // SAFETY: the engine drops the library before its context.
+    ///     Ok(Library::new(&unsafe { Context::from_raw(engine_context) }?))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a null handle, [`Error::NoDriver`], [`Error::NoDevice`]; [`Error::Driver`] for a context
+    /// that the driver knows to be none.
+    ///
+    /// # Safety
+    /// The handle is a context of this process's driver, which is not destroyed before everything that was made with
+    /// it: this value and its clones, the libraries, plans and memory of it, and graphs that captured their launches.
+    pub unsafe fn from_raw(context: *mut c_void) -> Result<Self, Error> {
+        let raw = RawContext(context);
+        if raw == RawContext::NULL {
+            return Err(Error::Range {
+                what: "CUcontext",
+                wanted: "a live context".to_owned(),
+                got: "null".to_owned(),
+            });
+        }
+        let driver = driver()?;
+        // SAFETY: the context is live, by the caller's promise.
+        let _current = unsafe { Current::push(driver, raw) }?;
+        let mut handle = 0;
+        // SAFETY: a context is current, and `handle` is written.
+        unsafe { driver.ctx_get_device(&raw mut handle) }?;
+        let device = Device::of_handle(handle)?;
+        Ok(Self(Arc::new(Held {
+            driver,
+            device,
+            raw,
+            is_retained: false,
         })))
     }
 
@@ -146,7 +211,7 @@ impl Context {
     /// # Errors
     /// [`Error::Driver`].
     pub fn enter(&self) -> Result<Current<'_>, Error> {
-        // SAFETY: the context is retained for as long as the guard borrows it.
+        // SAFETY: the context is retained, or live by the promise to `from_raw`, for as long as the guard borrows it.
         unsafe { Current::push(self.0.driver, self.0.raw) }
     }
 
@@ -162,6 +227,7 @@ impl Context {
 }
 
 /// A context that is current on this thread; the one before is current again when this is dropped.
+#[must_use = "the context is current for as long as this lives"]
 #[derive(Debug)]
 pub struct Current<'a> {
     driver: &'static Driver,

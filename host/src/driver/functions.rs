@@ -75,7 +75,8 @@ macro_rules! functions {
                 #[allow(clippy::too_many_arguments, reason = "the driver's own signatures")]
                 pub unsafe fn $method(&self, $($argument: $type),*) -> Result<(), Error> {
                     let call = stringify!($symbol);
-                    let function = self.$method.ok_or(Error::MissingSymbol { symbol: call })?;
+                    let function =
+                        self.$method.ok_or_else(|| Error::MissingSymbol { symbol: call })?;
                     // SAFETY: the caller's promise.
                     self.check(call, unsafe { function($($argument),*) })
                 }

@@ -3,19 +3,21 @@
 use crate::Entry;
 use crate::error::Error;
 use crate::ops::StateLayout;
-use crate::shapes::{Named, range, unsupported};
+use crate::shapes::{Named, View, range, unsupported};
 use crate::tensor::DType;
 
 /// Most rows of one launch: a grid's z extent.
 pub const MAX_BATCH: usize = 65_535;
 
 /// Heads of a layer and their dims.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Heads {
     /// Query/key heads.
     pub h: usize,
     /// Value heads.
     pub hv: usize,
+    /// HV / H.
+    pub ratio: usize,
     /// K = V.
     pub dim: usize,
 }
@@ -33,24 +35,21 @@ impl Heads {
         if h == 0 || h > MAX_BATCH {
             return Err(range("H", format!("1..={MAX_BATCH}"), h));
         }
-        if hv == 0 || !hv.is_multiple_of(h) || hv > MAX_BATCH {
+        // In 32 bits, which divide faster: a number that does not fit them is no multiple either.
+        let ratio = (hv as u32 / h as u32) as usize;
+        if hv == 0 || hv > MAX_BATCH || ratio * h != hv {
             return Err(range(
                 "HV",
                 format!("a multiple of H = {h} up to {MAX_BATCH}"),
                 hv,
             ));
         }
-        Ok(Self { h, hv, dim: k_dim })
-    }
-
-    /// A state's dims, as they lie in `layout`.
-    #[inline]
-    pub fn state(self, layout: StateLayout) -> [(&'static str, usize); 3] {
-        let (v, k) = (("V", self.dim), ("K", self.dim));
-        match layout {
-            StateLayout::KLast => [("HV", self.hv), v, k],
-            StateLayout::VLast => [("HV", self.hv), k, v],
-        }
+        Ok(Self {
+            h,
+            hv,
+            ratio,
+            dim: k_dim,
+        })
     }
 }
 
@@ -64,105 +63,166 @@ pub(crate) fn batch(rows: usize) -> Result<(), Error> {
 }
 
 /// Floats of these dims with a contiguous innermost one: q, k, v, o, or gates.
-#[inline]
-pub(crate) fn floats<const N: usize>(
-    tensor: Named<'_>,
-    dims: &[(&'static str, usize); N],
-) -> Result<(), Error> {
-    tensor.dims(dims)?;
+#[inline(always)]
+pub(crate) fn floats<'a, const N: usize>(
+    tensor: Named<'a>,
+    letters: &'static [&'static str; N],
+    sizes: &[usize; N],
+) -> Result<View<'a, N>, Error> {
+    let view = tensor.dims(letters, sizes)?;
     tensor.float()?;
-    tensor.inner_contiguous(1, "a contiguous innermost dim")?;
-    tensor.natural()
+    view.inner_contiguous(1, "a contiguous innermost dim")?;
+    tensor.natural()?;
+    Ok(view)
 }
 
-/// A parameter of the gates, f32 without gaps.
-#[inline]
+/// Elements between the rows, tokens and heads of a tensor, and whether its accesses are not aligned to 16 bytes.
+///
+/// Filled in place: a value that is returned is read as soon as it is written, which stalls.
+#[derive(Default)]
+pub(crate) struct Strides {
+    pub row: u32,
+    /// 0 for one token.
+    pub token: u32,
+    pub head: u32,
+    pub narrow: bool,
+}
+
+impl Strides {
+    /// Checks a tensor of `[rows, tokens, heads, dim]` floats; rows of different lengths are one row, `packed`.
+    pub fn of_heads(
+        &mut self,
+        tensor: Named<'_>,
+        letters: &'static [&'static str; 4],
+        sizes: &[usize; 4],
+        packed: bool,
+    ) -> Result<(), Error> {
+        let view = floats(tensor, letters, sizes)?;
+        [self.row, self.token] = steps(view, packed)?;
+        self.head = view.stride_u32(2)?;
+        self.narrow = !view.wide_from(packed as usize);
+        Ok(())
+    }
+
+    /// Checks a tensor of `[rows, tokens, heads]` floats, of which no access is wide.
+    pub fn per_head(
+        &mut self,
+        tensor: Named<'_>,
+        letters: &'static [&'static str; 3],
+        sizes: &[usize; 3],
+        packed: bool,
+    ) -> Result<(), Error> {
+        let view = floats(tensor, letters, sizes)?;
+        [self.row, self.token] = steps(view, packed)?;
+        self.head = 1;
+        Ok(())
+    }
+}
+
+/// Strides of rows and tokens, dims 0 and 1.
+#[inline(always)]
+fn steps<const N: usize>(view: View<'_, N>, packed: bool) -> Result<[u32; 2], Error> {
+    let row = if packed { 0 } else { view.row_stride()? };
+    let token = if packed || view.dims[1] > 1 {
+        view.token_stride()?
+    } else {
+        0
+    };
+    Ok([row, token])
+}
+
+/// A parameter of the gates, f32 without gaps; whether it is aligned to 16 bytes.
 pub(crate) fn parameter<const N: usize>(
     tensor: Named<'_>,
-    dims: &[(&'static str, usize); N],
-) -> Result<(), Error> {
-    tensor.dims(dims)?;
+    letters: &'static [&'static str; N],
+    sizes: &[usize; N],
+) -> Result<bool, Error> {
+    let view = tensor.dims(letters, sizes)?;
     tensor.dtype(&[DType::F32], "f32")?;
-    tensor.inner_contiguous(N, "contiguous")?;
-    tensor.natural()
+    view.inner_contiguous(N, "contiguous")?;
+    tensor.natural()?;
+    Ok(view.wide())
 }
 
 /// Integers of these dims, each row without gaps.
-#[inline]
 pub(crate) fn indices<const N: usize>(
     tensor: Named<'_>,
-    dims: &[(&'static str, usize); N],
+    letters: &'static [&'static str; N],
+    sizes: &[usize; N],
 ) -> Result<(), Error> {
-    tensor.dims(dims)?;
+    let view = tensor.dims(letters, sizes)?;
     tensor.dtype(&[DType::I32, DType::I64, DType::U32], "i32, i64 or u32")?;
-    tensor.inner_contiguous(1, "contiguous")?;
+    view.inner_contiguous(1, "contiguous")?;
     tensor.natural()
 }
 
 /// The pools that states are read from and written to.
-#[derive(Clone, Copy)]
-pub(crate) struct Pools<'a> {
-    pub read: Named<'a>,
-    pub write: Named<'a>,
-    /// Elements between the slots of `read`.
+#[derive(Default)]
+pub(crate) struct Pools {
+    /// P of the pool that is read.
+    slots: usize,
+    /// Elements between the slots that are read.
     pub read_slot: u32,
-    /// Elements between the slots of `write`.
+    /// Elements between the slots that are written.
     pub write_slot: u32,
+    /// Whether every address and stride is a multiple of 16 bytes.
+    pub wide: bool,
 }
 
-impl<'a> Pools<'a> {
-    /// Checks pools of states with the dims `state`; `write` is `read` where it is not given.
-    #[inline]
-    pub fn new(
-        read: Named<'a>,
-        write: Option<Named<'a>>,
-        state: [(&'static str, usize); 3],
-    ) -> Result<Self, Error> {
-        let read_slot = pool(read, state)?;
-        let (write, write_slot) = match write {
-            Some(write) => (write, pool(write, state)?),
-            None => (read, read_slot),
-        };
-        same_dtype(write, read, "the dtype of state")?;
-        Ok(Self {
-            read,
-            write,
-            read_slot,
-            write_slot,
-        })
+impl Pools {
+    /// Checks pools of states; `write` is `read` where it is not given.
+    pub fn of(
+        &mut self,
+        read: Named<'_>,
+        write: Option<Named<'_>>,
+        heads: Heads,
+        layout: StateLayout,
+    ) -> Result<(), Error> {
+        self.one(read, heads, layout)?;
+        if let Some(write) = write {
+            let mut written = Self::default();
+            written.one(write, heads, layout)?;
+            same_dtype(write, read, "the dtype of state")?;
+            self.write_slot = written.read_slot;
+            self.wide &= written.wide;
+        }
+        Ok(())
     }
 
-    /// Whether every address and stride is a multiple of 16 bytes.
-    #[inline]
-    pub fn wide(&self) -> bool {
-        self.read.wide() && self.write.wide()
+    /// Checks a pool that is read and written.
+    fn one(&mut self, tensor: Named<'_>, heads: Heads, layout: StateLayout) -> Result<(), Error> {
+        let [slots, ..] = *tensor.rank::<4>("[P, HV, V, K]")?.dims;
+        let letters = match layout {
+            StateLayout::KLast => &["P", "HV", "V", "K"],
+            StateLayout::VLast => &["P", "HV", "K", "V"],
+        };
+        let view = tensor.dims(letters, &[slots, heads.hv, heads.dim, heads.dim])?;
+        tensor.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
+        view.inner_contiguous(3, "contiguous slots (the slot stride is free)")?;
+        tensor.natural()?;
+        if slots >= u32::MAX as usize {
+            return Err(range("P", "below 2^32 - 1".to_owned(), slots));
+        }
+        let stride = view.row_stride()?;
+        view.distinct(3, "slots that do not overlap")?;
+        *self = Self {
+            slots,
+            read_slot: stride,
+            write_slot: stride,
+            wide: view.wide(),
+        };
+        Ok(())
     }
 
     /// Each of `rows` has the slot of its own number, where no slots are given.
     #[inline]
     pub fn one_for_each(&self, rows: usize, without: &'static str) -> Result<(), Error> {
-        let slots = self.read.tensor.dims()[0];
+        let slots = self.slots;
         if rows > slots {
             return Err(range(without, format!("at most P = {slots}"), rows));
         }
         Ok(())
     }
-}
-
-/// A pool of states with the dims `state`; its slot stride.
-#[inline]
-fn pool(tensor: Named<'_>, state: [(&'static str, usize); 3]) -> Result<u32, Error> {
-    let [count, ..] = tensor.rank::<4>("[P, HV, V, K]")?;
-    tensor.dims(&[("P", count), state[0], state[1], state[2]])?;
-    tensor.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
-    tensor.inner_contiguous(3, "contiguous slots (the slot stride is free)")?;
-    tensor.natural()?;
-    if count >= u32::MAX as usize {
-        return Err(range("P", "below 2^32 - 1".to_owned(), count));
-    }
-    let stride = tensor.row_stride()?;
-    tensor.distinct(3, "slots that do not overlap")?;
-    Ok(stride)
 }
 
 /// `tensor` has the dtype of `like`, which `wanted` says.

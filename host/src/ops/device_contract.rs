@@ -1,5 +1,6 @@
 //! Runs the kernel that calls every primitive once: proof that the GPU and the simulator agree.
 
+use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::device_contract::{
     DeviceContractConstants, DeviceContractParams, RESULTS,
@@ -7,7 +8,7 @@ use gated_delta_kernels::kernels::device_contract::{
 
 use crate::error::Error;
 use crate::launch;
-use crate::library::{Library, OperatorConstants};
+use crate::library::Library;
 use crate::shapes::named;
 use crate::stream::StreamRef;
 use crate::tensor::{DType, Tensor};
@@ -32,16 +33,16 @@ impl Library {
         let threads = entry.block() as usize;
         let tensors = [named("input", &input), named("output", &output)];
         let [input_named, output_named] = tensors;
-        input_named.dims(&[("threads", threads)])?;
+        let input_view = input_named.dims(&["threads"], &[threads])?;
         input_named.dtype(&[DType::F32], "f32")?;
-        output_named.dims(&[("results", RESULTS.len()), ("threads", threads)])?;
+        let output_view = output_named.dims(&["results", "threads"], &[RESULTS.len(), threads])?;
         output_named.dtype(&[DType::U32], "u32")?;
-        self.check_memory(tensors.into_iter(), |name| name == "output")?;
-        for named in tensors {
-            named.inner_contiguous(named.tensor.dims().len(), "contiguous")?;
-            named.wide_only()?;
-        }
-        let constants = OperatorConstants::DeviceContract(DeviceContractConstants { number });
+        self.check_memory(&tensors.map(Some), |name| name == "output")?;
+        input_view.inner_contiguous(1, "contiguous")?;
+        input_view.wide_only()?;
+        output_view.inner_contiguous(2, "contiguous")?;
+        output_view.wide_only()?;
+        let constants = DeviceContractConstants { number };
         let shape = launch::shape(entry, [1; 3], 0);
         let params = DeviceContractParams {
             input: input.address(),
@@ -52,11 +53,12 @@ impl Library {
             self.launch(
                 stream,
                 entry,
-                &constants,
+                constants.words(),
                 shape,
                 bytemuck::bytes_of(&params),
-                || tensors.to_vec(),
+                &tensors.map(Some),
             )
-        }
+        }?;
+        Ok(())
     }
 }

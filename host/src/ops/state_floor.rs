@@ -1,5 +1,6 @@
 //! The floor: states read and written in place by a kernel that does nothing else, the yardstick of the benches.
 
+use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::state_floor::{
     BLOCK_BYTES, StateFloorConstants, StateFloorParams,
@@ -7,7 +8,7 @@ use gated_delta_kernels::kernels::state_floor::{
 
 use crate::error::Error;
 use crate::launch;
-use crate::library::{Library, OperatorConstants};
+use crate::library::Library;
 use crate::shapes::named;
 use crate::stream::StreamRef;
 use crate::tensor::{DType, Tensor};
@@ -28,12 +29,12 @@ impl Library {
         factor: f32,
     ) -> Result<(), Error> {
         let tensor = named("states", &states);
-        let [elements] = tensor.rank("[n]")?;
+        let view = tensor.rank::<1>("[n]")?;
         tensor.dtype(&[DType::F32], "f32")?;
-        tensor.inner_contiguous(1, "contiguous")?;
-        self.check_memory([tensor].into_iter(), |_| true)?;
-        tensor.wide_only()?;
-        let bytes = elements as u64 * 4;
+        view.inner_contiguous(1, "contiguous")?;
+        self.check_memory(&[Some(tensor)], |_| true)?;
+        view.wide_only()?;
+        let bytes = view.dims[0] as u64 * 4;
         let blocks = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
         if !bytes.is_multiple_of(BLOCK_BYTES) || blocks > i32::MAX as u32 {
             return Err(Error::Range {
@@ -46,9 +47,9 @@ impl Library {
             return Ok(());
         }
         let entry = Entry::state_floor;
-        let constants = OperatorConstants::StateFloor(StateFloorConstants {
+        let constants = StateFloorConstants {
             factor: factor.to_bits(),
-        });
+        };
         let shape = launch::shape(entry, [blocks, 1, 1], 0);
         let params = StateFloorParams {
             states: states.address(),
@@ -58,11 +59,12 @@ impl Library {
             self.launch(
                 stream,
                 entry,
-                &constants,
+                constants.words(),
                 shape,
                 bytemuck::bytes_of(&params),
-                || vec![tensor],
+                &[Some(tensor)],
             )
-        }
+        }?;
+        Ok(())
     }
 }

@@ -16,7 +16,10 @@ pub struct Dims {
 }
 
 impl Dims {
-    /// The numbers of `values`; [`Error::Range`] where there are more than [`MAX_DIMS`].
+    /// The numbers of `values`.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where there are more than [`MAX_DIMS`].
     pub fn new(values: &[usize]) -> Result<Self, Error> {
         let mut dims = Self {
             values: [0; MAX_DIMS],

@@ -4,18 +4,37 @@ use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
 
 use super::GdnDecode;
 use crate::error::Error;
-use crate::ops::checks::{self, Heads, Pools, excludes, floats, indices, parameter};
+use crate::ops::checks::{self, Heads, Pools, Strides, excludes, indices, parameter};
 use crate::ops::{BetaScale, GdnGates, HeadMap, element_code, index_code};
 use crate::plan::Problem;
 use crate::select::{Kind, Operator};
 use crate::shapes::{named, unsupported};
 
+/// Strides of the tensors of a step.
+#[derive(Default)]
+struct TensorStrides {
+    q: Strides,
+    k: Strides,
+    v: Strides,
+    o: Strides,
+    a: Strides,
+    b: Strides,
+}
+
+impl TensorStrides {
+    /// Whether an access that may be wide is not.
+    fn narrow(&self) -> bool {
+        self.q.narrow || self.k.narrow || self.v.narrow || self.o.narrow
+    }
+}
+
 impl GdnDecode<'_> {
     /// Checks shapes, dtypes, strides and switches, and says what to compile.
     pub(crate) fn check(&self) -> Result<Problem<GdnDecodeConstants>, Error> {
         let options = &self.options;
-        let [rows, t, h, k_dim] = named("q", &self.q).rank("[B, T = 1, H, K]")?;
-        let [_, _, hv, v_dim] = named("v", &self.v).rank("[B, T = 1, HV, V]")?;
+        let (q, v) = (named("q", &self.q), named("v", &self.v));
+        let [rows, t, h, k_dim] = *q.rank("[B, T = 1, H, K]")?.dims;
+        let [_, _, hv, v_dim] = *v.rank("[B, T = 1, HV, V]")?.dims;
         checks::batch(rows)?;
         if t != 1 {
             return Err(unsupported(
@@ -25,15 +44,15 @@ impl GdnDecode<'_> {
             ));
         }
         let heads = Heads::new(h, k_dim, hv, v_dim)?;
-        let qk = [("B", rows), ("T", 1), ("H", h), ("K", k_dim)];
-        let vo = [("B", rows), ("T", 1), ("HV", hv), ("V", v_dim)];
-        let (q, k) = (named("q", &self.q), named("k", &self.k));
-        let (v, o) = (named("v", &self.v), named("o", &self.o));
-        floats(q, &qk)?;
-        floats(k, &qk)?;
-        floats(v, &vo)?;
-        floats(o, &vo)?;
-        o.distinct(1, "rows and heads that do not overlap, since it is written")?;
+        let (k, o) = (named("k", &self.k), named("o", &self.o));
+        let (qk, vo) = ([rows, 1, h, k_dim], [rows, 1, hv, v_dim]);
+        let mut strides = TensorStrides::default();
+        strides.q.of_heads(q, &["B", "T", "H", "K"], &qk, false)?;
+        strides.k.of_heads(k, &["B", "T", "H", "K"], &qk, false)?;
+        strides.v.of_heads(v, &["B", "T", "HV", "V"], &vo, false)?;
+        strides.o.of_heads(o, &["B", "T", "HV", "V"], &vo, false)?;
+        o.rank::<4>("[B, T = 1, HV, V]")?
+            .distinct(1, "rows and heads that do not overlap, since it is written")?;
 
         let (gate_a, gate_b, given_gates, beta_scale) = match &self.gates {
             GdnGates::Raw {
@@ -43,29 +62,35 @@ impl GdnDecode<'_> {
                 dt_bias,
                 beta_scale,
             } => {
-                parameter(named("A_log", a_log), &[("HV", hv)])?;
-                parameter(named("dt_bias", dt_bias), &[("HV", hv)])?;
+                parameter(named("A_log", a_log), &["HV"], &[hv])?;
+                parameter(named("dt_bias", dt_bias), &["HV"], &[hv])?;
                 (named("a", a), named("b", b), 0, *beta_scale)
             }
             GdnGates::Given { g, beta } => (named("g", g), named("beta", beta), 1, BetaScale::One),
         };
-        let per_head = [("B", rows), ("T", 1), ("HV", hv)];
-        floats(gate_a, &per_head)?;
-        floats(gate_b, &per_head)?;
+        let per_head = [rows, 1, hv];
+        strides
+            .a
+            .per_head(gate_a, &["B", "T", "HV"], &per_head, false)?;
+        strides
+            .b
+            .per_head(gate_b, &["B", "T", "HV"], &per_head, false)?;
 
-        let pools = Pools::new(
+        let mut pools = Pools::default();
+        pools.of(
             named("state", &self.pool),
             self.write_pool
                 .as_ref()
                 .map(|tensor| named("write state", tensor)),
-            heads.state(options.state_layout),
+            heads,
+            options.state_layout,
         )?;
         for (name, tensor) in [
             ("read_slots", &self.read_slots),
             ("write_slots", &self.write_slots),
         ] {
             if let Some(tensor) = tensor {
-                indices(named(name, tensor), &[("B", rows)])?;
+                indices(named(name, tensor), &["B"], &[rows])?;
             }
         }
         if self.read_slots.is_none() {
@@ -87,12 +112,12 @@ impl GdnDecode<'_> {
             kind: Kind {
                 operator: Operator::GdnDecode,
                 layout: options.state_layout,
-                state: pools.read.tensor.dtype(),
+                state: self.pool.dtype(),
                 k_dim: k_dim as u32,
             },
             constants: GdnDecodeConstants {
                 h: h as u32,
-                ratio: (hv / h) as u32,
+                ratio: heads.ratio as u32,
                 tiled: flag(options.head_map == HeadMap::Tiled),
                 l2norm: flag(options.qk_l2norm),
                 scale: scale.to_bits(),
@@ -113,18 +138,18 @@ impl GdnDecode<'_> {
                 o_element: element_code(o.tensor.dtype()),
                 a_element: element_code(gate_a.tensor.dtype()),
                 b_element: element_code(gate_b.tensor.dtype()),
-                wide_io: flag(q.wide() && k.wide() && v.wide() && o.wide()),
-                wide_state: flag(pools.wide()),
-                q_row: q.row_stride()?,
-                q_head: q.stride_u32(2)?,
-                k_row: k.row_stride()?,
-                k_head: k.stride_u32(2)?,
-                v_row: v.row_stride()?,
-                v_head: v.stride_u32(2)?,
-                o_row: o.row_stride()?,
-                o_head: o.stride_u32(2)?,
-                a_row: gate_a.row_stride()?,
-                b_row: gate_b.row_stride()?,
+                wide_io: flag(!strides.narrow()),
+                wide_state: flag(pools.wide),
+                q_row: strides.q.row,
+                q_head: strides.q.head,
+                k_row: strides.k.row,
+                k_head: strides.k.head,
+                v_row: strides.v.row,
+                v_head: strides.v.head,
+                o_row: strides.o.row,
+                o_head: strides.o.head,
+                a_row: strides.a.row,
+                b_row: strides.b.row,
                 read_slot: pools.read_slot,
                 write_slot: pools.write_slot,
             },

@@ -1,5 +1,6 @@
 //! Launches: through the cache, with a chosen variant, and through a plan.
 
+use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
 
 use super::{GdnDecode, GdnDecodeParams, LaunchShape};
@@ -8,13 +9,28 @@ use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
 use crate::ops::checks::{aligned, one_of};
-use crate::plan::{LayerConstants, Planned, Problem};
+use crate::plan::Planned;
 use crate::stream::StreamRef;
 
 /// A GDN decode with its kernels compiled: everything but addresses, B and P is settled.
 ///
 /// Cheap to clone and to launch; it holds its [`Library`] alive.
-#[derive(Clone)]
+///
+/// ```no_run
+/// use gated_delta::{Error, GdnDecode, GdnDecodePlan, Library, StreamRef};
+///
+/// /// Once for a layer.
+/// fn plan(library: &Library, first: &GdnDecode<'_>) -> Result<GdnDecodePlan, Error> {
+///     library.plan_gdn_decode(first)
+/// }
+///
+/// /// Every step, for the same shapes, strides and dtypes, but any B, P and addresses.
+/// fn step(plan: &GdnDecodePlan, stream: StreamRef<'_>, batch: usize, args: &GdnDecode<'_>) -> Result<(), Error> {
+///     // SAFETY: the tensors outlive the step, and no two rows of it write one slot.
+///     unsafe { plan.launch(stream, batch, &args.params()) }
+/// }
+/// ```
+#[derive(Clone, Debug)]
 pub struct GdnDecodePlan(Planned<GdnDecodeConstants>);
 
 impl Library {
@@ -32,10 +48,8 @@ impl Library {
         stream: StreamRef<'_>,
         args: &GdnDecode<'_>,
     ) -> Result<(), Error> {
-        let problem = args.check()?;
-        let batch = args.q.dims()[0] as u32;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_gdn_decode(stream, args, &problem, problem.entry(batch)?) }
+        unsafe { self.launch_gdn_decode(stream, args, None) }
     }
 
     /// As [`Library::gdn_decode`], with a variant of the caller's choice, for tuning and tests.
@@ -52,44 +66,52 @@ impl Library {
         args: &GdnDecode<'_>,
         variant: Entry,
     ) -> Result<(), Error> {
-        let problem = args.check()?;
-        let variant = one_of(problem.kind.variants(), variant)?;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_gdn_decode(stream, args, &problem, variant) }
+        unsafe { self.launch_gdn_decode(stream, args, Some(variant)) }
     }
 
+    /// Checks and enqueues `args`, with `variant` or the selected one.
+    ///
+    /// # Safety
+    /// As [`Library::gdn_decode`]'s.
     unsafe fn launch_gdn_decode(
         &self,
         stream: StreamRef<'_>,
         args: &GdnDecode<'_>,
-        problem: &Problem<GdnDecodeConstants>,
-        entry: Entry,
+        variant: Option<Entry>,
     ) -> Result<(), Error> {
+        let (switches, tensors) = (args.switches(variant), args.tensors());
+        let params = args.params();
+        let bytes = bytemuck::bytes_of(&params);
+        if let Some((function, shape)) = self.last_decode().recall(&switches, &tensors) {
+            // SAFETY: the caller's promise; the function was compiled for these layouts.
+            return unsafe { self.launch_function(stream, function, shape, bytes) };
+        }
+        let problem = args.check()?;
+        let batch = args.q.dims()[0] as u32;
+        let entry = match variant {
+            Some(variant) => one_of(problem.kind.variants(), variant)?,
+            None => problem.entry(batch)?,
+        };
         let written_pool = if args.write_pool.is_some() {
             "write state"
         } else {
             "state"
         };
-        self.check_memory(args.tensors(), |name| {
+        self.check_memory(&tensors, |name| {
             name == "o" || (args.options.update_state && name == written_pool)
         })?;
-        let batch = args.q.dims()[0] as u32;
         if batch == 0 {
             return Ok(());
         }
-        let shape = problem.shape(entry, batch);
-        let constants = problem.constants.of_operator();
+        let (constants, shape) = (problem.constants.words(), problem.shape(entry, batch));
         // SAFETY: the caller's promise; the parameters are those of the entry's operator.
-        unsafe {
-            self.launch(
-                stream,
-                entry,
-                &constants,
-                shape,
-                bytemuck::bytes_of(&args.params()),
-                || args.tensors().collect(),
-            )
+        let launched = unsafe { self.launch(stream, entry, constants, shape, bytes, &tensors) }?;
+        if let Some(function) = launched {
+            self.last_decode()
+                .remember(switches, &tensors, function, shape);
         }
+        Ok(())
     }
 
     /// Compiles every kernel that `args` may be launched with at any batch size, so that no later launch of

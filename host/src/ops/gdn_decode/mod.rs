@@ -1,4 +1,47 @@
 //! GDN decode: one token per sequence (Gated DeltaNet, arXiv 2412.06464).
+//!
+//! Two rows of a batch of which one is padding, one query/key head, two value heads. On the simulator:
+//!
+//! ```
+//! use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
+//! use gated_delta::ops::{BetaScale, GdnGates};
+//! use gated_delta::{Library, StreamRef, Tensor};
+//!
+//! let (qk, v, raw_gates) = ([0.1f32; 2 * 64], [0.5f32; 2 * 2 * 64], [0.0f32; 2 * 2]);
+//! let (parameters, slots) = ([0.0f32; 2], [1i32, -1]);
+//! let (mut output, mut states) = ([f32::NAN; 2 * 2 * 64], vec![0.0f32; 3 * 2 * 64 * 64]);
+//! let qk = Tensor::from_slice(&qk, &[2, 1, 1, 64])?;
+//! let raw_gates = Tensor::from_slice(&raw_gates, &[2, 1, 2])?;
+//! let parameters = Tensor::from_slice(&parameters, &[2])?;
+//! let args = GdnDecode {
+//!     q: qk,
+//!     k: qk,
+//!     v: Tensor::from_slice(&v, &[2, 1, 2, 64])?,
+//!     gates: GdnGates::Raw {
+//!         a: raw_gates,
+//!         b: raw_gates,
+//!         a_log: parameters,
+//!         dt_bias: parameters,
+//!         beta_scale: BetaScale::One,
+//!     },
+//!     o: Tensor::from_slice_mut(&mut output, &[2, 1, 2, 64])?,
+//!     pool: Tensor::from_slice_mut(&mut states, &[3, 2, 64, 64])?,
+//!     write_pool: None,
+//!     read_slots: Some(Tensor::from_slice(&slots, &[2])?),
+//!     write_slots: None,
+//!     options: GdnDecodeOptions::default(),
+//! };
+//! let library = Library::simulator();
+//! library.prewarm_gdn_decode(&args)?; // before a graph is captured
+//! assert!(args.variants()?.contains(&args.selected()?));
+//! // SAFETY: a simulated launch is done when it returns.
+//! unsafe { library.gdn_decode(StreamRef::default_stream(), &args) }?;
+//! // β = ½ of the value is stored under the unit key; the unit query, times 1/√K, reads it.
+//! assert!((output[0] - 0.25 / 8.0).abs() < 1e-5);
+//! assert_eq!(output[2 * 64..], [0.0; 2 * 64]); // padding
+//! assert_eq!(states[..2 * 64 * 64], [0.0; 2 * 64 * 64]); // slot 0 is nobody's
+//! # Ok::<(), gated_delta::Error>(())
+//! ```
 
 mod check;
 mod launch;
@@ -8,10 +51,10 @@ pub use gated_delta_kernels::launch::LaunchShape;
 pub use launch::GdnDecodePlan;
 
 pub use super::checks::MAX_BATCH;
-use super::{GdnGates, HeadMap, StateLayout};
+use super::{BetaScale, GdnGates, HeadMap, StateLayout};
 use crate::Entry;
 use crate::error::Error;
-use crate::shapes::{Named, named};
+use crate::shapes::{Named, named, optional};
 use crate::tensor::Tensor;
 
 /// Arguments of a GDN decode. T = 1; K = V in {64, 128}; HV a multiple of H.
@@ -72,10 +115,34 @@ impl Default for GdnDecodeOptions {
     }
 }
 
+/// Most tensors of a launch.
+pub(crate) const TENSORS: usize = 12;
+
+/// See [`GdnDecode::switches`].
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Switches {
+    options: GdnDecodeOptions,
+    /// Of raw gates.
+    beta_scale: Option<BetaScale>,
+    variant: Option<Entry>,
+}
+
 impl<'a> GdnDecode<'a> {
-    /// Every tensor under its name.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = Named<'_>> {
-        let gates = match &self.gates {
+    /// All but the tensors that [`GdnDecode::check`] and the choice of a variant look at.
+    fn switches(&self, variant: Option<Entry>) -> Switches {
+        Switches {
+            options: self.options,
+            beta_scale: match &self.gates {
+                GdnGates::Raw { beta_scale, .. } => Some(*beta_scale),
+                GdnGates::Given { .. } => None,
+            },
+            variant,
+        }
+    }
+
+    /// Every tensor under its name, where there is one.
+    pub(crate) fn tensors(&self) -> [Option<Named<'_>>; TENSORS] {
+        let [a, b, a_log, dt_bias] = match &self.gates {
             GdnGates::Raw {
                 a,
                 b,
@@ -92,9 +159,6 @@ impl<'a> GdnDecode<'a> {
                 [Some(named("g", g)), Some(named("beta", beta)), None, None]
             }
         };
-        fn optional<'t>(name: &'static str, tensor: &'t Option<Tensor<'t>>) -> Option<Named<'t>> {
-            tensor.as_ref().map(|tensor| named(name, tensor))
-        }
         [
             Some(named("q", &self.q)),
             Some(named("k", &self.k)),
@@ -104,10 +168,11 @@ impl<'a> GdnDecode<'a> {
             optional("write state", &self.write_pool),
             optional("read_slots", &self.read_slots),
             optional("write_slots", &self.write_slots),
+            a,
+            b,
+            a_log,
+            dt_bias,
         ]
-        .into_iter()
-        .chain(gates)
-        .flatten()
     }
 
     /// Every compiled variant that computes these arguments, best or not.
@@ -137,6 +202,8 @@ impl<'a> GdnDecode<'a> {
         let passes = if self.options.update_state { 2 } else { 1 };
         let others = self
             .tensors()
+            .into_iter()
+            .flatten()
             .filter(|named| !matches!(named.name, "state" | "write state"));
         let others: usize = others
             .map(|named| {
@@ -149,9 +216,9 @@ impl<'a> GdnDecode<'a> {
     /// Addresses and pool sizes, as a launch takes them.
     #[must_use]
     pub fn params(&self) -> GdnDecodeParams {
-        let address = |tensor: Option<Tensor<'_>>| tensor.map_or(0, |tensor| tensor.address());
+        let address = |tensor: Option<&Tensor<'_>>| tensor.map_or(0, |tensor| tensor.address());
         let slots = |tensor: &Tensor<'_>| tensor.dims().first().map_or(0, |&slots| slots as u32);
-        let (a, b, a_log, dt_bias) = match self.gates {
+        let (a, b, a_log, dt_bias) = match &self.gates {
             GdnGates::Raw {
                 a,
                 b,
@@ -161,7 +228,7 @@ impl<'a> GdnDecode<'a> {
             } => (a, b, Some(a_log), Some(dt_bias)),
             GdnGates::Given { g, beta } => (g, beta, None, None),
         };
-        let write_pool = self.write_pool.unwrap_or(self.pool);
+        let write_pool = self.write_pool.as_ref().unwrap_or(&self.pool);
         GdnDecodeParams {
             q: self.q.address(),
             k: self.k.address(),
@@ -173,10 +240,10 @@ impl<'a> GdnDecode<'a> {
             o: self.o.address(),
             read_pool: self.pool.address(),
             write_pool: write_pool.address(),
-            read_slots: address(self.read_slots),
-            write_slots: address(self.write_slots),
+            read_slots: address(self.read_slots.as_ref()),
+            write_slots: address(self.write_slots.as_ref()),
             read_pool_slots: slots(&self.pool),
-            write_pool_slots: slots(&write_pool),
+            write_pool_slots: slots(write_pool),
         }
     }
 }

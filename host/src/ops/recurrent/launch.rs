@@ -1,5 +1,6 @@
 //! Launches: through the cache, with a chosen variant, and through a plan.
 
+use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::recurrent::RecurrentConstants;
 
 use super::request::Request;
@@ -9,14 +10,14 @@ use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
 use crate::ops::checks::{aligned, one_of};
-use crate::plan::{LayerConstants, Planned, Problem};
+use crate::plan::{Planned, Problem};
 use crate::stream::StreamRef;
 
 /// A GDN MTP verify, a recurrent KDA, a resume or a commit with its kernels compiled: everything but addresses, B, P
 /// and the `total` of packed rows is settled.
 ///
 /// Cheap to clone and to launch; it holds its [`Library`] alive.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RecurrentPlan(Planned<RecurrentConstants>);
 
 impl Library {
@@ -31,28 +32,31 @@ impl Library {
         request: &Request<'_>,
         variant: Option<Entry>,
     ) -> Result<(), Error> {
+        let (switches, tensors) = (request.switches(variant), request.tensors());
+        let params = request.params();
+        let bytes = bytemuck::bytes_of(&params);
+        if let Some((function, shape)) = self.last_recurrent().recall(&switches, &tensors) {
+            // SAFETY: the caller's promise; the function was compiled for these layouts.
+            return unsafe { self.launch_function(stream, function, shape, bytes) };
+        }
         let problem = request.check()?;
         let batch = request.batch();
         let entry = match variant {
             Some(variant) => one_of(problem.kind.variants(), variant)?,
             None => problem.entry(batch)?,
         };
-        self.check_memory(request.tensors(), |name| request.writes(&problem, name))?;
+        self.check_memory(&tensors, |name| request.writes(&problem, name))?;
         if batch == 0 {
             return Ok(());
         }
-        let constants = problem.constants.of_operator();
+        let (constants, shape) = (problem.constants.words(), problem.shape(entry, batch));
         // SAFETY: the caller's promise; the parameters are those of the entry's operator.
-        unsafe {
-            self.launch(
-                stream,
-                entry,
-                &constants,
-                problem.shape(entry, batch),
-                bytemuck::bytes_of(&request.params()),
-                || request.tensors().collect(),
-            )
+        let launched = unsafe { self.launch(stream, entry, constants, shape, bytes, &tensors) }?;
+        if let Some(function) = launched {
+            self.last_recurrent()
+                .remember(switches, &tensors, function, shape);
         }
+        Ok(())
     }
 
     /// Checks `request` and, on a GPU, compiles every kernel that some batch size gets.

@@ -15,6 +15,7 @@
 //! step resumes: one state read and one written, whatever T is.
 
 mod check;
+mod constants;
 mod extent;
 mod gates;
 mod launch;
@@ -28,6 +29,7 @@ pub use gated_delta_kernels::launch::LaunchShape;
 pub use gated_delta_kernels::recurrent::RecurrentParams;
 pub use gates::Gates;
 pub use launch::RecurrentPlan;
+pub(crate) use request::{Switches, TENSORS};
 
 pub use super::checks::MAX_BATCH;
 use super::{HeadMap, StateLayout};

@@ -1,16 +1,14 @@
 //! What a verify, a resume and a commit of either operator come down to.
 
-use std::array;
-
-use gated_delta_kernels::recurrent::RecurrentConstants;
+use gated_delta_kernels::recurrent::{Gate, RecurrentConstants};
 
 use super::gates::{GateParts, Gates};
 use super::{Commit, Recurrent, RecurrentOptions, RecurrentParams};
 use crate::Entry;
 use crate::error::Error;
 use crate::plan::Problem;
-use crate::shapes::{Named, named};
-use crate::tensor::Tensor;
+use crate::select::Operator;
+use crate::shapes::{Named, named, optional};
 
 /// Tensors of some tokens.
 #[derive(Clone, Copy)]
@@ -36,6 +34,22 @@ pub(super) struct Kept<'a> {
     pub keep: Named<'a>,
 }
 
+/// Most tensors of a launch.
+pub(crate) const TENSORS: usize = 21;
+
+/// See [`Request::switches`].
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Switches {
+    options: RecurrentOptions,
+    operator: Operator,
+    gate: Gate,
+    lower_bound: Option<f32>,
+    beta_logit: bool,
+    beta_scale: f32,
+    max_tokens: usize,
+    variant: Option<Entry>,
+}
+
 /// New tokens, previous ones or both, and where their states are.
 pub(crate) struct Request<'a> {
     pub(super) new: Option<New<'a>>,
@@ -52,10 +66,6 @@ pub(crate) struct Request<'a> {
     /// T where there are `cu_seqlens`.
     pub(super) max_tokens: usize,
     pub(super) options: &'a RecurrentOptions,
-}
-
-fn optional<'a>(name: &'static str, tensor: &'a Option<Tensor<'a>>) -> Option<Named<'a>> {
-    tensor.as_ref().map(|tensor| named(name, tensor))
 }
 
 impl<G: Gates> Recurrent<'_, G> {
@@ -141,7 +151,7 @@ impl<'a> Request<'a> {
     /// Tokens of the `[1, total, …]` tensors, where there are `cu_seqlens`.
     pub(super) fn total(&self) -> Option<usize> {
         let q = self.new?.q.tensor;
-        self.cu_seqlens.map(|_| q.dims()[1])
+        self.cu_seqlens.and(q.dims().get(1).copied())
     }
 
     /// The pool that is written.
@@ -149,18 +159,37 @@ impl<'a> Request<'a> {
         self.write_pool.unwrap_or(self.pool)
     }
 
-    /// Every tensor under its name.
-    pub fn tensors(&self) -> impl Iterator<Item = Named<'a>> {
-        let tokens = |tokens: Option<Tokens<'a>>| match tokens {
-            Some(tokens) => [tokens.k, tokens.v, tokens.gate, tokens.beta].map(Some),
-            None => array::from_fn(|_| None),
-        };
-        let new = tokens(self.new.map(|new| new.tokens));
-        let previous = tokens(self.previous.map(|previous| previous.tokens));
-        let others = [
-            self.new.map(|new| new.q),
-            self.new.map(|new| new.o),
-            self.previous.map(|previous| previous.keep),
+    /// All but the tensors that [`Request::check`] and the choice of a variant look at.
+    pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
+        let gates = &self.gates;
+        Switches {
+            options: *self.options,
+            operator: gates.operator,
+            gate: gates.kind,
+            lower_bound: gates.lower_bound,
+            beta_logit: gates.beta_logit,
+            beta_scale: gates.beta_scale,
+            max_tokens: self.max_tokens,
+            variant,
+        }
+    }
+
+    /// Every tensor under its name, where there is one.
+    pub fn tensors(&self) -> [Option<Named<'a>>; TENSORS] {
+        let new = self.new.as_ref();
+        let previous = self.previous.as_ref();
+        [
+            new.map(|new| new.tokens.k),
+            new.map(|new| new.tokens.v),
+            new.map(|new| new.tokens.gate),
+            new.map(|new| new.tokens.beta),
+            previous.map(|previous| previous.tokens.k),
+            previous.map(|previous| previous.tokens.v),
+            previous.map(|previous| previous.tokens.gate),
+            previous.map(|previous| previous.tokens.beta),
+            new.map(|new| new.q),
+            new.map(|new| new.o),
+            previous.map(|previous| previous.keep),
             self.gates.a_log,
             self.gates.dt_bias,
             Some(self.pool),
@@ -171,12 +200,11 @@ impl<'a> Request<'a> {
             self.accepted,
             self.snapshots,
             self.cu_seqlens,
-        ];
-        new.into_iter().chain(previous).chain(others).flatten()
+        ]
     }
 
     /// Whether the tensor of this name is written.
-    pub(super) fn writes(&self, problem: &Problem<RecurrentConstants>, name: &str) -> bool {
+    pub(crate) fn writes(&self, problem: &Problem<RecurrentConstants>, name: &str) -> bool {
         match name {
             "o" | "snapshots" => true,
             "state" | "write state" => {
@@ -205,17 +233,20 @@ impl<'a> Request<'a> {
             + tokens * of_each_token.into_iter().flatten().count() as u64;
         let others: u64 = self
             .tensors()
+            .into_iter()
+            .flatten()
             .filter(|named| !matches!(named.name, "state" | "write state" | "snapshots"))
             .map(|named| {
                 let elements: usize = named.tensor.dims().iter().product();
                 (elements * named.tensor.dtype().size_of()) as u64
             })
             .sum();
-        Ok((rows + written) * problem.state_bytes() + others)
+        let states = (rows + written).saturating_mul(problem.state_bytes());
+        Ok(states.saturating_add(others))
     }
 
     /// Addresses and sizes, as a launch takes them.
-    pub(super) fn params(&self) -> RecurrentParams {
+    pub(crate) fn params(&self) -> RecurrentParams {
         let address = |named: Option<Named<'_>>| named.map_or(0, |named| named.tensor.address());
         let slots = |named: Named<'_>| named.tensor.dims().first().map_or(0, |&slots| slots as u32);
         let new = self.new.map(|new| new.tokens);

@@ -38,11 +38,11 @@ impl<'a> View<'a> {
             return None;
         }
         let axis = |(dim, (&count, &stride)): (usize, (&usize, &usize))| {
-            let (count, stride) = (count as u64, stride as u64 * element);
-            (count > 1 && stride > 0).then_some(Axis {
+            // The stride of a dim of one may be any number.
+            (count > 1 && stride > 0).then(|| Axis {
                 dim,
-                count,
-                stride,
+                count: count as u64,
+                stride: stride as u64 * element,
                 reach: 0,
             })
         };

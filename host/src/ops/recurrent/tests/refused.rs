@@ -1,8 +1,11 @@
 //! Arguments that are refused, by name.
 
 use super::*;
+use crate::driver::RawFunction;
+use crate::recall::Last;
 
-/// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all.
+/// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
+/// of the good ones is not taken for one of theirs.
 #[track_caller]
 fn refused<G: Gates>(
     mut args: Recurrent<'static, G>,
@@ -10,7 +13,19 @@ fn refused<G: Gates>(
     parts: &[&str],
 ) {
     args.request().check().unwrap();
+    let (last, request) = (Last::<_, TENSORS>::default(), args.request());
+    let shape = LaunchShape {
+        grid: [1; 3],
+        block: 32,
+        shared_bytes: 0,
+    };
+    let switches = request.switches(None);
+    last.remember(switches, &request.tensors(), RawFunction::NULL, shape);
+    assert!(last.recall(&switches, &request.tensors()).is_some());
     change(&mut args);
+    let request = args.request();
+    let recalled = last.recall(&request.switches(None), &request.tensors());
+    assert!(recalled.is_none(), "recalled, not refused: {parts:?}");
     let message = args.request().check().unwrap_err().to_string();
     assert!(
         message.starts_with(parts[0]) && parts.iter().all(|part| message.contains(part)),

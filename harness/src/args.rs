@@ -1,28 +1,30 @@
-//! A launch of any operator.
+//! Arguments of any operator.
 
 use gated_delta::ops::gdn_decode::GdnDecode;
 use gated_delta::ops::gdn_mtp::{GdnCommit, GdnMtp};
 use gated_delta::ops::kda_recurrent::{KdaCommit, KdaRecurrent};
-use gated_delta::{Entry, Error, Library, StreamRef};
+use gated_delta::{Entry, Error, KernelResources, Library, StreamRef};
 
 /// Arguments of a launch.
 #[allow(
     clippy::large_enum_variant,
-    reason = "made once a launch and matched at once"
+    reason = "borrowed views, a handful of them at a time"
 )]
+#[derive(Clone, Copy, Debug)]
 pub enum Args<'a> {
-    /// One token of GDN.
+    /// GDN, one token per row.
     GdnDecode(GdnDecode<'a>),
-    /// Tokens of GDN.
+    /// GDN, tokens of each row; perhaps previous ones first.
     GdnMtp(GdnMtp<'a>),
-    /// A commit of GDN.
+    /// GDN, previous tokens alone.
     GdnCommit(GdnCommit<'a>),
-    /// Tokens of KDA.
+    /// KDA, tokens of each row; perhaps previous ones first.
     KdaRecurrent(KdaRecurrent<'a>),
-    /// A commit of KDA.
+    /// KDA, previous tokens alone.
     KdaCommit(KdaCommit<'a>),
 }
 
+/// `$body` for whatever the arguments are of.
 macro_rules! each {
     ($args:expr, $inner:ident => $body:expr) => {
         match $args {
@@ -37,24 +39,51 @@ macro_rules! each {
 
 impl Args<'_> {
     /// Every variant that computes them.
+    ///
+    /// # Errors
+    /// Whatever the arguments break of the operator's rules.
     pub fn variants(&self) -> Result<Vec<Entry>, Error> {
         each!(self, args => args.variants())
     }
 
     /// The variant that a launch takes.
+    ///
+    /// # Errors
+    /// As [`Args::variants`]'s.
     pub fn selected(&self) -> Result<Entry, Error> {
         each!(self, args => args.selected())
     }
 
-    /// Bytes that a launch must move.
+    /// Bytes that a launch must move where every row is active and full.
+    ///
+    /// # Errors
+    /// As [`Args::variants`]'s.
     pub fn bytes(&self) -> Result<u64, Error> {
         each!(self, args => args.bytes())
     }
 
-    /// Enqueues `variant`.
+    /// Registers and memory of the variants that compute the arguments, compiled for them; those of a commit are those
+    /// of its operator's other launches.
+    ///
+    /// # Errors
+    /// As [`Args::variants`]'s; what the driver finds.
+    pub fn resources(&self, library: &Library) -> Result<Vec<(Entry, KernelResources)>, Error> {
+        match self {
+            Self::GdnDecode(args) => library.gdn_decode_resources(args),
+            Self::GdnMtp(args) => library.gdn_mtp_resources(args),
+            Self::KdaRecurrent(args) => library.kda_recurrent_resources(args),
+            Self::GdnCommit(_) | Self::KdaCommit(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Enqueues a launch of that variant.
+    ///
+    /// # Errors
+    /// As [`Args::variants`]'s; a variant of another kind; compile and launch failures.
     ///
     /// # Safety
-    /// The tensors stay valid, and what is written is used by nobody else, until `stream` has passed the launch.
+    /// Until `stream` has passed the launch, the tensors stay valid, what is written is used by nobody else, and no two
+    /// live rows write one slot.
     pub unsafe fn launch(
         &self,
         library: &Library,

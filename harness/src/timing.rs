@@ -1,15 +1,17 @@
-//! Timing on the GPU: µs per launch from CUDA-graph replays, and the ceilings of the same run.
+//! µs per launch from CUDA-graph replays, and the ceilings of the same run.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::time::Instant;
 
-use anyhow::Result;
 use gated_delta::driver::{Context, DeviceMemory, Event, Graph, Module, Stream};
 use gated_delta::{DType, Error, Library};
 
 /// Bytes of state that the buffer sets of a cold measurement have together: several times any level-2 cache.
 pub const COLD_BYTES: usize = 224 << 20;
+
+/// Bytes that the ceiling's copies copy.
+pub const COPY_BYTES: usize = 1 << 30;
 
 /// Distribution of µs per launch over replays.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +53,10 @@ pub struct Timer {
 impl Timer {
     /// A timer on a stream of its own. The first graph that a process captures replays with smaller gaps
     /// than all later ones, so one is captured and thrown away.
-    pub fn new(library: &Library, context: &Context) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(library: &Library, context: &Context) -> Result<Self, Error> {
         let timer = Self {
             stream: Stream::new(context)?,
             start: Event::new(context)?,
@@ -68,12 +73,15 @@ impl Timer {
     }
 
     /// µs per launch of a graph of `launches` calls of `launch`, each given its number: the in-graph gap
-    /// between kernels is included.
+    /// between kernels is included. The first of them is launched beforehand, since a capture forbids to compile.
+    ///
+    /// # Errors
+    /// Those of `launch`, and the driver's.
     pub fn graph(
         &self,
         launches: usize,
         launch: impl Fn(usize) -> Result<(), Error>,
-    ) -> Result<Micros> {
+    ) -> Result<Micros, Error> {
         const REPLAYS: usize = 15;
         launch(0)?;
         self.stream.synchronize()?;
@@ -98,7 +106,10 @@ impl Timer {
 }
 
 /// µs per launch of a kernel that does nothing: what is in every row besides its kernel.
-pub fn empty_kernel(timer: &Timer, context: &Context) -> Result<f64> {
+///
+/// # Errors
+/// The driver's.
+pub fn empty_kernel(timer: &Timer, context: &Context) -> Result<f64, Error> {
     const PTX: &CStr =
         c".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n";
     let module = Module::load(context, "empty", PTX)?;
@@ -125,10 +136,13 @@ pub fn empty_kernel(timer: &Timer, context: &Context) -> Result<f64> {
     Ok(micros.median)
 }
 
-/// GB/s of a plain device-to-device copy of 2 GiB, bytes read and written: the ceiling.
-pub fn copy_ceiling(context: &Context) -> Result<f64> {
-    const BYTES: usize = 2 << 30;
-    const COPIES: usize = 5;
+/// GB/s of a plain device-to-device copy of [`COPY_BYTES`], bytes read and written: the ceiling.
+///
+/// # Errors
+/// The driver's: where the GPU has too little memory, or fails.
+pub fn copy_ceiling(context: &Context) -> Result<f64, Error> {
+    const BYTES: usize = COPY_BYTES;
+    const COPIES: usize = 8;
     let mut from = DeviceMemory::allocate(context, BYTES)?;
     let to = DeviceMemory::allocate(context, BYTES)?;
     from.fill(0x3c)?;

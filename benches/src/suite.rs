@@ -1,0 +1,43 @@
+//! Everything that a release shows, in one run.
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+
+use crate::cell::Cell;
+use crate::options::Options;
+use crate::peers::Peers;
+
+/// Tables with a cold level-2 cache, as the options that ask for them.
+const TABLES: [&str; 12] = [
+    "--op gdn_decode --model qwen3-next,qwen3.5-397b",
+    "--op gdn_decode --model qwen3.5-27b --state bf16 --layout k_last",
+    "--op gdn_mtp --model qwen3-next,qwen3.5-397b --state bf16 --layout k_last",
+    "--op gdn_mtp --model qwen3-next,qwen3.5-397b --state f32 --layout k_last --modes snapshots,update",
+    "--op gdn_mtp --model qwen3.5-27b --state bf16 --layout k_last --tokens 4 --modes verify,resume \
+     --formulation parallel",
+    "--op kda_recurrent --model kimi-linear,kda-gva --dim 128,64 --tokens 1 --modes update --state bf16 --layout k_last",
+    "--op kda_recurrent --model kimi-linear,kda-gva --dim 128,64 --tokens 1 --modes update --state f32",
+    "--op kda_recurrent --model kimi-k3-tp8 --tokens 1 --modes update --state bf16 --layout k_last",
+    "--op kda_recurrent --model glm-5.3-flash --gate lower_bound --tokens 1 --modes update --state bf16 --layout k_last",
+    "--op kda_recurrent --model kimi-linear,kda-gva --tokens 2,4,8 --modes token_slots --state bf16 --layout k_last",
+    "--op kda_recurrent --tokens 4,8 --modes snapshots --state bf16 --layout k_last",
+    "--op kda_recurrent --tokens 8 --modes verify,update,resume --state bf16 --layout k_last",
+];
+
+/// The cells of all tables, then those of them that a peer was recorded for with a warm cache.
+pub fn cells() -> Result<Vec<Cell>> {
+    let peers = Peers::recorded()?;
+    let mut cells: Vec<Cell> = Vec::new();
+    for table in TABLES {
+        let words = ["bench"].into_iter().chain(table.split_whitespace());
+        let options = Options::try_parse_from(words).context(table)?;
+        cells.extend(options.cells().context(table)?);
+    }
+    let warm = cells.iter().map(|&cell| Cell {
+        cold: false,
+        ..cell
+    });
+    let warm: Vec<Cell> = warm.filter(|cell| peers.of(cell).is_some()).collect();
+    cells.extend(warm);
+    Ok(cells)
+}

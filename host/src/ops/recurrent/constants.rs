@@ -1,0 +1,100 @@
+//! The load-time constants of a request that is checked.
+
+use gated_delta_kernels::recurrent::RecurrentConstants;
+
+use super::check::Found;
+use super::request::Request;
+use crate::ops::{HeadMap, element_code, index_code};
+use crate::shapes::Named;
+
+fn flag(on: bool) -> u32 {
+    on as u32
+}
+
+fn index(tensor: Option<Named<'_>>) -> u32 {
+    index_code(tensor.map(|named| named.tensor))
+}
+
+fn element(tensor: Option<Named<'_>>) -> u32 {
+    tensor.map_or(0, |named| element_code(named.tensor.dtype()))
+}
+
+impl Request<'_> {
+    /// What is compiled in, by what the checks have found.
+    pub(super) fn constants(&self, found: &Found) -> RecurrentConstants {
+        let (heads, gates, options) = (&found.extents.heads, &self.gates, self.options);
+        let (new, previous) = (&self.new, &self.previous);
+        let tokens = match (new, previous) {
+            (Some(new), _) => Some(&new.tokens),
+            (None, Some(previous)) => Some(&previous.tokens),
+            (None, None) => None,
+        };
+        let update = options.update_state && previous.is_none() && self.token_slots.is_none();
+        RecurrentConstants {
+            h: heads.h as u32,
+            ratio: heads.ratio as u32,
+            tiled: flag(options.head_map == HeadMap::Tiled),
+            l2norm: flag(options.qk_l2norm),
+            scale: new.as_ref().map_or(0, |_| found.scale.to_bits()),
+            gate: gates.kind as u32,
+            lower_bound: gates.lower_bound.unwrap_or(0.0).to_bits(),
+            has_a_log: flag(gates.a_log.is_some()),
+            has_dt_bias: flag(gates.dt_bias.is_some()),
+            gate_rows_h: flag(found.gate_rows_h),
+            beta_logit: flag(gates.beta_logit),
+            beta_scale: gates.beta_scale.to_bits(),
+            tokens: found.extents.new.tokens as u32,
+            previous_tokens: found.extents.previous.tokens as u32,
+            update_state: flag(update),
+            has_snapshots: flag(self.snapshots.is_some()),
+            null_slot: found.null_slot,
+            read_index: index(self.read_slots),
+            write_index: index(self.write_slots),
+            token_index: index(self.token_slots),
+            accepted_index: index(self.accepted),
+            cu_seqlens_index: index(self.cu_seqlens),
+            keep_index: index(previous.as_ref().map(|previous| previous.keep)),
+            q_element: element(new.as_ref().map(|new| new.q)),
+            k_element: element(tokens.map(|tokens| tokens.k)),
+            v_element: element(tokens.map(|tokens| tokens.v)),
+            o_element: element(new.as_ref().map(|new| new.o)),
+            g_element: element(tokens.map(|tokens| tokens.gate)),
+            b_element: element(tokens.map(|tokens| tokens.beta)),
+            wide_io: flag(!found.narrow_io()),
+            wide_state: flag(!found.narrow_state()),
+            q_row: found.q.row,
+            q_token: found.q.token,
+            q_head: found.q.head,
+            k_row: found.new.k.row,
+            k_token: found.new.k.token,
+            k_head: found.new.k.head,
+            v_row: found.new.v.row,
+            v_token: found.new.v.token,
+            v_head: found.new.v.head,
+            o_row: found.o.row,
+            o_token: found.o.token,
+            o_head: found.o.head,
+            g_row: found.new.gate.row,
+            g_token: found.new.gate.token,
+            g_head: found.new.gate.head,
+            b_row: found.new.beta.row,
+            b_token: found.new.beta.token,
+            previous_k_row: found.previous.k.row,
+            previous_k_token: found.previous.k.token,
+            previous_k_head: found.previous.k.head,
+            previous_v_row: found.previous.v.row,
+            previous_v_token: found.previous.v.token,
+            previous_v_head: found.previous.v.head,
+            previous_g_row: found.previous.gate.row,
+            previous_g_token: found.previous.gate.token,
+            previous_g_head: found.previous.gate.head,
+            previous_b_row: found.previous.beta.row,
+            previous_b_token: found.previous.beta.token,
+            read_slot: found.pools.read_slot,
+            write_slot: found.pools.write_slot,
+            snapshot_row: found.snapshot_row,
+            snapshot_token: found.snapshot_token,
+            token_slots_row: found.token_slots_row,
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! A test of the kernels on the GPU that they are to run on, for an engine to call once after it loads them.
+
+mod buffer;
+mod cases;
+mod compare;
+mod launch;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod truth;
+mod values;
+
+use crate::Entry;
+use crate::driver::{Context, Stream};
+use crate::error::Error;
+use crate::library::Library;
+use crate::stream::StreamRef;
+use buffer::Buffer;
+use cases::{Case, ROWS, SLOTS};
+use compare::{Tolerance, compare};
+use tensors::{Inputs, Outputs};
+use truth::Truth;
+use values::Values;
+
+/// Of the KDA gates that have one.
+const LOWER_BOUND: f32 = -5.0;
+
+/// What a self-test found to be right.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct SelfTest {
+    /// Every entry that was launched, in the order of the launches.
+    pub entries: Vec<Entry>,
+    /// Launches that were made.
+    pub launches: usize,
+    /// The largest error, as a part of what is allowed: 1 would be the limit.
+    pub worst: f64,
+    /// The entry that made it.
+    pub worst_entry: Option<Entry>,
+}
+
+impl Library {
+    /// Launches every entry of the operators on tiny inputs, on this very device, and compares what it leaves behind
+    /// with the CPU reference: outputs, states written, states not to be written.
+    ///
+    /// Between them the launches have every operator, state dtype and layout with one token and with several, with
+    /// snapshots, token slots, a resume and a commit, and both formulations. Their kernels are compiled for the
+    /// occasion and unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a stream of its own; the caller
+    /// waits, so that no stream of this thread may be under capture.
+    ///
+    /// ```no_run
+    /// use gated_delta::Library;
+    /// use gated_delta::driver::{Context, Device};
+    ///
+    /// let library = Library::new(&Context::primary(Device::get(0)?)?);
+    /// let report = library.self_test()?;
+    /// println!("{} kernels are right, to {:.0} % of what is allowed", report.entries.len(), 100.0 * report.worst);
+    /// # Ok::<(), gated_delta::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::SelfTest`] for the first result that is wrong, which names the entry and the deviation; compile and
+    /// launch failures.
+    pub fn self_test(&self) -> Result<SelfTest, Error> {
+        run(self, &cases::cases(), Truth::new)
+    }
+}
+
+/// What the reference says about a launch on these values, where the pool is like this afterwards.
+type Says = fn(&Case, &Values, &[f64]) -> Result<Truth, String>;
+
+fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error> {
+    let context = library.context();
+    let scratch = library.scratch();
+    let stream = match context {
+        Some(context) => Some(Stream::new(context)?),
+        None => None,
+    };
+    let mut report = SelfTest {
+        entries: Vec::new(),
+        launches: 0,
+        worst: 0.0,
+        worst_entry: None,
+    };
+    for case in cases {
+        let results = launch(&scratch, context, stream.as_ref(), case, truth)?;
+        let error = results.check().map_err(|reason| failure(case, reason))?;
+        report.launches += 1;
+        if !report.entries.contains(&case.entry) {
+            report.entries.push(case.entry);
+        }
+        if report.worst_entry.is_none() || error > report.worst {
+            (report.worst, report.worst_entry) = (error, Some(case.entry));
+        }
+    }
+    Ok(report)
+}
+
+fn failure(case: &Case, reason: String) -> Error {
+    Error::SelfTest {
+        entry: case.entry.name(),
+        case: case.way.name,
+        reason,
+    }
+}
+
+/// Launches `case` and waits for it.
+fn launch<'a>(
+    library: &Library,
+    context: Option<&Context>,
+    stream: Option<&Stream>,
+    case: &'a Case,
+    truth: Says,
+) -> Result<Results<'a>, Error> {
+    let values = Values::of(case);
+    let inputs = Inputs::new(context, case, &values)?;
+    let mut outputs = Outputs::new(context, case, &values)?;
+    let pool = outputs.pool.bytes().to_vec();
+    let queue = stream.map_or(StreamRef::default_stream(), Stream::as_ref);
+    // SAFETY: the tensors live until the launch is done, below, and are nobody else's.
+    let enqueued = unsafe { launch::enqueue(library, queue, case, &inputs, &mut outputs) };
+    let done = stream.map_or(Ok(()), Stream::synchronize);
+    enqueued.and(done)?;
+    outputs.all_mut().try_for_each(Buffer::fetch)?;
+
+    let truth = truth(case, &values, &outputs.pool.values());
+    Ok(Results {
+        case,
+        truth: truth.map_err(|reason| failure(case, reason))?,
+        outputs,
+        pool,
+    })
+}
+
+/// What a launch left behind, and what it had to.
+struct Results<'a> {
+    case: &'a Case,
+    truth: Truth,
+    outputs: Outputs,
+    /// Bytes of the pool before.
+    pool: Vec<u8>,
+}
+
+impl Results<'_> {
+    /// The largest error, as a part of what is allowed; what is wrong, where it is more.
+    fn check(&self) -> Result<f64, String> {
+        let errors = [self.outputs()?, self.pool()?, self.snapshots()?];
+        Ok(errors.into_iter().fold(0.0, f64::max))
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::of(launch::formulation(self.case))
+    }
+
+    fn outputs(&self) -> Result<f64, String> {
+        let (got, (_, hv)) = (self.outputs.o.values(), self.case.heads());
+        let of_row = self.case.way.tokens * hv;
+        let mut worst = 0.0f64;
+        for (i, (&size, got)) in self
+            .truth
+            .sizes
+            .iter()
+            .zip(got.chunks(self.case.dim()))
+            .enumerate()
+        {
+            let (b, t, head) = (i / of_row, i % of_row / hv, i % hv);
+            let allowed = match self.case.start(b) {
+                Some(_) => self.tolerance().output * size,
+                None => 0.0,
+            };
+            let exact = &self.truth.o[i * self.case.dim()..][..self.case.dim()];
+            let error = compare(got, exact, self.outputs.o.dtype(), allowed);
+            worst = worst.max(
+                error
+                    .map_err(|off| format!("o of row {b}, token {t}, value head {head}: {off}"))?,
+            );
+        }
+        Ok(worst)
+    }
+
+    /// Every slot: those written, and the others, which are as they were.
+    fn pool(&self) -> Result<f64, String> {
+        let mut written = [None; SLOTS];
+        for b in 0..ROWS {
+            if let Some(slot) = self.case.end(b) {
+                written[slot] = Some(match self.case.way.previous {
+                    0 => self.after(b, self.case.way.tokens - 1),
+                    _ => self.state(&self.truth.committed, b),
+                });
+            }
+            if let (Some(_), Some(slots)) = (self.case.start(b), self.case.token_slots()) {
+                for (t, slot) in slots[b].into_iter().enumerate() {
+                    if let Ok(slot) = usize::try_from(slot) {
+                        written[slot] = Some(self.after(b, t));
+                    }
+                }
+            }
+        }
+        let (bytes, values) = (self.outputs.pool.bytes(), self.outputs.pool.values());
+        let slot_bytes = bytes.len() / SLOTS;
+        let mut worst = 0.0f64;
+        for (slot, exact) in written.into_iter().enumerate() {
+            let what = format!("state in slot {slot}");
+            match exact {
+                Some(exact) => {
+                    worst =
+                        worst.max(self.compare_state(&what, self.state(&values, slot), exact)?)
+                }
+                None if bytes[slot * slot_bytes..][..slot_bytes]
+                    == self.pool[slot * slot_bytes..][..slot_bytes] => {}
+                None => return Err(format!("{what} is nobody's to write, and changed")),
+            }
+        }
+        Ok(worst)
+    }
+
+    /// Every snapshot: those of active rows, and the others, which are still NaN.
+    fn snapshots(&self) -> Result<f64, String> {
+        let Some(snapshots) = &self.outputs.snapshots else {
+            return Ok(0.0);
+        };
+        let (values, steps) = (snapshots.values(), self.case.way.tokens + 1);
+        let mut worst = 0.0f64;
+        for i in 0..ROWS * steps {
+            let (b, t) = (i / steps, i % steps);
+            let (what, got) = (
+                format!("snapshot of row {b} after token {t}"),
+                self.state(&values, i),
+            );
+            if self.case.start(b).is_some() && t < self.case.way.tokens {
+                worst = worst.max(self.compare_state(&what, got, self.after(b, t))?);
+            } else if !got.iter().all(|x| x.is_nan()) {
+                return Err(format!("{what} is nobody's to write, and changed"));
+            }
+        }
+        Ok(worst)
+    }
+
+    fn compare_state(&self, what: &str, got: &[f64], exact: &[f64]) -> Result<f64, String> {
+        let head = self.case.dim() * self.case.dim();
+        let mut worst = 0.0f64;
+        for (hv, (got, exact)) in got.chunks(head).zip(exact.chunks(head)).enumerate() {
+            let allowed = self.tolerance().state * compare::norm(exact);
+            let error = compare(got, exact, self.case.kind.state, allowed);
+            worst = worst.max(error.map_err(|off| format!("{what}, value head {hv}: {off}"))?);
+        }
+        Ok(worst)
+    }
+
+    /// The exact state of row `b` after token `t`.
+    fn after(&self, b: usize, t: usize) -> &[f64] {
+        self.state(&self.truth.states, b * self.case.way.tokens + t)
+    }
+
+    /// State `index` of `states`.
+    fn state<'s>(&self, states: &'s [f64], index: usize) -> &'s [f64] {
+        let len = self.case.heads().1 * self.case.dim() * self.case.dim();
+        &states[index * len..][..len]
+    }
+}

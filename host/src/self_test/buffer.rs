@@ -1,0 +1,112 @@
+//! Memory that a library's kernels reach.
+
+use half::bf16;
+
+use crate::driver::{Context, DeviceMemory};
+use crate::error::Error;
+use crate::tensor::{DType, Memory, Tensor};
+
+/// The elements of a tensor, on the GPU of a context or, without one, where the simulator reaches them.
+pub struct Buffer {
+    dtype: DType,
+    len: usize,
+    /// The elements, 16-byte aligned; stale while they are on a GPU.
+    words: Vec<u128>,
+    device: Option<DeviceMemory>,
+}
+
+impl Buffer {
+    /// f32 or bf16.
+    pub fn floats(context: Option<&Context>, dtype: DType, values: &[f64]) -> Result<Self, Error> {
+        let bytes: Vec<u8> = if dtype == DType::Bf16 {
+            let bits = values.iter().map(|&x| bf16::from_f64(x).to_bits());
+            bits.flat_map(u16::to_ne_bytes).collect()
+        } else {
+            values
+                .iter()
+                .flat_map(|&x| (x as f32).to_ne_bytes())
+                .collect()
+        };
+        Self::new(context, dtype, &bytes)
+    }
+
+    /// i32.
+    pub fn indices(context: Option<&Context>, values: &[i32]) -> Result<Self, Error> {
+        Self::new(context, DType::I32, bytemuck::cast_slice(values))
+    }
+
+    fn new(context: Option<&Context>, dtype: DType, bytes: &[u8]) -> Result<Self, Error> {
+        let mut words = vec![0u128; bytes.len().div_ceil(size_of::<u128>())];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        let device = match context {
+            Some(context) => Some(DeviceMemory::from_slice(context, &words)?),
+            None => None,
+        };
+        Ok(Self {
+            dtype,
+            len: bytes.len() / dtype.size_of(),
+            words,
+            device,
+        })
+    }
+
+    /// To be read.
+    pub fn tensor(&self, dims: &[usize]) -> Result<Tensor<'_>, Error> {
+        match &self.device {
+            Some(memory) => memory.tensor(self.dtype, dims),
+            None => {
+                let address = self.words.as_ptr().expose_provenance() as u64;
+                Tensor::new(address, self.dtype, dims, self.len, Memory::Host, false)
+            }
+        }
+    }
+
+    /// To be written.
+    pub fn tensor_mut(&mut self, dims: &[usize]) -> Result<Tensor<'_>, Error> {
+        match &mut self.device {
+            Some(memory) => memory.tensor_mut(self.dtype, dims),
+            None => {
+                let address = self.words.as_mut_ptr().expose_provenance() as u64;
+                Tensor::new(address, self.dtype, dims, self.len, Memory::Host, true)
+            }
+        }
+    }
+
+    /// Copies what a GPU has written.
+    pub fn fetch(&mut self) -> Result<(), Error> {
+        match &self.device {
+            Some(memory) => memory.read(&mut self.words),
+            None => Ok(()),
+        }
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        let bytes = bytemuck::cast_slice(&self.words);
+        &bytes[..self.len * self.dtype.size_of()]
+    }
+
+    /// Inverts a bit, counted from the lowest, of an element that the simulator has written.
+    #[cfg(test)]
+    pub fn spoil(&mut self, element: usize, bit: usize) {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        bytes[element * self.dtype.size_of() + bit / 8] ^= 1 << (bit % 8);
+    }
+
+    /// The values of floats.
+    pub fn values(&self) -> Vec<f64> {
+        let bytes = self.bytes();
+        if self.dtype == DType::Bf16 {
+            let (pairs, _) = bytes.as_chunks();
+            let bits = pairs.iter().map(|&pair| u16::from_ne_bytes(pair));
+            bits.map(|bits| bf16::from_bits(bits).to_f64()).collect()
+        } else {
+            let (quads, _) = bytes.as_chunks();
+            let floats = quads.iter().map(|&quad| f32::from_ne_bytes(quad));
+            floats.map(f64::from).collect()
+        }
+    }
+}

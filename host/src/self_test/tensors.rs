@@ -1,0 +1,203 @@
+//! The tensors of a launch.
+
+use super::LOWER_BOUND;
+use super::buffer::Buffer;
+use super::cases::{ACCEPTED, Case, GateKind, Keep, READ_SLOTS, ROWS, SLOTS, WRITE_SLOTS};
+use super::values::{self, Values};
+use crate::driver::Context;
+use crate::error::Error;
+use crate::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates};
+use crate::ops::{BetaScale, GdnGates};
+use crate::tensor::{DType, Tensor};
+
+/// Tensors that are read.
+pub struct Inputs {
+    q: Buffer,
+    pub tokens: Tokens,
+    pub previous: Tokens,
+    a_log: Buffer,
+    dt_bias: Buffer,
+    pub keep: Buffer,
+    read_slots: Buffer,
+    write_slots: Buffer,
+    pub token_slots: Option<Buffer>,
+    pub accepted: Buffer,
+}
+
+/// Tensors of some tokens.
+pub struct Tokens {
+    /// T or T'
+    pub count: usize,
+    k: Buffer,
+    v: Buffer,
+    gate: Buffer,
+    beta: Buffer,
+}
+
+/// Tensors that are written.
+pub struct Outputs {
+    /// `[B, T, HV, V]`
+    pub o: Buffer,
+    /// `[P, HV, V, K]` or `[P, HV, K, V]`
+    pub pool: Buffer,
+    /// `[B, T + 1, HV, V, K]` or `[B, T + 1, HV, K, V]`
+    pub snapshots: Option<Buffer>,
+}
+
+/// All of them.
+pub struct Views<'a> {
+    pub o: Tensor<'a>,
+    pub pool: Tensor<'a>,
+    pub snapshots: Option<Tensor<'a>>,
+}
+
+impl Tokens {
+    fn new(
+        context: Option<&Context>,
+        count: usize,
+        values: &values::Tokens,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            count,
+            k: Buffer::floats(context, DType::Bf16, &values.k)?,
+            v: Buffer::floats(context, DType::Bf16, &values.v)?,
+            gate: Buffer::floats(context, DType::F32, &values.gate)?,
+            beta: Buffer::floats(context, DType::F32, &values.beta)?,
+        })
+    }
+
+    pub fn k(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        self.k
+            .tensor(&[ROWS, self.count, case.heads().0, case.dim()])
+    }
+
+    pub fn v(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        self.v
+            .tensor(&[ROWS, self.count, case.heads().1, case.dim()])
+    }
+
+    pub fn beta(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        self.beta.tensor(&[ROWS, self.count, case.heads().1])
+    }
+
+    pub fn gate(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        let dims = [ROWS, self.count, case.heads().1, case.dim()];
+        let per_channel = case.kind.operator.per_channel();
+        self.gate.tensor(&dims[..if per_channel { 4 } else { 3 }])
+    }
+}
+
+impl Inputs {
+    pub fn new(context: Option<&Context>, case: &Case, values: &Values) -> Result<Self, Error> {
+        let indices = |values: &[i32]| Buffer::indices(context, values);
+        Ok(Self {
+            q: Buffer::floats(context, DType::Bf16, &values.q)?,
+            tokens: Tokens::new(context, case.way.tokens, &values.tokens)?,
+            previous: Tokens::new(context, case.way.previous, &values.previous)?,
+            a_log: Buffer::floats(context, DType::F32, &values.a_log)?,
+            dt_bias: Buffer::floats(context, DType::F32, &values.dt_bias)?,
+            keep: indices(&case.keep().map(|keep| keep as i32))?,
+            read_slots: indices(&READ_SLOTS)?,
+            write_slots: indices(&WRITE_SLOTS)?,
+            token_slots: match case.token_slots() {
+                Some(slots) => Some(indices(slots.as_flattened())?),
+                None => None,
+            },
+            accepted: indices(&ACCEPTED)?,
+        })
+    }
+
+    pub fn q(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        self.q
+            .tensor(&[ROWS, case.way.tokens, case.heads().0, case.dim()])
+    }
+
+    pub fn read_slots(&self) -> Result<Option<Tensor<'_>>, Error> {
+        match self.token_slots {
+            Some(_) => Ok(None),
+            None => self.read_slots.tensor(&[ROWS]).map(Some),
+        }
+    }
+
+    pub fn write_slots(&self, case: &Case) -> Result<Option<Tensor<'_>>, Error> {
+        match case.way.keep {
+            Keep::Elsewhere => self.write_slots.tensor(&[ROWS]).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    pub fn gdn_gates<'a>(&'a self, case: &Case, tokens: &'a Tokens) -> Result<GdnGates<'a>, Error> {
+        let (gate, beta) = (tokens.gate(case)?, tokens.beta(case)?);
+        let parameters = [case.heads().1];
+        Ok(match case.gates {
+            GateKind::GdnRaw => GdnGates::Raw {
+                a: gate,
+                b: beta,
+                a_log: self.a_log.tensor(&parameters)?,
+                dt_bias: self.dt_bias.tensor(&parameters)?,
+                beta_scale: BetaScale::One,
+            },
+            _ => GdnGates::Given { g: gate, beta },
+        })
+    }
+
+    pub fn kda_gates<'a>(&'a self, case: &Case, tokens: &'a Tokens) -> Result<KdaGates<'a>, Error> {
+        let rows = case.heads().1;
+        let a_log = self.a_log.tensor(&[rows])?;
+        let dt_bias = Some(self.dt_bias.tensor(&[rows, case.dim()])?);
+        let (kind, beta_kind) = match case.gates {
+            GateKind::KdaSoftplus => (KdaGate::Softplus { a_log, dt_bias }, KdaBeta::Logit),
+            GateKind::KdaLowerBound => (
+                KdaGate::LowerBound {
+                    lower_bound: LOWER_BOUND,
+                    a_log: Some(a_log),
+                    dt_bias,
+                },
+                KdaBeta::Logit,
+            ),
+            _ => (KdaGate::Log, KdaBeta::Given),
+        };
+        Ok(KdaGates {
+            g: tokens.gate(case)?,
+            kind,
+            beta: tokens.beta(case)?,
+            beta_kind,
+        })
+    }
+}
+
+impl Outputs {
+    /// Full of NaN, but for the states that rows start from.
+    pub fn new(context: Option<&Context>, case: &Case, values: &Values) -> Result<Self, Error> {
+        let (_, hv) = case.heads();
+        let nan = |dtype, len| Buffer::floats(context, dtype, &vec![f64::NAN; len]);
+        let state = hv * case.dim() * case.dim();
+        Ok(Self {
+            o: nan(DType::F32, ROWS * case.way.tokens * hv * case.dim())?,
+            pool: Buffer::floats(context, case.kind.state, &values.pool)?,
+            snapshots: if case.way.snapshots {
+                Some(nan(case.kind.state, ROWS * (case.way.tokens + 1) * state)?)
+            } else {
+                None
+            },
+        })
+    }
+
+    pub fn views(&mut self, case: &Case) -> Result<Views<'_>, Error> {
+        let ((_, hv), dim, tokens) = (case.heads(), case.dim(), case.way.tokens);
+        Ok(Views {
+            o: self.o.tensor_mut(&[ROWS, tokens, hv, dim])?,
+            pool: self.pool.tensor_mut(&[SLOTS, hv, dim, dim])?,
+            snapshots: match &mut self.snapshots {
+                Some(buffer) => Some(buffer.tensor_mut(&[ROWS, tokens + 1, hv, dim, dim])?),
+                None => None,
+            },
+        })
+    }
+
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        [&mut self.o, &mut self.pool]
+            .into_iter()
+            .chain(&mut self.snapshots)
+    }
+}

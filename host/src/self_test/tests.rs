@@ -1,0 +1,132 @@
+use super::cases::Keep;
+use super::*;
+use crate::select::Operator;
+use crate::tensor::DType;
+
+#[test]
+fn every_entry_on_states_is_right_in_the_simulator() {
+    let report = Library::simulator().self_test().unwrap();
+    let others = [Entry::device_contract, Entry::state_floor];
+    let sorted = |mut entries: Vec<Entry>| {
+        entries.retain(|entry| !others.contains(entry));
+        entries.sort();
+        entries
+    };
+    let got = sorted(report.entries);
+    assert_eq!(got, sorted(Entry::ALL.to_vec()));
+    assert!(report.launches >= got.len() && report.worst < 1.0);
+    assert!(report.worst_entry.is_some());
+}
+
+/// Each operator, layout and state dtype is launched in every way, with both dims.
+#[test]
+fn every_family_is_launched_in_every_way() {
+    let cases = cases::cases();
+    for case in &cases {
+        let family = |other: &&Case| {
+            (other.kind.operator, other.kind.layout, other.kind.state)
+                == (case.kind.operator, case.kind.layout, case.kind.state)
+        };
+        let of_family: Vec<&Case> = cases.iter().filter(family).collect();
+        let some = |wanted: fn(&Case) -> bool| of_family.iter().any(|&case| wanted(case));
+        assert!(some(|case| case.kind.k_dim == 64) && some(|case| case.kind.k_dim == 128));
+        assert!(some(
+            |case| case.way.tokens == 1 && case.way.keep == Keep::InPlace
+        ));
+        if case.kind.operator != Operator::GdnDecode {
+            assert!(some(|case| case.way.tokens == 3));
+            assert!(some(|case| case.way.tokens > 0 && case.way.previous > 0));
+            assert!(some(|case| case.way.tokens == 0));
+        }
+        if matches!(
+            case.kind.operator,
+            Operator::GdnMtp | Operator::KdaRecurrent
+        ) {
+            assert!(some(|case| case.way.snapshots));
+            assert!(some(|case| case.way.keep == Keep::EachToken));
+        }
+    }
+}
+
+/// What the kernel computes is not what the reference is asked for: here, vectors of unit length.
+#[test]
+fn a_kernel_with_another_constant_fails_by_name() {
+    let truth: Says = |case, values, pool| {
+        let other = Case {
+            l2norm: false,
+            ..*case
+        };
+        Truth::new(&other, values, pool)
+    };
+    for case in cases::cases().iter().filter(|case| case.kind.k_dim == 64) {
+        let error = run(&Library::simulator(), &[*case], truth).unwrap_err();
+        let start = format!("self-test of {}, {}: ", case.entry.name(), case.way.name);
+        let message = error.to_string();
+        assert!(
+            message.starts_with(&start) && message.contains("off by"),
+            "{message}"
+        );
+    }
+}
+
+/// One element of one tensor, changed by little, or at all where nothing is to be written.
+#[test]
+fn a_single_wrong_element_fails() {
+    let library = Library::simulator();
+    let cases = cases::cases();
+    for state in [DType::F32, DType::Bf16] {
+        let snapshots = |case: &&Case| case.way.snapshots && case.kind.state == state;
+        let case = cases.iter().find(snapshots).unwrap();
+        let launched = || launch(&library, None, None, case, Truth::new).unwrap();
+        launched().check().unwrap();
+        let per_slot = case.heads().1 * case.dim() * case.dim();
+        // A part in 16 of a value around a half, as each dtype has it.
+        let bit = if state == DType::F32 { 19 } else { 3 };
+        let spoiled = |spoil: &dyn Fn(&mut Outputs)| {
+            let mut results = launched();
+            spoil(&mut results.outputs);
+            results.check().unwrap_err()
+        };
+        let expect = |message: String, parts: &[&str]| {
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        };
+        let row = case.way.tokens * case.heads().1 * case.dim();
+        expect(
+            spoiled(&|outputs| outputs.o.spoil(7, 19)),
+            &["o of row 0, token 0, value head 0", "off by", "element 7"],
+        );
+        expect(
+            spoiled(&|outputs| outputs.o.spoil(row, 0)),
+            &["o of row 1, token 0", "wanted 0"],
+        );
+        expect(
+            spoiled(&|outputs| outputs.pool.spoil(per_slot + 5, bit)),
+            &["state in slot 1, value head 0", "off by", "element 5"],
+        );
+        for slot in [0, 2, 3, 7] {
+            expect(
+                spoiled(&|outputs| outputs.pool.spoil(slot * per_slot, 0)),
+                &[&format!("state in slot {slot} is nobody's to write")],
+            );
+        }
+        let snapshots = |element: usize, bit: usize| {
+            spoiled(&|outputs| {
+                outputs
+                    .snapshots
+                    .iter_mut()
+                    .for_each(|buffer| buffer.spoil(element, bit))
+            })
+        };
+        expect(
+            snapshots(per_slot + 1, bit),
+            &["snapshot of row 0 after token 1", "element 1"],
+        );
+        // The exponent: what was NaN no longer is.
+        let top = if state == DType::F32 { 30 } else { 14 };
+        let steps = case.way.tokens + 1;
+        expect(
+            snapshots(steps * per_slot, top),
+            &["snapshot of row 1 after token 0 is nobody's to write"],
+        );
+    }
+}

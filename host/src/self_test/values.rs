@@ -1,0 +1,90 @@
+//! The numbers of a launch: exact in the dtypes that they are stored in.
+
+use half::bf16;
+
+use super::cases::{Case, GateKind, ROWS, SLOTS};
+
+/// Values of some tokens.
+pub struct Tokens {
+    /// `[B, T, H, K]`
+    pub k: Vec<f64>,
+    /// `[B, T, HV, V]`
+    pub v: Vec<f64>,
+    /// `[B, T, HV]`, with KDA `[B, T, HV, K]`
+    pub gate: Vec<f64>,
+    /// `[B, T, HV]`
+    pub beta: Vec<f64>,
+}
+
+/// Values of a launch.
+pub struct Values {
+    /// `[B, T, H, K]`
+    pub q: Vec<f64>,
+    pub tokens: Tokens,
+    pub previous: Tokens,
+    /// `[HV]`
+    pub a_log: Vec<f64>,
+    /// `[HV]`, with KDA `[HV, K]`
+    pub dt_bias: Vec<f64>,
+    /// `[P, HV, V, K]` or `[P, HV, K, V]`; NaN in the slots that no row starts from.
+    pub pool: Vec<f64>,
+}
+
+impl Values {
+    pub fn of(case: &Case) -> Self {
+        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15 ^ u64::from(case.kind.k_dim));
+        let (h, hv) = case.heads();
+        let dim = case.dim();
+        let new = ROWS * case.way.tokens;
+        let per_head = match case.gates {
+            GateKind::GdnRaw | GateKind::GdnGiven => 1,
+            _ => dim,
+        };
+        let tokens = numbers.tokens(case, new, per_head);
+        let previous = numbers.tokens(case, ROWS * case.way.previous, per_head);
+        let state = hv * dim * dim;
+        let mut pool = vec![f64::NAN; SLOTS * state];
+        for slot in (0..ROWS).filter_map(|b| case.start(b)) {
+            pool[slot * state..][..state].copy_from_slice(&numbers.between(-0.5, 0.5, state));
+        }
+        Self {
+            q: numbers.between(-1.0, 1.0, new * h * dim),
+            tokens,
+            previous,
+            a_log: numbers.between(-1.0, 1.0, hv),
+            dt_bias: numbers.between(-1.0, 1.0, hv * per_head),
+            pool,
+        }
+    }
+}
+
+/// A sequence of numbers that look random.
+struct Numbers(u64);
+
+impl Numbers {
+    /// `count` of them, as bf16 holds them.
+    fn between(&mut self, low: f64, high: f64, count: usize) -> Vec<f64> {
+        let next = |_| {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            let unit = (self.0 >> 11) as f64 / (1u64 << 53) as f64;
+            bf16::from_f64(low + (high - low) * unit).to_f64()
+        };
+        (0..count).map(next).collect()
+    }
+
+    fn tokens(&mut self, case: &Case, count: usize, gates_per_head: usize) -> Tokens {
+        let ((h, hv), dim) = (case.heads(), case.dim());
+        let (gate, beta) = match case.gates {
+            GateKind::GdnGiven | GateKind::KdaLog => ((-1.5, 0.0), (0.0, 1.0)),
+            _ => ((-2.0, 2.0), (-2.0, 2.0)),
+        };
+        Tokens {
+            k: self.between(-1.0, 1.0, count * h * dim),
+            v: self.between(-1.0, 1.0, count * hv * dim),
+            gate: self.between(gate.0, gate.1, count * hv * gates_per_head),
+            beta: self.between(beta.0, beta.1, count * hv),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What threads may share and hand over: everything. A value that could not would not compile here.
+
+use crate::driver::{DeviceMemory, Driver, Event, Graph, Module, Stream};
+use crate::raw::{Kernel, Recipe};
+use crate::*;
+
+const fn is_shared<T: Send + Sync>() {}
+
+const _: () = {
+    is_shared::<Library>();
+    is_shared::<GdnDecodePlan>();
+    is_shared::<RecurrentPlan>();
+    is_shared::<Context>();
+    is_shared::<Device>();
+    is_shared::<Driver>();
+    is_shared::<Stream>();
+    is_shared::<Event>();
+    is_shared::<Graph>();
+    is_shared::<Module>();
+    is_shared::<DeviceMemory>();
+    is_shared::<StreamRef<'_>>();
+    is_shared::<Tensor<'_>>();
+    is_shared::<GdnDecode<'_>>();
+    is_shared::<GdnMtp<'_>>();
+    is_shared::<GdnCommit<'_>>();
+    is_shared::<KdaRecurrent<'_>>();
+    is_shared::<KdaCommit<'_>>();
+    is_shared::<Kernel>();
+    is_shared::<Recipe<GdnDecodeParams>>();
+    is_shared::<Recipe<RecurrentParams>>();
+    is_shared::<SelfTest>();
+    is_shared::<IndexReport>();
+    is_shared::<Error>();
+};

@@ -1,0 +1,121 @@
+//! States that are read and written by rows that nothing orders.
+
+use std::fmt;
+
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// A row's use of a state.
+#[derive(Clone, Copy)]
+pub struct Access {
+    /// Addresses from here
+    start: u64,
+    /// up to here.
+    end: u64,
+    place: Place,
+}
+
+/// A state, and who uses it.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub tensor: &'static str,
+    /// Slot of a pool, or the number of a snapshot.
+    pub index: usize,
+    pub row: usize,
+    /// The token that the state follows, where that is not the last.
+    pub token: Option<usize>,
+}
+
+impl Access {
+    /// Of `len` elements of `tensor`.
+    pub fn new(tensor: &Tensor<'_>, first: usize, len: usize, place: Place) -> Self {
+        let address =
+            |element: usize| tensor.address() + (element * tensor.dtype().size_of()) as u64;
+        Self {
+            start: address(first),
+            end: address(first + len),
+            place,
+        }
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
+
+/// All uses of states, all of one size.
+#[derive(Default)]
+pub struct Accesses {
+    reads: Vec<Access>,
+    writes: Vec<Access>,
+}
+
+impl Accesses {
+    pub fn read(&mut self, access: Access) {
+        self.reads.push(access);
+    }
+
+    pub fn write(&mut self, access: Access) {
+        self.writes.push(access);
+    }
+
+    /// No state is written twice, and none is written by another row than reads it.
+    pub fn check(mut self) -> Result<(), Error> {
+        self.writes.sort_by_key(|access| access.start);
+        // Where any two overlap, two neighbours do, since all have one size.
+        for pair in self.writes.windows(2) {
+            if pair[0].overlaps(&pair[1]) {
+                let mut places = [pair[0].place, pair[1].place];
+                places.sort_by_key(|place| (place.row, place.token));
+                return Err(hazard(Verb("writes", places[0]), Verb("writes", places[1])));
+            }
+        }
+        for read in &self.reads {
+            let first = self.writes.partition_point(|write| write.end <= read.start);
+            for write in self.writes[first..]
+                .iter()
+                .take_while(|write| write.overlaps(read))
+            {
+                let in_place = write.start == read.start && write.place.row == read.place.row;
+                if !in_place {
+                    return Err(hazard(
+                        Verb("reads", read.place),
+                        Verb("writes", write.place),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Verb(&'static str, Place);
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(verb, place) = self;
+        let Place {
+            tensor,
+            index,
+            row,
+            token,
+        } = place;
+        let part = if *tensor == "snapshots" {
+            "state"
+        } else {
+            "slot"
+        };
+        write!(f, "row {row} {verb} {part} {index} of {tensor}")?;
+        match token {
+            Some(token) => write!(f, " after token {token}"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn hazard(one: Verb, other: Verb) -> Error {
+    Error::Hazard {
+        one: one.to_string(),
+        other: other.to_string(),
+    }
+}

@@ -1,0 +1,162 @@
+//! What each row does, by the rules of the kernels.
+
+use super::hazard::{Access, Accesses, Place};
+use super::switches::Switches;
+use super::{InactiveRow, IndexReport};
+use crate::error::Error;
+use crate::shapes::Named;
+
+/// The numbers of the index tensors.
+pub type Indices<'a> = Switches<'a, Vec<i64>>;
+
+/// A dead index and its tensor.
+type Dead = (&'static str, i64);
+
+impl Indices<'_> {
+    /// What the rows do, and the states that they read and write.
+    pub fn rows(&self) -> Result<(IndexReport, Accesses), Error> {
+        let mut report = IndexReport {
+            rows: self.rows,
+            ..IndexReport::default()
+        };
+        let mut accesses = Accesses::default();
+        if let Some(bounds) = &self.cu_seqlens {
+            self.check_bounds(bounds)?;
+            let end = bounds.last().map_or(0, |&end| end as usize);
+            report.unused_tokens = self.total - end;
+        }
+        for b in 0..self.rows {
+            let tokens = match &self.cu_seqlens {
+                Some(bounds) => (bounds[b + 1] - bounds[b]) as usize,
+                None => self.tokens,
+            };
+            if self.cu_seqlens.is_some() && tokens == 0 {
+                report.empty += 1;
+                continue;
+            }
+            match self.row(b, tokens, &mut accesses) {
+                Ok(skipped) => {
+                    report.active += 1;
+                    report.skipped_stores += skipped;
+                }
+                Err((tensor, index)) => report.inactive.push(InactiveRow {
+                    row: b,
+                    tensor,
+                    index,
+                }),
+            }
+        }
+        Ok((report, accesses))
+    }
+
+    /// Bounds rise from 0 within the tensors, by at most T a row.
+    fn check_bounds(&self, bounds: &[i64]) -> Result<(), Error> {
+        let mut last = 0;
+        for (position, &bound) in bounds.iter().enumerate() {
+            let most = match position {
+                0 => 0,
+                _ => (last + self.tokens as i64).min(self.total as i64),
+            };
+            if !(last..=most).contains(&bound) {
+                return Err(Error::Index {
+                    tensor: "cu_seqlens",
+                    position,
+                    wanted: match position {
+                        0 => "0".to_owned(),
+                        _ => format!(
+                            "{last}..={most} (no less than the bound before, at most T = {} more, within total = {})",
+                            self.tokens, self.total
+                        ),
+                    },
+                    got: bound,
+                });
+            }
+            last = bound;
+        }
+        Ok(())
+    }
+
+    /// Adds the accesses of row `b`; how many of its stores are skipped, or what makes it inactive.
+    fn row(&self, b: usize, tokens: usize, accesses: &mut Accesses) -> Result<usize, Dead> {
+        let mut skipped = 0;
+        if let Some(slots) = &self.token_slots {
+            let slots = &slots[b * self.tokens..][..self.tokens];
+            let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
+            let last = accepted.checked_sub(1).map(usize::try_from);
+            let start = last.and_then(|last| slots.get(last.ok()?));
+            let start = *start.ok_or(("accepted", accepted))?;
+            let start = self.slot(start, self.pool).ok_or(("token_slots", start))?;
+            accesses.read(slot_access(self.pool, start, b, None));
+            for (t, &slot) in slots[..tokens].iter().enumerate() {
+                match self.slot(slot, self.write_pool) {
+                    Some(slot) => accesses.write(slot_access(self.write_pool, slot, b, Some(t))),
+                    None => skipped += 1,
+                }
+            }
+        } else {
+            let (read_name, read) = match &self.read_slots {
+                Some(slots) => ("read_slots", slots[b]),
+                None => ("row", b as i64),
+            };
+            let (write_name, write) = match &self.write_slots {
+                Some(slots) => ("write_slots", slots[b]),
+                None => (read_name, read),
+            };
+            let start = self.slot(read, self.pool).ok_or((read_name, read))?;
+            if let Some(keep) = &self.keep
+                && !(0..=self.previous_tokens as i64).contains(&keep[b])
+            {
+                return Err(("keep", keep[b]));
+            }
+            let end = self.slot(write, self.write_pool);
+            if self.writes_final {
+                let end = end.ok_or((write_name, write))?;
+                accesses.write(slot_access(self.write_pool, end, b, None));
+            }
+            accesses.read(slot_access(self.pool, start, b, None));
+        }
+        if let Some(snapshots) = self.snapshots {
+            (0..tokens).for_each(|t| accesses.write(snapshot_access(snapshots, b, t)));
+        }
+        Ok(skipped)
+    }
+
+    /// The slot of `pool` that an index names, unless it is dead.
+    fn slot(&self, index: i64, pool: Named<'_>) -> Option<usize> {
+        let slot = usize::try_from(index).ok()?;
+        let is_null = self.null_slot.is_some_and(|null| i64::from(null) == index);
+        (slot < pool.tensor.dims()[0] && !is_null).then_some(slot)
+    }
+}
+
+/// Of the state in `slot`.
+fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -> Access {
+    let state = pool.tensor.dims()[1..].iter().product();
+    Access::new(
+        pool.tensor,
+        slot * pool.tensor.strides()[0],
+        state,
+        Place {
+            tensor: pool.name,
+            index: slot,
+            row,
+            token,
+        },
+    )
+}
+
+/// Of the state after token `t` of row `b`.
+fn snapshot_access(snapshots: Named<'_>, b: usize, t: usize) -> Access {
+    let (dims, strides) = (snapshots.tensor.dims(), snapshots.tensor.strides());
+    Access::new(
+        snapshots.tensor,
+        b * strides[0] + t * strides[1],
+        dims[2..].iter().product(),
+        Place {
+            tensor: snapshots.name,
+            index: b * dims[1] + t,
+            row: b,
+            token: Some(t),
+        },
+    )
+}

@@ -1,0 +1,286 @@
+//! Failures of the driver under a library, on the stand-in for it: each is an error that names the call, none is kept,
+//! and nothing that is dropped afterwards panics. Every test is a process of its own.
+#![cfg(all(feature = "cust", target_os = "linux"))]
+
+mod fixtures;
+#[path = "fixtures/stand_in.rs"]
+mod stand_in;
+
+use std::any::type_name;
+use std::ffi::{CString, c_char};
+use std::process::Command;
+use std::sync::Barrier;
+use std::{env, thread};
+
+use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
+use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
+use gated_delta::ops::recurrent::{Previous, RecurrentOptions};
+use gated_delta::ops::{HeadMap, StateLayout};
+use gated_delta::{DType, Error, Library, StreamRef, Tensor};
+
+/// Set to the name of the test in the process that has the stand-in as its driver.
+const ON_STAND_IN: &str = "GATED_DELTA_ON_STAND_IN";
+
+const THREADS: usize = 16;
+
+/// The stand-in that is this process's driver.
+struct StandIn(libloading::Library);
+
+impl StandIn {
+    /// Has every later call of `name` (`*`: of anything) fail with `result`; with 0, succeed again.
+    fn fault(&self, name: &str, result: i32) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the function has this type, and the text is terminated.
+        unsafe {
+            let set = self
+                .0
+                .get::<unsafe extern "C" fn(*const c_char, i32)>("stand_in_fault");
+            set.unwrap()(name.as_ptr(), result);
+        }
+    }
+
+    /// Calls of `name` so far.
+    fn calls(&self, name: &str) -> u32 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the function has this type, and the text is terminated.
+        unsafe {
+            let calls = self
+                .0
+                .get::<unsafe extern "C" fn(*const c_char) -> u32>("stand_in_calls");
+            calls.unwrap()(name.as_ptr())
+        }
+    }
+}
+
+/// Runs `scenario`, a closure of the calling test, in a process whose driver is the stand-in, which has to end well.
+fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
+    if env::var_os(ON_STAND_IN).is_some() {
+        // SAFETY: the stand-in has no initialisers.
+        let stand_in = StandIn(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
+        let context = Context::primary(Device::get(0).unwrap()).unwrap();
+        return scenario(&stand_in, &context);
+    }
+    // `faults::test::{{closure}}`
+    let test = type_name::<F>().split("::").nth(1).unwrap();
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(ON_STAND_IN, test)
+        .env("LD_LIBRARY_PATH", stand_in::folder(test))
+        .output()
+        .unwrap();
+    let text =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(
+        output.status.success() && text[0].contains("1 passed"),
+        "{}\n{}",
+        output.status,
+        text.concat()
+    );
+}
+
+/// Tensors of a resume that needs more shared memory than a launch has without asking.
+fn args(heads: usize) -> Result<KdaRecurrent<'static>, Error> {
+    let bf16 = |dims: &[usize]| {
+        // SAFETY: the stand-in follows no address.
+        unsafe { Tensor::from_raw(0x10_0000, DType::Bf16, dims) }
+    };
+    let (qkv, of_head) = (bf16(&[1, 16, heads, 128])?, bf16(&[1, 16, heads])?);
+    Ok(KdaRecurrent {
+        q: qkv,
+        k: qkv,
+        v: qkv,
+        gates: KdaGates {
+            g: qkv,
+            kind: KdaGate::Log,
+            beta: of_head,
+            beta_kind: KdaBeta::Given,
+        },
+        o: qkv,
+        pool: bf16(&[1, heads, 128, 128])?,
+        write_pool: None,
+        read_slots: None,
+        write_slots: None,
+        token_slots: None,
+        accepted: None,
+        snapshots: None,
+        packed: None,
+        previous: Some(Previous {
+            k: qkv,
+            v: qkv,
+            gate: qkv,
+            beta: of_head,
+            // SAFETY: as above.
+            keep: unsafe { Tensor::from_raw(0x10_0000, DType::I32, &[1]) }?,
+        }),
+        options: RecurrentOptions {
+            state_layout: StateLayout::VLast,
+            head_map: HeadMap::Grouped,
+            ..RecurrentOptions::default()
+        },
+    })
+}
+
+fn launch(library: &Library, heads: usize) -> Result<(), Error> {
+    // SAFETY: the stand-in runs nothing.
+    unsafe { library.kda_recurrent(StreamRef::default_stream(), &args(heads)?) }
+}
+
+/// Out of memory, wherever it strikes on the way to the first launch.
+#[test]
+fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
+    on_stand_in(|stand_in, context| {
+        assert!(args(1).unwrap().recipe().unwrap().shape.shared_bytes > 48 << 10);
+        let loaded = || {
+            let calls = |name| stand_in.calls(name);
+            calls("cuModuleLoadDataEx") - calls("cuModuleUnload")
+        };
+        let on_the_way = [
+            "cuCtxGetCurrent",
+            "cuCtxPushCurrent_v2",
+            "cuModuleLoadDataEx",
+            "cuModuleGetFunction",
+            "cuFuncGetAttribute",
+            "cuFuncSetAttribute",
+            "cuLaunchKernel",
+        ];
+        for call in on_the_way {
+            let library = Library::new(context);
+            let before = loaded();
+            stand_in.fault(call, 2);
+            for _ in 0..3 {
+                let refused = launch(&library, 1).unwrap_err().to_string();
+                assert_eq!(refused, format!("{call}: CUDA_ERROR_OUT_OF_MEMORY (2)"));
+            }
+            stand_in.fault(call, 0);
+            let refused = if call == "cuModuleLoadDataEx" { 3 } else { 0 };
+            let kept = if call == "cuLaunchKernel" { 1 } else { 0 };
+            assert_eq!(
+                loaded() - before - refused,
+                kept,
+                "{call}: modules left behind"
+            );
+            launch(&library, 1).unwrap();
+            assert_eq!(
+                loaded() - before - refused,
+                1,
+                "{call}: modules of one kernel"
+            );
+        }
+    });
+}
+
+#[test]
+fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
+    on_stand_in(|stand_in, context| {
+        let library = Library::new(context);
+        let refused = |result| {
+            stand_in.fault("cuModuleLoadDataEx", result);
+            let launched = launch(&library, 1).unwrap_err();
+            let warmed = library
+                .prewarm_kda_recurrent(&args(1).unwrap())
+                .unwrap_err();
+            assert_eq!(launched.to_string(), warmed.to_string());
+            launched
+        };
+        assert!(matches!(refused(222), Error::PtxTooNew { .. }));
+        assert!(matches!(
+            refused(209),
+            Error::NoImageForArch {
+                major: 8,
+                minor: 6,
+                ..
+            }
+        ));
+        // Without a log, the driver's own name is all that there is.
+        assert!(matches!(refused(218), Error::Driver(error) if error.code == 218));
+        stand_in.fault("cuModuleLoadDataEx", 0);
+        launch(&library, 1).unwrap();
+    });
+}
+
+/// A device that is lost, and a context that is destroyed: whatever is called fails, and whatever is dropped is quiet.
+#[test]
+fn after_a_fatal_error_every_call_fails_and_no_drop() {
+    on_stand_in(|stand_in, context| {
+        for code in [201, 700, 709, 719] {
+            let library = Library::new(context);
+            launch(&library, 1).unwrap();
+            let plan = library.plan_kda_recurrent(&args(1).unwrap()).unwrap();
+            let stream = Stream::new(context).unwrap();
+            let memory = DeviceMemory::allocate(context, 16).unwrap();
+
+            stand_in.fault("*", code);
+            let params = args(1).unwrap().params();
+            // SAFETY: the stand-in runs nothing.
+            let planned = unsafe { plan.launch(stream.as_ref(), 1, &params) };
+            let failures = [
+                ("a launch", launch(&library, 1)),
+                ("a first launch", launch(&library, 2)),
+                ("a planned launch", planned),
+                (
+                    "prewarming",
+                    library.prewarm_kda_recurrent(&args(3).unwrap()),
+                ),
+                (
+                    "a plan",
+                    library.plan_kda_recurrent(&args(4).unwrap()).map(drop),
+                ),
+                (
+                    "resources",
+                    library.kda_recurrent_resources(&args(1).unwrap()).map(drop),
+                ),
+                ("the self-test", library.self_test().map(drop)),
+                ("waiting", stream.synchronize()),
+                ("waiting for all", context.synchronize()),
+                ("a stream", Stream::new(context).map(drop)),
+                ("memory", DeviceMemory::allocate(context, 16).map(drop)),
+                ("no memory", DeviceMemory::allocate(context, 0).map(drop)),
+            ];
+            for (what, result) in failures {
+                match result {
+                    Err(Error::Driver(error)) => assert_eq!(error.code, code, "{what}: {error}"),
+                    other => panic!("{what}: {other:?}"),
+                }
+            }
+            drop((library, plan, stream, memory));
+
+            stand_in.fault("*", 0);
+            launch(&Library::new(context), 1).unwrap();
+        }
+    });
+}
+
+#[test]
+fn threads_that_race_for_a_kernel_compile_it_once() {
+    on_stand_in(|stand_in, context| {
+        let library = Library::new(context);
+        let start = Barrier::new(THREADS);
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (library, start) = (&library, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    launch(library, 1 + thread % 2).unwrap();
+                });
+            }
+        });
+        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), 2);
+        assert_eq!(stand_in.calls("cuLaunchKernel"), THREADS as u32);
+    });
+}
+
+/// A captured graph may still hold the kernel.
+#[test]
+fn a_dropped_library_leaves_its_kernels_and_their_context() {
+    on_stand_in(|stand_in, context| {
+        {
+            let own = Context::primary(context.device()).unwrap();
+            let library = Library::new(&own);
+            launch(&library, 1).unwrap();
+        }
+        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), 1);
+        assert_eq!(stand_in.calls("cuModuleUnload"), 0);
+        assert_eq!(stand_in.calls("cuDevicePrimaryCtxRetain"), 2);
+        assert_eq!(stand_in.calls("cuDevicePrimaryCtxRelease_v2"), 0);
+    });
+}

@@ -1,0 +1,39 @@
+//! An engine's own context.
+
+use std::ptr;
+
+use gated_delta::Library;
+use gated_delta::driver::Context;
+use gated_delta_tests::backend::{Backend, gpu};
+use gated_delta_tests::compare::check;
+use gated_delta_tests::spec::Spec;
+
+use crate::families;
+
+#[test]
+fn no_context_is_refused() {
+    // SAFETY: null is no context, and is not used as one.
+    let error = unsafe { Context::from_raw(ptr::null_mut()) }.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "CUcontext: wanted a live context, got null"
+    );
+}
+
+/// The primary context, as an engine hands it over: launches run in it, and it outlives what borrows it.
+#[test]
+fn a_borrowed_context_is_the_engines() {
+    let Some(context) = gpu() else { return };
+    for family in families() {
+        // SAFETY: the context is retained by `gpu` until the process ends.
+        let borrowed = unsafe { Context::from_raw(context.raw().0) }.unwrap();
+        assert_eq!(
+            (borrowed.raw(), borrowed.device()),
+            (context.raw(), context.device())
+        );
+        let backend = Backend::Cuda(Library::new(&borrowed), borrowed);
+        let case = Spec::plain(family).case();
+        check(&case, &backend.run(&case, None));
+    }
+    context.synchronize().unwrap();
+}

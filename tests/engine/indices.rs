@@ -1,0 +1,93 @@
+//! The look at indices: what it says of a row is what the launch does with it.
+
+use gated_delta::Error;
+use gated_delta_tests::backend::{Backend, backends};
+use gated_delta_tests::case::Case;
+use gated_delta_tests::for_all;
+use gated_delta_tests::rows::Row;
+use gated_delta_tests::spec::Spec;
+use gated_delta_tests::strategy::specs;
+
+use crate::{families, validate};
+
+#[test]
+fn rows_are_what_a_launch_makes_of_them() {
+    for family in families() {
+        for_all("indices", 100, &specs(family, 16), |spec| {
+            let case = spec.case();
+            backends()
+                .iter()
+                .for_each(|backend| check_rows(backend, &case));
+        });
+    }
+}
+
+fn check_rows(backend: &Backend, case: &Case) {
+    let (report, after) = backend
+        .with(case, |library, stream, args| {
+            validate(library, stream, args)
+        })
+        .unwrap();
+    assert!(after == *case, "validating changes nothing");
+    let rows = case.rows();
+    if !bounds_are_right(case) {
+        assert!(matches!(report, Err(Error::Index { .. })), "{report:?}");
+        return;
+    }
+    let report = report.unwrap();
+    let of_kind = |kind: fn(&Row) -> bool| rows.iter().filter(|row| kind(row)).count();
+    assert_eq!(report.rows, rows.len());
+    assert_eq!(report.active, of_kind(|row| row.live.is_some()));
+    assert_eq!(report.empty, of_kind(|row| row.tokens.is_none()));
+    let inactive: Vec<usize> = report.inactive.iter().map(|row| row.row).collect();
+    let wanted = |(_, row): &(usize, &Row)| row.tokens.is_some() && row.live.is_none();
+    let wanted = rows.iter().enumerate().filter(wanted);
+    assert_eq!(inactive, wanted.map(|(b, _)| b).collect::<Vec<_>>());
+}
+
+/// Whether no row's bounds are out of range: some cases have such rows on purpose.
+fn bounds_are_right(case: &Case) -> bool {
+    let Some(packed) = &case.packed else {
+        return true;
+    };
+    let (bounds, total) = (case.indices(&packed.cu_seqlens), case.q.dims[1] as i64);
+    let most = case.max_tokens() as i64;
+    let rises = |pair: &[i64]| (0..=most).contains(&(pair[1] - pair[0]));
+    bounds[0] == 0
+        && bounds.windows(2).all(rises)
+        && bounds.iter().all(|bound| (0..=total).contains(bound))
+}
+
+/// Two rows get one slot to write: an error that names both, on every backend.
+#[test]
+fn a_duplicate_is_found() {
+    for family in families() {
+        let spec = Spec {
+            slots: gated_delta_tests::slots::SlotChoice::LIVE,
+            batch: 3,
+            ..Spec::plain(family)
+        };
+        let mut case = spec.case();
+        let slots = case.write_slots.clone().unwrap();
+        let [first, .., last] = slots.positions()[..] else {
+            panic!("three rows")
+        };
+        let slot = case.buffers[slots.buffer].bits(first);
+        case.buffers[slots.buffer].set_bits(last, slot);
+        let wanted =
+            format!("row 0 writes slot {slot} of state, and row 2 writes slot {slot} of state");
+        for backend in backends() {
+            let (report, _) = backend
+                .with(&case, |library, stream, args| {
+                    validate(library, stream, args)
+                })
+                .unwrap();
+            let message = report.unwrap_err().to_string();
+            assert!(
+                message.starts_with(&wanted),
+                "{}: {message}",
+                backend.name()
+            );
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Launches without the library's launcher.
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+use gated_delta::driver::{Context, Module, RawFunction};
+use gated_delta::ops::StateLayout;
+use gated_delta::{DType, Entry, Error, StreamRef, Tensor};
+use gated_delta_tests::args::Args;
+use gated_delta_tests::backend::{Backend, backends, cuda};
+use gated_delta_tests::case::Case;
+use gated_delta_tests::compare::check;
+use gated_delta_tests::for_all;
+use gated_delta_tests::problem::Operator;
+use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::strategy::specs;
+
+use crate::{Recipe, each, families, recipe};
+
+/// The arguments of a case at addresses where nothing is.
+fn nowhere<R>(case: &Case, body: impl FnOnce(&Args<'_>) -> R) -> R {
+    let base = |(i, dtype, len): (usize, DType, usize)| {
+        // SAFETY: nothing is launched.
+        unsafe { Tensor::from_raw(0x10_0000_0000 * (i as u64 + 1), dtype, &[len]) }.unwrap()
+    };
+    let buffers = case.buffers.iter().enumerate();
+    let bases: Vec<_> = buffers
+        .map(|(i, buffer)| base((i, buffer.dtype, buffer.len())))
+        .collect();
+    body(&case.args(&bases).unwrap())
+}
+
+#[test]
+fn a_recipe_is_what_a_launch_is_made_of() {
+    for operator in [
+        Operator::GdnDecode,
+        Operator::GdnMtp,
+        Operator::KdaRecurrent,
+    ] {
+        for family in Family::all(operator) {
+            for_all("recipes", 8, &specs(family, 16), |spec| {
+                let case = spec.case();
+                nowhere(&case, |args| {
+                    check_recipe(args, &recipe(args).unwrap(), case.batch())
+                });
+            });
+        }
+    }
+}
+
+fn check_recipe(args: &Args<'_>, recipe: &Recipe, batch: usize) {
+    let Recipe {
+        kernel,
+        shape,
+        parameter,
+    } = recipe;
+    assert_eq!(kernel.entry(), args.selected().unwrap());
+    assert_eq!(kernel.symbol(), kernel.entry().name());
+    let params = each!(args, args => bytemuck::bytes_of(&args.params()).to_vec());
+    assert_eq!(*parameter, params);
+    assert_eq!(shape.grid[2] as usize, batch);
+    let text = kernel.ptx().unwrap();
+    assert!(!text.contains("GD_"), "a constant without a value");
+    for expected in [
+        format!(".visible .entry {}(", kernel.symbol()),
+        format!(
+            ".param .align 8 .b8 {}_param_0[{}]",
+            kernel.symbol(),
+            parameter.len()
+        ),
+        format!(".maxntid {}, 1, 1", shape.block),
+    ] {
+        assert!(text.contains(&expected), "{expected} is not in the PTX");
+    }
+}
+
+/// Everything that is compiled in is part of the kernel, B and the addresses are not.
+#[test]
+fn a_kernel_is_the_key_of_what_is_compiled() {
+    let family = Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64);
+    let kernel = |change: &dyn Fn(&mut Spec)| {
+        let mut spec = Spec::plain(family);
+        change(&mut spec);
+        nowhere(&spec.case(), |args| recipe(args).unwrap().kernel)
+    };
+    let plain = kernel(&|_| {});
+    assert_eq!(plain, kernel(&|spec| spec.batch += 1));
+    let others = [
+        kernel(&|spec| spec.heads += 1),
+        kernel(&|spec| spec.ratio += 1),
+        kernel(&|spec| spec.options.qk_l2norm = !spec.options.qk_l2norm),
+        kernel(&|spec| spec.options.scale = Some(0.25)),
+        kernel(&|spec| spec.options.null_slot = Some(0)),
+    ];
+    for (i, other) in others.iter().enumerate() {
+        assert_ne!(plain, *other, "change {i}");
+        assert_ne!(plain.ptx().unwrap(), other.ptx().unwrap(), "change {i}");
+    }
+}
+
+#[test]
+fn tensors_in_host_memory_have_no_recipe() {
+    for family in families() {
+        let case = Spec::plain(family).case();
+        let (error, _) = backends()[0]
+            .with(&case, |_, _, args| recipe(args).map(|recipe| recipe.kernel))
+            .unwrap();
+        assert!(
+            matches!(
+                error,
+                Err(Error::Memory {
+                    wanted: "device",
+                    ..
+                })
+            ),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
+fn every_entry_has_a_template() {
+    for &entry in Entry::ALL {
+        let text = gated_delta::raw::template(entry).unwrap();
+        assert!(text.contains(&format!(".entry {}(", entry.name())));
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let constants: Vec<&str> = words.filter(|word| word.starts_with("GD_")).collect();
+        assert!(!constants.is_empty(), "{}", entry.name());
+        for constant in constants {
+            assert!(
+                entry.symbols().contains(&constant),
+                "{}: {constant}",
+                entry.name()
+            );
+        }
+    }
+}
+
+/// By recipe and by the library: the same bytes.
+#[test]
+fn a_launch_by_recipe_is_a_launch() {
+    let Some(backend @ Backend::Cuda(..)) = cuda() else {
+        return;
+    };
+    for family in families() {
+        for_all("recipes_on_the_gpu", 12, &specs(family, 16), |spec| {
+            let case = spec.case();
+            let (_, after) = backend
+                .with(&case, |library, stream, args| {
+                    let context = library.context().unwrap();
+                    let recipe = recipe(args).unwrap();
+                    let name = CString::new(recipe.kernel.symbol()).unwrap();
+                    let text = CString::new(recipe.kernel.ptx().unwrap()).unwrap();
+                    let module = Module::load(context, recipe.kernel.symbol(), &text).unwrap();
+                    let function = module.function(&name).unwrap();
+                    module
+                        .set_shared_bytes(function, recipe.shape.shared_bytes)
+                        .unwrap();
+                    launch(context, function, stream, &recipe);
+                })
+                .unwrap();
+            check(&case, &after);
+            assert!(
+                after == backend.run(&case, None),
+                "not what the library does"
+            );
+        });
+    }
+}
+
+/// Launches, and waits, so that the module may go.
+fn launch(context: &Context, function: RawFunction, stream: StreamRef<'_>, recipe: &Recipe) {
+    let (driver, stream) = (context.driver(), stream.raw());
+    let mut parameters = [recipe.parameter.as_ptr().cast_mut().cast::<c_void>()];
+    let [x, y, z] = recipe.shape.grid;
+    let _current = context.enter().unwrap();
+    // SAFETY: the recipe is of live tensors, which nobody else has; the context is current.
+    unsafe {
+        driver
+            .launch_kernel(
+                function,
+                x,
+                y,
+                z,
+                recipe.shape.block,
+                1,
+                1,
+                recipe.shape.shared_bytes,
+                stream,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+            .unwrap();
+        driver.stream_synchronize(stream).unwrap();
+    }
+}

@@ -1,0 +1,278 @@
+//! What a GPU that fails leaves of a library: errors, never a crash. Each test is a process of its own, one at a time,
+//! since it takes the context or all memory with it. Skipped without a GPU.
+
+use std::any::type_name;
+use std::env;
+use std::ffi::CString;
+use std::process::Command;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use gated_delta::driver::{Context, DeviceMemory, Graph, Module, Stream, attribute, code, driver};
+use gated_delta::module_cache::specialise;
+use gated_delta::{Entry, Error, Library, raw};
+use gated_delta_tests::args::Args;
+use gated_delta_tests::backend::{Backend, cuda, gpu};
+use gated_delta_tests::compare::check;
+use gated_delta_tests::problem::Operator;
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{Family, Spec};
+
+/// Set in the process that runs a test's scenario.
+const ALONE: &str = "GATED_DELTA_ALONE";
+
+/// Writes a word to an address that nobody has.
+const BAD_STORE: &std::ffi::CStr = c"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry bad_store()
+{
+    .reg .u64 %rd<2>;
+    mov.u64 %rd1, 16;
+    st.global.u32 [%rd1], 0;
+    ret;
+}
+";
+
+/// Runs `scenario`, a closure of the calling test, in a process of its own, which has to end well.
+fn alone<F: FnOnce(&Context)>(scenario: F) {
+    static ONE: Mutex<()> = Mutex::new(());
+    if let Some(context) = gpu().filter(|_| env::var_os(ALONE).is_some()) {
+        return scenario(context);
+    }
+    if gpu().is_none() {
+        return;
+    }
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // `faults::test::{{closure}}`
+    let test = type_name::<F>().split("::").nth(1).unwrap();
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let text =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(
+        output.status.success() && text[0].contains("1 passed"),
+        "{}\n{}",
+        output.status,
+        text.concat()
+    );
+    print!("{}", text[1]);
+}
+
+/// A problem of every family.
+fn specs() -> impl Iterator<Item = Spec> {
+    let operators = [
+        Operator::GdnDecode,
+        Operator::GdnMtp,
+        Operator::KdaRecurrent,
+    ];
+    let families = operators.into_iter().flat_map(Family::all);
+    families.map(|family| Spec {
+        batch: 4,
+        slots: SlotChoice::LIVE,
+        ..Spec::plain(family)
+    })
+}
+
+fn launch(library: &Library, stream: &Stream, args: &Args<'_>) -> Result<(), Error> {
+    // SAFETY: the callers keep the buffers until they have waited; live rows write slots of their own.
+    unsafe { args.launch(library, stream.as_ref(), None) }
+}
+
+/// The driver's error of a result that has to be one.
+#[track_caller]
+fn fails(what: &str, result: Result<(), Error>) {
+    match result {
+        Err(Error::Driver(error)) => eprintln!("{what}: {error}"),
+        other => panic!("{what}: wanted an error of the driver, got {other:?}"),
+    }
+}
+
+/// Whatever needs the context fails, and dropping is quiet.
+fn everything_fails(library: &Library, context: &Context, stream: Stream, args: &Args<'_>) {
+    fails("waiting for all", context.synchronize());
+    fails("memory", DeviceMemory::allocate(context, 16).map(drop));
+    fails("a stream", Stream::new(context).map(drop));
+    fails("prewarming", args.prewarm(&Library::new(context)));
+    fails("the self-test", library.self_test().map(drop));
+    fails(
+        "a first launch",
+        launch(&Library::new(context), &stream, args),
+    );
+    fails("waiting", stream.synchronize());
+    fails("a launch", launch(library, &stream, args));
+}
+
+#[test]
+fn after_a_bad_access_every_call_fails_and_nothing_crashes() {
+    alone(|context| {
+        let case = specs().next().unwrap().case();
+        let stream = Stream::new(context).unwrap();
+        let lost = cuda().unwrap().with(&case, |library, _, args| {
+            launch(library, &stream, args).unwrap();
+            stream.synchronize().unwrap();
+            let module = Module::load(context, "bad_store", BAD_STORE).unwrap();
+            let function = module.function(c"bad_store").unwrap();
+            let (raw, none) = (stream.raw(), ptr::null_mut());
+            // SAFETY: the kernel is meant to fail.
+            unsafe {
+                let driver = driver().unwrap();
+                driver.launch_kernel(function, 1, 1, 1, 1, 1, 1, 0, raw, none, none)
+            }
+            .unwrap();
+            let bad_access = stream.synchronize().unwrap_err();
+            assert!(
+                bad_access.to_string().contains("ILLEGAL_ADDRESS"),
+                "{bad_access}"
+            );
+            everything_fails(library, context, stream, args);
+        });
+        lost.expect_err("the case cannot be copied back either");
+    });
+}
+
+/// `cuDevicePrimaryCtxReset`, as another library of the process may call it.
+#[test]
+fn a_context_that_is_reset_is_an_error_until_it_is_made_again() {
+    alone(|context| {
+        let case = specs().next().unwrap().case();
+        let backend = Backend::Cuda(Library::new(context), context.clone());
+        let stream = Stream::new(context).unwrap();
+        let lost = backend.with(&case, |library, _, args| {
+            launch(library, &stream, args).unwrap();
+            stream.synchronize().unwrap();
+            let device = context.device();
+            let mut handle = 0;
+            // SAFETY: the function has this type; what the context had is not used any more but to see it fail.
+            unsafe {
+                let driver = context.driver();
+                driver
+                    .device_get(&raw mut handle, device.ordinal())
+                    .unwrap();
+                let reset = driver
+                    .optional::<unsafe extern "C" fn(i32) -> i32>("cuDevicePrimaryCtxReset_v2");
+                assert_eq!(reset.expect("a driver of CUDA 11")(handle), code::SUCCESS);
+            }
+            everything_fails(library, context, stream, args);
+        });
+        lost.expect_err("the case cannot be copied back either");
+        let again = Context::primary(context.device()).unwrap();
+        let backend = Backend::Cuda(Library::new(&again), again.clone());
+        check(&case, &backend.run(&case, None));
+    });
+}
+
+#[test]
+fn out_of_memory_at_load_is_an_error_and_passes() {
+    alone(|context| {
+        let mut refused = 0;
+        for spec in specs() {
+            let case = spec.case();
+            let (_, after) = cuda()
+                .unwrap()
+                .with(&case, |_, _, args| {
+                    let library = Library::new(context);
+                    let stream = Stream::new(context).unwrap();
+                    let all = all_memory(context);
+                    let launched = launch(&library, &stream, args);
+                    stream.synchronize().unwrap();
+                    drop(all);
+                    match launched {
+                        Ok(()) => return,
+                        Err(Error::Driver(error)) => assert_eq!(error.code, code::OUT_OF_MEMORY),
+                        Err(error) => panic!("{error}"),
+                    }
+                    refused += 1;
+                    launch(&library, &stream, args).unwrap();
+                    stream.synchronize().unwrap();
+                })
+                .unwrap();
+            check(&case, &after);
+        }
+        eprintln!(
+            "{refused} of {} first launches were out of memory",
+            specs().count()
+        );
+    });
+}
+
+/// Allocates until nothing is left.
+fn all_memory(context: &Context) -> Vec<DeviceMemory> {
+    let mut all = Vec::new();
+    let mut bytes = context.device().total_memory().unwrap();
+    while bytes > 0 {
+        match DeviceMemory::allocate(context, bytes) {
+            Ok(memory) => all.push(memory),
+            Err(Error::Driver(error)) if error.code == code::OUT_OF_MEMORY => bytes /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    all
+}
+
+#[test]
+fn corrupted_text_is_refused() {
+    alone(|context| {
+        for &entry in Entry::ALL {
+            let values = vec![1; entry.symbols().len()];
+            let text = specialise(raw::template(entry).unwrap(), entry.symbols(), &values).unwrap();
+            let text = text.into_string().unwrap();
+            let name = entry.name();
+            let load = |text: &str| {
+                let text = CString::new(text).unwrap();
+                let module = Module::load(context, name, &text)?;
+                let function = module.function(&CString::new(name).unwrap())?;
+                module.function_attribute(function, attribute::FUNCTION_NUM_REGS)
+            };
+            load(&text).unwrap();
+            let last = text.rfind('}').unwrap();
+            let mut corrupted = vec![
+                ("empty", String::new()),
+                ("of another format", "not PTX\n".to_owned()),
+                ("renamed", text.replace(name, "another")),
+                ("misspelt", text.replacen("ld.global", "ld.glabol", 1)),
+                ("undeclared", text.replacen(".reg ", "// ", 1)),
+                ("not specialised", raw::template(entry).unwrap().to_owned()),
+            ];
+            corrupted
+                .extend((1..8).map(|eighths| ("cut off", text[..last * eighths / 8].to_owned())));
+            for (how, text) in corrupted {
+                let refused = load(&text).expect_err(how);
+                let is_explained = matches!(refused, Error::Compile { .. } | Error::Driver(_));
+                assert!(is_explained, "{name}, {how}: {refused}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_captured_graph_outlives_its_library() {
+    alone(|context| {
+        for spec in specs() {
+            let case = spec.case();
+            let (_, after) = cuda()
+                .unwrap()
+                .with(&case, |_, _, args| {
+                    let stream = Stream::new(context).unwrap();
+                    let graph = {
+                        let library = Library::new(context);
+                        args.prewarm(&library).unwrap();
+                        // SAFETY: the buffers are alive until `with` has waited.
+                        unsafe { Graph::capture(&stream, || launch(&library, &stream, args)) }
+                            .unwrap()
+                    };
+                    // Others may be loaded where its kernels were.
+                    args.prewarm(&Library::new(context)).unwrap();
+                    // SAFETY: as above.
+                    unsafe { graph.launch(&stream) }.unwrap();
+                    stream.synchronize().unwrap();
+                })
+                .unwrap();
+            check(&case, &after);
+        }
+    });
+}
