@@ -14,7 +14,7 @@ use crate::shell;
 const RUN: &str = include_str!("../gpu-bundle/run.sh");
 
 /// More than this is a mistake: unstripped binaries, or a build directory among the fixtures.
-const MOST_MIB: u64 = 240;
+const MOST_MIB: u64 = 320;
 
 /// Builds the bundle in `target/gpu-bundle`.
 pub fn build() -> Result<()> {
@@ -64,7 +64,7 @@ pub fn build() -> Result<()> {
 /// An executable of the workspace.
 struct Binary {
     path: PathBuf,
-    /// `tests`, `benches` or `bin`.
+    /// `tests`, `benches`, `examples` or `bin`.
     folder: &'static str,
     name: String,
 }
@@ -75,7 +75,7 @@ fn binaries() -> Result<Vec<Binary>> {
     let skipped = skipped_tests()?;
     let mut cargo = shell::cargo();
     cargo.args(["build", "--release", "--workspace", "--exclude", "xtask"]);
-    cargo.args(["--lib", "--bins", "--tests", "--benches"]);
+    cargo.args(["--lib", "--bins", "--tests", "--benches", "--examples"]);
     cargo
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit());
@@ -113,6 +113,10 @@ fn binary(message: &Value) -> Option<Binary> {
         ("test", _) => ("tests", format!("{package}-{target}")),
         (_, true) => ("tests", format!("{package}-{kind}-{target}")),
         ("bin", false) => ("bin", target.to_owned()),
+        // Those without a number are fixtures and tools.
+        ("example", false) if target.starts_with(|c: char| c.is_ascii_digit()) => {
+            ("examples", target.to_owned())
+        }
         _ => return None,
     };
     Some(Binary { path, folder, name })
@@ -165,16 +169,22 @@ mod tests {
 
     #[test]
     fn executables_go_where_they_belong() {
-        let place = |kind: &str, test: bool| {
+        let place_of = |name: &str, kind: &str, test: bool| {
             let message = serde_json::json!({
-                "manifest_path": "/y/p/Cargo.toml", "executable": "/x/a-0123", "target": {"name": "a", "kind": [kind]}, "profile": {"test": test},
+                "manifest_path": "/y/p/Cargo.toml", "executable": "/x/a-0123", "target": {"name": name, "kind": [kind]}, "profile": {"test": test},
             });
             binary(&message).map(|binary| format!("{}/{}", binary.folder, binary.name))
         };
+        let place = |kind: &str, test: bool| place_of("a", kind, test);
         assert_eq!(place("test", true).as_deref(), Some("tests/p-a"));
         assert_eq!(place("lib", true).as_deref(), Some("tests/p-lib-a"));
         assert_eq!(place("bin", false).as_deref(), Some("bin/a"));
         assert_eq!(place("bench", true).as_deref(), Some("benches/a"));
+        assert_eq!(
+            place_of("01_a", "example", false).as_deref(),
+            Some("examples/01_a")
+        );
+        assert_eq!(place("example", false), None);
         assert_eq!(place("custom-build", false), None);
         assert!(
             binary(&serde_json::json!({"reason": "build-finished", "executable": null})).is_none()

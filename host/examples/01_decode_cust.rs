@@ -1,0 +1,89 @@
+//! GDN decode in an engine on cust: its context, its stream, its buffers.
+
+mod common;
+
+use anyhow::Result;
+use common::{Inputs, Rows, Shape};
+use cust::CudaFlags;
+use cust::memory::DeviceBuffer;
+use cust::stream::{Stream, StreamFlags};
+use gated_delta::driver::{Context, Device};
+use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
+use gated_delta::ops::{BetaScale, GdnGates};
+use gated_delta::{DType, Library, Tensor};
+use half::bf16;
+
+/// Qwen3-Next's layer.
+const SHAPE: Shape = Shape {
+    batch: 4,
+    tokens: 1,
+    heads: 16,
+    value_heads: 32,
+    dim: 128,
+    slots: 8,
+};
+
+/// A slot for each row; the third is padding.
+const SLOTS: [i32; 4] = [5, 2, -1, 0];
+
+fn main() -> Result<()> {
+    if common::gpu_or_skip()?.is_none() {
+        return Ok(());
+    }
+    let inputs = Inputs::random(SHAPE, 1);
+    let (o, states) = decode(&inputs, &SLOTS)?;
+    inputs.check(&inputs.states, &Rows::decoded(&SLOTS), &o, &states)
+}
+
+/// The engine: everything on cust, but the library and its tensors.
+fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
+    let Shape {
+        batch,
+        heads,
+        value_heads,
+        dim,
+        slots: pool,
+        ..
+    } = inputs.shape;
+    cust::init(CudaFlags::empty())?;
+    let _context = cust::context::Context::new(cust::device::Device::get_device(0)?)?;
+    // Such a stream waits for the copies below, which go through the default stream.
+    let stream = Stream::new(StreamFlags::DEFAULT, None)?;
+    // cust's context is the primary one, as is this.
+    let library = Library::new(&Context::primary(Device::get(0)?)?);
+
+    // To cust a bf16 is a u16.
+    let upload = |data: &[bf16]| DeviceBuffer::from_slice(bytemuck::cast_slice::<_, u16>(data));
+    let (q, k, v) = (upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?);
+    let (a, b, mut o) = (upload(&inputs.a)?, upload(&inputs.b)?, upload(&inputs.o)?);
+    let a_log = DeviceBuffer::from_slice(&inputs.a_log)?;
+    let dt_bias = DeviceBuffer::from_slice(&inputs.dt_bias)?;
+    let mut states = DeviceBuffer::from_slice(&inputs.states)?;
+    let slots = DeviceBuffer::from_slice(slots)?;
+
+    let (qk, vo) = ([batch, 1, heads, dim], [batch, 1, value_heads, dim]);
+    let gate = [batch, 1, value_heads];
+    let args = GdnDecode {
+        q: Tensor::from_device_as(&q, DType::Bf16, &qk)?,
+        k: Tensor::from_device_as(&k, DType::Bf16, &qk)?,
+        v: Tensor::from_device_as(&v, DType::Bf16, &vo)?,
+        gates: GdnGates::Raw {
+            a: Tensor::from_device_as(&a, DType::Bf16, &gate)?,
+            b: Tensor::from_device_as(&b, DType::Bf16, &gate)?,
+            a_log: Tensor::from_device(&a_log, &[value_heads])?,
+            dt_bias: Tensor::from_device(&dt_bias, &[value_heads])?,
+            beta_scale: BetaScale::One,
+        },
+        o: Tensor::from_device_as_mut(&mut o, DType::Bf16, &vo)?,
+        pool: Tensor::from_device_mut(&mut states, &[pool, value_heads, dim, dim])?,
+        write_pool: None,
+        read_slots: Some(Tensor::from_device(&slots, &[batch])?),
+        write_slots: None,
+        options: GdnDecodeOptions::default(),
+    };
+    // SAFETY: the buffers outlive the synchronisation, nobody else uses them, and live rows have slots of their own.
+    unsafe { library.gdn_decode((&stream).into(), &args) }?;
+    stream.synchronize()?;
+    let o: Vec<bf16> = o.as_host_vec()?.into_iter().map(bf16::from_bits).collect();
+    Ok((o, states.as_host_vec()?))
+}

@@ -1,0 +1,234 @@
+//! Speculative decoding: draft, verify, accept, resume. Four ways to keep the states of drafts give one result; with
+//! f32 states it is that of plain decoding, bit for bit. Without a GPU, in the simulator.
+//!
+//! A step verifies T tokens of every row: the last one that is certain, and T - 1 drafts. The output of each says which
+//! token is next; drafts are accepted up to the first that is another, and what is next there becomes certain.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod keeping;
+mod model;
+
+use std::mem;
+
+use anyhow::{Context as _, Result, ensure};
+use bytemuck::Pod;
+use common::engine::Engine;
+use common::same_bits;
+use gated_delta::DeviceElement;
+use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
+use gated_delta::ops::recurrent::Formulation;
+use half::bf16;
+use keeping::{States, Way};
+use model::{Drafter, Model, Sequence, Shape, Tokens, VOCABULARY};
+
+/// The prompt of each row: B tokens.
+const PROMPTS: [usize; 3] = [1, 17, 40];
+
+/// T
+const TOKENS: usize = 4;
+
+/// How many tokens to decode.
+const LENGTH: usize = 40;
+
+/// Most of the error of an output, in its norm, where bf16 states are rounded at other tokens than in plain decoding.
+const ROUNDED_TOLERANCE: f32 = 5e-2;
+
+fn main() -> Result<()> {
+    let (engine, shape) = match common::gpu()? {
+        Some(device) => (
+            Engine::on(device)?,
+            Shape {
+                heads: 4,
+                value_heads: 8,
+                dim: 128,
+            },
+        ),
+        None => {
+            println!("no GPU: in the simulator");
+            (
+                Engine::simulated(),
+                Shape {
+                    heads: 1,
+                    value_heads: 2,
+                    dim: 64,
+                },
+            )
+        }
+    };
+    let model = Model::random(&engine, shape, 5)?;
+
+    println!("f32 states, against plain decoding:");
+    let plain = decode::<f32>(&engine, &model)?;
+    for way in Way::ALL {
+        let rows = speculate::<f32>(&engine, &model, &plain, way, Formulation::Recurrent)?;
+        same(&rows, &plain).with_context(|| format!("{way:?} differs from plain decoding"))?;
+    }
+
+    println!("bf16 states, against each other and plain decoding:");
+    let plain = decode::<bf16>(&engine, &model)?;
+    let [first, others @ ..] = Way::ALL;
+    let wanted = speculate::<bf16>(&engine, &model, &plain, first, Formulation::Recurrent)?;
+    near(&wanted, &plain)?;
+    for way in others {
+        let rows = speculate::<bf16>(&engine, &model, &plain, way, Formulation::Recurrent)?;
+        same(&rows, &wanted).with_context(|| format!("{way:?} differs from {first:?}"))?;
+    }
+
+    println!("bf16 states on tensor cores, against plain decoding:");
+    let rows = speculate::<bf16>(&engine, &model, &plain, Way::Resume, Formulation::Parallel)?;
+    near(&rows, &plain)
+}
+
+/// Token by token: one decode for each.
+fn decode<S: DeviceElement + Pod>(engine: &Engine, model: &Model) -> Result<Vec<Sequence>> {
+    let Shape {
+        value_heads, dim, ..
+    } = model.shape;
+    let rows = PROMPTS.len();
+    let mut sequences = PROMPTS.map(Sequence::new);
+    let mut step = Tokens::room(engine, model, rows, 1)?;
+    let mut states = engine.buffer(&vec![S::zeroed(); rows * value_heads * dim * dim])?;
+    for _ in 0..LENGTH {
+        step.embed(model, &sequences.each_ref().map(Sequence::last))?;
+        let views = step.tensors(model)?;
+        let args = GdnDecode {
+            q: views.q,
+            k: views.k,
+            v: views.v,
+            gates: views.gates,
+            o: views.o,
+            pool: states.tensor_mut(&[rows, value_heads, dim, dim])?,
+            write_pool: None,
+            read_slots: None,
+            write_slots: None,
+            options: GdnDecodeOptions::default(),
+        };
+        // SAFETY: the buffers outlive the wait; row b has slot b.
+        unsafe { engine.library.gdn_decode(engine.stream(), &args) }?;
+        engine.synchronize()?;
+        for (sequence, o) in sequences
+            .iter_mut()
+            .zip(step.o.read()?.chunks(value_heads * dim))
+        {
+            sequence.push(model, o);
+        }
+    }
+    let distinct: std::collections::BTreeSet<_> =
+        sequences.iter().flat_map(|row| &row.tokens).collect();
+    println!(
+        "  plain: {LENGTH} launches, {} different tokens",
+        distinct.len()
+    );
+    ensure!(
+        distinct.len() > VOCABULARY / 4,
+        "the model hardly looks at its states"
+    );
+    Ok(sequences.to_vec())
+}
+
+/// The loop: draft, verify, accept.
+fn speculate<S: DeviceElement + Pod>(
+    engine: &Engine,
+    model: &Model,
+    plain: &[Sequence],
+    way: Way,
+    formulation: Formulation,
+) -> Result<Vec<Sequence>> {
+    let drafter = Drafter { plain };
+    let (rows, width) = (PROMPTS.len(), model.shape.value_heads * model.shape.dim);
+    let mut sequences = PROMPTS.map(Sequence::new);
+    let mut states = States::<S>::new(engine, model, way, rows, TOKENS)?.formulated(formulation);
+    let mut step = Tokens::room(engine, model, rows, TOKENS)?;
+    let mut last = Tokens::room(engine, model, rows, TOKENS)?;
+    let (mut steps, mut accepted_drafts) = (0, 0);
+    while sequences
+        .iter()
+        .any(|sequence| sequence.outputs.len() < LENGTH)
+    {
+        let mut drafts = Vec::with_capacity(rows * TOKENS);
+        for (row, sequence) in sequences.iter().enumerate() {
+            let known = sequence.tokens.len();
+            drafts.push(sequence.last());
+            drafts.extend((known..known + TOKENS - 1).map(|position| drafter.draft(row, position)));
+        }
+        step.embed(model, &drafts)?;
+
+        states.verify(engine, model, &mut step, &last)?;
+        engine.synchronize()?;
+        let o = step.o.read()?;
+
+        let mut accepted = [0; PROMPTS.len()];
+        for (row, sequence) in sequences.iter_mut().enumerate() {
+            let drafts = &drafts[row * TOKENS..][..TOKENS];
+            for (token, o) in o[row * TOKENS * width..][..TOKENS * width]
+                .chunks(width)
+                .enumerate()
+            {
+                let next = sequence.push(model, o);
+                accepted[row] += 1;
+                if drafts.get(token + 1) != Some(&next) {
+                    break;
+                }
+            }
+            accepted_drafts += accepted[row] - 1;
+        }
+        states.accept(engine, model, &mut step, &accepted)?;
+        mem::swap(&mut step, &mut last);
+        steps += 1;
+    }
+    println!("  {way:?}, {formulation:?}: {steps} steps, {accepted_drafts} drafts accepted");
+    Ok(sequences.to_vec())
+}
+
+/// The first `LENGTH` tokens and outputs are the same, bit for bit.
+fn same(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
+    for (row, (got, wanted)) in rows.iter().zip(wanted).enumerate() {
+        for (token, (got, wanted)) in got
+            .outputs
+            .iter()
+            .zip(&wanted.outputs)
+            .take(LENGTH)
+            .enumerate()
+        {
+            ensure!(
+                same_bits(got, wanted),
+                "row {row}, token {token}: other outputs"
+            );
+        }
+        let (got, wanted) = (&got.tokens[..=LENGTH], &wanted.tokens[..=LENGTH]);
+        ensure!(
+            got == wanted,
+            "row {row}: tokens {got:?} instead of {wanted:?}"
+        );
+    }
+    println!("    the same tokens and the same outputs, bit for bit");
+    Ok(())
+}
+
+/// Outputs are near those of plain decoding for as long as both have the same tokens.
+fn near(rows: &[Sequence], plain: &[Sequence]) -> Result<()> {
+    let (mut worst, mut compared) = (0.0, 0);
+    for (row, (got, plain)) in rows.iter().zip(plain).enumerate() {
+        for (token, (o, wanted)) in got.outputs.iter().zip(&plain.outputs).enumerate() {
+            if got.tokens[..=token] != plain.tokens[..=token] {
+                break;
+            }
+            let norm =
+                |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+            let error = norm(&mut o.iter().zip(wanted).map(|(o, wanted)| o - wanted))
+                / norm(&mut wanted.iter().copied());
+            ensure!(
+                error <= ROUNDED_TOLERANCE,
+                "row {row}, token {token}: {error:e} off"
+            );
+            worst = f32::max(worst, error);
+            compared += 1;
+        }
+    }
+    println!(
+        "    {compared} of {} outputs follow the same tokens, and are within {worst:.1e}",
+        plain.len() * LENGTH
+    );
+    Ok(())
+}

@@ -1,0 +1,264 @@
+//! What the examples share: random inputs of a step, what the reference makes of them, and the check against it.
+#![allow(dead_code, reason = "each example uses a part of it")]
+
+pub mod engine;
+pub mod layer;
+
+use anyhow::{Result, bail, ensure};
+use gated_delta::Error;
+use gated_delta::driver::Device;
+use gated_delta_reference::gdn::{Gates, HeadMap, Layout};
+use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::recurrent::{Output, Recurrent, TokenGates, recurrent};
+use half::bf16;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Most of ‖o − truth‖ / ‖truth‖ of a token in bf16; rounding alone makes 1.7e-3.
+const OUTPUT_TOLERANCE: f64 = 3e-3;
+
+/// Most of ‖S − truth‖ / ‖truth‖ of a slot in f32.
+const STATE_TOLERANCE: f64 = 1e-5;
+
+/// The first GPU. Where there is none, `None`, or an error if `GATED_DELTA_REQUIRE_GPU=1`.
+pub fn gpu() -> Result<Option<Device>> {
+    match Device::get(0) {
+        Ok(device) => {
+            println!("{}", device.name()?);
+            Ok(Some(device))
+        }
+        Err(absence @ (Error::NoDriver { .. } | Error::NoDevice)) => {
+            if std::env::var_os("GATED_DELTA_REQUIRE_GPU").is_some_and(|value| value == "1") {
+                bail!("GATED_DELTA_REQUIRE_GPU=1, but {absence}");
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// As [`gpu`], for an example that has nothing to do without one, and then says so.
+pub fn gpu_or_skip() -> Result<Option<Device>> {
+    let device = gpu()?;
+    if device.is_none() {
+        println!("no GPU, skipped");
+    }
+    Ok(device)
+}
+
+/// A GDN layer with K = V, a batch and a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// B
+    pub batch: usize,
+    /// T
+    pub tokens: usize,
+    /// H
+    pub heads: usize,
+    /// HV
+    pub value_heads: usize,
+    /// K and V
+    pub dim: usize,
+    /// P
+    pub slots: usize,
+}
+
+impl Shape {
+    /// Elements of a slot.
+    pub fn state(&self) -> usize {
+        self.value_heads * self.dim * self.dim
+    }
+}
+
+/// Inputs of one step: bf16 tensors, f32 states, everything K-last and contiguous.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// The sizes of all that follows.
+    pub shape: Shape,
+    /// `[B, T, H, K]`
+    pub q: Vec<bf16>,
+    /// `[B, T, H, K]`
+    pub k: Vec<bf16>,
+    /// `[B, T, HV, V]`
+    pub v: Vec<bf16>,
+    /// `[B, T, HV]`
+    pub a: Vec<bf16>,
+    /// `[B, T, HV]`
+    pub b: Vec<bf16>,
+    /// `[HV]`
+    pub a_log: Vec<f32>,
+    /// `[HV]`
+    pub dt_bias: Vec<f32>,
+    /// `[P, HV, V, K]`, before the step.
+    pub states: Vec<f32>,
+    /// `[B, T, HV, V]`, NaN: what a launch has to overwrite.
+    pub o: Vec<bf16>,
+}
+
+/// Which rows a step has: what changes from one step to the next.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// `[B]`: slot that row b reads and writes; out of range for padding.
+    pub slots: Vec<i32>,
+    /// `[B + 1]`, for rows of different lengths: those of `[B, T, …]` are then the first of its B · T tokens.
+    pub cu_seqlens: Option<Vec<i32>>,
+}
+
+impl Rows {
+    /// One token of each row.
+    pub fn decoded(slots: &[i32]) -> Self {
+        Self {
+            slots: slots.to_vec(),
+            cu_seqlens: None,
+        }
+    }
+}
+
+impl Inputs {
+    /// Random inputs, the same ones for the same seed.
+    pub fn random(shape: Shape, seed: u64) -> Self {
+        let rng = &mut StdRng::seed_from_u64(seed);
+        let tokens = shape.batch * shape.tokens;
+        let (qk, vo) = (shape.heads * shape.dim, shape.value_heads * shape.dim);
+        Self {
+            shape,
+            q: rounded(uniform(rng, tokens * qk, -1.0, 1.0)),
+            k: rounded(uniform(rng, tokens * qk, -1.0, 1.0)),
+            v: rounded(uniform(rng, tokens * vo, -1.0, 1.0)),
+            a: rounded(uniform(rng, tokens * shape.value_heads, -2.0, 2.0)),
+            b: rounded(uniform(rng, tokens * shape.value_heads, -2.0, 2.0)),
+            a_log: uniform(rng, shape.value_heads, -3.0, 0.0),
+            dt_bias: uniform(rng, shape.value_heads, -1.0, 1.0),
+            states: uniform(rng, shape.slots * shape.state(), -1.0, 1.0),
+            o: vec![bf16::NAN; tokens * vo],
+        }
+    }
+
+    /// What the reference makes of a step of `rows` from `states`.
+    pub fn truth(&self, states: &[f32], rows: &Rows) -> Result<Output> {
+        let slots: Vec<i64> = rows.slots.iter().map(|&slot| slot.into()).collect();
+        let cu_seqlens: Option<Vec<i64>> = rows
+            .cu_seqlens
+            .as_ref()
+            .map(|bounds| bounds.iter().map(|&bound| bound.into()).collect());
+        let step = Recurrent {
+            batch: self.shape.batch,
+            tokens: self.shape.tokens,
+            heads: self.shape.heads,
+            value_heads: self.shape.value_heads,
+            key_dim: self.shape.dim,
+            value_dim: self.shape.dim,
+            q: &doubles(&self.q),
+            k: &doubles(&self.k),
+            v: &doubles(&self.v),
+            gates: TokenGates::Gdn(Gates::Raw {
+                a: &doubles(&self.a),
+                b: &doubles(&self.b),
+                a_log: &doubles(&self.a_log),
+                dt_bias: &doubles(&self.dt_bias),
+                beta_scale: 1.0,
+            }),
+            l2norm: true,
+            scale: default_scale(self.shape.dim),
+            head_map: HeadMap::Grouped,
+            layout: Layout::KLast,
+            read_slots: Some(&slots),
+            write_slots: None,
+            token_slots: None,
+            accepted: None,
+            cu_seqlens: cu_seqlens.as_deref(),
+            null_slot: None,
+            update_state: true,
+            snapshot_steps: None,
+            previous: None,
+            round_state: |state| state,
+        };
+        Ok(recurrent(&step, &doubles(states), None, None)?)
+    }
+
+    /// Checks what a step of `rows` from `before` left: its outputs, and every slot of the pool.
+    pub fn check(&self, before: &[f32], rows: &Rows, o: &[bf16], states: &[f32]) -> Result<()> {
+        let truth = self.truth(before, rows)?;
+        let token = self.shape.value_heads * self.shape.dim;
+        let outputs = worst("o", o, &truth.o, token, OUTPUT_TOLERANCE)?;
+        let slot = self.shape.state();
+        let written = worst("state", states, &truth.pool, slot, STATE_TOLERANCE)?;
+        let both = before.chunks(slot).zip(states.chunks(slot));
+        for (index, (before, after)) in both.enumerate() {
+            let live = rows.slots.contains(&i32::try_from(index)?);
+            let kept = same_bits(before, after);
+            ensure!(
+                live || kept,
+                "slot {index} belongs to no row, and was written"
+            );
+        }
+        println!("  {rows}: o within {outputs:.1e} of the reference, states within {written:.1e}");
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "slots {:?}", self.slots)?;
+        match &self.cu_seqlens {
+            Some(bounds) => write!(f, ", cu_seqlens {bounds:?}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Largest relative error of a chunk of `chunk` elements, each of which is within `tolerance`. Where the truth is zero,
+/// so is `got`; where it is NaN, nothing has been written, and `got` is NaN.
+fn worst<T>(name: &str, got: &[T], truth: &[f64], chunk: usize, tolerance: f64) -> Result<f64>
+where
+    T: Copy + Into<f64>,
+{
+    let (wanted, came) = (truth.len(), got.len());
+    ensure!(
+        came == wanted,
+        "{name}: wanted {wanted} elements, got {came}"
+    );
+    let mut worst = 0.0;
+    for (index, (got, truth)) in got.chunks(chunk).zip(truth.chunks(chunk)).enumerate() {
+        let (mut error, mut size) = (0.0, 0.0);
+        for (got, truth) in got.iter().map(|&got| got.into()).zip(truth) {
+            ensure!(
+                got.is_nan() == truth.is_nan(),
+                "{name}[{index}]: wanted {truth}, got {got}"
+            );
+            if !got.is_nan() {
+                error += (got - truth).powi(2);
+                size += truth.powi(2);
+            }
+        }
+        let (error, size) = (error.sqrt(), size.sqrt());
+        ensure!(
+            error <= tolerance * size,
+            "{name}[{index}]: {error:e} off, of {size:e}"
+        );
+        if size > 0.0 {
+            worst = f64::max(worst, error / size);
+        }
+    }
+    Ok(worst)
+}
+
+/// Random numbers from `low` to `high`.
+pub fn uniform(rng: &mut StdRng, len: usize, low: f32, high: f32) -> Vec<f32> {
+    (0..len).map(|_| rng.random_range(low..high)).collect()
+}
+
+/// As bf16.
+fn rounded(values: Vec<f32>) -> Vec<bf16> {
+    values.into_iter().map(bf16::from_f32).collect()
+}
+
+/// As f64.
+fn doubles<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|&value| value.into()).collect()
+}
+
+/// Whether two slices are the same, bit for bit.
+pub fn same_bits<T: bytemuck::NoUninit>(one: &[T], other: &[T]) -> bool {
+    bytemuck::cast_slice::<T, u8>(one) == bytemuck::cast_slice::<T, u8>(other)
+}
