@@ -1,0 +1,121 @@
+//! Sizes, and the dims that tensors should have for them.
+
+use gated_delta_cli::operation::Operation;
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+
+use crate::draft::rarely;
+
+/// The sizes that dims are made of.
+pub struct Sizes {
+    /// B.
+    pub rows: usize,
+    /// T.
+    pub tokens: usize,
+    /// T'.
+    previous: usize,
+    heads: usize,
+    value_heads: usize,
+    dim: usize,
+    slots: usize,
+    pub packed: bool,
+}
+
+impl Sizes {
+    /// Small ones, most of which some kernel takes.
+    pub fn draw(u: &mut Unstructured<'_>, operation: Operation) -> Result<Self> {
+        let decode = matches!(operation, Operation::GdnDecode(_));
+        let heads = if rarely(u, 16)? {
+            u.int_in_range(0..=5)?
+        } else {
+            u.int_in_range(1..=2)?
+        };
+        let rows = u.int_in_range(0..=3)?;
+        let tokens = if decode && !rarely(u, 32)? {
+            1
+        } else {
+            draw_tokens(u)?
+        };
+        let slots = if rarely(u, 3)? { rows * tokens } else { rows };
+        Ok(Self {
+            rows,
+            tokens,
+            previous: draw_tokens(u)?,
+            heads,
+            value_heads: heads * u.int_in_range(1..=3)?,
+            dim: match u.int_in_range(0..=15)? {
+                0..=12 => 64,
+                13 | 14 => 128,
+                _ => u.int_in_range(0..=256)?,
+            },
+            slots: slots + u.int_in_range(0..=3)?,
+            packed: !decode && rarely(u, 3)?,
+        })
+    }
+
+    /// What the tensor of that name should have.
+    pub fn dims(
+        &self,
+        name: &str,
+        operation: Operation,
+        u: &mut Unstructured<'_>,
+    ) -> Result<Vec<usize>> {
+        let &Self {
+            rows,
+            heads,
+            value_heads,
+            dim,
+            slots,
+            ..
+        } = self;
+        let is_kda = matches!(operation, Operation::KdaRecurrent(_));
+        let (previous, name) = match name.strip_prefix("prev.") {
+            Some(rest) => (true, rest),
+            None => (false, name),
+        };
+        let mut dims = match (previous, self.packed) {
+            (true, _) => vec![rows, self.previous],
+            (false, true) => vec![1, rows * self.tokens],
+            (false, false) => vec![rows, self.tokens],
+        };
+        match name {
+            "q" | "k" => dims.extend([heads, dim]),
+            "v" | "o" => dims.extend([value_heads, dim]),
+            "g" if is_kda => dims.extend([value_heads, dim]),
+            "a" | "b" | "g" | "beta" => dims.push(value_heads),
+            "A_log" => dims = vec![self.parameter_heads(is_kda, u)?],
+            "dt_bias" if is_kda => dims = vec![self.parameter_heads(is_kda, u)?, dim],
+            "dt_bias" => dims = vec![value_heads],
+            "state" => dims = vec![slots, value_heads, dim, dim],
+            "write state" => dims = vec![u.int_in_range(0..=slots)?, value_heads, dim, dim],
+            "snapshots" => {
+                dims = vec![
+                    rows,
+                    self.tokens + u.int_in_range(0..=1)?,
+                    value_heads,
+                    dim,
+                    dim,
+                ]
+            }
+            "token_slots" => dims = vec![rows, self.tokens],
+            "cu_seqlens" => dims = vec![rows + 1],
+            _ => dims = vec![rows],
+        }
+        Ok(dims)
+    }
+
+    fn parameter_heads(&self, is_kda: bool, u: &mut Unstructured<'_>) -> Result<usize> {
+        Ok(if is_kda && rarely(u, 3)? {
+            self.heads
+        } else {
+            self.value_heads
+        })
+    }
+}
+
+/// A number of tokens, mostly a small one.
+pub fn draw_tokens(u: &mut Unstructured<'_>) -> Result<usize> {
+    match u.int_in_range(0..=7)? {
+        0 => u.int_in_range(0..=17),
+        _ => u.int_in_range(1..=4),
+    }
+}
