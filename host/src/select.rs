@@ -12,6 +12,8 @@ pub(crate) enum Operator {
     GdnDecode,
     GdnMtp,
     GdnMtpParallel(Mode),
+    /// Of one token, and no previous ones.
+    KdaDecode,
     KdaRecurrent,
     KdaRecurrentParallel(Mode),
 }
@@ -19,7 +21,10 @@ pub(crate) enum Operator {
 impl Operator {
     /// Whether a decay is one per key channel.
     pub fn per_channel(self) -> bool {
-        matches!(self, Self::KdaRecurrent | Self::KdaRecurrentParallel(_))
+        matches!(
+            self,
+            Self::KdaDecode | Self::KdaRecurrent | Self::KdaRecurrentParallel(_)
+        )
     }
 
     /// The same for views that are not 16-byte aligned.
@@ -68,7 +73,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaDecode, KdaRecurrent, KdaRecurrentParallel};
         use StateLayout::{KLast, VLast};
 
         let (f32_state, k64) = (self.state == DType::F32, self.k_dim == 64);
@@ -81,10 +86,10 @@ impl Kind {
             (GdnDecode, VLast, false, false) => &[(192, E::gdn_decode_vlast_bf16_k128_tile32), (1024, E::gdn_decode_vlast_bf16_k128_tile64), (ANY, E::gdn_decode_vlast_bf16_k128_tile128)],
             (GdnDecode, VLast, true, true) => &[(512, E::gdn_decode_vlast_f32_k64_tile32), (ANY, E::gdn_decode_vlast_f32_k64_tile64)],
             (GdnDecode, VLast, true, false) => &[(768, E::gdn_decode_vlast_f32_k128_tile32), (ANY, E::gdn_decode_vlast_f32_k128_tile64)],
-            (GdnMtp, KLast, false, true) => &[(512, E::gdn_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_mtp_klast_bf16_k64_tile32)],
-            (GdnMtp, KLast, false, false) => &[(256, E::gdn_mtp_klast_bf16_k128_tile16), (ANY, E::gdn_mtp_klast_bf16_k128_tile16_warps2)],
-            (GdnMtp, KLast, true, true) => &[(512, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
-            (GdnMtp, KLast, true, false) => &[(256, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile8)],
+            (GdnMtp, KLast, false, true) => &[(64, E::gdn_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_mtp_klast_bf16_k64_tile32)],
+            (GdnMtp, KLast, false, false) => &[(64, E::gdn_mtp_klast_bf16_k128_tile16), (ANY, E::gdn_mtp_klast_bf16_k128_tile16_warps2)],
+            (GdnMtp, KLast, true, true) => &[(128, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
+            (GdnMtp, KLast, true, false) => &[(64, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile16_warps2)],
             (GdnMtp, VLast, false, true) => &[(ANY, E::gdn_mtp_vlast_bf16_k64_tile32)],
             (GdnMtp, VLast, false, false) => &[(ANY, E::gdn_mtp_vlast_bf16_k128_tile32)],
             (GdnMtp, VLast, true, true) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
@@ -96,14 +101,19 @@ impl Kind {
             (GdnMtpParallel(Mode::Verify), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
             (GdnMtpParallel(Mode::Update), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(Mode::Resume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
-            (KdaRecurrent, KLast, false, true) => &[(512, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
-            (KdaRecurrent, KLast, false, false) => &[(256, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
-            (KdaRecurrent, KLast, true, true) => &[(512, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
-            (KdaRecurrent, KLast, true, false) => &[(256, E::kda_recurrent_klast_f32_k128_tile8), (ANY, E::kda_recurrent_klast_f32_k128_tile16)],
-            (KdaRecurrent, VLast, false, true) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
-            (KdaRecurrent, VLast, false, false) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
-            (KdaRecurrent, VLast, true, true) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
-            (KdaRecurrent, VLast, true, false) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
+            (KdaDecode, KLast, false, true) => &[(128, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
+            (KdaDecode, KLast, false, false) => &[(256, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaDecode, KLast, true, true) => &[(256, E::kda_recurrent_klast_f32_k64_tile16), (512, E::kda_recurrent_klast_f32_k64_tile32), (ANY, E::kda_recurrent_klast_f32_k64_tile16)],
+            (KdaDecode, KLast, true, false) => &[(64, E::kda_recurrent_klast_f32_k128_tile8), (128, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile8)],
+            (KdaRecurrent, KLast, false, true) => &[(64, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
+            (KdaRecurrent, KLast, false, false) => &[(32, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaRecurrent, KLast, true, true) => &[(64, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
+            (KdaRecurrent, KLast, true, false) => &[(ANY, E::kda_recurrent_klast_f32_k128_tile16)],
+            (KdaDecode | KdaRecurrent, VLast, false, true) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
+            (KdaDecode, VLast, false, false) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
+            (KdaRecurrent, VLast, false, false) => &[(ANY, E::kda_recurrent_vlast_bf16_k128_tile32)],
+            (KdaDecode | KdaRecurrent, VLast, true, true) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
+            (KdaDecode | KdaRecurrent, VLast, true, false) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
             (KdaRecurrentParallel(Mode::NarrowResume), _, _, true) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile32)],
             (KdaRecurrentParallel(Mode::NarrowResume), _, _, false) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile64)],
             (KdaRecurrentParallel(Mode::Resume), _, _, true) => &[(256, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
@@ -149,7 +159,7 @@ impl Kind {
             Operator::GdnDecode => "gdn_decode",
             Operator::GdnMtp => "gdn_mtp",
             Operator::GdnMtpParallel(_) => "gdn_mtp_parallel",
-            Operator::KdaRecurrent => "kda_recurrent",
+            Operator::KdaDecode | Operator::KdaRecurrent => "kda_recurrent",
             Operator::KdaRecurrentParallel(_) => "kda_recurrent_parallel",
         };
         let layout = match self.layout {
@@ -165,10 +175,12 @@ mod tests {
     use super::*;
 
     fn kinds() -> impl Iterator<Item = Kind> {
-        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{
+            GdnDecode, GdnMtp, GdnMtpParallel, KdaDecode, KdaRecurrent, KdaRecurrentParallel,
+        };
         use StateLayout::{KLast, VLast};
 
-        let families = [GdnDecode, GdnMtp, KdaRecurrent]
+        let families = [GdnDecode, GdnMtp, KdaDecode, KdaRecurrent]
             .into_iter()
             .flat_map(|operator| {
                 [KLast, VLast].into_iter().flat_map(move |layout| {

@@ -35,8 +35,8 @@ macro_rules! for_each_entry {
             gdn_mtp_klast_bf16_k128_tile16_warps2 = gdn_mtp::KLast<Bf16, 128, 4, 64>;
             gdn_mtp_klast_f32_k64_tile16 = gdn_mtp::KLast<F32, 64, 1, 128>;
             gdn_mtp_klast_f32_k64_tile32 = gdn_mtp::KLast<F32, 64, 2, 128>;
-            gdn_mtp_klast_f32_k128_tile8 = gdn_mtp::KLast<F32, 128, 1, 128>;
             gdn_mtp_klast_f32_k128_tile16 = gdn_mtp::KLast<F32, 128, 2, 128>;
+            gdn_mtp_klast_f32_k128_tile16_warps2 = gdn_mtp::KLast<F32, 128, 4, 64>;
             gdn_mtp_parallel_klast_bf16_k64_tile32 = gdn_mtp::Parallel<64, 2, 1>;
             gdn_mtp_parallel_klast_bf16_k64_tile64 = gdn_mtp::Parallel<64, 4, 1>;
             gdn_mtp_parallel_klast_bf16_k64_tile64_warps2 = gdn_mtp::Parallel<64, 2, 2>;

@@ -54,7 +54,10 @@ impl Request<'_> {
         if self.options.formulation == Formulation::Recurrent {
             up_to("T", tokens, MAX_TOKENS, "1 to 16")?;
             up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
-            return Ok(self.gates.operator);
+            return Ok(match (self.gates.operator, tokens, previous_tokens) {
+                (Operator::KdaRecurrent, Some(1), None) => Operator::KdaDecode,
+                (operator, ..) => operator,
+            });
         }
         let parallel = (true, "formulation = parallel");
         excludes(
