@@ -159,8 +159,8 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
                 }
                 first += Self::TEAMS;
             }
-            meeting::leave_tokens::<WARPS>(set);
             meeting::workers::<WARPS>();
+            meeting::leave_tokens::<WARPS>(set);
         }
     }
 

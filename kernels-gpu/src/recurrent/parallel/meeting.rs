@@ -22,7 +22,8 @@ pub fn workers<const WARPS: u32>() {
     sync_barrier(WORKERS, 32 * WARPS);
 }
 
-/// Workers: the solver may read what it needs of the tokens of `set`.
+/// Workers: the solver may read what it needs of the tokens of `set`. Behind [`workers`], not before it: racecheck sees
+/// hazards where a warp arrives at one barrier and then waits at another.
 #[inline(always)]
 pub fn leave_tokens<const WARPS: u32>(set: Set) {
     arrive_at_barrier(TOKENS + set as u32, block(WARPS));

@@ -173,8 +173,8 @@ impl Launch<'_> {
                     store(Operand::Key, inputs.keys, tokens.count);
                     store(Operand::Query, inputs.queries, tokens.count);
                 }
-                meeting::leave_tokens::<WARPS>(Set::New);
                 meeting::workers::<WARPS>();
+                meeting::leave_tokens::<WARPS>(Set::New);
             }
 
             let write = self.slots.write::<Bf16, K>(c, self.params, self.row.hv);
