@@ -9,9 +9,9 @@ mod sizes;
 use std::sync::LazyLock;
 
 use gated_delta::{DType, Entry, Error, Library, StreamRef, Tensor};
-use gated_delta_cli::args::Args;
 use gated_delta_cli::problem::Views;
 use gated_delta_cli::{HostTensor, Problem};
+use gated_delta_harness::args::Args;
 use libfuzzer_sys::fuzz_target;
 
 use draft::Draft;

@@ -13,7 +13,7 @@ set -uo pipefail
 cd "$(dirname "$0")" || exit 2
 
 export GATED_DELTA_REQUIRE_GPU=1
-export GATED_DELTA_FIXTURES=$PWD/fixtures
+export GATED_DELTA_FIXTURES=$PWD/fixtures GATED_DELTA_BIN=$PWD/bin/gated-delta
 
 filter=${FILTER:-}
 launcher=()
