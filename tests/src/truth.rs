@@ -12,7 +12,7 @@ use gated_delta_reference::recurrent::{
 
 use crate::buffer::View;
 use crate::case::Case;
-use crate::compare::norm;
+use crate::compare::{LOG_DECAY, norm, tolerance};
 use crate::problem::{GateKind, Gates, KdaDecay, Tokens};
 use crate::rows::Row;
 
@@ -24,11 +24,22 @@ pub(crate) struct Truth {
     pub pool: Vec<f64>,
     /// `[B, steps, HV, V, K]`
     pub snapshots: Option<Vec<f64>>,
-    /// `[B, T, HV]`, or `[total, HV]`: norms of the states after each token, written or not.
-    pub states: Vec<f64>,
-    /// `[B, T, HV]`, or `[total, HV]`: norms of q̂.
-    pub queries: Vec<f64>,
+    /// How far from these a launch may be.
+    pub allowed: Allowed,
 }
+
+/// How far results may be from the truth before they are rounded to their dtype: norms of differences.
+pub struct Allowed {
+    /// `[B, T, HV]`, or `[total, HV]`: of o of each token.
+    pub o: Vec<f64>,
+    /// `[P, HV]`: of the states of the written pool.
+    pub pool: Vec<f64>,
+    /// `[B, steps, HV]`: of the snapshots, where there are any.
+    pub snapshots: Vec<f64>,
+}
+
+/// How much larger log decays are in [`Values::decaying_more`], as a part of theirs.
+const MORE_DECAY: f64 = 1.0 / 4096.0;
 
 /// Values of a case.
 struct Values {
@@ -68,6 +79,25 @@ impl Values {
                 .as_ref()
                 .map(|packed| case.indices(&packed.cu_seqlens)),
         }
+    }
+
+    /// The same with every log decay larger by [`MORE_DECAY`] of it.
+    fn decaying_more(mut self) -> Self {
+        let more = 1.0 + MORE_DECAY;
+        match &mut self.gates.kind {
+            GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => {
+                let previous = self.previous.as_mut().map(|(_, tokens, _)| tokens);
+                for tokens in [Some(&mut self.tokens), previous].into_iter().flatten() {
+                    tokens.gate.iter_mut().for_each(|g| *g *= more);
+                }
+            }
+            GateKind::Raw(_) | GateKind::Kda(KdaDecay::Softplus, _) => {
+                let a_log = self.gates.a_log.iter_mut().flatten();
+                a_log.for_each(|a_log| *a_log += more.ln());
+            }
+            GateKind::Kda(KdaDecay::LowerBound(bound), _) => *bound *= more as f32,
+        }
+        self
     }
 
     fn gates<'a>(&'a self, tokens: &'a Tokens<Vec<f64>>) -> TokenGates<'a> {
@@ -157,60 +187,111 @@ impl Values {
     }
 }
 
-/// The truth about a launch on `before`. New tokens that come after committed ones start from the states that `after`
-/// has: those are right where they are near the truth, and a rounding of them may be either of two neighbours.
-pub(crate) fn truth(before: &Case, after: &Case) -> Truth {
+/// States of every value head, and states of the same problem with [`MORE_DECAY`].
+struct States<'a> {
+    exact: &'a [f64],
+    decaying_more: &'a [f64],
+}
+
+impl States<'_> {
+    /// What an error may be of each state of `len` elements, where rounding makes one of `part` of it.
+    ///
+    /// Rounding a log decay g changes a state s·exp(g) by |g| times as large a part of it, after several tokens by the
+    /// sum of theirs: by as much as the state changes with all log decays together.
+    fn allowed(&self, len: usize, part: f64) -> Vec<f64> {
+        let states = self.exact.chunks(len).zip(self.decaying_more.chunks(len));
+        let of_state = |(exact, more): (&[f64], &[f64])| {
+            let change: Vec<f64> = exact.iter().zip(more).map(|(x, y)| x - y).collect();
+            part * norm(exact) + LOG_DECAY * norm(&change) / MORE_DECAY
+        };
+        states.map(of_state).collect()
+    }
+}
+
+/// The truth about a launch on `before`.
+///
+/// New tokens that come after committed ones start from the states that `stored` has, the case after the launch: those
+/// are right where they are near the truth, and a rounding of them may be either of two neighbours. Without it they
+/// start from the true ones.
+pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
     let values = Values::of(before);
-    let problem = values.problem(before);
+    let more = Values::of(before).decaying_more();
+    let problems = [values.problem(before), more.problem(before)];
+    let problem = &problems[0];
     let states = |case: &Case, view: &View| case.floats(&case.as_klast(view));
     let pool = states(before, &before.pool);
     let write_pool = before.write_pool.as_ref().map(|view| states(before, view));
     let snapshots = before.snapshots.as_ref().map(|view| states(before, view));
-    let kept = recurrent(&problem, &pool, write_pool.as_deref(), snapshots.as_deref())
-        .unwrap_or_else(|error| panic!("{error}"));
-    let mut truth = Truth {
-        o: kept.o,
+    let [kept, more_kept] = problems.each_ref().map(|problem| {
+        recurrent(problem, &pool, write_pool.as_deref(), snapshots.as_deref())
+            .unwrap_or_else(|error| panic!("{error}"))
+    });
+    let tolerance = tolerance(before.options.formulation);
+    let len = problem.key_dim * problem.value_dim;
+    let of_states = |exact: &[f64], decaying_more: &[f64]| {
+        States {
+            exact,
+            decaying_more,
+        }
+        .allowed(len, tolerance.state)
+    };
+    let mut allowed = Allowed {
+        o: Vec::new(),
+        pool: of_states(&kept.pool, &more_kept.pool),
+        snapshots: match (&kept.snapshots, &more_kept.snapshots) {
+            (Some(exact), Some(more)) => of_states(exact, more),
+            _ => Vec::new(),
+        },
+    };
+    let mut o = kept.o;
+    if problem.tokens > 0 {
+        let stored = stored.map(|after| states(after, after.written_pool()));
+        let from = match (&before.previous, &stored) {
+            (None, _) => [&pool; 2],
+            (Some(_), Some(stored)) => [stored; 2],
+            (Some(_), None) => [&kept.pool, &more_kept.pool],
+        };
+        let rows = before.rows();
+        let [exact, more] = [0, 1].map(|i| each_state(&problems[i], &rows, from[i]));
+        let states = States {
+            exact: &exact.1,
+            decaying_more: &more.1,
+        };
+        let of_tokens = states
+            .allowed(len, tolerance.output)
+            .into_iter()
+            .enumerate();
+        allowed.o = of_tokens
+            .map(|(i, of_state)| of_state * query(problem, i))
+            .collect();
+        if before.previous.is_some() {
+            o = exact.0;
+        }
+    }
+    Truth {
+        o,
         pool: kept.pool,
         snapshots: kept.snapshots,
-        states: Vec::new(),
-        queries: Vec::new(),
-    };
-    if problem.tokens == 0 {
-        return truth;
+        allowed,
     }
-    let rows = before.rows();
-    let from = match before.previous {
-        Some(_) => states(after, after.written_pool()),
-        None => pool,
-    };
-    let (o, norms) = each_state(&problem, &rows, &from);
-    if before.previous.is_some() {
-        truth.o = o;
-    }
-    truth.states = norms;
-    let of_heads = problem.value_heads / problem.heads;
-    truth.queries = (0..truth.states.len())
-        .map(|i| {
-            let (token, hv) = (i / problem.value_heads, i % problem.value_heads);
-            let h = match problem.head_map {
-                reference::HeadMap::Tiled => hv % problem.heads,
-                reference::HeadMap::Grouped => hv / of_heads,
-            };
-            let q = &problem.q[(token * problem.heads + h) * problem.key_dim..];
-            norm(&normalise(
-                &q[..problem.key_dim],
-                problem.l2norm,
-                problem.scale,
-            ))
-        })
-        .collect();
-    truth
 }
 
-/// o, and the norm of every state, of a launch that starts from these states and writes none.
+/// The norm of q̂ of token and value head `i` of `[B, T, HV]`.
+fn query(problem: &Recurrent<'_>, i: usize) -> f64 {
+    let (token, hv) = (i / problem.value_heads, i % problem.value_heads);
+    let h = match problem.head_map {
+        reference::HeadMap::Tiled => hv % problem.heads,
+        reference::HeadMap::Grouped => hv / (problem.value_heads / problem.heads),
+    };
+    let q = &problem.q[(token * problem.heads + h) * problem.key_dim..][..problem.key_dim];
+    norm(&normalise(q, problem.l2norm, problem.scale))
+}
+
+/// o, and the state after every token, `[B, T, HV, V, K]`, or `[total, HV, V, K]`, of a launch that starts from these
+/// states and writes none.
 fn each_state(problem: &Recurrent<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let (steps, heads) = (problem.tokens, problem.value_heads);
-    let len = problem.key_dim * problem.value_dim;
+    let len = heads * problem.key_dim * problem.value_dim;
     let start = |row: &Row| {
         row.live.as_ref().map_or(-1, |live| {
             live.commit.map_or(live.start, |(_, slot)| slot) as i64
@@ -228,18 +309,16 @@ fn each_state(problem: &Recurrent<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64
         previous: None,
         ..*problem
     };
-    let nothing = vec![0.0; rows.len() * steps * heads * len];
+    let nothing = vec![0.0; rows.len() * steps * len];
     let verified =
         recurrent(&verify, states, None, Some(&nothing)).unwrap_or_else(|error| panic!("{error}"));
     let snapshots = verified.snapshots.unwrap_or_default();
-    let mut norms = vec![0.0; verified.o.len() / problem.value_dim];
+    let mut states = vec![0.0; verified.o.len() / problem.value_dim * len / heads];
     for (b, row) in rows.iter().enumerate() {
         for (t, token) in row.tokens.iter().flat_map(Clone::clone).enumerate() {
-            for hv in 0..heads {
-                let state = &snapshots[((b * steps + t) * heads + hv) * len..][..len];
-                norms[token * heads + hv] = norm(state);
-            }
+            let state = &snapshots[(b * steps + t) * len..][..len];
+            states[token * len..][..len].copy_from_slice(state);
         }
     }
-    (verified.o, norms)
+    (verified.o, states)
 }
