@@ -4,7 +4,6 @@ use core::marker::PhantomData;
 
 use super::slots::{Slots, token_slot};
 use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
-use super::{RecurrentConstants, RecurrentParams};
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{
@@ -18,6 +17,7 @@ use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement};
+use crate::step::{StepConstants, StepParams};
 
 /// K-last states: `ROWS` rows of S per group of K/8 lanes; `THREADS` of a block. V = K.
 ///
@@ -73,8 +73,8 @@ impl RawToken {
     /// The token is there.
     #[inline(always)]
     unsafe fn load<G: Gating, S: StateElement, const K: u32>(
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         tokens: &Tokens,
         t: u32,
@@ -127,7 +127,7 @@ impl RawToken {
 
     /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[inline(always)]
-    fn values<G: Gating>(self, c: &RecurrentConstants, lanes: u32, together: bool) -> Token {
+    fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token {
         let (k, q) = (self.k.to_f32(c.k_element), self.q.to_f32(self.q_element));
         let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes); // (1)
         let (decay, gates) = if G::PER_CHANNEL {
@@ -195,16 +195,16 @@ fn step<G: Gating, const ROWS: usize>(
 impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kernel
     for KLast<G, S, K, ROWS, THREADS>
 {
-    type Params = RecurrentParams;
-    type Constants = RecurrentConstants;
+    type Params = StepParams;
+    type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = K / Self::TILE;
     const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
 
     #[inline(always)]
-    unsafe fn run(params: &RecurrentParams) {
-        let c = RecurrentConstants::get();
+    unsafe fn run(params: &StepParams) {
+        let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let group = thread_idx_x() / Self::LANES;
         let share = Share {
@@ -339,8 +339,8 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
     #[inline(always)]
     unsafe fn store_after(
         slots: &Slots,
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         after: (u32, bool, u64),
         states: &[[f32; 8]; ROWS],
@@ -361,8 +361,8 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
     /// The token of this group's first turn, and v of its rows of the token that has this lane's number.
     #[inline(always)]
     unsafe fn load_turn(
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         tokens: &Tokens,
         share: Share,
@@ -383,8 +383,8 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
     /// first is loaded. All threads of the block call it.
     #[inline(always)]
     unsafe fn prepare(
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         (tokens, before): (&Tokens, u32),
         (mut raw, mut v): (RawToken, Raw<ROWS>),
@@ -443,7 +443,7 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
 
     /// Prepared token `i`, and v of this group's rows.
     #[inline(always)]
-    unsafe fn prepared(c: &RecurrentConstants, i: u32, share: Share) -> (Token, [f32; ROWS]) {
+    unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token, [f32; ROWS]) {
         let smem = dynamic_shared_mem() + i * Self::TOKEN_BYTES;
         let group = thread_idx_x() / Self::LANES;
         // SAFETY: the caller's promise.

@@ -1,8 +1,8 @@
 //! Where a row's state comes from and goes to.
 
-use super::{RecurrentConstants, RecurrentParams};
 use crate::row::Row;
 use crate::state::{Head, StateElement, is_live, slot_of};
+use crate::step::{StepConstants, StepParams};
 
 /// The start and the final slot of a row; its state after each token goes elsewhere besides.
 pub struct Slots {
@@ -16,7 +16,7 @@ impl Slots {
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    pub unsafe fn load(c: &RecurrentConstants, params: &RecurrentParams, b: u32) -> Self {
+    pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
         unsafe {
             if c.token_index != 0 {
@@ -40,7 +40,7 @@ impl Slots {
 
     /// Whether the slots are there.
     #[inline(always)]
-    pub fn live(&self, c: &RecurrentConstants, params: &RecurrentParams) -> bool {
+    pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
         is_live(self.start, params.read_pool_slots, c.null_slot)
             && (!writes_final(c) || is_live(self.write, params.write_pool_slots, c.null_slot))
     }
@@ -49,8 +49,8 @@ impl Slots {
     #[inline(always)]
     pub fn start<S: StateElement, const K: u32>(
         &self,
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         hv: u32,
     ) -> Head {
         let wide = c.wide_state != 0;
@@ -61,8 +61,8 @@ impl Slots {
     #[inline(always)]
     pub fn write<S: StateElement, const K: u32>(
         &self,
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         hv: u32,
     ) -> Head {
         let wide = c.wide_state != 0;
@@ -73,8 +73,8 @@ impl Slots {
     #[inline(always)]
     pub fn after<S: StateElement, const K: u32>(
         &self,
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         (t, is_last, token_slot): (u32, bool, u64),
         store: impl Fn(Head),
@@ -106,7 +106,7 @@ impl Slots {
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there.
 #[inline(always)]
-pub unsafe fn token_slot(c: &RecurrentConstants, params: &RecurrentParams, b: u32, t: u32) -> u64 {
+pub unsafe fn token_slot(c: &StepConstants, params: &StepParams, b: u32, t: u32) -> u64 {
     let i = b as u64 * c.token_slots_row as u64 + t as u64;
     // SAFETY: the caller's promise.
     unsafe { slot_of(params.token_slots, c.token_index, i, 0) }
@@ -114,6 +114,6 @@ pub unsafe fn token_slot(c: &RecurrentConstants, params: &RecurrentParams, b: u3
 
 /// Whether the final slot is written: by an update or by a commit.
 #[inline(always)]
-fn writes_final(c: &RecurrentConstants) -> bool {
+fn writes_final(c: &StepConstants) -> bool {
     c.update_state != 0 || c.previous_tokens != 0
 }

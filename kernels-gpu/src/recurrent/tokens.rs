@@ -1,12 +1,12 @@
 //! Tokens in memory, and what a lane makes of one.
 
-use super::{Gate, RecurrentConstants, RecurrentParams};
 use crate::device::global::load_b32;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::elements::{Raw, bytes_of, load_one};
 use crate::math::gate;
 use crate::row::Row;
 use crate::state::slot_of;
+use crate::step::{Gate, StepConstants, StepParams};
 
 /// Whether the gate is one per key channel.
 pub trait Gating {
@@ -63,7 +63,7 @@ impl Tokens {
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    pub unsafe fn new(c: &RecurrentConstants, params: &RecurrentParams, row: Row) -> Self {
+    pub unsafe fn new(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         let (mut start, mut count, mut live) = (0, c.tokens, true);
         if c.cu_seqlens_index != 0 {
             // SAFETY: the caller's promise; there are B + 1 of them.
@@ -109,7 +109,7 @@ impl Tokens {
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    pub unsafe fn previous(c: &RecurrentConstants, params: &RecurrentParams, row: Row) -> Self {
+    pub unsafe fn previous(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         let run = |base, stride, token, head, element| Run {
             first: row.at(base, stride, head, 0, element),
             token,
@@ -175,7 +175,7 @@ pub struct RawGates<const CHANNELS: usize> {
 /// # Safety
 /// `params` and `c` describe live tensors.
 #[inline(always)]
-pub unsafe fn load_a_log(c: &RecurrentConstants, params: &RecurrentParams, row: Row) -> f32 {
+pub unsafe fn load_a_log(c: &StepConstants, params: &StepParams, row: Row) -> f32 {
     if c.has_a_log == 0 {
         return 0.0;
     }
@@ -185,7 +185,7 @@ pub unsafe fn load_a_log(c: &RecurrentConstants, params: &RecurrentParams, row: 
 
 /// Row of A_log and dt_bias.
 #[inline(always)]
-pub fn gate_row(c: &RecurrentConstants, row: Row) -> u32 {
+pub fn gate_row(c: &StepConstants, row: Row) -> u32 {
     if c.gate_rows_h != 0 { row.h } else { row.hv }
 }
 
@@ -194,7 +194,7 @@ pub fn gate_row(c: &RecurrentConstants, row: Row) -> u32 {
 /// # Safety
 /// The token is there.
 #[inline(always)]
-pub unsafe fn load_beta(c: &RecurrentConstants, tokens: &Tokens, t: u32) -> Raw<1> {
+pub unsafe fn load_beta(c: &StepConstants, tokens: &Tokens, t: u32) -> Raw<1> {
     // SAFETY: the caller's promise.
     unsafe { load_one(tokens.b.at(t, 0), c.b_element) }
 }
@@ -202,7 +202,7 @@ pub unsafe fn load_beta(c: &RecurrentConstants, tokens: &Tokens, t: u32) -> Raw<
 impl<const CHANNELS: usize> RawGates<CHANNELS> {
     /// α of each channel, and β.
     #[inline(always)]
-    pub fn values(self, c: &RecurrentConstants) -> ([f32; CHANNELS], f32) {
+    pub fn values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
         let (mut decay, beta) = self.log_values(c);
         let mut i = 0;
         while i < CHANNELS {
@@ -214,7 +214,7 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
 
     /// log α of each channel, and β.
     #[inline(always)]
-    pub fn log_values(self, c: &RecurrentConstants) -> ([f32; CHANNELS], f32) {
+    pub fn log_values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
         let mut decay = self.g.to_f32(c.g_element);
         let mut i = 0;
         while i < CHANNELS {
@@ -226,7 +226,7 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
     }
 
     #[inline(always)]
-    fn beta(self, c: &RecurrentConstants) -> f32 {
+    fn beta(self, c: &StepConstants) -> f32 {
         let [b] = self.b.to_f32(c.b_element);
         if c.beta_logit != 0 {
             gate::sigmoid(b) * f32::from_bits(c.beta_scale)
@@ -240,7 +240,7 @@ impl RawGates<8> {
     /// As [`Self::values`], of one token that all of a warp's groups of `lanes` lanes have: each computes a part of the
     /// channels for all. All lanes of the warp call it.
     #[inline(always)]
-    pub fn values_together(self, c: &RecurrentConstants, lanes: u32) -> ([f32; 8], f32) {
+    pub fn values_together(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
         if c.gate == Gate::Log as u32 {
             return self.values(c);
         }
@@ -287,7 +287,7 @@ impl RawGates<8> {
 
 /// log α of one x.
 #[inline(always)]
-fn log_decay(c: &RecurrentConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
+fn log_decay(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
     if c.gate == Gate::Log as u32 {
         x
     } else if c.gate == Gate::Softplus as u32 {

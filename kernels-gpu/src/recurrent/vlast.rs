@@ -4,7 +4,6 @@ use core::marker::PhantomData;
 
 use super::slots::{Slots, token_slot};
 use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
-use super::{RecurrentConstants, RecurrentParams};
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{
@@ -19,6 +18,7 @@ use crate::math::elements::{self, Raw, bytes_of, load, load_one};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement};
+use crate::step::{StepConstants, StepParams};
 
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes. V = K.
 ///
@@ -46,8 +46,8 @@ impl<G: Gating, S, const K: u32, const LANES: u32, const ROWS: usize> VLast<G, S
 impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
     for VLast<G, S, K, LANES, ROWS>
 {
-    type Params = RecurrentParams;
-    type Constants = RecurrentConstants;
+    type Params = StepParams;
+    type Constants = StepConstants;
     const BLOCK: u32 = Self::THREADS;
     const TILES: u32 = K / Self::COLUMNS;
     const MIN_BLOCKS_PER_SM: u32 = 512 / Self::THREADS;
@@ -55,8 +55,8 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
 
     #[inline(always)]
-    unsafe fn run(params: &RecurrentParams) {
-        let c = RecurrentConstants::get();
+    unsafe fn run(params: &StepParams) {
+        let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let share = Share {
             lane: thread_idx_x() % LANES,
@@ -164,8 +164,8 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
     /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the warps take turns.
     #[inline(always)]
     unsafe fn prepare(
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         tokens: &Tokens,
         before: u32,
@@ -285,7 +285,7 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
 
     /// Where the state after prepared token `i` goes besides.
     #[inline(always)]
-    unsafe fn slot(c: &RecurrentConstants, i: u32) -> u64 {
+    unsafe fn slot(c: &StepConstants, i: u32) -> u64 {
         if c.token_index == 0 {
             return 0;
         }
@@ -348,8 +348,8 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
 /// α of this lane's K/32 channels, padded to 4, and β, of token `t`.
 #[inline(always)]
 unsafe fn channel_gates<const K: u32>(
-    c: &RecurrentConstants,
-    params: &RecurrentParams,
+    c: &StepConstants,
+    params: &StepParams,
     row: Row,
     tokens: &Tokens,
     t: u32,

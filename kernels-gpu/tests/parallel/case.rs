@@ -4,7 +4,7 @@ use gated_delta_kernels::constants::{Constants, Element, Index};
 use gated_delta_kernels::device::sim::{self, Fault, Launch};
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
-use gated_delta_kernels::recurrent::{Gate, RecurrentConstants, RecurrentParams};
+use gated_delta_kernels::step::{Gate, StepConstants, StepParams};
 
 use super::buffer::{Buffer, indices};
 
@@ -176,7 +176,7 @@ impl Case<'_> {
         let [previous_g_row, previous_g_token, previous_g_head] = strides(&saved.g, false);
         let [previous_b_row, previous_b_token, _] = strides(&saved.b, false);
         let write = write_pool.as_deref().unwrap_or(pool);
-        let constants = RecurrentConstants {
+        let constants = StepConstants {
             h: layer.heads as u32,
             ratio: layer.ratio as u32,
             tiled: layer.tiled.into(),
@@ -287,7 +287,7 @@ impl Case<'_> {
             ]);
         }
         let new_address = |buffer: &Buffer| if self.count == 0 { 0 } else { buffer.address() };
-        let params = RecurrentParams {
+        let params = StepParams {
             q: new_address(&new.q),
             k: new_address(&new.k),
             v: new_address(&new.v),

@@ -3,7 +3,6 @@
 use core::marker::PhantomData;
 
 use super::row::{RawGates, Slots};
-use super::{GdnDecodeConstants, GdnDecodeParams};
 use crate::device::float::fma;
 use crate::device::thread::thread_idx_x;
 use crate::launch::Kernel;
@@ -12,6 +11,7 @@ use crate::math::elements::{self, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement};
+use crate::step::{StepConstants, StepParams};
 
 /// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block. V = K.
 pub struct KLast<S, const K: u32, const ROWS: usize, const THREADS: u32>(PhantomData<S>);
@@ -19,15 +19,15 @@ pub struct KLast<S, const K: u32, const ROWS: usize, const THREADS: u32>(Phantom
 impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kernel
     for KLast<S, K, ROWS, THREADS>
 {
-    type Params = GdnDecodeParams;
-    type Constants = GdnDecodeConstants;
+    type Params = StepParams;
+    type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = K / (THREADS / (K / FRAGMENT) * ROWS as u32);
 
     #[inline(always)]
-    unsafe fn run(params: &GdnDecodeParams) {
+    unsafe fn run(params: &StepParams) {
         let lanes = K / FRAGMENT;
-        let c = GdnDecodeConstants::get();
+        let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let share = Share {
             lane: thread_idx_x() % lanes,

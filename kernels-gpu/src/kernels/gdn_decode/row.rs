@@ -1,30 +1,30 @@
 //! What both layouts share: the addresses of a block's row, its slots and its gates.
 
-use super::{GdnDecodeConstants, GdnDecodeParams};
 use crate::device::global::load_b32;
 use crate::math::elements::{Raw, load_one};
 use crate::math::gate;
 use crate::row::Row;
 use crate::state::{Head, StateElement, is_live, slot_of};
+use crate::step::{Gate, StepConstants, StepParams};
 
 impl Row {
     #[inline(always)]
-    pub(super) fn q(self, c: &GdnDecodeConstants, params: &GdnDecodeParams, first: u32) -> u64 {
+    pub(super) fn q(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.q, c.q_row, self.h * c.q_head, first, c.q_element)
     }
 
     #[inline(always)]
-    pub(super) fn k(self, c: &GdnDecodeConstants, params: &GdnDecodeParams, first: u32) -> u64 {
+    pub(super) fn k(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.k, c.k_row, self.h * c.k_head, first, c.k_element)
     }
 
     #[inline(always)]
-    pub(super) fn v(self, c: &GdnDecodeConstants, params: &GdnDecodeParams, first: u32) -> u64 {
+    pub(super) fn v(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.v, c.v_row, self.hv * c.v_head, first, c.v_element)
     }
 
     #[inline(always)]
-    pub(super) fn o(self, c: &GdnDecodeConstants, params: &GdnDecodeParams, first: u32) -> u64 {
+    pub(super) fn o(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.o, c.o_row, self.hv * c.o_head, first, c.o_element)
     }
 }
@@ -37,7 +37,7 @@ pub struct Slots {
 
 impl Slots {
     #[inline(always)]
-    pub unsafe fn load(c: &GdnDecodeConstants, params: &GdnDecodeParams, b: u32) -> Self {
+    pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
             let read = slot_of(params.read_slots, c.read_index, b as u64, b as u64);
@@ -49,7 +49,7 @@ impl Slots {
     }
 
     #[inline(always)]
-    pub fn live(&self, c: &GdnDecodeConstants, params: &GdnDecodeParams) -> bool {
+    pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
         is_live(self.read, params.read_pool_slots, c.null_slot)
             && (c.update_state == 0 || is_live(self.write, params.write_pool_slots, c.null_slot))
     }
@@ -58,8 +58,8 @@ impl Slots {
     #[inline(always)]
     pub fn read_head<S: StateElement, const K: u32>(
         &self,
-        c: &GdnDecodeConstants,
-        params: &GdnDecodeParams,
+        c: &StepConstants,
+        params: &StepParams,
         hv: u32,
     ) -> Head {
         Head::of_slot::<S, K>(
@@ -75,8 +75,8 @@ impl Slots {
     #[inline(always)]
     pub fn write_head<S: StateElement, const K: u32>(
         &self,
-        c: &GdnDecodeConstants,
-        params: &GdnDecodeParams,
+        c: &StepConstants,
+        params: &StepParams,
         hv: u32,
     ) -> Head {
         Head::of_slot::<S, K>(
@@ -99,10 +99,10 @@ pub struct RawGates {
 
 impl RawGates {
     #[inline(always)]
-    pub unsafe fn load(c: &GdnDecodeConstants, params: &GdnDecodeParams, row: Row) -> Self {
+    pub unsafe fn load(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
-            let (a_log, dt_bias) = if c.given_gates != 0 {
+            let (a_log, dt_bias) = if c.gate == Gate::Log as u32 {
                 (0, 0)
             } else {
                 let offset = 4 * row.hv as u64;
@@ -113,8 +113,8 @@ impl RawGates {
             };
             Self {
                 a: load_one(
-                    row.at(params.a, c.a_row, row.hv, 0, c.a_element),
-                    c.a_element,
+                    row.at(params.g, c.g_row, row.hv, 0, c.g_element),
+                    c.g_element,
                 ),
                 b: load_one(
                     row.at(params.b, c.b_row, row.hv, 0, c.b_element),
@@ -128,9 +128,9 @@ impl RawGates {
 
     /// α and β.
     #[inline(always)]
-    pub fn values(self, c: &GdnDecodeConstants) -> (f32, f32) {
-        let ([a], [b]) = (self.a.to_f32(c.a_element), self.b.to_f32(c.b_element));
-        let (log_decay, beta) = if c.given_gates != 0 {
+    pub fn values(self, c: &StepConstants) -> (f32, f32) {
+        let ([a], [b]) = (self.a.to_f32(c.g_element), self.b.to_f32(c.b_element));
+        let (log_decay, beta) = if c.gate == Gate::Log as u32 {
             (a, b)
         } else {
             (

@@ -3,7 +3,6 @@
 use core::marker::PhantomData;
 
 use super::row::{RawGates, Slots};
-use super::{GdnDecodeConstants, GdnDecodeParams};
 use crate::device::float::fma;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
@@ -17,6 +16,7 @@ use crate::math::elements::{self, bytes_of, load, load_one};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement};
+use crate::step::{StepConstants, StepParams};
 
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes. V = K.
 ///
@@ -39,15 +39,15 @@ impl<S, const K: u32, const LANES: u32, const ROWS: usize> VLast<S, K, LANES, RO
 impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
     for VLast<S, K, LANES, ROWS>
 {
-    type Params = GdnDecodeParams;
-    type Constants = GdnDecodeConstants;
+    type Params = StepParams;
+    type Constants = StepConstants;
     const BLOCK: u32 = Self::THREADS;
     const TILES: u32 = K / Self::COLUMNS;
     const SHARED_BYTES: u32 = Self::DECAY + 16;
 
     #[inline(always)]
-    unsafe fn run(params: &GdnDecodeParams) {
-        let c = GdnDecodeConstants::get();
+    unsafe fn run(params: &StepParams) {
+        let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let (warp, group) = (thread_idx_x() / 32, thread_idx_x() / LANES);
         let share = Share {

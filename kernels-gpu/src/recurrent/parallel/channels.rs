@@ -21,8 +21,8 @@ use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::{Raw, load};
 use crate::math::reduce::{butterfly_scatter, dot};
 use crate::recurrent::tokens::{RawGates, gate_row, load_a_log};
-use crate::recurrent::{RecurrentConstants, RecurrentParams};
 use crate::row::Row;
+use crate::step::{StepConstants, StepParams};
 
 /// Tokens as f32 in shared memory, for the teams.
 #[derive(Clone, Copy)]
@@ -94,8 +94,8 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     #[inline(always)]
     pub unsafe fn load_decay_inputs(
         &self,
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         most: u32,
     ) -> DecayInputs {
@@ -122,7 +122,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     #[inline(always)]
     pub unsafe fn prepare(
         &self,
-        c: &RecurrentConstants,
+        c: &StepConstants,
         set: Set,
         inputs: &Inputs,
         decay_inputs: &DecayInputs,

@@ -4,8 +4,8 @@ use crate::constants::Element;
 use crate::device::warp::{lane_id, warp_shuffle_idx};
 use crate::math::elements::{Raw, load_one};
 use crate::recurrent::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
-use crate::recurrent::{RecurrentConstants, RecurrentParams};
 use crate::row::Row;
+use crate::step::{StepConstants, StepParams};
 
 /// log₂ of the smallest decay that is not 0: 2ˣ below it is a denormal, which the machine flushes. Held to this, sums of
 /// decays stay finite and their differences exact enough, whatever the gates.
@@ -28,8 +28,8 @@ impl GateInputs {
     /// `params` and `c` describe live tensors.
     #[inline(always)]
     pub unsafe fn load<G: Gating>(
-        c: &RecurrentConstants,
-        params: &RecurrentParams,
+        c: &StepConstants,
+        params: &StepParams,
         row: Row,
         tokens: &Tokens,
         there: u32,
@@ -63,7 +63,7 @@ impl GateInputs {
 
     /// Tokens past the `count` first decay nothing and write nothing.
     #[inline(always)]
-    pub fn values<G: Gating>(self, c: &RecurrentConstants, count: u32) -> Gates {
+    pub fn values<G: Gating>(self, c: &StepConstants, count: u32) -> Gates {
         let ([log_decay], beta) = self.0.log_values(c);
         let t = lane_id() % 8;
         let beta = if t < count { beta } else { 0.0 };

@@ -15,11 +15,12 @@ use core::marker::PhantomData;
 use crate::constants::Element;
 use crate::device::thread::thread_idx_x;
 use crate::launch::Kernel;
+use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::Tokens;
-use crate::recurrent::{Gating, RecurrentConstants, RecurrentParams};
 use crate::row::Row;
 use crate::state::Bf16;
+use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
 use map::{Map, Operand, Set};
@@ -32,8 +33,8 @@ pub struct Parallel<G, const K: u32, const WARPS: u32, const TILES16: usize>(Pha
 impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
     for Parallel<G, K, WARPS, TILES16>
 {
-    type Params = RecurrentParams;
-    type Constants = RecurrentConstants;
+    type Params = StepParams;
+    type Constants = StepConstants;
     const BLOCK: u32 = 32 * (WARPS + 1);
     const TILES: u32 = K / (16 * WARPS * TILES16 as u32);
     const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
@@ -44,8 +45,8 @@ impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
     };
 
     #[inline(always)]
-    unsafe fn run(params: &RecurrentParams) {
-        let c = RecurrentConstants::get();
+    unsafe fn run(params: &StepParams) {
+        let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         // SAFETY: the caller's promise.
         unsafe {
@@ -72,8 +73,8 @@ impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
 
 /// What a block knows of its row.
 struct Launch<'a> {
-    c: RecurrentConstants,
-    params: &'a RecurrentParams,
+    c: StepConstants,
+    params: &'a StepParams,
     row: Row,
     slots: Slots,
     tokens: Tokens,

@@ -9,7 +9,8 @@ use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b64,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
-use crate::recurrent::{Gating, RecurrentConstants};
+use crate::recurrent::Gating;
+use crate::step::StepConstants;
 
 /// What the products of the tokens with each other give to this lane: row r, columns 2c and 2c + 1.
 struct Gram {
@@ -51,7 +52,7 @@ impl Gram {
     /// From the tokens themselves.
     #[inline(always)]
     unsafe fn of_tokens<const K: u32, const WARPS: u32, const TILES16: usize>(
-        c: &RecurrentConstants,
+        c: &StepConstants,
         set: Set,
     ) -> Self {
         let keys = Tokens8::new::<K, WARPS, TILES16>(set.key(), c.k_element);
@@ -88,7 +89,7 @@ impl Gram {
     /// From what the teams have found, decayed channel by channel.
     #[inline(always)]
     unsafe fn of_columns<const K: u32, const WARPS: u32, const TILES16: usize>(
-        c: &RecurrentConstants,
+        c: &StepConstants,
         set: Set,
     ) -> Self {
         let (r, s) = (lane_id() / 4, lane_id() % 4 * 2);
@@ -102,7 +103,7 @@ impl Gram {
 
     /// `query` is q · q of token r.
     #[inline(always)]
-    fn new(c: &RecurrentConstants, keys: [f32; 2], queries: [f32; 2], query: f32) -> Self {
+    fn new(c: &StepConstants, keys: [f32; 2], queries: [f32; 2], query: f32) -> Self {
         let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
         let key = if r % 2 == 1 { keys[1] } else { keys[0] };
         let scale = f32::from_bits(c.scale);
@@ -128,7 +129,7 @@ impl Gram {
 /// The tokens are in shared memory, and the solution and the scratch are this warp's to write.
 #[inline(always)]
 pub unsafe fn solve<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize>(
-    c: &RecurrentConstants,
+    c: &StepConstants,
     inputs: GateInputs,
     set: Set,
     count: u32,

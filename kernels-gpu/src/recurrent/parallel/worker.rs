@@ -9,7 +9,7 @@ use crate::device::shared::{load_shared_b16, load_shared_b32, load_shared_b64, s
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::Raw;
-use crate::recurrent::RecurrentConstants;
+use crate::step::StepConstants;
 
 /// Products of a warp's tiles with 8 tokens: rows r and r + 8, tokens 2c and 2c + 1.
 pub type Products<const TILES16: usize> = [[f32; 4]; TILES16];
@@ -28,7 +28,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     pub const PIECES: usize = (K / 32) as usize;
 
     #[inline(always)]
-    pub fn new(c: &RecurrentConstants, tile: u32) -> Self {
+    pub fn new(c: &StepConstants, tile: u32) -> Self {
         let warp = thread_idx_x() / 32;
         Self {
             warp,

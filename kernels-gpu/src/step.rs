@@ -1,0 +1,212 @@
+//! What a launch of any kernel on states gets: parameters, which vary from launch to launch, and load-time constants,
+//! which are fixed for a layer and a way of keeping states. A kernel reads those that concern it.
+
+use crate::constants::constants;
+
+/// Pointers and sizes of one launch. Addresses are device addresses; 0 where a tensor is absent.
+///
+/// `T'` is the number of previous tokens; with `cu_seqlens` the `[B, T, …]` tensors are `[1, total, …]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct StepParams {
+    /// `[B, T, H, K]`
+    pub q: u64,
+    /// `[B, T, H, K]`
+    pub k: u64,
+    /// `[B, T, HV, V]`
+    pub v: u64,
+    /// GDN `[B, T, HV]`, KDA `[B, T, HV, K]`: the raw gate or the log decay.
+    pub g: u64,
+    /// `[B, T, HV]`: beta or its logit.
+    pub b: u64,
+    /// `[B, T, HV, V]`, written.
+    pub o: u64,
+    /// `[B, T', H, K]`: tokens of which the first `keep` are committed.
+    pub previous_k: u64,
+    /// `[B, T', HV, V]`
+    pub previous_v: u64,
+    /// As `g`, of the previous tokens.
+    pub previous_g: u64,
+    /// `[B, T', HV]`
+    pub previous_b: u64,
+    /// `[B]`: previous tokens to commit.
+    pub keep: u64,
+    /// `[HV]` or `[H]`, f32.
+    pub a_log: u64,
+    /// GDN `[HV]`, KDA `[HV, K]` or `[H, K]`, f32.
+    pub dt_bias: u64,
+    /// `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last), start states.
+    pub read_pool: u64,
+    /// As `read_pool`, written; the same address as `read_pool` when updated in place.
+    pub write_pool: u64,
+    /// `[B, steps, HV, V, K]` (K-last) or `[B, steps, HV, K, V]` (V-last), written: the state after every token.
+    pub snapshots: u64,
+    /// `[B]`
+    pub read_slots: u64,
+    /// `[B]`
+    pub write_slots: u64,
+    /// `[B, T]`: slot of the state after each token.
+    pub token_slots: u64,
+    /// `[B]`: the row starts from its token slot `accepted - 1`.
+    pub accepted: u64,
+    /// `[B + 1]`: first token of each row.
+    pub cu_seqlens: u64,
+    /// P of `read_pool`.
+    pub read_pool_slots: u32,
+    /// P of `write_pool`.
+    pub write_pool_slots: u32,
+    /// Tokens of `q`'s `[1, total, …]`, where there are `cu_seqlens`.
+    pub total_tokens: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+constants! {
+    /// What is fixed for a layer and a way of keeping states: compiled into the kernel when it is loaded.
+    ///
+    /// Strides are in elements. `*_index` are [`crate::constants::Index`], `*_element` [`crate::constants::Element`].
+    pub struct StepConstants {
+        /// Query/key heads, H.
+        h = "GD_H",
+        /// HV / H.
+        ratio = "GD_RATIO",
+        /// 1: query/key head of hv is `hv % H` (tiled); 0: `hv / ratio` (grouped).
+        tiled = "GD_TILED",
+        /// 1: normalise q and k.
+        l2norm = "GD_L2NORM",
+        /// Bits of the f32 scale of q.
+        scale = "GD_SCALE",
+        /// [`Gate`] of `g`.
+        gate = "GD_GATE",
+        /// Bits of the f32 lower bound of the log decay, with [`Gate::LowerBound`].
+        lower_bound = "GD_LOWER_BOUND",
+        /// 1: there is an `a_log`.
+        has_a_log = "GD_HAS_A_LOG",
+        /// 1: there is a `dt_bias`.
+        has_dt_bias = "GD_HAS_DT_BIAS",
+        /// 1: `a_log` and `dt_bias` have H rows; 0: HV.
+        gate_rows_h = "GD_GATE_ROWS_H",
+        /// 1: β is `beta_scale` · sigmoid(b); 0: `b` is β.
+        beta_logit = "GD_BETA_LOGIT",
+        /// Bits of the f32 factor of sigmoid(b): 1 or 2.
+        beta_scale = "GD_BETA_SCALE",
+        /// T, the most tokens of a row; 0: nothing but a commit.
+        tokens = "GD_TOKENS",
+        /// T', the most previous tokens of a row; 0: none.
+        previous_tokens = "GD_PREVIOUS_TOKENS",
+        /// 1: the state after a row's last token is written to the write slot; 0 with previous tokens or token slots,
+        /// which write theirs.
+        update_state = "GD_UPDATE_STATE",
+        /// 1: the state after every token is written to `snapshots`.
+        has_snapshots = "GD_HAS_SNAPSHOTS",
+        /// Slot that makes a row inactive besides the out-of-range ones; u32::MAX for none.
+        null_slot = "GD_NULL_SLOT",
+        /// Of `read_slots`.
+        read_index = "GD_READ_INDEX",
+        /// Of `write_slots`.
+        write_index = "GD_WRITE_INDEX",
+        /// Of `token_slots`.
+        token_index = "GD_TOKEN_INDEX",
+        /// Of `accepted`.
+        accepted_index = "GD_ACCEPTED_INDEX",
+        /// Of `cu_seqlens`.
+        cu_seqlens_index = "GD_CU_SEQLENS_INDEX",
+        /// Of `keep`.
+        keep_index = "GD_KEEP_INDEX",
+        /// Of q.
+        q_element = "GD_Q_ELEMENT",
+        /// Of k and the previous k.
+        k_element = "GD_K_ELEMENT",
+        /// Of v and the previous v.
+        v_element = "GD_V_ELEMENT",
+        /// Of o.
+        o_element = "GD_O_ELEMENT",
+        /// Of g and the previous g.
+        g_element = "GD_G_ELEMENT",
+        /// Of b and the previous b.
+        b_element = "GD_B_ELEMENT",
+        /// 1: every address and stride of q, k, v, o and their previous ones is a multiple of 16 bytes; with KDA, those
+        /// of g and dt_bias too.
+        wide_io = "GD_WIDE_IO",
+        /// 1: every address and stride of the pools and the snapshots is a multiple of 16 bytes.
+        wide_state = "GD_WIDE_STATE",
+        /// Between rows b of q; 0 with `cu_seqlens`, here and below.
+        q_row = "GD_Q_ROW",
+        /// Between tokens of q.
+        q_token = "GD_Q_TOKEN",
+        /// Between heads of q.
+        q_head = "GD_Q_HEAD",
+        /// Between rows b of k.
+        k_row = "GD_K_ROW",
+        /// Between tokens of k.
+        k_token = "GD_K_TOKEN",
+        /// Between heads of k.
+        k_head = "GD_K_HEAD",
+        /// Between rows b of v.
+        v_row = "GD_V_ROW",
+        /// Between tokens of v.
+        v_token = "GD_V_TOKEN",
+        /// Between heads of v.
+        v_head = "GD_V_HEAD",
+        /// Between rows b of o.
+        o_row = "GD_O_ROW",
+        /// Between tokens of o.
+        o_token = "GD_O_TOKEN",
+        /// Between heads of o.
+        o_head = "GD_O_HEAD",
+        /// Between rows b of g.
+        g_row = "GD_G_ROW",
+        /// Between tokens of g.
+        g_token = "GD_G_TOKEN",
+        /// Between heads of g: 1 with GDN.
+        g_head = "GD_G_HEAD",
+        /// Between rows b of b.
+        b_row = "GD_B_ROW",
+        /// Between tokens of b.
+        b_token = "GD_B_TOKEN",
+        /// Between rows b of the previous k.
+        previous_k_row = "GD_PREVIOUS_K_ROW",
+        /// Between tokens of the previous k.
+        previous_k_token = "GD_PREVIOUS_K_TOKEN",
+        /// Between heads of the previous k.
+        previous_k_head = "GD_PREVIOUS_K_HEAD",
+        /// Between rows b of the previous v.
+        previous_v_row = "GD_PREVIOUS_V_ROW",
+        /// Between tokens of the previous v.
+        previous_v_token = "GD_PREVIOUS_V_TOKEN",
+        /// Between heads of the previous v.
+        previous_v_head = "GD_PREVIOUS_V_HEAD",
+        /// Between rows b of the previous g.
+        previous_g_row = "GD_PREVIOUS_G_ROW",
+        /// Between tokens of the previous g.
+        previous_g_token = "GD_PREVIOUS_G_TOKEN",
+        /// Between heads of the previous g: 1 with GDN.
+        previous_g_head = "GD_PREVIOUS_G_HEAD",
+        /// Between rows b of the previous b.
+        previous_b_row = "GD_PREVIOUS_B_ROW",
+        /// Between tokens of the previous b.
+        previous_b_token = "GD_PREVIOUS_B_TOKEN",
+        /// Between slots of `read_pool`.
+        read_slot = "GD_READ_SLOT",
+        /// Between slots of `write_pool`.
+        write_slot = "GD_WRITE_SLOT",
+        /// Between rows b of `snapshots`.
+        snapshot_row = "GD_SNAPSHOT_ROW",
+        /// Between tokens of `snapshots`.
+        snapshot_token = "GD_SNAPSHOT_TOKEN",
+        /// Between rows b of `token_slots`.
+        token_slots_row = "GD_TOKEN_SLOTS_ROW",
+    }
+}
+
+/// What `g` holds, as a load-time constant.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// The log decay.
+    Log = 0,
+    /// x of the log decay −exp(A_log) · softplus(x + dt_bias).
+    Softplus = 1,
+    /// x of the log decay lower_bound · sigmoid(exp(A_log) · (x + dt_bias)).
+    LowerBound = 2,
+}
