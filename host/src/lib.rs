@@ -54,19 +54,20 @@
 #[cfg(feature = "cust")]
 mod cust_views;
 pub mod driver;
+mod enqueue;
 pub mod error;
-mod launch;
+mod instruments;
+mod kernel;
 pub mod library;
 #[doc(hidden)]
 pub mod module_cache;
-pub mod ops;
-mod plan;
 mod ptx;
 pub mod raw;
 mod recall;
 mod select;
 mod self_test;
 mod shapes;
+pub mod step;
 pub mod stream;
 pub mod tensor;
 mod threads;
@@ -76,15 +77,12 @@ pub use driver::{Context, Device};
 pub use error::{DriverError, Error};
 pub use gated_delta_kernels::entries::Entry;
 pub use library::{KernelResources, Library};
-pub use ops::gdn_decode::{GdnDecode, GdnDecodeOptions, GdnDecodeParams, GdnDecodePlan};
-pub use ops::gdn_mtp::{GdnCommit, GdnMtp};
-pub use ops::kda_recurrent::{KdaBeta, KdaCommit, KdaGate, KdaGates, KdaRecurrent};
-pub use ops::recurrent::{
-    Formulation, MAX_BATCH, MAX_TOKENS, Packed, Previous, RecurrentOptions, RecurrentParams,
-    RecurrentPlan,
-};
-pub use ops::{BetaScale, GdnGates, HeadMap, StateLayout};
 pub use self_test::SelfTest;
+pub use step::{
+    BetaScale, Commit, Formulation, Gates, Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta,
+    KdaCommit, KdaGate, KdaGates, MAX_BATCH, MAX_TOKENS, Options, Packed, Plan, Previous,
+    StateLayout, States, Step, Stored, Work,
+};
 pub use stream::StreamRef;
 pub use tensor::{DType, DeviceElement, Tensor};
 pub use validate::{InactiveRow, IndexReport};

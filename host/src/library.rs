@@ -4,22 +4,21 @@ use std::ffi::CString;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::kernels::gdn_decode::GdnDecodeConstants;
 use gated_delta_kernels::launch::LaunchShape;
-use gated_delta_kernels::recurrent::RecurrentConstants;
 
 use crate::driver::{Context, Module, RawFunction, attribute};
+use crate::enqueue::{enqueue, simulate};
 use crate::error::Error;
-use crate::launch::{enqueue, simulate};
+use crate::kernel;
 use crate::module_cache::ModuleCache;
-use crate::ops::{gdn_decode, recurrent};
-use crate::raw;
 use crate::recall::Last;
-use crate::shapes::Named;
+use crate::shapes::{Named, check_memory};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
+
+/// Most tensors of a launch.
+pub(crate) const TENSORS: usize = 21;
 
 /// Dynamic shared memory that a launch may have without asking first, bytes.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -42,8 +41,9 @@ struct Inner {
     /// One for each entry, by load-time constants: the very words that are written into the PTX text, so the key
     /// cannot be narrower than the code.
     caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
-    last_decode: Last<gdn_decode::Switches, { gdn_decode::TENSORS }>,
-    last_recurrent: Last<recurrent::Switches, { recurrent::TENSORS }>,
+    last_decode: Last<TENSORS>,
+    /// Of several tokens, or of previous ones.
+    last_other: Last<TENSORS>,
     /// The modules of a library that unloads them when it is dropped.
     unloaded: Option<Mutex<Vec<Module>>>,
 }
@@ -52,29 +52,6 @@ struct Inner {
 enum Target {
     Gpu(Context),
     Simulator,
-}
-
-macro_rules! operator_constants {
-    ($($operator:ident($constants:ty),)*) => {
-        /// Load-time constants of any operator.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub(crate) enum OperatorConstants {
-            $($operator($constants),)*
-        }
-
-        impl OperatorConstants {
-            pub(crate) fn words(&self) -> &[u32] {
-                match self {
-                    $(Self::$operator(constants) => constants.words(),)*
-                }
-            }
-        }
-    };
-}
-
-operator_constants! {
-    GdnDecode(GdnDecodeConstants),
-    Recurrent(RecurrentConstants),
 }
 
 /// Registers and memory of a compiled kernel.
@@ -122,7 +99,7 @@ impl Library {
             target,
             caches: Entry::ALL.iter().map(|_| ModuleCache::default()).collect(),
             last_decode: Last::default(),
-            last_recurrent: Last::default(),
+            last_other: Last::default(),
             unloaded,
         }))
     }
@@ -153,14 +130,13 @@ impl Library {
         }
     }
 
-    /// The last decode that was launched.
-    pub(crate) fn last_decode(&self) -> &Last<gdn_decode::Switches, { gdn_decode::TENSORS }> {
-        &self.0.last_decode
-    }
-
-    /// The last launch of several tokens, or of KDA.
-    pub(crate) fn last_recurrent(&self) -> &Last<recurrent::Switches, { recurrent::TENSORS }> {
-        &self.0.last_recurrent
+    /// The last launch, of a decode or of anything else: an engine that decodes beside it has both at hand.
+    pub(crate) fn last(&self, is_decode: bool) -> &Last<TENSORS> {
+        if is_decode {
+            &self.0.last_decode
+        } else {
+            &self.0.last_other
+        }
     }
 
     /// Launches `entry`, compiling it first where need be. Returns its function; none in the simulator.
@@ -168,7 +144,7 @@ impl Library {
     /// # Safety
     /// `params` are the parameters of `entry`'s operator and `constants` describe the tensors that they name, which
     /// stay valid until the stream has passed the launch; `tensors` are all of these tensors.
-    pub(crate) unsafe fn launch(
+    pub(crate) unsafe fn launch_entry(
         &self,
         stream: StreamRef<'_>,
         entry: Entry,
@@ -195,7 +171,7 @@ impl Library {
     /// Launches a function of this library.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s, for the entry and constants that the function was compiled for.
+    /// As [`Library::launch_entry`]'s, for the entry and constants that the function was compiled for.
     pub(crate) unsafe fn launch_function(
         &self,
         stream: StreamRef<'_>,
@@ -236,7 +212,7 @@ impl Library {
     }
 
     /// Registers and memory of `entry` as compiled for `constants`.
-    pub(crate) fn resources(
+    pub(crate) fn function_resources(
         &self,
         entry: Entry,
         constants: &[u32],
@@ -265,31 +241,6 @@ impl Library {
     }
 }
 
-/// Tensors are in `wanted` memory, and those written are writable.
-pub(crate) fn check_memory(
-    wanted: Memory,
-    tensors: &[Option<Named<'_>>],
-    written: impl Fn(&str) -> bool,
-) -> Result<(), Error> {
-    let (wanted_name, other) = match wanted {
-        Memory::Device => ("device", "host"),
-        Memory::Host => ("host", "device"),
-    };
-    for Named { name, tensor } in tensors.iter().flatten() {
-        if tensor.memory() != wanted {
-            return Err(Error::Memory {
-                tensor: name,
-                wanted: wanted_name,
-                got: other,
-            });
-        }
-        if !tensor.is_writable() && written(name) {
-            return Err(Error::ReadOnly { tensor: name });
-        }
-    }
-    Ok(())
-}
-
 /// Writes the constants into the entry's PTX and has the driver compile and load it.
 fn compile(
     context: &Context,
@@ -297,7 +248,7 @@ fn compile(
     constants: &[u32],
     shared_bytes: u32,
 ) -> Result<(Module, RawFunction), Error> {
-    let text = raw::text(entry, constants)?;
+    let text = kernel::text(entry, constants)?;
     let name = CString::new(entry.name())
         .map_err(|_| Error::Specialise("the entry's name has a NUL".to_owned()))?;
     let module = Module::load(context, entry.name(), &text)?;

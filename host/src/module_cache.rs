@@ -1,19 +1,13 @@
-//! PTX text made special to a layer, and a cache of what the driver compiled from it.
+//! A cache of what the driver compiled.
 
 use std::{
     borrow::Borrow,
     collections::HashMap,
-    ffi::CString,
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use rustc_hash::FxBuildHasher;
-
-use crate::error::Error;
-
-/// First letters of every load-time constant.
-const SYMBOL_PREFIX: &str = "GD_";
 
 /// Compiled values by key: each is compiled once, however many threads ask for it first.
 ///
@@ -80,40 +74,4 @@ impl<K: Eq + Hash, V: Clone> ModuleCache<K, V> {
 /// Locks; a panic of an earlier holder left nothing half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// `ptx` with each of `symbols`, as a whole word, replaced by the word of the same position.
-///
-/// # Errors
-/// [`Error::Specialise`] where a `GD_` word is none of `symbols`, the counts differ, or the text has a NUL.
-pub fn specialise(ptx: &str, symbols: &[&str], words: &[u32]) -> Result<CString, Error> {
-    if symbols.len() != words.len() {
-        let (symbols, words) = (symbols.len(), words.len());
-        return Err(Error::Specialise(format!(
-            "{words} values for {symbols} symbols"
-        )));
-    }
-    let mut text = String::with_capacity(ptx.len());
-    let mut rest = ptx;
-    while let Some(start) = rest.find(SYMBOL_PREFIX) {
-        let (before, tail) = rest.split_at(start);
-        let (symbol, after) = tail.split_at(tail.find(|c| !in_word(c)).unwrap_or(tail.len()));
-        text.push_str(before);
-        if before.ends_with(in_word) {
-            text.push_str(symbol);
-        } else {
-            let position = symbols.iter().position(|known| *known == symbol);
-            let position =
-                position.ok_or_else(|| Error::Specialise(format!("no value for {symbol}")))?;
-            text.push_str(&words[position].to_string());
-        }
-        rest = after;
-    }
-    text.push_str(rest);
-    CString::new(text).map_err(|_| Error::Specialise("the PTX text has a NUL".to_owned()))
-}
-
-/// Whether `c` can be part of a PTX identifier.
-fn in_word(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%')
 }

@@ -8,13 +8,19 @@ use crate::driver::RawFunction;
 use crate::shapes::Named;
 use crate::tensor::{DType, Dims, Memory, Tensor};
 
-/// What was launched last, of arguments with up to `N` tensors; `S` is all else that a check looks at.
+/// Words of [`Switches`].
+pub(crate) const SWITCHES: usize = 13;
+
+/// All that a check looks at besides tensors, floats by their bits.
+pub(crate) type Switches = [u64; SWITCHES];
+
+/// What was launched last, of arguments with up to `N` tensors.
 ///
 /// A thread that finds another one at it does without.
-pub(crate) struct Last<S, const N: usize>(Mutex<Option<Launched<S, N>>>);
+pub(crate) struct Last<const N: usize>(Mutex<Option<Launched<N>>>);
 
-struct Launched<S, const N: usize> {
-    switches: S,
+struct Launched<const N: usize> {
+    switches: Switches,
     layouts: [Option<Layout>; N],
     function: RawFunction,
     shape: LaunchShape,
@@ -31,17 +37,17 @@ struct Layout {
     misalignment: u64,
 }
 
-impl<S, const N: usize> Default for Last<S, N> {
+impl<const N: usize> Default for Last<N> {
     fn default() -> Self {
         Self(Mutex::new(None))
     }
 }
 
-impl<S: PartialEq, const N: usize> Last<S, N> {
+impl<const N: usize> Last<N> {
     /// What to launch, where the last launch was one of these layouts.
     pub fn recall(
         &self,
-        switches: &S,
+        switches: &Switches,
         tensors: &[Option<Named<'_>>; N],
     ) -> Option<(RawFunction, LaunchShape)> {
         let last = self.0.try_lock().ok()?;
@@ -58,7 +64,7 @@ impl<S: PartialEq, const N: usize> Last<S, N> {
     /// Remembers a launch of checked arguments.
     pub fn remember(
         &self,
-        switches: S,
+        switches: Switches,
         tensors: &[Option<Named<'_>>; N],
         function: RawFunction,
         shape: LaunchShape,
@@ -116,20 +122,20 @@ mod tests {
 
     /// Whether a launch of the first arguments is recalled for the second ones.
     fn recalled(
-        launched: (u8, [Option<Tensor<'_>>; 2]),
-        asked: (u8, [Option<Tensor<'_>>; 2]),
+        launched: (u64, [Option<Tensor<'_>>; 2]),
+        asked: (u64, [Option<Tensor<'_>>; 2]),
     ) -> bool {
-        let last = Last::<u8, 2>::default();
+        let last = Last::<2>::default();
         let tensors = launched
             .1
             .each_ref()
             .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.remember(launched.0, &tensors, FUNCTION, SHAPE);
+        last.remember([launched.0; SWITCHES], &tensors, FUNCTION, SHAPE);
         let tensors = asked
             .1
             .each_ref()
             .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.recall(&asked.0, &tensors) == Some((FUNCTION, SHAPE))
+        last.recall(&[asked.0; SWITCHES], &tensors) == Some((FUNCTION, SHAPE))
     }
 
     #[test]

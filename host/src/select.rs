@@ -3,7 +3,7 @@
 use gated_delta_kernels::entries::Entry;
 
 use crate::error::Error;
-use crate::ops::StateLayout;
+use crate::step::StateLayout;
 use crate::tensor::DType;
 
 /// A family of kernels.
@@ -59,8 +59,8 @@ pub(crate) struct Kind {
     pub layout: StateLayout,
     /// f32 or bf16.
     pub state: DType,
-    /// K = V, 64 or 128.
     pub k_dim: u32,
+    pub v_dim: u32,
 }
 
 /// Up to `heads` = B · HV, the entry.
@@ -199,6 +199,7 @@ mod tests {
                     layout,
                     state,
                     k_dim,
+                    v_dim: k_dim,
                 })
             })
     }

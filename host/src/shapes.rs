@@ -3,7 +3,7 @@
 use std::array;
 
 use crate::error::Error;
-use crate::tensor::{DType, MAX_DIMS, Tensor};
+use crate::tensor::{DType, MAX_DIMS, Memory, Tensor};
 
 /// A tensor with its name in the operator's arguments.
 #[derive(Clone, Copy)]
@@ -250,6 +250,31 @@ fn nested_in_some_order(extent: usize, dims: &[usize], strides: &[usize]) -> boo
     let order = &mut order[..dims.len()];
     order.sort_unstable_by_key(|&dim| strides[dim]);
     nested(extent, order.iter().map(|&dim| (&dims[dim], &strides[dim])))
+}
+
+/// Tensors are in `wanted` memory, and those written are writable.
+pub(crate) fn check_memory(
+    wanted: Memory,
+    tensors: &[Option<Named<'_>>],
+    written: impl Fn(&str) -> bool,
+) -> Result<(), Error> {
+    let (wanted_name, other) = match wanted {
+        Memory::Device => ("device", "host"),
+        Memory::Host => ("host", "device"),
+    };
+    for Named { name, tensor } in tensors.iter().flatten() {
+        if tensor.memory() != wanted {
+            return Err(Error::Memory {
+                tensor: name,
+                wanted: wanted_name,
+                got: other,
+            });
+        }
+        if !tensor.is_writable() && written(name) {
+            return Err(Error::ReadOnly { tensor: name });
+        }
+    }
+    Ok(())
 }
 
 /// [`Error::Range`] of a number.

@@ -8,8 +8,7 @@ const fn is_shared<T: Send + Sync>() {}
 
 const _: () = {
     is_shared::<Library>();
-    is_shared::<GdnDecodePlan>();
-    is_shared::<RecurrentPlan>();
+    is_shared::<Plan>();
     is_shared::<Context>();
     is_shared::<Device>();
     is_shared::<Driver>();
@@ -20,14 +19,12 @@ const _: () = {
     is_shared::<DeviceMemory>();
     is_shared::<StreamRef<'_>>();
     is_shared::<Tensor<'_>>();
-    is_shared::<GdnDecode<'_>>();
-    is_shared::<GdnMtp<'_>>();
+    is_shared::<Gdn<'_>>();
     is_shared::<GdnCommit<'_>>();
-    is_shared::<KdaRecurrent<'_>>();
+    is_shared::<Kda<'_>>();
     is_shared::<KdaCommit<'_>>();
     is_shared::<Kernel>();
-    is_shared::<Recipe<GdnDecodeParams>>();
-    is_shared::<Recipe<RecurrentParams>>();
+    is_shared::<Recipe>();
     is_shared::<SelfTest>();
     is_shared::<IndexReport>();
     is_shared::<Error>();

@@ -10,12 +10,11 @@ mod tests;
 
 use std::fmt;
 
-pub use switches::Indexed;
-
 use crate::error::Error;
 use crate::library::Library;
-use crate::shapes::named;
+use crate::step::Work;
 use crate::stream::StreamRef;
+use switches::Switches;
 
 /// What a launch does with its rows: each is active, inactive or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,37 +62,27 @@ impl Library {
     /// and not for a stream under capture.
     ///
     /// ```
-    /// use gated_delta::ops::GdnGates;
-    /// use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-    /// use gated_delta::{Library, StreamRef, Tensor};
+    /// use gated_delta::{Gdn, GdnGates, Inputs, Library, States, StreamRef, Tensor};
     ///
     /// let (tokens, gates) = (vec![0.0f32; 3 * 64], [0.0f32; 3]);
     /// let (mut output, mut states) = (vec![0.0f32; 3 * 64], vec![0.0f32; 4 * 64 * 64]);
-    /// let slots = [2, -1, 2];
     /// let qkv = Tensor::from_slice(&tokens, &[3, 1, 1, 64])?;
     /// let gates = Tensor::from_slice(&gates, &[3, 1, 1])?;
-    /// let args = GdnDecode {
-    ///     q: qkv,
-    ///     k: qkv,
-    ///     v: qkv,
-    ///     gates: GdnGates::Given { g: gates, beta: gates },
-    ///     o: Tensor::from_slice_mut(&mut output, &[3, 1, 1, 64])?,
-    ///     pool: Tensor::from_slice_mut(&mut states, &[4, 1, 64, 64])?,
-    ///     write_pool: None,
-    ///     read_slots: Some(Tensor::from_slice(&slots, &[3])?),
-    ///     write_slots: None,
-    ///     options: GdnDecodeOptions::default(),
-    /// };
+    /// let o = Tensor::from_slice_mut(&mut output, &[3, 1, 1, 64])?;
+    /// let pool = States::update(Tensor::from_slice_mut(&mut states, &[4, 1, 64, 64])?);
+    /// let slots = [2, -1, 2];
+    /// let states = pool.slots(Tensor::from_slice(&slots, &[3])?);
+    /// let step = Gdn::new(Inputs::qkv(qkv, qkv, qkv), GdnGates::given(gates, gates), o, states);
     /// let (library, stream) = (Library::simulator(), StreamRef::default_stream());
-    /// let error = library.validate(stream, &args).unwrap_err();
+    /// let error = library.validate(stream, &step).unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "row 0 writes slot 2 of state, and row 2 writes slot 2 of state: nothing orders them"
+    ///     "row 0 writes slot 2 of pool, and row 2 writes slot 2 of pool: nothing orders them"
     /// );
     ///
     /// let slots = [2, -1, 3];
-    /// let args = GdnDecode { read_slots: Some(Tensor::from_slice(&slots, &[3])?), ..args };
-    /// let report = library.validate(stream, &args)?;
+    /// let states = pool.slots(Tensor::from_slice(&slots, &[3])?);
+    /// let report = library.validate(stream, &Gdn::new(step.inputs, step.gates, o, states))?;
     /// assert_eq!((report.active, report.inactive[0].row), (2, 1));
     /// # Ok::<(), gated_delta::Error>(())
     /// ```
@@ -105,16 +94,14 @@ impl Library {
     /// * [`Error::Index`]: `cu_seqlens` that do not begin with 0, that fall, that leave the tensors, or that have a
     ///   row of more than T tokens.
     /// * [`Error::Driver`].
-    pub fn validate(
+    pub fn validate<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,
-        args: &impl Indexed,
+        work: &W,
     ) -> Result<IndexReport, Error> {
-        let switches = args.switches()?;
+        let switches = Switches::of(&work.request())?;
         indices::wait(self, stream)?;
-        let (report, accesses) = switches
-            .map(|name, tensor| indices::read(self, named(name, tensor)))?
-            .rows()?;
+        let (report, accesses) = switches.map(|tensor| indices::read(self, tensor))?.rows()?;
         accesses.check()?;
         Ok(report)
     }

@@ -3,8 +3,8 @@
 
 use gated_delta_kernels::entries::Entry;
 
-use crate::ops::{HeadMap, StateLayout};
 use crate::select::{Kind, Mode, Operator};
+use crate::step::{HeadMap, StateLayout};
 use crate::tensor::DType;
 
 /// B
@@ -187,6 +187,7 @@ fn family(
         layout,
         state,
         k_dim,
+        v_dim: k_dim,
     });
     let variants = kinds.map(|kind| kind.variants().map(move |entry| (kind, entry)));
     let variants: Vec<_> = variants.into_iter().flatten().collect();

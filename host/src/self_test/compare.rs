@@ -1,6 +1,6 @@
 //! How far results may be from the truth, and how far they are.
 
-use crate::ops::recurrent::Formulation;
+use crate::step::Formulation;
 use crate::tensor::DType;
 
 /// What a formulation is allowed, besides the rounding of what is stored.

@@ -1,12 +1,13 @@
-//! The call of an operator.
+//! The launch of a case.
 
 use super::cases::{Case, Keep, ROWS};
 use super::tensors::{Inputs, Outputs, Views};
 use crate::error::Error;
 use crate::library::Library;
-use crate::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use crate::ops::recurrent::{Commit, Formulation, Previous, Recurrent, RecurrentOptions};
 use crate::select::Operator;
+use crate::step::{
+    self, Commit, Formulation, Gates, Options, Previous, States, Step, Stored, Update, Work,
+};
 use crate::stream::StreamRef;
 
 /// Enqueues `case`.
@@ -21,66 +22,18 @@ pub unsafe fn enqueue(
     outputs: &mut Outputs,
 ) -> Result<(), Error> {
     let views = outputs.views(case)?;
-    let update_state = case.way.keep != Keep::Nothing;
-    if case.kind.operator == Operator::GdnDecode {
-        let options = GdnDecodeOptions {
-            state_layout: case.kind.layout,
-            head_map: case.head_map,
-            qk_l2norm: case.l2norm,
-            update_state,
-            ..GdnDecodeOptions::default()
-        };
-        let args = GdnDecode {
-            q: inputs.q(case)?,
-            k: inputs.tokens.k(case)?,
-            v: inputs.tokens.v(case)?,
-            gates: inputs.gdn_gates(case, &inputs.tokens)?,
-            o: views.o,
-            pool: views.pool,
-            write_pool: None,
-            read_slots: inputs.read_slots()?,
-            write_slots: inputs.write_slots(case)?,
-            options,
-        };
-        // SAFETY: the caller's promise; live rows write slots of their own.
-        return unsafe { library.gdn_decode_with(stream, &args, case.entry) };
-    }
-    let options = RecurrentOptions {
-        state_layout: case.kind.layout,
-        head_map: case.head_map,
-        qk_l2norm: case.l2norm,
-        update_state,
-        formulation: formulation(case),
-        ..RecurrentOptions::default()
+    let tokens = if case.way.tokens == 0 {
+        &inputs.previous
+    } else {
+        &inputs.tokens
     };
-    let launch = Launch {
-        case,
-        inputs,
-        views,
-        options,
+    let work: Box<dyn Work + '_> = if case.kind.operator.per_channel() {
+        work(case, inputs, views, inputs.kda_gates(case, tokens)?)?
+    } else {
+        work(case, inputs, views, inputs.gdn_gates(case, tokens)?)?
     };
-    let (kda, entry) = (case.kind.operator.per_channel(), case.entry);
     // SAFETY: the caller's promise; live rows write slots of their own.
-    unsafe {
-        match (kda, case.way.tokens) {
-            (false, 0) => {
-                let args = launch.commit(inputs.gdn_gates(case, &inputs.previous)?)?;
-                library.gdn_commit_with(stream, &args, entry)
-            }
-            (false, _) => {
-                let args = launch.tokens(inputs.gdn_gates(case, &inputs.tokens)?)?;
-                library.gdn_mtp_with(stream, &args, entry)
-            }
-            (true, 0) => {
-                let args = launch.commit(inputs.kda_gates(case, &inputs.previous)?)?;
-                library.kda_commit_with(stream, &args, entry)
-            }
-            (true, _) => {
-                let args = launch.tokens(inputs.kda_gates(case, &inputs.tokens)?)?;
-                library.kda_recurrent_with(stream, &args, entry)
-            }
-        }
-    }
+    unsafe { library.launch_with(stream, &*work, case.entry) }
 }
 
 pub fn formulation(case: &Case) -> Formulation {
@@ -90,75 +43,56 @@ pub fn formulation(case: &Case) -> Formulation {
     }
 }
 
-/// What the arguments of both operators are made of.
-struct Launch<'a> {
-    case: &'a Case,
+fn work<'a, G: Gates + 'a>(
+    case: &Case,
     inputs: &'a Inputs,
     views: Views<'a>,
-    options: RecurrentOptions,
-}
-
-impl<'a> Launch<'a> {
-    fn tokens<G>(self, gates: G) -> Result<Recurrent<'a, G>, Error> {
-        let Self {
-            case,
-            inputs,
-            views,
-            options,
-        } = self;
-        let previous = &inputs.previous;
-        Ok(Recurrent {
-            q: inputs.q(case)?,
-            k: inputs.tokens.k(case)?,
-            v: inputs.tokens.v(case)?,
-            gates,
-            o: views.o,
-            pool: views.pool,
-            write_pool: None,
-            read_slots: inputs.read_slots()?,
-            write_slots: inputs.write_slots(case)?,
-            token_slots: match &inputs.token_slots {
-                Some(slots) => Some(slots.tensor(&[ROWS, case.way.tokens])?),
-                None => None,
-            },
-            accepted: match &inputs.token_slots {
-                Some(_) => Some(inputs.accepted.tensor(&[ROWS])?),
-                None => None,
-            },
-            snapshots: views.snapshots,
-            packed: None,
-            previous: if previous.count == 0 {
-                None
-            } else {
-                Some(Previous {
-                    k: previous.k(case)?,
-                    v: previous.v(case)?,
-                    gate: previous.gate(case)?,
-                    beta: previous.beta(case)?,
-                    keep: inputs.keep.tensor(&[ROWS])?,
-                })
-            },
-            options,
-        })
+    gates: G,
+) -> Result<Box<dyn Work + 'a>, Error> {
+    let options = Options {
+        state_layout: case.kind.layout,
+        head_map: case.head_map,
+        qk_l2norm: case.l2norm,
+        formulation: formulation(case),
+        ..Options::default()
+    };
+    let (tokens, previous) = (&inputs.tokens, &inputs.previous);
+    let update = Update {
+        read_slots: inputs.read_slots()?,
+        write_slots: inputs.write_slots(case)?,
+        ..States::update(views.pool)
+    };
+    if case.way.tokens == 0 {
+        let stored = Stored::kv(previous.k(case)?, previous.v(case)?);
+        let keep = inputs.keep.tensor(&[ROWS])?;
+        return Ok(Box::new(
+            Commit::new(stored, gates, keep, update).options(options),
+        ));
     }
-
-    fn commit<G>(self, gates: G) -> Result<Commit<'a, G>, Error> {
-        let Self {
-            case,
-            inputs,
-            views,
-            options,
-        } = self;
-        Ok(Commit {
-            k: inputs.previous.k(case)?,
-            v: inputs.previous.v(case)?,
-            gates,
-            keep: inputs.keep.tensor(&[ROWS])?,
-            pool: views.pool,
-            write_pool: None,
+    let states: States<'_> = match (&inputs.token_slots, case.way.keep) {
+        (Some(slots), _) => {
+            let slots = slots.tensor(&[ROWS, case.way.tokens])?;
+            States::per_token(views.pool, slots)
+                .accepted(inputs.accepted.tensor(&[ROWS])?)
+                .into()
+        }
+        (None, Keep::Nothing) => step::ReadOnly {
             read_slots: inputs.read_slots()?,
-            write_slots: inputs.write_slots(case)?,
-            options,
-        })
+            ..States::read_only(views.pool)
+        }
+        .into(),
+        (None, _) => update.into(),
+    };
+    let qkv = step::Inputs::qkv(inputs.q(case)?, tokens.k(case)?, tokens.v(case)?);
+    let mut step = Step::new(qkv, gates, views.o, states).options(options);
+    step.snapshots = views.snapshots;
+    if previous.count > 0 {
+        step = step.previous(Previous::new(
+            Stored::kv(previous.k(case)?, previous.v(case)?),
+            previous.gate(case)?,
+            previous.beta(case)?,
+            inputs.keep.tensor(&[ROWS])?,
+        ));
     }
+    Ok(Box::new(step))
 }

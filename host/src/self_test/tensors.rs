@@ -6,8 +6,7 @@ use super::cases::{ACCEPTED, Case, GateKind, Keep, READ_SLOTS, ROWS, SLOTS, WRIT
 use super::values::{self, Values};
 use crate::driver::Context;
 use crate::error::Error;
-use crate::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates};
-use crate::ops::{BetaScale, GdnGates};
+use crate::step::{GdnGates, KdaBeta, KdaGate, KdaGates};
 use crate::tensor::{DType, Tensor};
 
 /// Tensors that are read.
@@ -130,14 +129,11 @@ impl Inputs {
         let (gate, beta) = (tokens.gate(case)?, tokens.beta(case)?);
         let parameters = [case.heads().1];
         Ok(match case.gates {
-            GateKind::GdnRaw => GdnGates::Raw {
-                a: gate,
-                b: beta,
-                a_log: self.a_log.tensor(&parameters)?,
-                dt_bias: self.dt_bias.tensor(&parameters)?,
-                beta_scale: BetaScale::One,
-            },
-            _ => GdnGates::Given { g: gate, beta },
+            GateKind::GdnRaw => {
+                let a_log = self.a_log.tensor(&parameters)?;
+                GdnGates::raw(gate, beta, a_log, self.dt_bias.tensor(&parameters)?)
+            }
+            _ => GdnGates::given(gate, beta),
         })
     }
 

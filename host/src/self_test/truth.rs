@@ -11,8 +11,7 @@ use super::LOWER_BOUND;
 use super::cases::{Case, GateKind, ROWS};
 use super::compare::norm;
 use super::values::{Tokens, Values};
-use crate::ops;
-use crate::ops::StateLayout;
+use crate::step::{self, StateLayout};
 
 /// What a launch has to leave behind in the rows that are active.
 pub struct Truth {
@@ -118,8 +117,8 @@ fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
         l2norm: case.l2norm,
         scale: default_scale(case.dim()),
         head_map: match case.head_map {
-            ops::HeadMap::Tiled => HeadMap::Tiled,
-            ops::HeadMap::Grouped => HeadMap::Grouped,
+            step::HeadMap::Tiled => HeadMap::Tiled,
+            step::HeadMap::Grouped => HeadMap::Grouped,
         },
         layout: match case.kind.layout {
             StateLayout::KLast => Layout::KLast,
@@ -184,8 +183,8 @@ fn sizes(case: &Case, problem: &Recurrent<'_>, states: &[f64]) -> Vec<f64> {
     let size = |(i, state): (usize, &[f64])| {
         let (token, value_head) = (i / hv, i % hv);
         let head = match case.head_map {
-            ops::HeadMap::Tiled => value_head % h,
-            ops::HeadMap::Grouped => value_head / ratio,
+            step::HeadMap::Tiled => value_head % h,
+            step::HeadMap::Grouped => value_head / ratio,
         };
         let q = &problem.q[(token * h + head) * dim..][..dim];
         norm(&normalise(q, problem.l2norm, problem.scale)) * norm(state)

@@ -5,9 +5,9 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::state_floor::{
     BLOCK_BYTES, StateFloorConstants, StateFloorParams,
 };
+use gated_delta_kernels::launch::LaunchShape;
 
 use crate::error::Error;
-use crate::launch;
 use crate::library::Library;
 use crate::shapes::named;
 use crate::stream::StreamRef;
@@ -50,13 +50,17 @@ impl Library {
         let constants = StateFloorConstants {
             factor: factor.to_bits(),
         };
-        let shape = launch::shape(entry, [blocks, 1, 1], 0);
+        let shape = LaunchShape {
+            grid: [blocks, 1, 1],
+            block: entry.block(),
+            shared_bytes: entry.shared_bytes(),
+        };
         let params = StateFloorParams {
             states: states.address(),
         };
         // SAFETY: the caller's promise; the blocks cover the states and no more.
         unsafe {
-            self.launch(
+            self.launch_entry(
                 stream,
                 entry,
                 constants.words(),

@@ -1,9 +1,9 @@
 //! What the tensors of the tokens have to be.
 
 use super::check::Found;
+use super::checks::{indices, same_dtype};
 use super::request::{Kept, New, Request};
 use crate::error::Error;
-use crate::ops::checks::{indices, same_dtype};
 
 impl Request<'_> {
     /// The new tokens, where there are such.

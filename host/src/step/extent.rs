@@ -1,8 +1,8 @@
 //! Rows and tokens of tensors, and the strides to them.
 
+use super::checks::{Heads, Strides, indices};
 use super::request::{Request, Tokens};
 use crate::error::Error;
-use crate::ops::checks::{Heads, Strides, indices};
 use crate::shapes::{Named, range};
 
 /// Tokens of some tensors.
@@ -158,7 +158,7 @@ impl Extent {
         self.values(tokens.v, heads, &mut strides.v)?;
         let [rows, tokens_of_row] = self.outer;
         if per_channel {
-            let sizes = [rows, tokens_of_row, heads.hv, heads.dim];
+            let sizes = [rows, tokens_of_row, heads.hv, heads.k_dim];
             let letters = &self.letters.channel;
             (strides.gate).of_heads(tokens.gate, letters, &sizes, self.packed)?;
         } else {
@@ -174,7 +174,7 @@ impl Extent {
         heads: Heads,
         strides: &mut Strides,
     ) -> Result<(), Error> {
-        let sizes = [self.outer[0], self.outer[1], heads.h, heads.dim];
+        let sizes = [self.outer[0], self.outer[1], heads.h, heads.k_dim];
         strides.of_heads(tensor, &self.letters.key, &sizes, self.packed)
     }
 
@@ -185,7 +185,7 @@ impl Extent {
         heads: Heads,
         strides: &mut Strides,
     ) -> Result<(), Error> {
-        let sizes = [self.outer[0], self.outer[1], heads.hv, heads.dim];
+        let sizes = [self.outer[0], self.outer[1], heads.hv, heads.v_dim];
         strides.of_heads(tensor, &self.letters.value, &sizes, self.packed)
     }
 

@@ -1,27 +1,13 @@
 //! Arguments → what to compile, or an error that names the tensor.
 
-use gated_delta_kernels::recurrent::RecurrentConstants;
-
+use super::StateLayout;
+use super::checks::{self, Pools, Strides, indices, parameter, same_dtype};
 use super::extent::{Extents, TokenStrides};
+use super::problem::Problem;
 use super::request::Request;
 use crate::error::Error;
-use crate::ops::StateLayout;
-use crate::ops::checks::{self, Pools, Strides, indices, parameter, same_dtype};
-use crate::plan::Problem;
 use crate::select::{Kind, Operator};
 use crate::shapes::{Named, range};
-
-impl Problem<RecurrentConstants> {
-    /// Whether g and dt_bias have a value for each channel.
-    pub fn per_channel(&self) -> bool {
-        self.kind.operator.per_channel()
-    }
-
-    /// Whether each row's final state is written: by an update or by a commit.
-    pub fn writes_final(&self) -> bool {
-        self.constants.update_state != 0 || self.constants.previous_tokens != 0
-    }
-}
 
 /// What the checks find besides errors. Of a tensor that is not there, its default.
 #[derive(Default)]
@@ -65,7 +51,7 @@ impl Found {
 
 impl Request<'_> {
     /// Checks shapes, dtypes, strides and switches, and says what to compile.
-    pub(crate) fn check(&self) -> Result<Problem<RecurrentConstants>, Error> {
+    pub(crate) fn check(&self) -> Result<Problem, Error> {
         let mut found = Found::default();
         let operator = self.find(&mut found)?;
         let is_narrow = found.narrow_io() || found.narrow_state();
@@ -78,7 +64,8 @@ impl Request<'_> {
                 },
                 layout: self.options.state_layout,
                 state: self.pool.tensor.dtype(),
-                k_dim: found.extents.heads.dim as u32,
+                k_dim: found.extents.heads.k_dim as u32,
+                v_dim: found.extents.heads.v_dim as u32,
             },
             constants: self.constants(&found),
         })
@@ -96,8 +83,8 @@ impl Request<'_> {
             self.previous.as_ref().map(|_| extents.previous.tokens),
         )?;
         found.null_slot = checks::null_slot(options.null_slot)?;
-        found.scale = checks::scale(options.scale, extents.heads.dim)?;
-        let per_channel = operator.per_channel();
+        found.scale = checks::scale(options.scale, extents.heads.k_dim)?;
+        let per_channel = self.gates.per_channel;
         self.check_new(per_channel, found)?;
         self.check_previous(per_channel, found)?;
         self.check_gate(per_channel, found)?;
@@ -132,7 +119,7 @@ impl Request<'_> {
                     Some(_) => &["rows of A_log", "K"],
                     None => &["H or HV", "K"],
                 };
-                found.narrow_dt_bias = !parameter(dt_bias, letters, &[rows, heads.dim])?;
+                found.narrow_dt_bias = !parameter(dt_bias, letters, &[rows, heads.k_dim])?;
             }
             Some(dt_bias) => {
                 parameter(dt_bias, &["HV"], &[rows])?;
@@ -173,8 +160,9 @@ impl Request<'_> {
             StateLayout::KLast => &["B", "steps", "HV", "V", "K"],
             StateLayout::VLast => &["B", "steps", "HV", "K", "V"],
         };
-        let view = snapshots.dims(letters, &[rows, steps, heads.hv, heads.dim, heads.dim])?;
-        same_dtype(snapshots, self.pool, "the dtype of state")?;
+        let [outer, inner] = heads.state_dims(layout);
+        let view = snapshots.dims(letters, &[rows, steps, heads.hv, outer, inner])?;
+        same_dtype(snapshots, self.pool, "the dtype of pool")?;
         view.inner_contiguous(3, "contiguous states (strides of rows and steps are free)")?;
         snapshots.natural()?;
         view.distinct(3, "states that do not overlap, since they are written")?;

@@ -1,8 +1,8 @@
 //! What every operator on states asks of its sizes and tensors.
 
+use super::StateLayout;
 use crate::Entry;
 use crate::error::Error;
-use crate::ops::StateLayout;
 use crate::shapes::{Named, View, range, unsupported};
 use crate::tensor::DType;
 
@@ -18,8 +18,10 @@ pub(crate) struct Heads {
     pub hv: usize,
     /// HV / H.
     pub ratio: usize,
-    /// K = V.
-    pub dim: usize,
+    /// K
+    pub k_dim: usize,
+    /// V
+    pub v_dim: usize,
 }
 
 impl Heads {
@@ -48,8 +50,17 @@ impl Heads {
             h,
             hv,
             ratio,
-            dim: k_dim,
+            k_dim,
+            v_dim,
         })
+    }
+
+    /// The two inner dims of a state.
+    pub fn state_dims(&self, layout: StateLayout) -> [usize; 2] {
+        match layout {
+            StateLayout::KLast => [self.v_dim, self.k_dim],
+            StateLayout::VLast => [self.k_dim, self.v_dim],
+        }
     }
 }
 
@@ -182,7 +193,7 @@ impl Pools {
         if let Some(write) = write {
             let mut written = Self::default();
             written.one(write, heads, layout)?;
-            same_dtype(write, read, "the dtype of state")?;
+            same_dtype(write, read, "the dtype of pool")?;
             self.write_slot = written.read_slot;
             self.wide &= written.wide;
         }
@@ -196,7 +207,8 @@ impl Pools {
             StateLayout::KLast => &["P", "HV", "V", "K"],
             StateLayout::VLast => &["P", "HV", "K", "V"],
         };
-        let view = tensor.dims(letters, &[slots, heads.hv, heads.dim, heads.dim])?;
+        let [outer, inner] = heads.state_dims(layout);
+        let view = tensor.dims(letters, &[slots, heads.hv, outer, inner])?;
         tensor.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
         view.inner_contiguous(3, "contiguous slots (the slot stride is free)")?;
         tensor.natural()?;

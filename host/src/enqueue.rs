@@ -11,20 +11,6 @@ use crate::error::Error;
 use crate::shapes::Named;
 use crate::stream::StreamRef;
 
-/// Shape of a launch of `entry` on `grid`, for `tokens` tokens of each row that its shared memory depends on.
-pub(crate) fn shape(entry: Entry, grid: [u32; 3], tokens: u32) -> LaunchShape {
-    LaunchShape {
-        grid,
-        block: entry.block(),
-        shared_bytes: shared_bytes(entry, tokens),
-    }
-}
-
-/// Dynamic shared memory of a block of `entry`, bytes.
-pub(crate) fn shared_bytes(entry: Entry, tokens: u32) -> u32 {
-    entry.shared_bytes() + entry.shared_bytes_per_token() * tokens
-}
-
 /// Enqueues `function` with the bytes of its one parameter.
 ///
 /// # Safety

@@ -1,10 +1,9 @@
 //! Which ways of keeping states exclude each other, and what a formulation computes.
 
+use super::checks::excludes;
 use super::request::Request;
-use super::{Formulation, MAX_TOKENS};
+use super::{Formulation, MAX_TOKENS, StateLayout};
 use crate::error::Error;
-use crate::ops::StateLayout;
-use crate::ops::checks::excludes;
 use crate::select::{Mode, Operator};
 use crate::shapes::unsupported;
 use crate::tensor::DType;
@@ -15,34 +14,16 @@ const MAX_PARALLEL_TOKENS: usize = 8;
 impl Request<'_> {
     /// No two switches contradict each other.
     pub(super) fn check_switches(&self) -> Result<(), Error> {
-        let no_update = (!self.options.update_state, "update_state = false");
-        let read_slots = (self.read_slots.is_some(), "read_slots");
-        let write_slots = (self.write_slots.is_some(), "write_slots");
-        let write_pool = (self.write_pool.is_some(), "write_pool");
-        let snapshots = (self.snapshots.is_some(), "snapshots");
-        let name = if self.new.is_some() {
-            "previous"
-        } else {
-            "a commit"
-        };
-        let previous = (self.previous.is_some(), name);
-        if self.accepted.is_some() && self.token_slots.is_none() {
-            return Err(Error::MissingTensor {
-                tensor: "token_slots",
-                needed_by: "accepted tokens",
-            });
-        }
+        // Of a commit, the types leave nothing to contradict.
         excludes(
-            (self.token_slots.is_some(), "token_slots"),
-            &[read_slots, write_slots, previous, no_update],
-            "they say where states start and where each of them goes",
-        )?;
-        excludes(
-            previous,
-            &[no_update, snapshots],
+            (self.previous.is_some() && self.new.is_some(), "previous"),
+            &[
+                (self.token_slots.is_some(), "token_slots"),
+                (self.read_only, "read-only states"),
+                (self.snapshots.is_some(), "snapshots"),
+            ],
             "the state after the kept tokens is written, and no other",
-        )?;
-        excludes(no_update, &[write_slots, write_pool], "no state is written")
+        )
     }
 
     /// The kernels of the chosen formulation compute T = `tokens` and T' = `previous_tokens`, where there are such.
@@ -54,9 +35,11 @@ impl Request<'_> {
         if self.options.formulation == Formulation::Recurrent {
             up_to("T", tokens, MAX_TOKENS, "1 to 16")?;
             up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
-            return Ok(match (self.gates.operator, tokens, previous_tokens) {
-                (Operator::KdaRecurrent, Some(1), None) => Operator::KdaDecode,
-                (operator, ..) => operator,
+            return Ok(match (self.gates.per_channel, tokens, previous_tokens) {
+                (true, Some(1), None) => Operator::KdaDecode,
+                (true, ..) => Operator::KdaRecurrent,
+                (false, Some(1), None) if self.is_plain() => Operator::GdnDecode,
+                (false, ..) => Operator::GdnMtp,
             });
         }
         let parallel = (true, "formulation = parallel");
@@ -94,14 +77,19 @@ impl Request<'_> {
         let mode = match (tokens, previous_tokens) {
             (Some(_), Some(_)) => Mode::Resume,
             (_, Some(_)) => Mode::Update,
-            _ if self.options.update_state => Mode::Update,
-            _ => Mode::Verify,
+            _ if self.read_only => Mode::Verify,
+            _ => Mode::Update,
         };
-        Ok(if self.gates.operator.per_channel() {
+        Ok(if self.gates.per_channel {
             Operator::KdaRecurrentParallel(mode)
         } else {
             Operator::GdnMtpParallel(mode)
         })
+    }
+
+    /// Dense rows, whose states go to one place at most.
+    fn is_plain(&self) -> bool {
+        self.snapshots.is_none() && self.token_slots.is_none() && self.cu_seqlens.is_none()
     }
 }
 

@@ -5,9 +5,9 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::device_contract::{
     DeviceContractConstants, DeviceContractParams, RESULTS,
 };
+use gated_delta_kernels::launch::LaunchShape;
 
 use crate::error::Error;
-use crate::launch;
 use crate::library::Library;
 use crate::shapes::named;
 use crate::stream::StreamRef;
@@ -43,14 +43,18 @@ impl Library {
         output_view.inner_contiguous(2, "contiguous")?;
         output_view.wide_only()?;
         let constants = DeviceContractConstants { number };
-        let shape = launch::shape(entry, [1; 3], 0);
+        let shape = LaunchShape {
+            grid: [1; 3],
+            block: entry.block(),
+            shared_bytes: entry.shared_bytes(),
+        };
         let params = DeviceContractParams {
             input: input.address(),
             output: output.address(),
         };
         // SAFETY: the caller's promise; the tensors have the kernel's shapes.
         unsafe {
-            self.launch(
+            self.launch_entry(
                 stream,
                 entry,
                 constants.words(),

@@ -1,27 +1,40 @@
 //! The load-time constants of a request that is checked.
 
-use gated_delta_kernels::recurrent::RecurrentConstants;
+use gated_delta_kernels::constants::{Element, Index};
+use gated_delta_kernels::step::StepConstants;
 
+use super::HeadMap;
 use super::check::Found;
 use super::request::Request;
-use crate::ops::{HeadMap, element_code, index_code};
 use crate::shapes::Named;
+use crate::tensor::DType;
 
 fn flag(on: bool) -> u32 {
     on as u32
 }
 
+/// The kernels' code of an index tensor's dtype.
 fn index(tensor: Option<Named<'_>>) -> u32 {
-    index_code(tensor.map(|named| named.tensor))
+    (match tensor.map(|named| named.tensor.dtype()) {
+        None => Index::None,
+        Some(DType::I64) => Index::I64,
+        Some(DType::U32) => Index::U32,
+        Some(_) => Index::I32,
+    }) as u32
 }
 
+/// The kernels' code of a float dtype; the check has let no other through.
 fn element(tensor: Option<Named<'_>>) -> u32 {
-    tensor.map_or(0, |named| element_code(named.tensor.dtype()))
+    (match tensor.map(|named| named.tensor.dtype()) {
+        Some(DType::Bf16) => Element::Bf16,
+        Some(DType::F16) => Element::F16,
+        _ => Element::F32,
+    }) as u32
 }
 
 impl Request<'_> {
     /// What is compiled in, by what the checks have found.
-    pub(super) fn constants(&self, found: &Found) -> RecurrentConstants {
+    pub(super) fn constants(&self, found: &Found) -> StepConstants {
         let (heads, gates, options) = (&found.extents.heads, &self.gates, self.options);
         let (new, previous) = (&self.new, &self.previous);
         let tokens = match (new, previous) {
@@ -29,8 +42,8 @@ impl Request<'_> {
             (None, Some(previous)) => Some(&previous.tokens),
             (None, None) => None,
         };
-        let update = options.update_state && previous.is_none() && self.token_slots.is_none();
-        RecurrentConstants {
+        let update = !self.read_only && previous.is_none() && self.token_slots.is_none();
+        StepConstants {
             h: heads.h as u32,
             ratio: heads.ratio as u32,
             tiled: flag(options.head_map == HeadMap::Tiled),

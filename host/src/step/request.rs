@@ -1,14 +1,18 @@
-//! What a verify, a resume and a commit of either operator come down to.
+//! What a step and a commit of either operator come down to.
 
-use gated_delta_kernels::recurrent::{Gate, RecurrentConstants};
+use gated_delta_kernels::step::StepParams;
 
 use super::gates::{GateParts, Gates};
-use super::{Commit, Recurrent, RecurrentOptions, RecurrentParams};
+use super::problem::Problem;
+use super::work::sealed;
+use super::{Commit, Inputs, Options, States, Step, Stored, Update};
 use crate::Entry;
 use crate::error::Error;
-use crate::plan::Problem;
-use crate::select::Operator;
-use crate::shapes::{Named, named, optional};
+use crate::library::TENSORS;
+use crate::raw::Recipe;
+use crate::recall::{SWITCHES, Switches};
+use crate::shapes::{Named, check_memory, named, optional};
+use crate::tensor::{Memory, Tensor};
 
 /// Tensors of some tokens.
 #[derive(Clone, Copy)]
@@ -34,111 +38,134 @@ pub(super) struct Kept<'a> {
     pub keep: Named<'a>,
 }
 
-/// Most tensors of a launch.
-pub(crate) const TENSORS: usize = 21;
-
-/// See [`Request::switches`].
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) struct Switches {
-    options: RecurrentOptions,
-    operator: Operator,
-    gate: Gate,
-    lower_bound: Option<f32>,
-    beta_logit: bool,
-    beta_scale: f32,
-    max_tokens: usize,
-    variant: Option<Entry>,
-}
-
 /// New tokens, previous ones or both, and where their states are.
-pub(crate) struct Request<'a> {
+pub struct Request<'a> {
     pub(super) new: Option<New<'a>>,
     pub(super) previous: Option<Kept<'a>>,
     pub(super) gates: GateParts<'a>,
-    pub(super) pool: Named<'a>,
+    pub(crate) pool: Named<'a>,
     pub(super) write_pool: Option<Named<'a>>,
-    pub(super) read_slots: Option<Named<'a>>,
-    pub(super) write_slots: Option<Named<'a>>,
-    pub(super) token_slots: Option<Named<'a>>,
-    pub(super) accepted: Option<Named<'a>>,
-    pub(super) snapshots: Option<Named<'a>>,
-    pub(super) cu_seqlens: Option<Named<'a>>,
+    pub(crate) read_slots: Option<Named<'a>>,
+    pub(crate) write_slots: Option<Named<'a>>,
+    pub(crate) token_slots: Option<Named<'a>>,
+    pub(crate) accepted: Option<Named<'a>>,
+    pub(crate) snapshots: Option<Named<'a>>,
+    pub(crate) cu_seqlens: Option<Named<'a>>,
     /// T where there are `cu_seqlens`.
     pub(super) max_tokens: usize,
-    pub(super) options: &'a RecurrentOptions,
+    /// Whether the states are [`States::ReadOnly`].
+    pub(super) read_only: bool,
+    pub(crate) options: &'a Options,
 }
 
-impl<G: Gates> Recurrent<'_, G> {
-    pub(crate) fn request(&self) -> Request<'_> {
+impl<'a> Stored<'a> {
+    fn named(&'a self, [k_name, v_name]: [&'static str; 2]) -> [Named<'a>; 2] {
+        let Self::Kv { k, v } = self;
+        [named(k_name, k), named(v_name, v)]
+    }
+}
+
+impl<G: Gates> sealed::Work for Step<'_, G> {
+    fn request(&self) -> Request<'_> {
         let gates = self.gates.parts();
-        let packed = self.packed.as_ref();
+        let Inputs::Qkv { q, k, v } = &self.inputs;
         Request {
             new: Some(New {
-                q: named("q", &self.q),
+                q: named("q", q),
                 tokens: Tokens {
-                    k: named("k", &self.k),
-                    v: named("v", &self.v),
+                    k: named("k", k),
+                    v: named("v", v),
                     gate: gates.gate,
                     beta: gates.beta,
                 },
                 o: named("o", &self.o),
             }),
-            previous: self.previous.as_ref().map(|previous| Kept {
-                tokens: Tokens {
-                    k: named("previous k", &previous.k),
-                    v: named("previous v", &previous.v),
-                    gate: named(gates.previous_names[0], &previous.gate),
-                    beta: named(gates.previous_names[1], &previous.beta),
-                },
-                keep: named("keep", &previous.keep),
+            previous: self.previous.as_ref().map(|previous| {
+                let [k, v] = previous.stored.named(["previous k", "previous v"]);
+                Kept {
+                    tokens: Tokens {
+                        k,
+                        v,
+                        gate: named(gates.previous_names[0], &previous.gate),
+                        beta: named(gates.previous_names[1], &previous.beta),
+                    },
+                    keep: named("keep", &previous.keep),
+                }
             }),
-            gates,
-            pool: named("state", &self.pool),
-            write_pool: optional("write state", &self.write_pool),
-            read_slots: optional("read_slots", &self.read_slots),
-            write_slots: optional("write_slots", &self.write_slots),
-            token_slots: optional("token_slots", &self.token_slots),
-            accepted: optional("accepted", &self.accepted),
             snapshots: optional("snapshots", &self.snapshots),
-            cu_seqlens: packed.map(|packed| named("cu_seqlens", &packed.cu_seqlens)),
-            max_tokens: packed.map_or(0, |packed| packed.max_tokens),
-            options: &self.options,
+            cu_seqlens: (self.packed.as_ref())
+                .map(|packed| named("cu_seqlens", &packed.cu_seqlens)),
+            max_tokens: self.packed.as_ref().map_or(0, |packed| packed.max_tokens),
+            ..match &self.states {
+                States::Update(states) => Request::update(states, gates, &self.options),
+                States::ReadOnly(states) => Request {
+                    read_slots: optional("read_slots", &states.read_slots),
+                    read_only: true,
+                    ..Request::of_pool(&states.pool, gates, &self.options)
+                },
+                States::PerToken(states) => Request {
+                    write_pool: optional("write_pool", &states.write_pool),
+                    token_slots: Some(named("token_slots", &states.token_slots)),
+                    accepted: optional("accepted", &states.accepted),
+                    ..Request::of_pool(&states.pool, gates, &self.options)
+                },
+            }
         }
     }
 }
 
-impl<G: Gates> Commit<'_, G> {
-    pub(crate) fn request(&self) -> Request<'_> {
+impl<G: Gates> sealed::Work for Commit<'_, G> {
+    fn request(&self) -> Request<'_> {
         let gates = self.gates.parts();
+        let [k, v] = self.stored.named(["k", "v"]);
         Request {
-            new: None,
             previous: Some(Kept {
                 tokens: Tokens {
-                    k: named("k", &self.k),
-                    v: named("v", &self.v),
+                    k,
+                    v,
                     gate: gates.gate,
                     beta: gates.beta,
                 },
                 keep: named("keep", &self.keep),
             }),
-            gates,
-            pool: named("state", &self.pool),
-            write_pool: optional("write state", &self.write_pool),
-            read_slots: optional("read_slots", &self.read_slots),
-            write_slots: optional("write_slots", &self.write_slots),
-            token_slots: None,
-            accepted: None,
-            snapshots: None,
-            cu_seqlens: None,
-            max_tokens: 0,
-            options: &self.options,
+            ..Request::update(&self.states, gates, &self.options)
         }
     }
 }
 
 impl<'a> Request<'a> {
+    /// Of no tokens.
+    fn of_pool(pool: &'a Tensor<'a>, gates: GateParts<'a>, options: &'a Options) -> Self {
+        Self {
+            new: None,
+            previous: None,
+            gates,
+            pool: named("pool", pool),
+            write_pool: None,
+            read_slots: None,
+            write_slots: None,
+            token_slots: None,
+            accepted: None,
+            snapshots: None,
+            cu_seqlens: None,
+            max_tokens: 0,
+            read_only: false,
+            options,
+        }
+    }
+
+    /// The same with its states.
+    fn update(states: &'a Update<'a>, gates: GateParts<'a>, options: &'a Options) -> Self {
+        Self {
+            write_pool: optional("write_pool", &states.write_pool),
+            read_slots: optional("read_slots", &states.read_slots),
+            write_slots: optional("write_slots", &states.write_slots),
+            ..Self::of_pool(&states.pool, gates, options)
+        }
+    }
+
     /// B; the check has seen every rank.
-    pub fn batch(&self) -> u32 {
+    pub(crate) fn batch(&self) -> u32 {
         let rows = match (self.cu_seqlens, self.new, self.previous) {
             (Some(cu_seqlens), ..) => cu_seqlens.tensor.dims()[0].saturating_sub(1),
             (None, Some(new), _) => new.q.tensor.dims()[0],
@@ -149,33 +176,48 @@ impl<'a> Request<'a> {
     }
 
     /// Tokens of the `[1, total, …]` tensors, where there are `cu_seqlens`.
-    pub(super) fn total(&self) -> Option<usize> {
+    pub(crate) fn total(&self) -> Option<usize> {
         let q = self.new?.q.tensor;
         self.cu_seqlens.and(q.dims().get(1).copied())
     }
 
     /// The pool that is written.
-    fn written_pool(&self) -> Named<'a> {
+    pub(crate) fn written_pool(&self) -> Named<'a> {
         self.write_pool.unwrap_or(self.pool)
     }
 
-    /// All but the tensors that [`Request::check`] and the choice of a variant look at.
+    /// Of the previous tokens.
+    pub(crate) fn keep(&self) -> Option<Named<'a>> {
+        self.previous.map(|previous| previous.keep)
+    }
+
+    /// All but the tensors that [`Request::check`] and the choice of a variant look at. Floats by their bits: −0 is
+    /// another constant than 0.
     pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
-        let gates = &self.gates;
-        Switches {
-            options: *self.options,
-            operator: gates.operator,
-            gate: gates.kind,
-            lower_bound: gates.lower_bound,
-            beta_logit: gates.beta_logit,
-            beta_scale: gates.beta_scale,
-            max_tokens: self.max_tokens,
-            variant,
-        }
+        let (gates, options) = (&self.gates, self.options);
+        let bits = |value: Option<f32>| value.map_or([0, 0], |value| [1, value.to_bits()]);
+        let [has_scale, scale] = bits(options.scale);
+        let [has_bound, bound] = bits(gates.lower_bound);
+        let switches: [u64; SWITCHES] = [
+            u64::from(gates.per_channel),
+            gates.kind as u64,
+            u64::from(has_bound) << 32 | u64::from(bound),
+            u64::from(gates.beta_logit) << 32 | u64::from(gates.beta_scale.to_bits()),
+            options.state_layout as u64,
+            options.head_map as u64,
+            u64::from(options.qk_l2norm),
+            u64::from(has_scale) << 32 | u64::from(scale),
+            options.null_slot.map_or(u64::MAX, u64::from),
+            options.formulation as u64,
+            u64::from(self.read_only),
+            self.max_tokens as u64,
+            variant.map_or(u64::MAX, |entry| entry as u64),
+        ];
+        switches
     }
 
     /// Every tensor under its name, where there is one.
-    pub fn tensors(&self) -> [Option<Named<'a>>; TENSORS] {
+    pub(crate) fn tensors(&self) -> [Option<Named<'a>>; TENSORS] {
         let new = self.new.as_ref();
         let previous = self.previous.as_ref();
         [
@@ -204,10 +246,10 @@ impl<'a> Request<'a> {
     }
 
     /// Whether the tensor of this name is written.
-    pub(crate) fn writes(&self, problem: &Problem<RecurrentConstants>, name: &str) -> bool {
+    pub(crate) fn writes(&self, problem: &Problem, name: &str) -> bool {
         match name {
             "o" | "snapshots" => true,
-            "state" | "write state" => {
+            "pool" | "write_pool" => {
                 let pool = problem.writes_final() || self.token_slots.is_some();
                 pool && name == self.written_pool().name
             }
@@ -215,13 +257,34 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// Whether there are new tokens of one a row alone, as far as that is seen before a check.
+    pub(super) fn is_decode(&self) -> bool {
+        let tokens = self.new.and_then(|new| new.q.tensor.dims().get(1).copied());
+        self.previous.is_none() && self.cu_seqlens.is_none() && tokens == Some(1)
+    }
+
+    /// See [`Work::recipe`](super::Work::recipe).
+    pub(super) fn recipe(&self) -> Result<Recipe, Error> {
+        let problem = self.check()?;
+        check_memory(Memory::Device, &self.tensors(), |name| {
+            self.writes(&problem, name)
+        })?;
+        let batch = self.batch();
+        let entry = problem.entry(batch)?;
+        Ok(Recipe {
+            kernel: problem.kernel(entry),
+            shape: problem.shape(entry, batch),
+            params: self.params(),
+        })
+    }
+
     /// The variant that a launch takes.
-    pub(super) fn selected(&self) -> Result<Entry, Error> {
+    pub(crate) fn selected(&self) -> Result<Entry, Error> {
         self.check()?.entry(self.batch())
     }
 
     /// Bytes that a launch must move where every row is active and full.
-    pub(super) fn bytes(&self) -> Result<u64, Error> {
+    pub(crate) fn bytes(&self) -> Result<u64, Error> {
         let problem = self.check()?;
         let rows = u64::from(self.batch());
         let tokens = match self.total() {
@@ -235,7 +298,7 @@ impl<'a> Request<'a> {
             .tensors()
             .into_iter()
             .flatten()
-            .filter(|named| !matches!(named.name, "state" | "write state" | "snapshots"))
+            .filter(|named| !matches!(named.name, "pool" | "write_pool" | "snapshots"))
             .map(|named| {
                 let elements: usize = named.tensor.dims().iter().product();
                 (elements * named.tensor.dtype().size_of()) as u64
@@ -246,12 +309,12 @@ impl<'a> Request<'a> {
     }
 
     /// Addresses and sizes, as a launch takes them.
-    pub(crate) fn params(&self) -> RecurrentParams {
+    pub(crate) fn params(&self) -> StepParams {
         let address = |named: Option<Named<'_>>| named.map_or(0, |named| named.tensor.address());
         let slots = |named: Named<'_>| named.tensor.dims().first().map_or(0, |&slots| slots as u32);
         let new = self.new.map(|new| new.tokens);
         let previous = self.previous.map(|previous| previous.tokens);
-        RecurrentParams {
+        StepParams {
             q: address(self.new.map(|new| new.q)),
             k: address(new.map(|tokens| tokens.k)),
             v: address(new.map(|tokens| tokens.v)),

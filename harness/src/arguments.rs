@@ -1,0 +1,400 @@
+//! A launch whose kind is known at run time: of a file, of a random case, of a cell of a table.
+//!
+//! The library's own arguments differ in type where they differ in kind. Here everything is one struct of optional
+//! tensors, and [`Arguments::work`] makes the library's arguments of it, or says what contradicts itself.
+
+use gated_delta::{
+    BetaScale, Commit, Error, Gates, GdnGates, Inputs, KdaBeta, KdaGate, KdaGates, Options,
+    Previous, States, Step, Stored, Tensor, Work,
+};
+
+/// Whose layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// One decay per value head.
+    Gdn,
+    /// One decay per key channel.
+    Kda,
+}
+
+/// How gates come; whose they are says whose layer it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GateKind {
+    /// GDN: computed from `a`, `b`, `A_log` and `dt_bias`.
+    Raw(BetaScale),
+    /// GDN: `g` is the log decay, `beta` is β.
+    Given,
+    /// KDA.
+    Kda(KdaDecay, KdaBeta),
+}
+
+/// What KDA's `g` is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KdaDecay {
+    /// The log decay.
+    Log,
+    /// What the log decay is computed from, with `A_log` and perhaps `dt_bias`.
+    Softplus,
+    /// The same with a lower bound of the log decay; perhaps with `A_log` and `dt_bias`.
+    LowerBound(f32),
+}
+
+impl GateKind {
+    /// Whose gates they are.
+    #[must_use]
+    pub const fn operator(self) -> Operator {
+        match self {
+            Self::Raw(_) | Self::Given => Operator::Gdn,
+            Self::Kda(..) => Operator::Kda,
+        }
+    }
+
+    /// Names of a token's gates in errors of the library.
+    #[must_use]
+    pub const fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Raw(_) => ["a", "b"],
+            _ => ["g", "beta"],
+        }
+    }
+
+    /// The same of the previous tokens.
+    #[must_use]
+    pub const fn previous_names(self) -> [&'static str; 2] {
+        match self {
+            Self::Raw(_) => ["previous a", "previous b"],
+            _ => ["previous g", "previous beta"],
+        }
+    }
+}
+
+/// Tensors of some tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tokens<T> {
+    /// `[B, T, H, K]`
+    pub k: T,
+    /// `[B, T, HV, V]`
+    pub v: T,
+    /// `a` or `g`
+    pub gate: T,
+    /// `b` or `beta`
+    pub beta: T,
+}
+
+/// Tokens that are read from the state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct New<T> {
+    /// `[B, T, H, K]`
+    pub q: T,
+    /// What else they bring.
+    pub tokens: Tokens<T>,
+    /// `[B, T, HV, V]`
+    pub o: T,
+}
+
+/// Tokens of which the first ones are committed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kept<T> {
+    /// What they brought.
+    pub tokens: Tokens<T>,
+    /// `[B]`
+    pub keep: T,
+}
+
+/// Tokens of rows of different lengths.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Packed<T> {
+    /// `[B + 1]`
+    pub cu_seqlens: T,
+    /// T
+    pub max_tokens: usize,
+}
+
+/// Everything that a launch may be given; `T` is a tensor, or what becomes one.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments<T> {
+    /// How gates come.
+    pub gates: GateKind,
+    /// A parameter of the gates.
+    pub a_log: Option<T>,
+    /// A parameter of the gates.
+    pub dt_bias: Option<T>,
+    /// Not there in a commit.
+    pub new: Option<New<T>>,
+    /// There in a resume and a commit.
+    pub previous: Option<Kept<T>>,
+    /// Start states.
+    pub pool: T,
+    /// Another pool to write.
+    pub write_pool: Option<T>,
+    /// `[B]`
+    pub read_slots: Option<T>,
+    /// `[B]`
+    pub write_slots: Option<T>,
+    /// `[B, T]`
+    pub token_slots: Option<T>,
+    /// `[B]`
+    pub accepted: Option<T>,
+    /// `[B, steps, …]`
+    pub snapshots: Option<T>,
+    /// Rows of different lengths.
+    pub packed: Option<Packed<T>>,
+    /// Whether states are written.
+    pub update_state: bool,
+    /// What is fixed for a layer.
+    pub options: Options,
+}
+
+impl<T> Tokens<T> {
+    /// With what `f` makes of each tensor.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Tokens<U>, E> {
+        Ok(Tokens {
+            k: f(&self.k)?,
+            v: f(&self.v)?,
+            gate: f(&self.gate)?,
+            beta: f(&self.beta)?,
+        })
+    }
+}
+
+impl<T> Arguments<T> {
+    /// With what `f` makes of each tensor.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Arguments<U>, E> {
+        let optional = |tensor: &Option<T>| tensor.as_ref().map(f).transpose();
+        let new = |new: &New<T>| {
+            Ok(New {
+                q: f(&new.q)?,
+                tokens: new.tokens.map(f)?,
+                o: f(&new.o)?,
+            })
+        };
+        let kept = |kept: &Kept<T>| {
+            Ok(Kept {
+                tokens: kept.tokens.map(f)?,
+                keep: f(&kept.keep)?,
+            })
+        };
+        let packed = |packed: &Packed<T>| {
+            Ok(Packed {
+                cu_seqlens: f(&packed.cu_seqlens)?,
+                max_tokens: packed.max_tokens,
+            })
+        };
+        Ok(Arguments {
+            gates: self.gates,
+            a_log: optional(&self.a_log)?,
+            dt_bias: optional(&self.dt_bias)?,
+            new: self.new.as_ref().map(new).transpose()?,
+            previous: self.previous.as_ref().map(kept).transpose()?,
+            pool: f(&self.pool)?,
+            write_pool: optional(&self.write_pool)?,
+            read_slots: optional(&self.read_slots)?,
+            write_slots: optional(&self.write_slots)?,
+            token_slots: optional(&self.token_slots)?,
+            accepted: optional(&self.accepted)?,
+            snapshots: optional(&self.snapshots)?,
+            packed: self.packed.as_ref().map(packed).transpose()?,
+            update_state: self.update_state,
+            options: self.options,
+        })
+    }
+
+    /// Every tensor that is there, under its name in errors of the library.
+    pub fn tensors_mut(&mut self) -> Vec<(&'static str, &mut T)> {
+        let is_commit = self.new.is_none();
+        let mut all = Vec::new();
+        if let Some(New { q, tokens, o }) = &mut self.new {
+            let [gate, beta] = self.gates.names();
+            let Tokens {
+                k,
+                v,
+                gate: g,
+                beta: b,
+            } = tokens;
+            all.extend([("q", q), ("k", k), ("v", v), (gate, g), (beta, b), ("o", o)]);
+        }
+        if let Some(Kept { tokens, keep }) = &mut self.previous {
+            let [k_name, v_name, gate, beta] = match (is_commit, self.gates.names()) {
+                (true, [gate, beta]) => ["k", "v", gate, beta],
+                (false, _) => {
+                    let [gate, beta] = self.gates.previous_names();
+                    ["previous k", "previous v", gate, beta]
+                }
+            };
+            let Tokens {
+                k,
+                v,
+                gate: g,
+                beta: b,
+            } = tokens;
+            all.extend([
+                (k_name, k),
+                (v_name, v),
+                (gate, g),
+                (beta, b),
+                ("keep", keep),
+            ]);
+        }
+        all.push(("pool", &mut self.pool));
+        let optional = [
+            ("A_log", &mut self.a_log),
+            ("dt_bias", &mut self.dt_bias),
+            ("write_pool", &mut self.write_pool),
+            ("read_slots", &mut self.read_slots),
+            ("write_slots", &mut self.write_slots),
+            ("token_slots", &mut self.token_slots),
+            ("accepted", &mut self.accepted),
+            ("snapshots", &mut self.snapshots),
+        ];
+        all.extend(
+            optional
+                .into_iter()
+                .filter_map(|(name, tensor)| Some((name, tensor.as_mut()?))),
+        );
+        all.extend(
+            self.packed
+                .as_mut()
+                .map(|packed| ("cu_seqlens", &mut packed.cu_seqlens)),
+        );
+        all
+    }
+}
+
+impl<'a> Arguments<Tensor<'a>> {
+    /// The arguments of the library.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] and [`Error::Contradiction`] for what the library's types do not let be said.
+    pub fn work(&self) -> Result<Box<dyn Work + 'a>, Error> {
+        self.check()?;
+        let tokens = match (&self.new, &self.previous) {
+            (Some(new), _) => &new.tokens,
+            (None, Some(previous)) => &previous.tokens,
+            (None, None) => return Err(missing("q", "new tokens")),
+        };
+        let parameter = |tensor: Option<Tensor<'a>>, name| tensor.ok_or(missing(name, "raw gates"));
+        match self.gates {
+            GateKind::Raw(beta_scale) => {
+                let a_log = parameter(self.a_log, "A_log")?;
+                let dt_bias = parameter(self.dt_bias, "dt_bias")?;
+                let gates = GdnGates::raw(tokens.gate, tokens.beta, a_log, dt_bias);
+                self.of_gates(gates.beta_scale(beta_scale))
+            }
+            GateKind::Given => self.of_gates(GdnGates::given(tokens.gate, tokens.beta)),
+            GateKind::Kda(decay, beta) => {
+                let dt_bias = self.dt_bias;
+                let kind = match decay {
+                    KdaDecay::Log => KdaGate::Log,
+                    KdaDecay::Softplus => KdaGate::Softplus {
+                        a_log: self.a_log.ok_or(missing("A_log", "softplus gates"))?,
+                        dt_bias,
+                    },
+                    KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                        lower_bound,
+                        a_log: self.a_log,
+                        dt_bias,
+                    },
+                };
+                self.of_gates(KdaGates::new(tokens.gate, kind, tokens.beta, beta))
+            }
+        }
+    }
+
+    fn of_gates<G: Gates + 'a>(&self, gates: G) -> Result<Box<dyn Work + 'a>, Error> {
+        let mut update = States::update(self.pool);
+        update.write_pool = self.write_pool;
+        update.read_slots = self.read_slots;
+        update.write_slots = self.write_slots;
+        let kept = self.previous.as_ref();
+        let kept = kept.map(|kept| (Stored::kv(kept.tokens.k, kept.tokens.v), kept));
+        let Some(New { q, tokens, o }) = self.new else {
+            let (stored, kept) = kept.ok_or(missing("q", "new tokens"))?;
+            let commit = Commit::new(stored, gates, kept.keep, update);
+            return Ok(Box::new(commit.options(self.options)));
+        };
+        let states: States<'a> = match self.token_slots {
+            Some(slots) => {
+                let mut states = States::per_token(self.pool, slots);
+                states.write_pool = self.write_pool;
+                states.accepted = self.accepted;
+                states.into()
+            }
+            None if self.update_state => update.into(),
+            None => {
+                let mut states = States::read_only(self.pool);
+                states.read_slots = self.read_slots;
+                states.into()
+            }
+        };
+        let inputs = Inputs::qkv(q, tokens.k, tokens.v);
+        let mut step: Step<'a, G> = Step::new(inputs, gates, o, states).options(self.options);
+        step.snapshots = self.snapshots;
+        if let Some(Packed {
+            cu_seqlens,
+            max_tokens,
+        }) = self.packed
+        {
+            step = step.packed(cu_seqlens, max_tokens);
+        }
+        if let Some((stored, kept)) = kept {
+            let Tokens { gate, beta, .. } = kept.tokens;
+            step = step.previous(Previous::new(stored, gate, beta, kept.keep));
+        }
+        Ok(Box::new(step))
+    }
+
+    /// Nothing is given that the library's types do not let be said.
+    fn check(&self) -> Result<(), Error> {
+        let no_update = (!self.update_state, "update_state = false");
+        let read_slots = (self.read_slots.is_some(), "read_slots");
+        let write_slots = (self.write_slots.is_some(), "write_slots");
+        let write_pool = (self.write_pool.is_some(), "write_pool");
+        let snapshots = (self.snapshots.is_some(), "snapshots");
+        let name = if self.new.is_some() {
+            "previous"
+        } else {
+            "a commit"
+        };
+        let previous = (self.previous.is_some(), name);
+        if self.accepted.is_some() && self.token_slots.is_none() {
+            return Err(missing("token_slots", "accepted tokens"));
+        }
+        excludes(
+            (self.token_slots.is_some(), "token_slots"),
+            &[read_slots, write_slots, previous, no_update],
+            "they say where states start and where each of them goes",
+        )?;
+        excludes(
+            previous,
+            &[no_update, snapshots],
+            "the state after the kept tokens is written, and no other",
+        )?;
+        excludes(no_update, &[write_slots, write_pool], "no state is written")
+    }
+}
+
+fn missing(tensor: &'static str, needed_by: &'static str) -> Error {
+    Error::MissingTensor { tensor, needed_by }
+}
+
+/// Two of the arguments exclude each other where both are given.
+fn excludes(
+    one: (bool, &'static str),
+    others: &[(bool, &'static str)],
+    why: &'static str,
+) -> Result<(), Error> {
+    match others.iter().find(|&&(given, _)| one.0 && given) {
+        Some(&(_, other)) => Err(Error::Contradiction {
+            one: one.1,
+            other,
+            why,
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,104 @@
+//! PTX text made special to a layer: what is compiled.
+
+use std::ffi::CString;
+
+use gated_delta_kernels::constants::Constants;
+use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::step::StepConstants;
+
+use crate::error::Error;
+use crate::ptx;
+
+/// First letters of every load-time constant.
+const SYMBOL_PREFIX: &str = "GD_";
+
+/// An entry with the load-time constants of a layer: everything that is compiled in, and so the key of a cache of
+/// compiled kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    entry: Entry,
+    constants: StepConstants,
+}
+
+impl Kernel {
+    pub(crate) const fn new(entry: Entry, constants: StepConstants) -> Self {
+        Self { entry, constants }
+    }
+
+    /// The variant.
+    #[must_use]
+    pub fn entry(&self) -> Entry {
+        self.entry
+    }
+
+    /// Name of the function in the PTX.
+    #[must_use]
+    pub fn symbol(&self) -> &'static str {
+        self.entry.name()
+    }
+
+    /// The PTX, with the constants written into it.
+    ///
+    /// # Errors
+    /// [`Error::Specialise`] where a constant has no value: a defect of this library.
+    pub fn ptx(&self) -> Result<String, Error> {
+        let text = text(self.entry, self.constants.words())?.into_string();
+        text.map_err(|_| Error::Specialise("the PTX is no UTF-8".to_owned()))
+    }
+
+    /// Name and value of every load-time constant; an f32 is given by its bits.
+    pub fn constants(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        let symbols = self.entry.symbols().iter().copied();
+        symbols.zip(self.constants.words().iter().copied())
+    }
+}
+
+/// The PTX of `entry` with `constants` written into it, terminated.
+pub(crate) fn text(entry: Entry, constants: &[u32]) -> Result<CString, Error> {
+    let text =
+        template(entry).ok_or_else(|| Error::Specialise(format!("no PTX for {}", entry.name())))?;
+    specialise(text, entry.symbols(), constants)
+}
+
+/// The PTX of `entry` before the constants are written into it: each is a symbol, of [`Entry::symbols`], and the text
+/// compiles only when all are replaced by numbers. `None` for an entry newer than this library.
+#[must_use]
+pub fn template(entry: Entry) -> Option<&'static str> {
+    ptx::text(entry)
+}
+
+/// `ptx` with each of `symbols`, as a whole word, replaced by the word of the same position.
+///
+/// # Errors
+/// [`Error::Specialise`] where a `GD_` word is none of `symbols`, the counts differ, or the text has a NUL.
+pub fn specialise(ptx: &str, symbols: &[&str], words: &[u32]) -> Result<CString, Error> {
+    if symbols.len() != words.len() {
+        let (symbols, words) = (symbols.len(), words.len());
+        return Err(Error::Specialise(format!(
+            "{words} values for {symbols} symbols"
+        )));
+    }
+    let mut text = String::with_capacity(ptx.len());
+    let mut rest = ptx;
+    while let Some(start) = rest.find(SYMBOL_PREFIX) {
+        let (before, tail) = rest.split_at(start);
+        let (symbol, after) = tail.split_at(tail.find(|c| !in_word(c)).unwrap_or(tail.len()));
+        text.push_str(before);
+        if before.ends_with(in_word) {
+            text.push_str(symbol);
+        } else {
+            let position = symbols.iter().position(|known| *known == symbol);
+            let position =
+                position.ok_or_else(|| Error::Specialise(format!("no value for {symbol}")))?;
+            text.push_str(&words[position].to_string());
+        }
+        rest = after;
+    }
+    text.push_str(rest);
+    CString::new(text).map_err(|_| Error::Specialise("the PTX text has a NUL".to_owned()))
+}
+
+/// Whether `c` can be part of a PTX identifier.
+fn in_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%')
+}

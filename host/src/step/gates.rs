@@ -1,0 +1,252 @@
+//! Gates: the one thing in which the operators differ.
+
+use gated_delta_kernels::step::Gate;
+
+use crate::shapes::{Named, named};
+use crate::tensor::Tensor;
+
+/// Factor of sigmoid(b).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BetaScale {
+    /// β in (0, 1).
+    #[default]
+    One,
+    /// β in (0, 2): states may have negative eigenvalues (OLMo-Hybrid).
+    Two,
+}
+
+/// Gates of a GDN layer: [`GdnGates::raw`] or [`GdnGates::given`].
+#[allow(
+    clippy::large_enum_variant,
+    reason = "borrowed views, copied once a launch; a box would allocate"
+)]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum GdnGates<'a> {
+    /// Computed in the kernel: log decay −exp(A_log) · softplus(a + dt_bias), β = sigmoid(b) · beta_scale.
+    #[non_exhaustive]
+    Raw {
+        /// `[B, T, HV]`, bf16, f16 or f32.
+        a: Tensor<'a>,
+        /// `[B, T, HV]`, bf16, f16 or f32.
+        b: Tensor<'a>,
+        /// `[HV]`, f32.
+        a_log: Tensor<'a>,
+        /// `[HV]`, f32.
+        dt_bias: Tensor<'a>,
+        /// Factor of sigmoid(b).
+        beta_scale: BetaScale,
+    },
+    /// Given by the caller.
+    #[non_exhaustive]
+    Given {
+        /// Log decay, `[B, T, HV]`, bf16, f16 or f32.
+        g: Tensor<'a>,
+        /// `[B, T, HV]`, bf16, f16 or f32.
+        beta: Tensor<'a>,
+    },
+}
+
+impl<'a> GdnGates<'a> {
+    /// Computed in the kernel, of `a` and `b` `[B, T, HV]`, `a_log` and `dt_bias` `[HV]` (f32); β in (0, 1).
+    #[must_use]
+    pub fn raw(a: Tensor<'a>, b: Tensor<'a>, a_log: Tensor<'a>, dt_bias: Tensor<'a>) -> Self {
+        Self::Raw {
+            a,
+            b,
+            a_log,
+            dt_bias,
+            beta_scale: BetaScale::One,
+        }
+    }
+
+    /// Log decay and β, each `[B, T, HV]`.
+    #[must_use]
+    pub fn given(g: Tensor<'a>, beta: Tensor<'a>) -> Self {
+        Self::Given { g, beta }
+    }
+
+    /// With another factor of sigmoid(b) than one; given gates have none.
+    #[must_use]
+    pub fn beta_scale(mut self, scale: BetaScale) -> Self {
+        if let Self::Raw { beta_scale, .. } = &mut self {
+            *beta_scale = scale;
+        }
+        self
+    }
+}
+
+/// Gates of a KDA layer.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct KdaGates<'a> {
+    /// `[B, T, HV, K]`, bf16, f16 or f32: the log decay of every key channel, or what it is computed from. Strides of
+    /// rows, tokens and heads are free.
+    pub g: Tensor<'a>,
+    /// What `g` is.
+    pub kind: KdaGate<'a>,
+    /// `[B, T, HV]`, bf16, f16 or f32: β or its logit. Strides of rows and tokens are free.
+    pub beta: Tensor<'a>,
+    /// What `beta` is.
+    pub beta_kind: KdaBeta,
+}
+
+impl<'a> KdaGates<'a> {
+    /// `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, and what they are.
+    #[must_use]
+    pub fn new(g: Tensor<'a>, kind: KdaGate<'a>, beta: Tensor<'a>, beta_kind: KdaBeta) -> Self {
+        Self {
+            g,
+            kind,
+            beta,
+            beta_kind,
+        }
+    }
+}
+
+/// What the `g` of [`KdaGates`] is.
+///
+/// `a_log` and `dt_bias` have H or HV rows, both the same, and are contiguous.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "borrowed views, copied once a launch; a box would allocate"
+)]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum KdaGate<'a> {
+    /// The log decay.
+    Log,
+    /// Log decay −exp(A_log) · softplus(g + dt_bias).
+    Softplus {
+        /// `[H]` or `[HV]`, f32.
+        a_log: Tensor<'a>,
+        /// `[H, K]` or `[HV, K]`, f32; without it, 0.
+        dt_bias: Option<Tensor<'a>>,
+    },
+    /// Log decay lower_bound · sigmoid(exp(A_log) · (g + dt_bias)): a scale, not a clamp.
+    LowerBound {
+        /// Finite, below 0.
+        lower_bound: f32,
+        /// `[H]` or `[HV]`, f32; without it, exp(A_log) = 1.
+        a_log: Option<Tensor<'a>>,
+        /// `[H, K]` or `[HV, K]`, f32; without it, 0.
+        dt_bias: Option<Tensor<'a>>,
+    },
+}
+
+/// What the `beta` of [`KdaGates`] is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KdaBeta {
+    /// β.
+    #[default]
+    Given,
+    /// Its logit: β = sigmoid(beta).
+    Logit,
+}
+
+/// Gates of an operator: [`GdnGates`] or [`KdaGates`].
+pub trait Gates: sealed::Gates {}
+
+impl Gates for GdnGates<'_> {}
+impl Gates for KdaGates<'_> {}
+
+pub(crate) mod sealed {
+    /// Says what the gates are made of.
+    pub trait Gates {
+        fn parts(&self) -> super::GateParts<'_>;
+    }
+}
+
+/// Gates of any operator.
+#[derive(Clone, Copy)]
+pub struct GateParts<'a> {
+    /// A decay for each key channel.
+    pub(super) per_channel: bool,
+    pub(super) kind: Gate,
+    pub(super) lower_bound: Option<f32>,
+    /// `a` or `g`.
+    pub(super) gate: Named<'a>,
+    /// `b` or `beta`.
+    pub(super) beta: Named<'a>,
+    pub(super) a_log: Option<Named<'a>>,
+    pub(super) dt_bias: Option<Named<'a>>,
+    pub(super) beta_logit: bool,
+    pub(super) beta_scale: f32,
+    /// What the previous tokens' `gate` and `beta` are called.
+    pub(super) previous_names: [&'static str; 2],
+}
+
+impl sealed::Gates for GdnGates<'_> {
+    fn parts(&self) -> GateParts<'_> {
+        match self {
+            GdnGates::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                beta_scale,
+            } => GateParts {
+                per_channel: false,
+                kind: Gate::Softplus,
+                lower_bound: None,
+                gate: named("a", a),
+                beta: named("b", b),
+                a_log: Some(named("A_log", a_log)),
+                dt_bias: Some(named("dt_bias", dt_bias)),
+                beta_logit: true,
+                beta_scale: match beta_scale {
+                    BetaScale::One => 1.0,
+                    BetaScale::Two => 2.0,
+                },
+                previous_names: ["previous a", "previous b"],
+            },
+            GdnGates::Given { g, beta } => GateParts {
+                per_channel: false,
+                kind: Gate::Log,
+                lower_bound: None,
+                gate: named("g", g),
+                beta: named("beta", beta),
+                a_log: None,
+                dt_bias: None,
+                beta_logit: false,
+                beta_scale: 1.0,
+                previous_names: ["previous g", "previous beta"],
+            },
+        }
+    }
+}
+
+impl sealed::Gates for KdaGates<'_> {
+    fn parts(&self) -> GateParts<'_> {
+        let (kind, lower_bound, a_log, dt_bias) = match &self.kind {
+            KdaGate::Log => (Gate::Log, None, None, None),
+            KdaGate::Softplus { a_log, dt_bias } => {
+                (Gate::Softplus, None, Some(a_log), dt_bias.as_ref())
+            }
+            KdaGate::LowerBound {
+                lower_bound,
+                a_log,
+                dt_bias,
+            } => (
+                Gate::LowerBound,
+                Some(*lower_bound),
+                a_log.as_ref(),
+                dt_bias.as_ref(),
+            ),
+        };
+        GateParts {
+            per_channel: true,
+            kind,
+            lower_bound,
+            gate: named("g", &self.g),
+            beta: named("beta", &self.beta),
+            a_log: a_log.map(|tensor| named("A_log", tensor)),
+            dt_bias: dt_bias.map(|tensor| named("dt_bias", tensor)),
+            beta_logit: self.beta_kind == KdaBeta::Logit,
+            beta_scale: 1.0,
+            previous_names: ["previous g", "previous beta"],
+        }
+    }
+}

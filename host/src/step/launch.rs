@@ -1,0 +1,122 @@
+//! Launches: through the cache of compiled kernels, with the variant that is selected or one of the caller's choice.
+
+use super::Plan;
+use super::checks::one_of;
+use super::request::Request;
+use super::work::Work;
+use crate::Entry;
+use crate::error::Error;
+use crate::library::{KernelResources, Library};
+use crate::stream::StreamRef;
+
+impl Library {
+    /// Enqueues a step or a commit: checks the arguments, looks the compiled kernel up (or compiles it, the first
+    /// time), launches. Nothing is allocated or synchronised after the first time.
+    ///
+    /// # Errors
+    /// Whatever the arguments break of their rules, named; compile and launch failures.
+    ///
+    /// # Safety
+    /// Until `stream` has passed the launch, the tensors stay valid, what is written (o, snapshots, the written slots)
+    /// is used by nobody else, and no two live rows write one slot.
+    pub unsafe fn launch<W: Work + ?Sized>(
+        &self,
+        stream: StreamRef<'_>,
+        work: &W,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_request(stream, &work.request(), None) }
+    }
+
+    /// As [`Library::launch`], with a variant of the caller's choice, for tuning and tests.
+    ///
+    /// # Errors
+    /// As [`Library::launch`]'s, and [`Error::Unsupported`] for a variant that is not one of [`Work::variants`].
+    ///
+    /// # Safety
+    /// As [`Library::launch`]'s.
+    pub unsafe fn launch_with<W: Work + ?Sized>(
+        &self,
+        stream: StreamRef<'_>,
+        work: &W,
+        variant: Entry,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_request(stream, &work.request(), Some(variant)) }
+    }
+
+    /// Checks `work` and compiles its kernels; the plan is then launched with other addresses, B and P.
+    ///
+    /// # Errors
+    /// As [`Library::launch`]'s, but for the launch.
+    pub fn plan<W: Work + ?Sized>(&self, work: &W) -> Result<Plan, Error> {
+        Plan::new(self, work.request().check()?)
+    }
+
+    /// Compiles every kernel that `work` may be launched with at any batch size, so that no later launch of such
+    /// arguments compiles, as graph capture requires. On the simulator, which has nothing to compile, checks alone.
+    ///
+    /// # Errors
+    /// As [`Library::launch`]'s, but for the launch.
+    pub fn prewarm<W: Work + ?Sized>(&self, work: &W) -> Result<(), Error> {
+        self.plan(work).map(drop)
+    }
+
+    /// Registers and memory of every variant of `work`, compiled for it.
+    ///
+    /// # Errors
+    /// As [`Library::prewarm`]'s; [`Error::Unsupported`] on the simulator, which compiles nothing.
+    pub fn resources<W: Work + ?Sized>(
+        &self,
+        work: &W,
+    ) -> Result<Vec<(Entry, KernelResources)>, Error> {
+        let problem = work.request().check()?;
+        problem
+            .kind
+            .variants()
+            .map(|entry| {
+                let shared_bytes = problem.shared_bytes(entry);
+                let resources = self.function_resources(entry, problem.words(), shared_bytes)?;
+                Ok((entry, resources))
+            })
+            .collect()
+    }
+
+    /// Checks and enqueues `request`, with `variant` or the selected one.
+    ///
+    /// # Safety
+    /// As [`Library::launch`]'s.
+    unsafe fn launch_request(
+        &self,
+        stream: StreamRef<'_>,
+        request: &Request<'_>,
+        variant: Option<Entry>,
+    ) -> Result<(), Error> {
+        let (switches, tensors) = (request.switches(variant), request.tensors());
+        let params = request.params();
+        let bytes = bytemuck::bytes_of(&params);
+        let last = self.last(request.is_decode());
+        if let Some((function, shape)) = last.recall(&switches, &tensors) {
+            // SAFETY: the caller's promise; the function was compiled for these layouts.
+            return unsafe { self.launch_function(stream, function, shape, bytes) };
+        }
+        let problem = request.check()?;
+        let batch = request.batch();
+        let entry = match variant {
+            Some(variant) => one_of(problem.kind.variants(), variant)?,
+            None => problem.entry(batch)?,
+        };
+        self.check_memory(&tensors, |name| request.writes(&problem, name))?;
+        if batch == 0 {
+            return Ok(());
+        }
+        let shape = problem.shape(entry, batch);
+        // SAFETY: the caller's promise; the parameters are those of the entry's operator.
+        let launched =
+            unsafe { self.launch_entry(stream, entry, problem.words(), shape, bytes, &tensors) }?;
+        if let Some(function) = launched {
+            last.remember(switches, &tensors, function, shape);
+        }
+        Ok(())
+    }
+}

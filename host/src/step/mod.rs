@@ -1,0 +1,301 @@
+//! A step of a layer: new tokens of every sequence, where their states start and where they go, in one launch.
+//!
+//! [`Gdn`] and [`Kda`] are the steps of the two kinds of layer, [`GdnCommit`] and [`KdaCommit`] advance states alone. A
+//! decode is a step of one token; which kernels compute a step follows from the [`Formulation`], T and the options.
+//!
+//! | states | where they start and go |
+//! |---|---|
+//! | [`States::update`] | row b starts from slot b, its state after the last token goes back there |
+//! | `.slots`, `.write_slots`, `.write_pool` | other slots, another pool |
+//! | [`States::read_only`] | no state is written |
+//! | [`States::per_token`] | the state after each token goes to a slot of its own, the row starts from one of them |
+//!
+//! | option of a step | |
+//! |---|---|
+//! | [`Step::snapshots`] | besides, the state after every token goes to a tensor of its own |
+//! | [`Step::packed`] | rows of different lengths |
+//! | [`Step::previous`] | the accepted part of the last step is committed first, the new tokens are verified: a *resume* |
+//!
+//! After a verify without states written, either a [`Commit`] replays the accepted tokens into the pool, or the next
+//! step resumes: one state read and one written, whatever T is.
+//!
+//! Two drafted tokens, of which the first is accepted, on the simulator:
+//!
+//! ```
+//! use gated_delta::{Gdn, GdnCommit, GdnGates, Inputs, Library, Options, States, Stored, StreamRef, Tensor};
+//!
+//! let mut first_channel = [0.0f32; 2 * 64];
+//! (first_channel[0], first_channel[64]) = (1.0, 1.0);
+//! let k = Tensor::from_slice(&first_channel, &[1, 2, 1, 64])?;
+//! let values: [f32; 2 * 64] = std::array::from_fn(|i| if i < 64 { 0.5 } else { 2.0 });
+//! let v = Tensor::from_slice(&values, &[1, 2, 1, 64])?;
+//! let (no_decay, all) = ([0.0f32; 2], [1.0f32; 2]);
+//! let gates = GdnGates::given(
+//!     Tensor::from_slice(&no_decay, &[1, 2, 1])?,
+//!     Tensor::from_slice(&all, &[1, 2, 1])?,
+//! );
+//! let options = Options::default().scale(1.0).qk_l2norm(false);
+//! let (mut output, mut states) = ([f32::NAN; 2 * 64], vec![0.0f32; 64 * 64]);
+//! let (library, stream) = (Library::simulator(), StreamRef::default_stream());
+//!
+//! let o = Tensor::from_slice_mut(&mut output, &[1, 2, 1, 64])?;
+//! let pool = Tensor::from_slice(&states, &[1, 1, 64, 64])?;
+//! let verify = Gdn::new(Inputs::qkv(k, k, v), gates, o, States::read_only(pool)).options(options);
+//! // SAFETY: a simulated launch is done when it returns.
+//! unsafe { library.launch(stream, &verify) }?;
+//! assert_eq!((output[0], output[64]), (0.5, 2.0)); // what each token stored at its key
+//!
+//! let accepted = [1i32];
+//! let pool = Tensor::from_slice_mut(&mut states, &[1, 1, 64, 64])?;
+//! let keep = Tensor::from_slice(&accepted, &[1])?;
+//! let commit = GdnCommit::new(Stored::kv(k, v), gates, keep, States::update(pool)).options(options);
+//! // SAFETY: as above.
+//! unsafe { library.launch(stream, &commit) }?;
+//! assert_eq!(states[..2], [0.5, 0.0]); // the first token's, and nothing of the second
+//! # Ok::<(), gated_delta::Error>(())
+//! ```
+
+mod check;
+mod checks;
+mod constants;
+mod extent;
+mod gates;
+mod launch;
+mod options;
+mod plan;
+mod problem;
+mod request;
+mod states;
+mod switches;
+#[cfg(test)]
+mod tests;
+mod tokens;
+mod work;
+
+pub use checks::MAX_BATCH;
+pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
+pub use options::{Formulation, HeadMap, Options, StateLayout};
+pub use plan::Plan;
+pub(crate) use request::Request;
+pub use states::{PerToken, ReadOnly, States, Update};
+pub use work::Work;
+
+use crate::tensor::Tensor;
+
+/// Most tokens of a row in one launch, new or previous.
+pub const MAX_TOKENS: usize = 16;
+
+/// A step of a GDN layer (Gated DeltaNet, arXiv 2412.06464): see [`Step`].
+pub type Gdn<'a> = Step<'a, GdnGates<'a>>;
+
+/// A step of a KDA layer (Kimi Delta Attention, arXiv 2510.26692): see [`Step`].
+pub type Kda<'a> = Step<'a, KdaGates<'a>>;
+
+/// A commit of a GDN layer: see [`Commit`].
+pub type GdnCommit<'a> = Commit<'a, GdnGates<'a>>;
+
+/// A commit of a KDA layer: see [`Commit`].
+pub type KdaCommit<'a> = Commit<'a, KdaGates<'a>>;
+
+/// A decode, a verify or a resume. T in 1..=16; K = V in {64, 128}; HV a multiple of H.
+///
+/// With [`Step::packed`], the `[B, T, …]` tensors are `[1, total, …]`. Strides of rows, tokens and heads, of slots and
+/// of snapshots are free, but what is written must not overlap itself; the innermost dim is contiguous. Views that are
+/// not 16-byte aligned are taken, by a narrower path.
+///
+/// A row is inactive where one of its indices is out of range or the null slot: its part of `o` is zero, and it
+/// touches no state. A packed row without a token, or one whose bounds are out of range, touches nothing at all.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Step<'a, G> {
+    /// What the tokens bring.
+    pub inputs: Inputs<'a>,
+    /// Gates of these tokens.
+    pub gates: G,
+    /// `[B, T, HV, V]`, bf16, f16 or f32, written.
+    pub o: Tensor<'a>,
+    /// Where states start and go.
+    pub states: States<'a>,
+    /// `[B, steps, HV, V, K]` or `[B, steps, HV, K, V]` with steps ≥ T, of the dtype of the pool: receives the state
+    /// after every token, wherever else states go.
+    pub snapshots: Option<Tensor<'a>>,
+    /// Rows of different lengths, one behind the other.
+    pub packed: Option<Packed<'a>>,
+    /// Tokens of the last step, of which the accepted ones are committed first. Wants [`States::update`], and no
+    /// snapshots.
+    pub previous: Option<Previous<'a>>,
+    /// What is fixed for a layer.
+    pub options: Options,
+}
+
+/// What the tokens of a step bring.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Inputs<'a> {
+    /// Query, key and value.
+    #[non_exhaustive]
+    Qkv {
+        /// `[B, T, H, K]`, bf16, f16 or f32.
+        q: Tensor<'a>,
+        /// `[B, T, H, K]`, bf16, f16 or f32.
+        k: Tensor<'a>,
+        /// `[B, T, HV, V]`, bf16, f16 or f32.
+        v: Tensor<'a>,
+    },
+}
+
+/// What tokens bring that are only committed: [`Inputs`] without what is read with.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Stored<'a> {
+    /// Key and value.
+    #[non_exhaustive]
+    Kv {
+        /// `[B, T', H, K]`, bf16, f16 or f32.
+        k: Tensor<'a>,
+        /// `[B, T', HV, V]`, bf16, f16 or f32.
+        v: Tensor<'a>,
+    },
+}
+
+/// Rows of different lengths: the tokens of all of them along one dim.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Packed<'a> {
+    /// `[B + 1]`, i32, i64 or u32: row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`.
+    pub cu_seqlens: Tensor<'a>,
+    /// T: no row is longer. A longer one is out of range.
+    pub max_tokens: usize,
+}
+
+/// Tokens of the last step, T' of each row, T' in 1..=16: the first `keep` of them advance the row's start state, which
+/// is written to the write slot, rounded to the state's dtype; the new tokens start from it and write `o` alone.
+///
+/// Bit for bit a [`Commit`] and a verify that writes no state. Dense, with free strides, whether or not the new tokens
+/// are packed; dtypes are those of the new tokens' tensors.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Previous<'a> {
+    /// What these tokens brought.
+    pub stored: Stored<'a>,
+    /// As the new tokens' `a` or `g`: `[B, T', HV]`, with KDA `[B, T', HV, K]`.
+    pub gate: Tensor<'a>,
+    /// As the new tokens' `b` or `beta`: `[B, T', HV]`.
+    pub beta: Tensor<'a>,
+    /// `[B]`, i32, i64 or u32, in 0..=T': tokens to commit. Where it is out of range, the row is inactive.
+    pub keep: Tensor<'a>,
+}
+
+/// After a verify that wrote no state, the first `keep` of its T' tokens advance the states. T' in 1..=16; otherwise
+/// as [`Step`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Commit<'a, G> {
+    /// What these tokens brought.
+    pub stored: Stored<'a>,
+    /// Gates of these tokens.
+    pub gates: G,
+    /// `[B]`, i32, i64 or u32, in 0..=T': tokens to commit. Where it is out of range, the row is inactive.
+    pub keep: Tensor<'a>,
+    /// Where states start and go.
+    pub states: Update<'a>,
+    /// What is fixed for a layer.
+    pub options: Options,
+}
+
+impl<'a, G> Step<'a, G> {
+    /// A step of dense rows, with the default [`Options`].
+    pub fn new(inputs: Inputs<'a>, gates: G, o: Tensor<'a>, states: impl Into<States<'a>>) -> Self {
+        Self {
+            inputs,
+            gates,
+            o,
+            states: states.into(),
+            snapshots: None,
+            packed: None,
+            previous: None,
+            options: Options::default(),
+        }
+    }
+
+    /// With the state after every token written to a tensor besides: [`Step::snapshots`](Step#structfield.snapshots).
+    #[must_use]
+    pub fn snapshots(mut self, snapshots: Tensor<'a>) -> Self {
+        self.snapshots = Some(snapshots);
+        self
+    }
+
+    /// Of rows of different lengths: `cu_seqlens` `[B + 1]`, and T, which no row is longer than. See [`Packed`].
+    #[must_use]
+    pub fn packed(mut self, cu_seqlens: Tensor<'a>, max_tokens: usize) -> Self {
+        self.packed = Some(Packed {
+            cu_seqlens,
+            max_tokens,
+        });
+        self
+    }
+
+    /// After tokens of the last step: a resume. See [`Previous`].
+    #[must_use]
+    pub fn previous(mut self, previous: Previous<'a>) -> Self {
+        self.previous = Some(previous);
+        self
+    }
+
+    /// With what is fixed for the layer.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+}
+
+impl<'a> Inputs<'a> {
+    /// Query `[B, T, H, K]`, key `[B, T, H, K]` and value `[B, T, HV, V]`, each bf16, f16 or f32.
+    #[must_use]
+    pub fn qkv(q: Tensor<'a>, k: Tensor<'a>, v: Tensor<'a>) -> Self {
+        Self::Qkv { q, k, v }
+    }
+}
+
+impl<'a> Stored<'a> {
+    /// Key `[B, T', H, K]` and value `[B, T', HV, V]`, each bf16, f16 or f32.
+    #[must_use]
+    pub fn kv(k: Tensor<'a>, v: Tensor<'a>) -> Self {
+        Self::Kv { k, v }
+    }
+}
+
+impl<'a> Previous<'a> {
+    /// Tokens of the last step, of which `keep` are committed; `gate` and `beta` as the new tokens' gates have them.
+    #[must_use]
+    pub fn new(stored: Stored<'a>, gate: Tensor<'a>, beta: Tensor<'a>, keep: Tensor<'a>) -> Self {
+        Self {
+            stored,
+            gate,
+            beta,
+            keep,
+        }
+    }
+}
+
+impl<'a, G> Commit<'a, G> {
+    /// A commit of the first `keep` tokens, with the default [`Options`].
+    #[must_use]
+    pub fn new(stored: Stored<'a>, gates: G, keep: Tensor<'a>, states: Update<'a>) -> Self {
+        Self {
+            stored,
+            gates,
+            keep,
+            states,
+            options: Options::default(),
+        }
+    }
+
+    /// With what is fixed for the layer.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+}

@@ -1,0 +1,127 @@
+//! What is fixed for a layer, besides shapes.
+
+use std::fmt;
+
+/// What is fixed for a layer, besides shapes.
+///
+/// ```
+/// use gated_delta::{HeadMap, Options, StateLayout};
+///
+/// let options = Options::default().state_layout(StateLayout::VLast).head_map(HeadMap::Tiled).null_slot(0);
+/// assert!(options.qk_l2norm && options.scale.is_none());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Which dim of a state is contiguous.
+    pub state_layout: StateLayout,
+    /// Query/key head of a value head.
+    pub head_map: HeadMap,
+    /// Normalise q and k to unit length.
+    pub qk_l2norm: bool,
+    /// Factor of q; 1/√K where `None`.
+    pub scale: Option<f32>,
+    /// A slot that makes its row inactive, besides those out of range (vLLM's slot 0).
+    pub null_slot: Option<u32>,
+    /// How the tokens of a row are computed.
+    pub formulation: Formulation,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            state_layout: StateLayout::KLast,
+            head_map: HeadMap::Grouped,
+            qk_l2norm: true,
+            scale: None,
+            null_slot: None,
+            formulation: Formulation::Recurrent,
+        }
+    }
+}
+
+impl Options {
+    /// With another [layout](StateLayout) of states than K-last.
+    #[must_use]
+    pub const fn state_layout(mut self, layout: StateLayout) -> Self {
+        self.state_layout = layout;
+        self
+    }
+
+    /// With another [head map](HeadMap) than grouped.
+    #[must_use]
+    pub const fn head_map(mut self, head_map: HeadMap) -> Self {
+        self.head_map = head_map;
+        self
+    }
+
+    /// Whether q and k are normalised; they are by default.
+    #[must_use]
+    pub const fn qk_l2norm(mut self, qk_l2norm: bool) -> Self {
+        self.qk_l2norm = qk_l2norm;
+        self
+    }
+
+    /// With another factor of q than 1/√K.
+    #[must_use]
+    pub const fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// With a slot that makes its row inactive.
+    #[must_use]
+    pub const fn null_slot(mut self, slot: u32) -> Self {
+        self.null_slot = Some(slot);
+        self
+    }
+
+    /// With another [formulation](Formulation) than the recurrent one.
+    #[must_use]
+    pub const fn formulation(mut self, formulation: Formulation) -> Self {
+        self.formulation = formulation;
+        self
+    }
+}
+
+/// Which dim of a state is contiguous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum StateLayout {
+    /// `[P, HV, V, K]` (others call it pretranspose or V-major).
+    #[default]
+    KLast,
+    /// `[P, HV, K, V]`.
+    VLast,
+}
+
+impl fmt::Display for StateLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KLast => "k_last",
+            Self::VLast => "v_last",
+        })
+    }
+}
+
+/// Query/key head of a value head, for HV > H (GVA).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum HeadMap {
+    /// `hv / (HV / H)`.
+    #[default]
+    Grouped,
+    /// `hv % H`, the order of GGUF files.
+    Tiled,
+}
+
+/// How the tokens of a row are computed. Whatever it is, results do not depend on B, on other rows, on the variant, or
+/// on where states go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Formulation {
+    /// Token by token in f32: with f32 states T tokens are T launches of one token, bit for bit.
+    #[default]
+    Recurrent,
+    /// The tokens of a row at once, on tensor cores: bf16 K-last states and at most 8 tokens, new or previous, without
+    /// snapshots and token slots.
+    Parallel,
+}

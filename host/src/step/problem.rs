@@ -1,0 +1,63 @@
+//! What a launch is compiled for.
+
+use gated_delta_kernels::constants::Constants;
+use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::step::StepConstants;
+
+use crate::Entry;
+use crate::error::Error;
+use crate::raw::Kernel;
+use crate::select::Kind;
+
+/// What a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Problem {
+    pub kind: Kind,
+    pub constants: StepConstants,
+}
+
+impl Problem {
+    /// Whether each row's final state is written: by an update or by a commit.
+    pub fn writes_final(&self) -> bool {
+        self.constants.update_state != 0 || self.constants.previous_tokens != 0
+    }
+
+    /// The variant for `batch` rows.
+    pub fn entry(&self, batch: u32) -> Result<Entry, Error> {
+        self.kind.entry(batch * self.value_heads())
+    }
+
+    pub fn kernel(&self, entry: Entry) -> Kernel {
+        Kernel::new(entry, self.constants)
+    }
+
+    pub fn shape(&self, entry: Entry, batch: u32) -> LaunchShape {
+        let c = &self.constants;
+        LaunchShape {
+            grid: [entry.tiles() * c.ratio, c.h, batch],
+            block: entry.block(),
+            shared_bytes: self.shared_bytes(entry),
+        }
+    }
+
+    /// Dynamic shared memory of a block of `entry`, bytes.
+    pub fn shared_bytes(&self, entry: Entry) -> u32 {
+        let tokens = self.constants.tokens + self.constants.previous_tokens;
+        entry.shared_bytes() + entry.shared_bytes_per_token() * tokens
+    }
+
+    /// Bytes of a slot.
+    pub fn state_bytes(&self) -> u64 {
+        let elements = u64::from(self.kind.k_dim) * u64::from(self.kind.v_dim);
+        u64::from(self.value_heads()) * elements * self.kind.state.size_of() as u64
+    }
+
+    /// The load-time constants, as words.
+    pub fn words(&self) -> &[u32] {
+        self.constants.words()
+    }
+
+    fn value_heads(&self) -> u32 {
+        self.constants.h * self.constants.ratio
+    }
+}

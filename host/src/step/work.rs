@@ -1,0 +1,59 @@
+//! What a library launches.
+
+use gated_delta_kernels::step::StepParams;
+
+use crate::Entry;
+use crate::error::Error;
+use crate::raw::Recipe;
+
+/// A layer's work in one launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit of either.
+pub trait Work: sealed::Work {
+    /// Every compiled variant that computes these arguments, best or not.
+    ///
+    /// # Errors
+    /// What the arguments break of their rules.
+    fn variants(&self) -> Result<Vec<Entry>, Error> {
+        Ok(self.request().check()?.kind.variants().collect())
+    }
+
+    /// The variant that a launch takes.
+    ///
+    /// # Errors
+    /// As [`Work::variants`]'s.
+    fn selected(&self) -> Result<Entry, Error> {
+        self.request().selected()
+    }
+
+    /// Bytes that a launch must move where every row is active and full: each start state read once, each state that is
+    /// kept written once, every other tensor once.
+    ///
+    /// # Errors
+    /// As [`Work::variants`]'s.
+    fn bytes(&self) -> Result<u64, Error> {
+        self.request().bytes()
+    }
+
+    /// Addresses and sizes, as a kernel takes them.
+    fn params(&self) -> StepParams {
+        self.request().params()
+    }
+
+    /// Checks the arguments, and says how to launch them by other means than [`Library`](crate::Library).
+    ///
+    /// # Errors
+    /// As [`Work::variants`]'s; [`Error::Memory`] for a tensor in host memory.
+    fn recipe(&self) -> Result<Recipe, Error> {
+        self.request().recipe()
+    }
+}
+
+impl<W: sealed::Work> Work for W {}
+
+pub(crate) mod sealed {
+    use crate::step::request::Request;
+
+    /// Says what the arguments come down to.
+    pub trait Work {
+        fn request(&self) -> Request<'_>;
+    }
+}
