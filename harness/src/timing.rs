@@ -86,7 +86,7 @@ impl Timer {
         launch(0)?;
         self.stream.synchronize()?;
         // SAFETY: the caller's buffers outlive this call, which waits for every replay.
-        let graph =
+        let mut graph =
             unsafe { Graph::capture(&self.stream, || (0..launches).try_for_each(&launch)) }?;
         let mut samples = Vec::with_capacity(REPLAYS);
         for replay in 0..REPLAYS + 2 {
@@ -119,7 +119,7 @@ pub fn empty_kernel(timer: &Timer, context: &Context) -> Result<f64, Error> {
         // SAFETY: the kernel has no parameters and touches nothing; the module outlives the graph.
         unsafe {
             context.driver().launch_kernel(
-                function,
+                function.raw(),
                 1,
                 1,
                 1,

@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     let padding = rows([-1; 6], [0; 7]);
     let mut first = Layer::new(&engine, &decode, &padding.0)?;
     let mut second = Layer::new(&engine, &verify, &padding.1)?;
-    let graph = {
+    let mut graph = {
         let (first, second) = (first.decode()?, second.verify()?);
         engine.library.prewarm_gdn_decode(&first)?;
         engine.library.prewarm_gdn_mtp(&second)?;

@@ -16,7 +16,7 @@
 //! // SAFETY: the states outlive the launches, and nobody else has them.
 //! unsafe { library.state_floor(stream.as_ref(), tensor, 2.0) }?; // compiles, which no capture may
 //! // SAFETY: as above.
-//! let graph = unsafe { Graph::capture(&stream, || library.state_floor(stream.as_ref(), tensor, 2.0)) }?;
+//! let mut graph = unsafe { Graph::capture(&stream, || library.state_floor(stream.as_ref(), tensor, 2.0)) }?;
 //! let (start, end) = (Event::new(&context)?, Event::new(&context)?);
 //! start.record(&stream)?;
 //! // SAFETY: as above.
@@ -50,7 +50,7 @@ pub use functions::{
 };
 pub use graph::Graph;
 pub use memory::DeviceMemory;
-pub use module::Module;
+pub use module::{Function, Module};
 pub use stream::{Event, Stream};
 
 use crate::error::Error;

@@ -254,10 +254,11 @@ fn compile(
     let module = Module::load(context, entry.name(), &text)?;
     let function = module.function(&name)?;
     // Under lazy loading, asking for an attribute brings the code in now rather than at the first launch.
-    module.function_attribute(function, attribute::FUNCTION_NUM_REGS)?;
+    function.attribute(attribute::FUNCTION_NUM_REGS)?;
     if shared_bytes > DEFAULT_SHARED_BYTES {
-        module.set_shared_bytes(function, shared_bytes)?;
+        function.set_shared_bytes(shared_bytes)?;
     }
+    let function = function.raw();
     Ok((module, function))
 }
 

@@ -1,6 +1,6 @@
 //! What threads may share and hand over: everything. A value that could not would not compile here.
 
-use crate::driver::{DeviceMemory, Driver, Event, Graph, Module, Stream};
+use crate::driver::{DeviceMemory, Driver, Event, Function, Graph, Module, Stream};
 use crate::raw::{Kernel, Recipe};
 use crate::*;
 
@@ -16,6 +16,7 @@ const _: () = {
     is_shared::<Event>();
     is_shared::<Graph>();
     is_shared::<Module>();
+    is_shared::<Function<'_>>();
     is_shared::<DeviceMemory>();
     is_shared::<StreamRef<'_>>();
     is_shared::<Tensor<'_>>();

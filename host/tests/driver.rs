@@ -64,9 +64,7 @@ fn a_kernel_runs_launched_and_replayed() {
     let Some(context) = context() else { return };
     let module = Module::load(&context, "increment", INCREMENT).unwrap();
     let increment = module.function(c"increment").unwrap();
-    let registers = module
-        .function_attribute(increment, attribute::FUNCTION_NUM_REGS)
-        .unwrap();
+    let registers = increment.attribute(attribute::FUNCTION_NUM_REGS).unwrap();
     assert!((1..=255).contains(&registers));
 
     let stream = Stream::new(&context).unwrap();
@@ -76,8 +74,9 @@ fn a_kernel_runs_launched_and_replayed() {
 
     // SAFETY: the memory has the words, and outlives the stream's work, which is waited for below.
     unsafe {
+        let increment = increment.raw();
         launch(increment, address, &stream).unwrap();
-        let graph = Graph::capture(&stream, || launch(increment, address, &stream)).unwrap();
+        let mut graph = Graph::capture(&stream, || launch(increment, address, &stream)).unwrap();
         start.record(&stream).unwrap();
         graph.launch(&stream).unwrap();
         graph.launch(&stream).unwrap();
@@ -114,11 +113,10 @@ fn errors_of_the_driver_are_named() {
         ),
         Err(Error::PtxTooNew { .. })
     ));
-    let absent = Module::load(&context, "increment", INCREMENT)
-        .unwrap()
-        .function(c"absent");
+    let module = Module::load(&context, "increment", INCREMENT).unwrap();
     assert!(
-        absent
+        module
+            .function(c"absent")
             .unwrap_err()
             .to_string()
             .contains("CUDA_ERROR_NOT_FOUND")

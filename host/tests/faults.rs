@@ -8,11 +8,12 @@ mod stand_in;
 
 use std::any::type_name;
 use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Barrier;
 use std::{env, thread};
 
-use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
+use gated_delta::driver::{Context, Device, DeviceMemory, Graph, Module, Stream};
 use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
 use gated_delta::ops::recurrent::{Previous, RecurrentOptions};
 use gated_delta::ops::{HeadMap, StateLayout};
@@ -282,5 +283,52 @@ fn a_dropped_library_leaves_its_kernels_and_their_context() {
         assert_eq!(stand_in.calls("cuModuleUnload"), 0);
         assert_eq!(stand_in.calls("cuDevicePrimaryCtxRetain"), 2);
         assert_eq!(stand_in.calls("cuDevicePrimaryCtxRelease_v2"), 0);
+    });
+}
+
+/// However what is captured ends, its stream captures no longer, and no graph is left.
+#[test]
+fn a_capture_that_fails_or_panics_is_ended() {
+    on_stand_in(|stand_in, context| {
+        let stream = Stream::new(context).unwrap();
+        let capture = |enqueue: fn() -> Result<(), Error>| {
+            // SAFETY: the stand-in runs nothing.
+            unsafe { Graph::capture(&stream, enqueue) }
+        };
+        let refused = capture(|| Err(Error::NoDevice)).unwrap_err();
+        assert!(matches!(refused, Error::NoDevice));
+        catch_unwind(AssertUnwindSafe(|| capture(|| panic!("in a capture")))).unwrap_err();
+        assert_eq!(stand_in.calls("cuStreamEndCapture"), 2);
+        assert_eq!(stand_in.calls("cuGraphDestroy"), 2);
+        assert_eq!(stand_in.calls("cuGraphInstantiateWithFlags"), 0);
+
+        let mut graph = capture(|| Ok(())).unwrap();
+        // SAFETY: as above.
+        unsafe { graph.launch(&stream) }.unwrap();
+        drop(graph);
+        assert_eq!(stand_in.calls("cuGraphDestroy"), 3);
+        assert_eq!(stand_in.calls("cuGraphExecDestroy"), 1);
+
+        stand_in.fault("cuGraphInstantiateWithFlags", 2);
+        capture(|| Ok(())).unwrap_err();
+        stand_in.fault("cuStreamEndCapture", 2);
+        capture(|| Ok(())).unwrap_err();
+        assert_eq!(stand_in.calls("cuGraphDestroy"), 4);
+        assert_eq!(stand_in.calls("cuGraphExecDestroy"), 1);
+    });
+}
+
+/// Nothing but text reaches the driver's loader, which would follow the offsets of a binary.
+#[test]
+fn a_binary_is_refused_unseen() {
+    on_stand_in(|stand_in, context| {
+        let refused = Module::load(context, "gdn_decode", c"\x7fELF\x02\x01\x01").unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            r#"PTX text: wanted .version first, got "\x7fELF\x02\x01\x01""#
+        );
+        for call in ["cuModuleLoadDataEx", "cuLibraryLoadData"] {
+            assert_eq!(stand_in.calls(call), 0, "{call}");
+        }
     });
 }

@@ -153,10 +153,10 @@ fn a_launch_by_recipe_is_a_launch() {
                     let text = CString::new(recipe.kernel.ptx().unwrap()).unwrap();
                     let module = Module::load(context, recipe.kernel.symbol(), &text).unwrap();
                     let function = module.function(&name).unwrap();
-                    module
-                        .set_shared_bytes(function, recipe.shape.shared_bytes)
+                    function
+                        .set_shared_bytes(recipe.shape.shared_bytes)
                         .unwrap();
-                    launch(context, function, stream, &recipe);
+                    launch(context, function.raw(), stream, &recipe);
                 })
                 .unwrap();
             check(&case, &after);

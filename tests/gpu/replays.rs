@@ -67,7 +67,7 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
             let stream = Stream::new(context).unwrap();
             args.prewarm(library).unwrap();
             // SAFETY: the buffers are alive until `with` has waited; live rows write slots of their own.
-            let graph =
+            let mut graph =
                 unsafe { Graph::capture(&stream, || args.launch(library, stream.as_ref(), None)) }
                     .unwrap();
             for case in &cases {

@@ -5,7 +5,7 @@ use std::{
     ptr,
 };
 
-use super::{Context, RawFunction, RawModule, code};
+use super::{Context, RawFunction, RawModule, attribute, code};
 use crate::error::{DriverError, Error};
 
 /// Bytes kept of what ptxas says.
@@ -21,12 +21,16 @@ pub struct Module {
 impl Module {
     /// Compiles PTX text for the context's GPU. `entry` names it in errors.
     ///
+    /// Text only: the driver would take a binary as well, and follow whatever offsets stand in it. A text it compiles
+    /// or refuses, and what it compiles runs by an unsafe launch.
+    ///
     /// # Errors
-    /// [`Error::PtxTooNew`], [`Error::NoImageForArch`], [`Error::Compile`] with what ptxas says,
-    /// [`Error::Driver`].
+    /// [`Error::Range`] for what does not begin as PTX does, with `.version` behind comments; [`Error::PtxTooNew`],
+    /// [`Error::NoImageForArch`], [`Error::Compile`] with what ptxas says, [`Error::Driver`].
     pub fn load(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
         const ERROR_LOG_BUFFER: i32 = 5;
         const ERROR_LOG_BUFFER_SIZE_BYTES: i32 = 6;
+        check_text(ptx)?;
         let _current = context.enter()?;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -59,44 +63,13 @@ impl Module {
     ///
     /// # Errors
     /// [`Error::Driver`] where there is none of that name.
-    pub fn function(&self, name: &CStr) -> Result<RawFunction, Error> {
+    pub fn function(&self, name: &CStr) -> Result<Function<'_>, Error> {
         let _current = self.context.enter()?;
         let driver = self.context.driver();
-        let mut function = RawFunction::NULL;
-        // SAFETY: the module is live, the name terminated, and `function` is written.
-        unsafe { driver.module_get_function(&raw mut function, self.raw, name.as_ptr()) }?;
-        Ok(function)
-    }
-
-    /// A number about a kernel of the module: see [`super::attribute`].
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
-    pub fn function_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32, Error> {
-        let _current = self.context.enter()?;
-        let mut value = 0;
-        // SAFETY: `value` is written; a function that is not of this module is an error of the driver.
-        unsafe {
-            self.context
-                .driver()
-                .func_get_attribute(&raw mut value, attribute, function)
-        }?;
-        Ok(value)
-    }
-
-    /// Lets launches of a kernel of the module have `bytes` of dynamic shared memory.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] where the GPU has less.
-    pub fn set_shared_bytes(&self, function: RawFunction, bytes: u32) -> Result<(), Error> {
-        let _current = self.context.enter()?;
-        let which = super::attribute::FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: a function that is not of this module is an error of the driver.
-        unsafe {
-            self.context
-                .driver()
-                .func_set_attribute(function, which, bytes as i32)
-        }
+        let mut raw = RawFunction::NULL;
+        // SAFETY: the module is live, the name terminated, and `raw` is written.
+        unsafe { driver.module_get_function(&raw mut raw, self.raw, name.as_ptr()) }?;
+        Ok(Function { module: self, raw })
     }
 }
 
@@ -106,6 +79,107 @@ impl Drop for Module {
             // SAFETY: loaded once, unloaded once. A failure leaves nothing to be done.
             let _ = unsafe { self.context.driver().module_unload(self.raw) };
         }
+    }
+}
+
+/// A kernel of a loaded module, which cannot be unloaded meanwhile.
+///
+/// ```no_run
+/// # use gated_delta::driver::{Context, Device, Module, attribute};
+/// # let context = Context::primary(Device::get(0)?)?;
+/// # let ptx = c".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n";
+/// let module = Module::load(&context, "empty", ptx)?;
+/// let function = module.function(c"empty")?;
+/// println!("{} registers", function.attribute(attribute::FUNCTION_NUM_REGS)?);
+/// drop(module);
+/// # Ok::<(), gated_delta::Error>(())
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use gated_delta::driver::{Context, Device, Module, attribute};
+/// # let context = Context::primary(Device::get(0)?)?;
+/// # let ptx = c".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n";
+/// let module = Module::load(&context, "empty", ptx)?;
+/// let function = module.function(c"empty")?;
+/// drop(module);
+/// println!("{} registers", function.attribute(attribute::FUNCTION_NUM_REGS)?);
+/// # Ok::<(), gated_delta::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Function<'module> {
+    module: &'module Module,
+    raw: RawFunction,
+}
+
+impl Function<'_> {
+    /// The `CUfunction`, for as long as its module is loaded.
+    #[must_use]
+    pub const fn raw(self) -> RawFunction {
+        self.raw
+    }
+
+    /// A number about it: see [`super::attribute`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn attribute(self, attribute: i32) -> Result<i32, Error> {
+        let context = &self.module.context;
+        let _current = context.enter()?;
+        let mut value = 0;
+        // SAFETY: `value` is written, and the function is of a module that is borrowed, in the context that is current.
+        unsafe {
+            context
+                .driver()
+                .func_get_attribute(&raw mut value, attribute, self.raw)
+        }?;
+        Ok(value)
+    }
+
+    /// Lets its launches have `bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where the GPU has less.
+    pub fn set_shared_bytes(self, bytes: u32) -> Result<(), Error> {
+        let context = &self.module.context;
+        let _current = context.enter()?;
+        let which = attribute::FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of a module that is borrowed, in the context that is current.
+        unsafe {
+            context
+                .driver()
+                .func_set_attribute(self.raw, which, bytes as i32)
+        }
+    }
+}
+
+/// PTX, and no binary: those have other first bytes.
+fn check_text(ptx: &CStr) -> Result<(), Error> {
+    const SHOWN: usize = 16;
+    if without_comments(ptx.to_bytes()).starts_with(b".version") {
+        return Ok(());
+    }
+    let start = &ptx.to_bytes()[..ptx.count_bytes().min(SHOWN)];
+    Err(Error::Range {
+        what: "PTX text",
+        wanted: ".version first".to_owned(),
+        got: format!("\"{}\"", start.escape_ascii()),
+    })
+}
+
+/// What stands behind the white space and comments at a text's start.
+fn without_comments(text: &[u8]) -> &[u8] {
+    let behind = |text: &'_ [u8], end: &[u8]| {
+        let found = text.windows(end.len()).position(|window| window == end);
+        found.map_or(text.len(), |at| at + end.len())
+    };
+    let mut rest = text.trim_ascii_start();
+    loop {
+        let comment = match rest {
+            [b'/', b'/', ..] => behind(rest, b"\n"),
+            [b'/', b'*', inside @ ..] => 2 + behind(inside, b"*/"),
+            _ => return rest,
+        };
+        rest = rest[comment..].trim_ascii_start();
     }
 }
 
@@ -196,7 +270,37 @@ fn release(isa: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{directive, release};
+    use super::{check_text, directive, release};
+
+    #[test]
+    fn a_text_is_told_from_a_binary() {
+        for text in [
+            c".version 7.4",
+            c"\n//\n// Generated by NVVM\n//\n\n.version 8.0",
+            c"/* of\n * many // lines */ // and one\n\t.version 7.4",
+            c"/*/ not closed yet */.version 7.4",
+        ] {
+            assert!(check_text(text).is_ok(), "{text:?}");
+        }
+        for (binary, start) in [
+            (
+                c"\x7fELF\x02\x01\x01 .version 7.4",
+                "\\x7fELF\\x02\\x01\\x01 .version",
+            ),
+            (c"\x50\xed\x55\xba\x01", "P\\xedU\\xba\\x01"),
+            (c"!<arch>\n.version", "!<arch>\\n.version"),
+            (c"", ""),
+            (c"// .version 7.4", "// .version 7.4"),
+            (c"/* .version 7.4", "/* .version 7.4"),
+            (c"/", "/"),
+        ] {
+            let refused = check_text(binary).unwrap_err().to_string();
+            assert_eq!(
+                refused,
+                format!("PTX text: wanted .version first, got \"{start}\"")
+            );
+        }
+    }
 
     #[test]
     fn directives_are_read() {
