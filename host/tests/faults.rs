@@ -7,7 +7,7 @@ mod fixtures;
 mod stand_in;
 
 use std::any::type_name;
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Barrier;
@@ -40,6 +40,41 @@ impl StandIn {
         }
     }
 
+    /// Whether it has libraries beside modules.
+    fn has_libraries(&self) -> bool {
+        // SAFETY: the function is looked for, not called.
+        unsafe { self.0.get::<*mut c_void>("cuLibraryLoadData") }.is_ok()
+    }
+
+    /// The call that compiles.
+    fn load(&self) -> &'static str {
+        if self.has_libraries() {
+            "cuLibraryLoadData"
+        } else {
+            "cuModuleLoadDataEx"
+        }
+    }
+
+    /// The call that unloads what was compiled.
+    fn unload(&self) -> &'static str {
+        if self.has_libraries() {
+            "cuLibraryUnload"
+        } else {
+            "cuModuleUnload"
+        }
+    }
+
+    /// The most compilations that were under way at once.
+    fn most_compiling(&self) -> u32 {
+        // SAFETY: the function has this type.
+        unsafe {
+            let most = self
+                .0
+                .get::<unsafe extern "C" fn() -> u32>("stand_in_most_compiling");
+            most.unwrap()()
+        }
+    }
+
     /// Calls of `name` so far.
     fn calls(&self, name: &str) -> u32 {
         let name = CString::new(name).unwrap();
@@ -53,7 +88,8 @@ impl StandIn {
     }
 }
 
-/// Runs `scenario`, a closure of the calling test, in a process whose driver is the stand-in, which has to end well.
+/// Runs `scenario`, a closure of the calling test, in a process whose driver is a stand-in, which has to end well: once
+/// for each of them.
 fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
     if env::var_os(ON_STAND_IN).is_some() {
         // SAFETY: the stand-in has no initialisers.
@@ -63,20 +99,22 @@ fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
     }
     // `faults::test::{{closure}}`
     let test = type_name::<F>().split("::").nth(1).unwrap();
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(ON_STAND_IN, test)
-        .env("LD_LIBRARY_PATH", stand_in::folder(test))
-        .output()
-        .unwrap();
-    let text =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(
-        output.status.success() && text[0].contains("1 passed"),
-        "{}\n{}",
-        output.status,
-        text.concat()
-    );
+    for driver in stand_in::DRIVERS {
+        let output = Command::new(env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(ON_STAND_IN, test)
+            .env("LD_LIBRARY_PATH", stand_in::folder(driver, test))
+            .output()
+            .unwrap();
+        let text =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert!(
+            output.status.success() && text[0].contains("1 passed"),
+            "{driver}: {}\n{}",
+            output.status,
+            text.concat()
+        );
+    }
 }
 
 /// Tensors of a resume that needs more shared memory than a launch has without asking.
@@ -131,6 +169,8 @@ fn launch(library: &Library, heads: usize) -> Result<(), Error> {
 fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
     on_stand_in(|stand_in, context| {
         assert!(args(1).unwrap().recipe().unwrap().shape.shared_bytes > 48 << 10);
+        // With libraries, both ways have to fail.
+        stand_in.fault("cuLibraryLoadData", 2);
         let loaded = || {
             let calls = |name| stand_in.calls(name);
             calls("cuModuleLoadDataEx") - calls("cuModuleUnload")
@@ -170,12 +210,92 @@ fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
     });
 }
 
+/// Whatever fails of a library, nothing of it is left, and the kernel is compiled as a module.
+#[test]
+fn what_is_refused_as_a_library_is_loaded_as_a_module() {
+    on_stand_in(|stand_in, context| {
+        if !stand_in.has_libraries() {
+            return;
+        }
+        for call in [
+            "cuLibraryLoadData",
+            "cuLibraryGetKernel",
+            "cuKernelGetFunction",
+        ] {
+            let calls = ["cuLibraryLoadData", "cuLibraryUnload", "cuModuleLoadDataEx"];
+            let before = calls.map(|call| stand_in.calls(call));
+            stand_in.fault(call, 2);
+            launch(&Library::new(context), 1).unwrap();
+            stand_in.fault(call, 0);
+            let after = calls.map(|call| stand_in.calls(call));
+            let unloaded = if call == "cuLibraryLoadData" { 0 } else { 1 };
+            assert_eq!(after[0] - before[0], 1, "{call}");
+            assert_eq!(after[1] - before[1], unloaded, "{call}");
+            assert_eq!(after[2] - before[2], 1, "{call}");
+        }
+        // The kernel is loaded, and then refused what it needs.
+        let calls = || [stand_in.load(), stand_in.unload()].map(|call| stand_in.calls(call));
+        let before = calls();
+        stand_in.fault("cuFuncSetAttribute", 2);
+        launch(&Library::new(context), 1).unwrap_err();
+        let after = calls();
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [1, 1]);
+    });
+}
+
+/// A library is of no context: it goes when that is gone, and a module does not.
+#[test]
+fn a_module_is_unloaded_when_dropped() {
+    on_stand_in(|stand_in, context| {
+        let load = || {
+            let text = c".version 7.4\n.entry empty() { ret; }\n";
+            Module::load(context, "empty", text).unwrap()
+        };
+        drop(load());
+        assert_eq!(stand_in.calls(stand_in.load()), 1);
+        assert_eq!(stand_in.calls(stand_in.unload()), 1);
+        let module = load();
+        let library = u32::from(stand_in.has_libraries());
+        stand_in.fault("cuCtxPushCurrent_v2", 709);
+        drop(module);
+        assert_eq!(stand_in.calls(stand_in.unload()), 1 + library);
+    });
+}
+
+#[test]
+fn threads_compile_at_once_where_the_driver_can() {
+    on_stand_in(|stand_in, context| {
+        let library = Library::new(context);
+        let start = Barrier::new(THREADS);
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (library, start) = (&library, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    launch(library, 1 + thread).unwrap();
+                });
+            }
+        });
+        assert_eq!(stand_in.calls(stand_in.load()), THREADS as u32);
+        let most = stand_in.most_compiling();
+        assert!(
+            if stand_in.has_libraries() {
+                most > 1
+            } else {
+                most == 1
+            },
+            "{most} at once"
+        );
+    });
+}
+
 #[test]
 fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
     on_stand_in(|stand_in, context| {
         let library = Library::new(context);
         let refused = |result| {
             stand_in.fault("cuModuleLoadDataEx", result);
+            stand_in.fault("cuLibraryLoadData", result);
             let launched = launch(&library, 1).unwrap_err();
             let warmed = library
                 .prewarm_kda_recurrent(&args(1).unwrap())
@@ -195,6 +315,7 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
         // Without a log, the driver's own name is all that there is.
         assert!(matches!(refused(218), Error::Driver(error) if error.code == 218));
         stand_in.fault("cuModuleLoadDataEx", 0);
+        stand_in.fault("cuLibraryLoadData", 0);
         launch(&library, 1).unwrap();
     });
 }
@@ -265,7 +386,7 @@ fn threads_that_race_for_a_kernel_compile_it_once() {
                 });
             }
         });
-        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), 2);
+        assert_eq!(stand_in.calls(stand_in.load()), 2);
         assert_eq!(stand_in.calls("cuLaunchKernel"), THREADS as u32);
     });
 }
@@ -279,8 +400,8 @@ fn a_dropped_library_leaves_its_kernels_and_their_context() {
             let library = Library::new(&own);
             launch(&library, 1).unwrap();
         }
-        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), 1);
-        assert_eq!(stand_in.calls("cuModuleUnload"), 0);
+        assert_eq!(stand_in.calls(stand_in.load()), 1);
+        assert_eq!(stand_in.calls(stand_in.unload()), 0);
         assert_eq!(stand_in.calls("cuDevicePrimaryCtxRetain"), 2);
         assert_eq!(stand_in.calls("cuDevicePrimaryCtxRelease_v2"), 0);
     });

@@ -8,12 +8,18 @@ mod stand_in;
 
 use std::process::Command;
 
-/// What the client prints, where loading PTX gives `load_result`.
+/// What the client prints, where loading PTX gives `load_result`: the same on either driver.
 fn client(load_result: i32) -> String {
+    let [old, new] = stand_in::DRIVERS.map(|driver| client_on(driver, load_result));
+    assert_eq!(old, new);
+    new
+}
+
+fn client_on(driver: &str, load_result: i32) -> String {
     let output = Command::new(fixtures::path("fixture_client"))
         .env(
             "LD_LIBRARY_PATH",
-            stand_in::folder(&load_result.to_string()),
+            stand_in::folder(driver, &load_result.to_string()),
         )
         .env("FIXTURE_LOAD_RESULT", load_result.to_string())
         .output()

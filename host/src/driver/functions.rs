@@ -35,6 +35,10 @@ handles! {
     RawContext,
     /// `CUmodule`.
     RawModule,
+    /// `CUlibrary`.
+    RawLibrary,
+    /// `CUkernel`.
+    RawKernel,
     /// `CUfunction`.
     RawFunction,
     /// `CUstream`.
@@ -132,6 +136,27 @@ functions! {
         module: RawModule,
         name: *const c_char,
     );
+    /// Loads PTX text or a binary for any context; in drivers of CUDA 12.0 and newer, like the next three.
+    library_load_data = cuLibraryLoadData(
+        library: *mut RawLibrary,
+        code: *const c_void,
+        jit_option: *mut i32,
+        jit_value: *mut *mut c_void,
+        jit_options: c_uint,
+        option: *mut i32,
+        value: *mut *mut c_void,
+        options: c_uint,
+    );
+    /// Unloads a library.
+    library_unload = cuLibraryUnload(library: RawLibrary);
+    /// A kernel of a library.
+    library_get_kernel = cuLibraryGetKernel(
+        kernel: *mut RawKernel,
+        library: RawLibrary,
+        name: *const c_char,
+    );
+    /// A kernel's function in the current context.
+    kernel_get_function = cuKernelGetFunction(function: *mut RawFunction, kernel: RawKernel);
     /// A number about a function: see [`super::attribute`].
     func_get_attribute = cuFuncGetAttribute(value: *mut i32, attribute: i32, function: RawFunction);
     /// Sets a number of a function: see [`super::attribute`].

@@ -1,11 +1,11 @@
 //! PTX, compiled by the driver.
 
 use std::{
-    ffi::{CStr, c_void},
+    ffi::{CStr, CString, c_void},
     ptr,
 };
 
-use super::{Context, RawFunction, RawModule, attribute, code};
+use super::{Context, RawFunction, RawKernel, RawLibrary, RawModule, attribute, code};
 use crate::error::{DriverError, Error};
 
 /// Bytes kept of what ptxas says.
@@ -15,11 +15,23 @@ const LOG_BYTES: usize = 8192;
 #[derive(Debug)]
 pub struct Module {
     context: Context,
-    raw: RawModule,
+    image: Image,
+}
+
+/// What the driver made of the text.
+#[derive(Debug)]
+enum Image {
+    /// Compiled under a lock of its own, so that threads compile at once.
+    Library(RawLibrary),
+    /// Compiled under the context's lock.
+    Module(RawModule),
 }
 
 impl Module {
-    /// Compiles PTX text for the context's GPU. `entry` names it in errors.
+    /// Compiles PTX text for the context's GPU. `entry` is its kernel, and names it in errors.
+    ///
+    /// Threads compile at once where the driver has libraries (`cuLibraryLoadData`, CUDA 12.0 and newer), one after the
+    /// other where it has modules only. What is refused as a library is loaded as a module, or refused with a reason.
     ///
     /// Text only: the driver would take a binary as well, and follow whatever offsets stand in it. A text it compiles
     /// or refuses, and what it compiles runs by an unsafe launch.
@@ -28,10 +40,45 @@ impl Module {
     /// [`Error::Range`] for what does not begin as PTX does, with `.version` behind comments; [`Error::PtxTooNew`],
     /// [`Error::NoImageForArch`], [`Error::Compile`] with what ptxas says, [`Error::Driver`].
     pub fn load(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
-        const ERROR_LOG_BUFFER: i32 = 5;
-        const ERROR_LOG_BUFFER_SIZE_BYTES: i32 = 6;
         check_text(ptx)?;
         let _current = context.enter()?;
+        Self::load_library(context, entry, ptx)
+            .or_else(|_refused| Self::load_module(context, entry, ptx))
+    }
+
+    /// As a library, with the code of the kernel `entry` in the context, which is current: when that comes depends on
+    /// the driver and its settings, and a refusal may come with it. No log is asked for: the driver might write to it
+    /// as late as that.
+    fn load_library(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
+        let mut library = RawLibrary::NULL;
+        let none = ptr::null_mut();
+        // SAFETY: the text is terminated, and copied by the driver; there are no options.
+        unsafe {
+            context.driver().library_load_data(
+                &raw mut library,
+                ptx.as_ptr().cast(),
+                none,
+                none.cast(),
+                0,
+                none,
+                none.cast(),
+                0,
+            )
+        }?;
+        let module = Self {
+            context: context.clone(),
+            image: Image::Library(library),
+        };
+        let name = CString::new(entry).unwrap_or_default();
+        let function = module.function(&name)?;
+        function.attribute(attribute::FUNCTION_NUM_REGS)?;
+        Ok(module)
+    }
+
+    /// As a module of the context, which is current.
+    fn load_module(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
+        const ERROR_LOG_BUFFER: i32 = 5;
+        const ERROR_LOG_BUFFER_SIZE_BYTES: i32 = 6;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES];
         let mut values = [
@@ -52,7 +99,7 @@ impl Module {
         match loaded {
             Ok(()) => Ok(Self {
                 context: context.clone(),
-                raw,
+                image: Image::Module(raw),
             }),
             Err(Error::Driver(error)) => Err(explain(context, entry, ptx, &log, error)),
             Err(error) => Err(error),
@@ -67,17 +114,38 @@ impl Module {
         let _current = self.context.enter()?;
         let driver = self.context.driver();
         let mut raw = RawFunction::NULL;
-        // SAFETY: the module is live, the name terminated, and `raw` is written.
-        unsafe { driver.module_get_function(&raw mut raw, self.raw, name.as_ptr()) }?;
+        match self.image {
+            Image::Library(library) => {
+                let mut kernel = RawKernel::NULL;
+                // SAFETY: the library is live, the name terminated, and `kernel` is written; then the kernel is live,
+                // a context is current, and `raw` is written.
+                unsafe {
+                    driver.library_get_kernel(&raw mut kernel, library, name.as_ptr())?;
+                    driver.kernel_get_function(&raw mut raw, kernel)
+                }
+            }
+            // SAFETY: the module is live, the name terminated, and `raw` is written.
+            Image::Module(module) => unsafe {
+                driver.module_get_function(&raw mut raw, module, name.as_ptr())
+            },
+        }?;
         Ok(Function { module: self, raw })
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
+        let driver = self.context.driver();
+        let current = self.context.enter();
+        match self.image {
+            // A library is of no context, and stays when one is destroyed.
             // SAFETY: loaded once, unloaded once. A failure leaves nothing to be done.
-            let _ = unsafe { self.context.driver().module_unload(self.raw) };
+            Image::Library(library) => drop(unsafe { driver.library_unload(library) }),
+            Image::Module(module) if current.is_ok() => {
+                // SAFETY: as above.
+                let _ = unsafe { driver.module_unload(module) };
+            }
+            Image::Module(_) => {}
         }
     }
 }
