@@ -219,7 +219,8 @@ fn corrupted_text_is_refused() {
     alone(|context| {
         for &entry in Entry::ALL {
             let values = vec![1; entry.symbols().len()];
-            let text = specialise(raw::template(entry).unwrap(), entry.symbols(), &values).unwrap();
+            let template = raw::template(entry).unwrap();
+            let text = specialise(&template, entry.symbols(), &values).unwrap();
             let text = text.into_string().unwrap();
             let name = entry.name();
             let load = |text: &str| {
@@ -236,7 +237,7 @@ fn corrupted_text_is_refused() {
                 ("renamed", text.replace(name, "another")),
                 ("misspelt", text.replacen("ld.global", "ld.glabol", 1)),
                 ("undeclared", text.replacen(".reg ", "// ", 1)),
-                ("not specialised", raw::template(entry).unwrap().to_owned()),
+                ("not specialised", template),
             ];
             corrupted
                 .extend((1..8).map(|eighths| ("cut off", text[..last * eighths / 8].to_owned())));

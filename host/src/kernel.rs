@@ -55,15 +55,15 @@ impl Kernel {
 
 /// The PTX of `entry` with `constants` written into it, terminated.
 pub(crate) fn text(entry: Entry, constants: &[u32]) -> Result<CString, Error> {
-    let text =
-        template(entry).ok_or_else(|| Error::Specialise(format!("no PTX for {}", entry.name())))?;
-    specialise(text, entry.symbols(), constants)
+    specialise(&template(entry)?, entry.symbols(), constants)
 }
 
 /// The PTX of `entry` before the constants are written into it: each is a symbol, of [`Entry::symbols`], and the text
-/// compiles only when all are replaced by numbers. `None` for an entry newer than this library.
-#[must_use]
-pub fn template(entry: Entry) -> Option<&'static str> {
+/// compiles only when all are replaced by numbers. Every call unpacks it anew.
+///
+/// # Errors
+/// [`Error::Specialise`] for an entry newer than this library.
+pub fn template(entry: Entry) -> Result<String, Error> {
     ptx::text(entry)
 }
 

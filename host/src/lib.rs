@@ -51,10 +51,6 @@
 //! ```
 #![deny(missing_docs)]
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "for prewarming several kernels")
-)]
 mod compile;
 #[cfg(feature = "cust")]
 mod cust_views;

@@ -2,9 +2,11 @@
 
 use super::Plan;
 use super::checks::one_of;
+use super::problem::Problem;
 use super::request::Request;
 use super::work::Work;
 use crate::Entry;
+use crate::compile::on_threads;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
 use crate::stream::StreamRef;
@@ -62,6 +64,32 @@ impl Library {
         self.plan(work).map(drop)
     }
 
+    /// [`Library::prewarm`] of everything that a layer is launched with (decodes, verifies, resumes, commits), side by
+    /// side on all cores where the driver compiles so (CUDA 12).
+    ///
+    /// # Errors
+    /// As [`Library::prewarm`]'s, of the first that fails.
+    pub fn prewarm_all(&self, works: &[&dyn Work]) -> Result<(), Error> {
+        let problems = works.iter().map(|work| work.request().check());
+        let problems = problems.collect::<Result<Vec<_>, _>>()?;
+        if self.context().is_none() {
+            return Ok(());
+        }
+        let kernels = |problem: &Problem| problem.kind.entries().collect::<Vec<_>>();
+        let jobs: Vec<_> = problems
+            .iter()
+            .flat_map(|problem| {
+                kernels(problem)
+                    .into_iter()
+                    .map(move |entry| (problem, entry))
+            })
+            .collect();
+        on_threads(&jobs, |&(problem, entry)| {
+            self.function(entry, problem.words(), problem.shared_bytes(entry))
+        })
+        .map(drop)
+    }
+
     /// Registers and memory of every variant of `work`, compiled for it.
     ///
     /// # Errors
@@ -71,15 +99,12 @@ impl Library {
         work: &W,
     ) -> Result<Vec<(Entry, KernelResources)>, Error> {
         let problem = work.request().check()?;
-        problem
-            .kind
-            .variants()
-            .map(|entry| {
-                let shared_bytes = problem.shared_bytes(entry);
-                let resources = self.function_resources(entry, problem.words(), shared_bytes)?;
-                Ok((entry, resources))
-            })
-            .collect()
+        let variants: Vec<Entry> = problem.kind.variants().collect();
+        on_threads(&variants, |&entry| {
+            let shared_bytes = problem.shared_bytes(entry);
+            let resources = self.function_resources(entry, problem.words(), shared_bytes)?;
+            Ok((entry, resources))
+        })
     }
 
     /// Checks and enqueues `request`, with `variant` or the selected one.

@@ -7,6 +7,7 @@ use super::checks::{self, aligned};
 use super::problem::Problem;
 use super::work::Work;
 use crate::Entry;
+use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::Library;
@@ -43,18 +44,15 @@ pub struct Plan {
 
 impl Plan {
     pub(super) fn new(library: &Library, problem: Problem) -> Result<Self, Error> {
-        let functions = match library.context() {
-            Some(_) => problem
-                .kind
-                .entries()
-                .map(|entry| {
-                    let shared_bytes = problem.shared_bytes(entry);
-                    let function = library.function(entry, problem.words(), shared_bytes)?;
-                    Ok((entry, function))
-                })
-                .collect::<Result<_, Error>>()?,
+        let entries: Vec<Entry> = match library.context() {
+            Some(_) => problem.kind.entries().collect(),
             None => Vec::new(),
         };
+        let functions = on_threads(&entries, |&entry| {
+            let shared_bytes = problem.shared_bytes(entry);
+            let function = library.function(entry, problem.words(), shared_bytes)?;
+            Ok((entry, function))
+        })?;
         Ok(Self {
             library: library.clone(),
             problem,
