@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use gated_delta::ops::StateLayout;
 use gated_delta::{DType, Entry, Library, StreamRef};
+use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
 use gated_delta_reference::recurrence::default_scale;
@@ -14,12 +15,6 @@ use half::bf16;
 use crate::buffers::Buffers;
 use crate::cell::{Cell, Gate, Mode, Operator};
 use crate::inputs::{DISTINCT_SLOTS, LOWER_BOUND, Tokens};
-
-/// Largest relative error of o and of bf16 states: about two roundings to bf16.
-const BF16_TOLERANCE: f64 = 4e-3;
-
-/// Largest relative error of f32 states.
-const F32_TOLERANCE: f64 = 2e-5;
 
 /// What the rows that are checked have to hold.
 pub struct Truth {
@@ -214,8 +209,8 @@ impl Buffers {
             Ok(values)
         };
         let mut worst = 0f64;
-        let mut compare = |what: &str, got: Vec<f64>, truth: &[f64], tolerance: f64| {
-            let error = relative_error(&got, truth);
+        let mut compare = |what: &str, dtype: DType, got: Vec<f64>, truth: &[f64]| {
+            let (error, tolerance) = (relative_error(&got, truth), Stored::from(dtype).tolerance());
             worst = worst.max(error);
             ensure!(
                 error <= tolerance,
@@ -223,20 +218,16 @@ impl Buffers {
             );
             Ok(())
         };
-        let tolerance = match state {
-            DType::Bf16 => BF16_TOLERANCE,
-            _ => F32_TOLERANCE,
-        };
         let mut gate = || -> Result<()> {
             if !truth.o.is_empty() {
                 let mut got = Vec::new();
                 for row in &truth.rows {
                     got.extend(decoded(DType::Bf16, &self.o.read(row * o_bytes, o_bytes)?));
                 }
-                compare("o", got, &truth.o, BF16_TOLERANCE)?;
+                compare("o", DType::Bf16, got, &truth.o)?;
             }
             let got = states(&self.pool, &self.slots_of(&truth.rows))?;
-            compare("the states", got, &truth.pool, tolerance)?;
+            compare("the states", state, got, &truth.pool)?;
             if !truth.snapshots.is_empty() {
                 let steps: Vec<usize> = truth
                     .rows
@@ -244,7 +235,7 @@ impl Buffers {
                     .flat_map(|row| row * tokens..(row + 1) * tokens)
                     .collect();
                 let got = states(&self.snapshots, &steps)?;
-                compare("the snapshots", got, &truth.snapshots, tolerance)?;
+                compare("the snapshots", state, got, &truth.snapshots)?;
             }
             Ok(())
         };
@@ -293,23 +284,5 @@ fn decoded(dtype: DType, bytes: &[u8]) -> Vec<f64> {
             .iter()
             .map(|&x| f32::from_ne_bytes(x).into())
             .collect(),
-    }
-}
-
-/// ‖got − truth‖ / ‖truth‖; infinite where a value is not a number or the lengths differ.
-fn relative_error(got: &[f64], truth: &[f64]) -> f64 {
-    if got.len() != truth.len() {
-        return f64::INFINITY;
-    }
-    let (mut error, mut norm) = (0.0, 0.0);
-    for (got, truth) in got.iter().zip(truth) {
-        error += (got - truth).powi(2);
-        norm += truth.powi(2);
-    }
-    let relative = (error / norm).sqrt();
-    if relative.is_finite() {
-        relative
-    } else {
-        f64::INFINITY
     }
 }

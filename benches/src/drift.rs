@@ -6,6 +6,7 @@ use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
 use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
 use gated_delta::ops::recurrent::RecurrentOptions;
 use gated_delta::{DeviceElement, Error, Library, StreamRef, Tensor};
+use gated_delta_reference::compare::relative_error_of;
 use gated_delta_reference::recurrence::{Token, normalise, recurrence};
 use half::bf16;
 use rand::rngs::SmallRng;
@@ -181,21 +182,26 @@ impl Inputs {
 }
 
 fn drift<S: Stored>(decode: Decode, states: &[S], exact: &[f64]) -> Drift {
-    let mut sums = [[0.0; 2]; 2];
-    for (at, (&got, exact)) in states.iter().zip(exact).enumerate() {
+    let is_slow = |at: usize| {
         let decay = match decode {
             Decode::Gdn => at / (DIM * DIM),
             Decode::Kda => at % DIM,
         };
-        let [error, norm] = &mut sums[usize::from(decay % SLOW_EVERY == 0)];
-        *error += (got.into() - exact).powi(2);
-        *norm += exact.powi(2);
-    }
-    let relative = |[error, norm]: [f64; 2]| (error / norm).sqrt();
-    let [fast, slow] = sums;
+        decay.is_multiple_of(SLOW_EVERY)
+    };
+    let pairs = || {
+        states
+            .iter()
+            .map(|&got| got.into())
+            .zip(exact.iter().copied())
+    };
+    let of = |slow: bool| {
+        let which = move |&(at, _): &(usize, _)| is_slow(at) == slow;
+        relative_error_of(pairs().enumerate().filter(which).map(|(_, pair)| pair))
+    };
     Drift {
-        all: relative([fast[0] + slow[0], fast[1] + slow[1]]),
-        slow: relative(slow),
-        fast: relative(fast),
+        all: relative_error_of(pairs()),
+        slow: of(true),
+        fast: of(false),
     }
 }

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 
 use gated_delta::Entry;
+use gated_delta_reference::compare::DType;
 
 use crate::Report;
 use crate::backend::Backend;
-use crate::compare::{Comparison, compare, pairs, tolerance};
+use crate::compare::{Comparison, compare, pairs};
 use crate::error::Error;
 use crate::file::Expected;
 use crate::problem::Problem;
@@ -194,7 +195,7 @@ impl Lines {
     }
 
     fn compared(&mut self, name: &str, tensor: &HostTensor, source: &str, comparison: Comparison) {
-        let tolerance = tolerance(tensor.dtype());
+        let tolerance = DType::from(tensor.dtype()).tolerance();
         let problem = match &comparison.mismatch {
             Some(mismatch) => Some(mismatch.clone()),
             None if comparison.holds(tolerance) => None,
@@ -204,10 +205,7 @@ impl Lines {
             name,
             tensor,
             source,
-            [
-                format!("{:.2e}", comparison.error),
-                format!("{tolerance:.0e}"),
-            ],
+            [comparison.measured(), format!("{tolerance:.0e}")],
             problem,
         );
     }

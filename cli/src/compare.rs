@@ -2,22 +2,15 @@
 
 use std::fmt;
 
-use gated_delta::DType;
-
-/// The relative L2 error that a result stored as `dtype` may have.
-#[must_use]
-pub fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => 1e-5,
-        _ => 4e-3,
-    }
-}
+use gated_delta_reference::compare::relative_error_of;
 
 /// The outcome of a comparison.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// √(Σ (got − wanted)² / Σ wanted²) over the finite elements; 0 where both sums are.
+    /// The relative L2 error of the finite elements.
     pub error: f64,
+    /// Elements that are NaN on both sides.
+    pub nans: usize,
     /// The first element that is NaN or infinite on one side and not so on the other, in words.
     pub mismatch: Option<String>,
 }
@@ -27,6 +20,15 @@ impl Comparison {
     #[must_use]
     pub fn holds(&self, tolerance: f64) -> bool {
         self.mismatch.is_none() && self.error <= tolerance
+    }
+
+    /// The error, and how many elements are NaN on both sides.
+    #[must_use]
+    pub fn measured(&self) -> String {
+        match self.nans {
+            0 => format!("{:.2e}", self.error),
+            nans => format!("{:.2e}, beside {nans} NaN of both", self.error),
+        }
     }
 
     /// The worse of two.
@@ -45,7 +47,7 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.mismatch {
             Some(mismatch) => f.write_str(mismatch),
-            None => write!(f, "{:.2e}", self.error),
+            None => f.write_str(&self.measured()),
         }
     }
 }
@@ -60,25 +62,24 @@ pub fn pairs<'a>(got: &'a [f64], wanted: &'a [f64]) -> impl Iterator<Item = (usi
 
 /// Compares [`pairs`] of a tensor of `dims`, or some of them.
 pub fn compare(elements: impl Iterator<Item = (usize, f64, f64)>, dims: &[usize]) -> Comparison {
-    let (mut difference, mut norm) = (0.0, 0.0);
-    let mut mismatch = None;
-    for (index, got, wanted) in elements {
+    let (mut nans, mut mismatch) = (0, None);
+    let error = relative_error_of(elements.filter_map(|(index, got, wanted)| {
         if got.is_finite() && wanted.is_finite() {
-            difference += (got - wanted).powi(2);
-            norm += wanted.powi(2);
-        } else if mismatch.is_none() && !(got == wanted || got.is_nan() && wanted.is_nan()) {
-            mismatch = Some(format!(
-                "{got} at {:?}, wanted {wanted}",
-                position(index, dims)
-            ));
+            return Some((got, wanted));
         }
+        if got.is_nan() && wanted.is_nan() {
+            nans += 1;
+        } else if got != wanted && mismatch.is_none() {
+            let position = position(index, dims);
+            mismatch = Some(format!("{got} at {position:?}, wanted {wanted}"));
+        }
+        None
+    }));
+    Comparison {
+        error,
+        nans,
+        mismatch,
     }
-    let error = if difference == 0.0 {
-        0.0
-    } else {
-        f64::sqrt(difference / norm)
-    };
-    Comparison { error, mismatch }
 }
 
 /// The position in a tensor of the element of that number.
@@ -132,7 +133,9 @@ mod tests {
         );
         assert!(!compared(&[1.0; 4], &[1.0, f64::NAN, 1.0, 1.0]).holds(1.0));
         assert_eq!(nan.clone().worse(compared(&[2.0; 4], &[1.0; 4])), nan);
-        let both = [f64::NAN, f64::INFINITY, 1.0, 1.0];
-        assert!(compared(&both, &both).holds(0.0));
+        let both = [f64::NAN, f64::INFINITY, 1.0, f64::NAN];
+        let same = compared(&both, &both);
+        assert!(same.holds(0.0) && same.nans == 2);
+        assert_eq!((nan.nans, compared(&[1.0; 4], &[1.0; 4]).nans), (0, 0));
     }
 }

@@ -5,10 +5,10 @@ mod session;
 
 use gated_delta::DType;
 use gated_delta::ops::StateLayout;
+use gated_delta_reference::compare::DType as Stored;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::backend::Backend;
-use crate::compare::tolerance;
 use crate::error::Error;
 use crate::model::{Layer, Model, Pool};
 use crate::table::table;
@@ -71,8 +71,8 @@ impl Demo {
             };
             let mut session = Session::new(layer, pool, self.seed, backend, &bar)?;
             for outcome in [session.decode(steps)?, session.speculate(DRAFTS)?] {
-                let holds = outcome.o.holds(tolerance(DType::Bf16))
-                    && outcome.state.holds(tolerance(dtype));
+                let holds = outcome.o.holds(Stored::Bf16.tolerance())
+                    && outcome.state.holds(Stored::from(dtype).tolerance());
                 passed &= holds;
                 rows.push(self.row(pool, &outcome, holds, timer.as_ref())?);
             }

@@ -17,7 +17,7 @@ use crate::library::Library;
 use crate::stream::StreamRef;
 use buffer::Buffer;
 use cases::{Case, ROWS, SLOTS};
-use compare::{Tolerance, compare};
+use gated_delta_reference::compare::{Tolerance, norm, within};
 use tensors::{Inputs, Outputs};
 use truth::Truth;
 use values::Values;
@@ -149,7 +149,7 @@ impl Results<'_> {
     }
 
     fn tolerance(&self) -> Tolerance {
-        Tolerance::of(launch::formulation(self.case))
+        launch::formulation(self.case).into()
     }
 
     fn outputs(&self) -> Result<f64, String> {
@@ -169,7 +169,7 @@ impl Results<'_> {
                 None => 0.0,
             };
             let exact = &self.truth.o[i * self.case.dim()..][..self.case.dim()];
-            let error = compare(got, exact, self.outputs.o.dtype(), allowed);
+            let error = within(got, exact, self.outputs.o.dtype().into(), allowed);
             worst = worst.max(
                 error
                     .map_err(|off| format!("o of row {b}, token {t}, value head {head}: {off}"))?,
@@ -240,8 +240,8 @@ impl Results<'_> {
         let head = self.case.dim() * self.case.dim();
         let mut worst = 0.0f64;
         for (hv, (got, exact)) in got.chunks(head).zip(exact.chunks(head)).enumerate() {
-            let allowed = self.tolerance().state * compare::norm(exact);
-            let error = compare(got, exact, self.case.kind.state, allowed);
+            let allowed = self.tolerance().state * norm(exact);
+            let error = within(got, exact, self.case.kind.state.into(), allowed);
             worst = worst.max(error.map_err(|off| format!("{what}, value head {hv}: {off}"))?);
         }
         Ok(worst)

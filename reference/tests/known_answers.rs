@@ -5,15 +5,13 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use gated_delta_reference::compare::{COMPUTED_IN_F32, relative_error};
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode};
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates, recurrent};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
-
-/// Relative L2 error allowed: the expectations are f32 that was never rounded to bf16, and are met within 4e-7.
-const TOLERANCE: f64 = 1e-6;
 
 struct Fixture {
     tensors: HashMap<String, (Vec<usize>, Vec<f64>)>,
@@ -144,18 +142,11 @@ fn numbers<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f64) -> Vec<f
 
 #[track_caller]
 fn assert_close(name: &str, got: &[f64], wanted: &[f64]) {
-    assert_eq!(got.len(), wanted.len(), "{name}: elements");
-    let difference: f64 = got
-        .iter()
-        .zip(wanted)
-        .map(|(got, wanted)| (got - wanted).powi(2))
-        .sum();
-    let norm: f64 = wanted.iter().map(|wanted| wanted.powi(2)).sum();
-    let error = (difference / norm).sqrt();
+    let error = relative_error(got, wanted);
     println!("{name}: relative L2 error {error:.2e}");
     assert!(
-        error <= TOLERANCE,
-        "{name}: relative L2 error {error:.2e}, wanted at most {TOLERANCE:.0e}"
+        error <= COMPUTED_IN_F32,
+        "{name}: relative L2 error {error:.2e}, wanted at most {COMPUTED_IN_F32:.0e}"
     );
 }
 

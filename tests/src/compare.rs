@@ -1,117 +1,21 @@
 //! What a launch must leave behind: results within a bound of the reference, everything else as it was.
 
-use gated_delta::ops::recurrent::Formulation;
 use gated_delta::{DType, Entry};
-use half::{bf16, f16};
+pub use gated_delta_reference::compare::norm;
+use gated_delta_reference::compare::{of_underflow, within};
 
 use crate::backend::backends;
 use crate::buffer::View;
 use crate::case::Case;
 use crate::truth::{Allowed, truth};
 
-/// How far from the truth results may be before they are rounded to their dtype, besides what comes of [`LOG_DECAY`].
-#[derive(Clone, Copy)]
-pub(crate) struct Tolerance {
-    /// Of a state, as a part of its norm.
-    pub state: f64,
-    /// Of o, as a part of the norms of q̂ and of the state that it is read from, whose product o may be much smaller
-    /// than.
-    pub output: f64,
-}
-
-/// How far from the truth a log decay may be, as a part of it: 3e-7 of the softplus, 2⁻²² of each of the exponentials
-/// of A_log and of a + dt_bias, and 2⁻²⁴ of their arguments, which are around 5.
-pub(crate) const LOG_DECAY: f64 = 2e-6;
-
-/// What a formulation is allowed.
-pub(crate) fn tolerance(formulation: Formulation) -> Tolerance {
-    match formulation {
-        // f32 arithmetic, with approximate exponentials and roots.
-        Formulation::Recurrent => Tolerance {
-            state: 1e-5,
-            output: 1e-6,
-        },
-        // Products of bf16, or of f32 in two parts of bf16, summed in f32.
-        Formulation::Parallel => Tolerance {
-            state: 3e-4,
-            output: 3e-4,
-        },
-    }
-}
-
-/// What is no difference in an element, among values around 1: below it f32 exponentials are denormal, or inexact
-/// by their argument.
-const ELEMENT: f64 = 1e-12;
-
-/// Leading bits of a significand, and the exponent of the smallest normal number.
-fn precision(dtype: DType) -> (i32, i32) {
-    match dtype {
-        DType::Bf16 => (8, -126),
-        DType::F16 => (11, -14),
-        _ => (24, -126),
-    }
-}
-
-/// `x` as the nearest value of `dtype`.
-fn rounded(x: f64, dtype: DType) -> f64 {
-    match dtype {
-        DType::Bf16 => bf16::from_f64(x).to_f64(),
-        DType::F16 => f16::from_f64(x).to_f64(),
-        _ => (x as f32).into(),
-    }
-}
-
-/// How far `got` is from being the rounding of `exact`.
-fn excess(got: f64, exact: f64, dtype: DType) -> f64 {
-    if got == exact || got.is_nan() || got.is_infinite() {
-        return 0.0;
-    }
-    let (bits, smallest) = precision(dtype);
-    let exponent = (got.abs().max(exact.abs()).log2().floor() as i32).max(smallest);
-    ((got - exact).abs() - 2f64.powi(exponent - bits)).max(0.0)
-}
-
-/// Panics unless NaN and infinities are in the same places, and `got` is the rounding of something whose distance
-/// to `exact` is at most `allowed`.
+/// Panics unless `got` is the rounding of something whose distance to `exact` is at most `allowed`.
 #[track_caller]
 pub fn assert_close(what: &str, got: &[f64], exact: &[f64], dtype: DType, allowed: f64) {
-    assert_eq!(got.len(), exact.len(), "{what}: elements");
-    for (i, (&got, &exact)) in got.iter().zip(exact).enumerate() {
-        let rounded = rounded(exact, dtype);
-        let same = (rounded.is_finite() && got.is_finite())
-            || rounded == got
-            || (rounded.is_nan() && got.is_nan());
-        assert!(same, "{what}, element {i}: wanted {exact}, got {got}");
+    let allowed = allowed + of_underflow(got.len());
+    if let Err(far) = within(got, exact, dtype.into(), allowed) {
+        panic!("{what} ({dtype}): {far}");
     }
-    let allowed = allowed + ELEMENT * (got.len() as f64).sqrt();
-    let excesses: Vec<f64> = got
-        .iter()
-        .zip(exact)
-        .map(|(&got, &exact)| excess(got, exact, dtype))
-        .collect();
-    let off = norm(&excesses);
-    // Not where `allowed` is NaN.
-    let near = off <= allowed;
-    if !near {
-        let worst = (0..got.len())
-            .max_by(|&i, &j| excesses[i].total_cmp(&excesses[j]))
-            .unwrap_or(0);
-        let (got, exact) = (got[worst], exact[worst]);
-        panic!(
-            "{what} ({dtype}): off by {off:.1e} besides rounding, allowed {allowed:.1e}; element {worst}: wanted {exact}, got {got}"
-        );
-    }
-}
-
-/// The norm of what is finite.
-#[must_use]
-pub fn norm(values: &[f64]) -> f64 {
-    values
-        .iter()
-        .filter(|x| x.is_finite())
-        .map(|x| x * x)
-        .sum::<f64>()
-        .sqrt()
 }
 
 /// Panics unless `after` is what a launch on `before` must leave: o, the written states and the snapshots as the
@@ -234,12 +138,17 @@ fn near(what: &str, cases: [&Case; 2], view: impl Fn(&Case) -> Option<View>, all
     let len = one.len() / allowed.len().max(1);
     for (i, allowed) in allowed.iter().enumerate() {
         let part = i * len..(i + 1) * len;
-        let (one, other) = (&one[part.clone()], &other[part]);
+        // NaN on both sides is what nothing was written over.
+        let (one, other): (Vec<f64>, Vec<f64>) = one[part.clone()]
+            .iter()
+            .zip(&other[part])
+            .filter(|(one, other)| !(one.is_nan() && other.is_nan()))
+            .unzip();
         // Each of the two may be so far from the truth.
         assert_close(
             &format!("{what} {i}"),
-            one,
-            other,
+            &one,
+            &other,
             DType::F32,
             2.0 * allowed,
         );

@@ -3,6 +3,7 @@
 use gated_delta::ops::BetaScale;
 use gated_delta::ops::HeadMap;
 use gated_delta::ops::kda_recurrent::KdaBeta;
+use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays};
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
 use gated_delta_reference::recurrence::{default_scale, normalise};
@@ -12,7 +13,6 @@ use gated_delta_reference::recurrent::{
 
 use crate::buffer::View;
 use crate::case::Case;
-use crate::compare::{LOG_DECAY, norm, tolerance};
 use crate::problem::{GateKind, Gates, KdaDecay, Tokens};
 use crate::rows::Row;
 
@@ -37,9 +37,6 @@ pub struct Allowed {
     /// `[B, steps, HV]`: of the snapshots, where there are any.
     pub snapshots: Vec<f64>,
 }
-
-/// How much larger log decays are in [`Values::decaying_more`], as a part of theirs.
-const MORE_DECAY: f64 = 1.0 / 4096.0;
 
 /// Values of a case.
 struct Values {
@@ -195,15 +192,10 @@ struct States<'a> {
 
 impl States<'_> {
     /// What an error may be of each state of `len` elements, where rounding makes one of `part` of it.
-    ///
-    /// Rounding a log decay g changes a state s·exp(g) by |g| times as large a part of it, after several tokens by the
-    /// sum of theirs: by as much as the state changes with all log decays together.
     fn allowed(&self, len: usize, part: f64) -> Vec<f64> {
         let states = self.exact.chunks(len).zip(self.decaying_more.chunks(len));
-        let of_state = |(exact, more): (&[f64], &[f64])| {
-            let change: Vec<f64> = exact.iter().zip(more).map(|(x, y)| x - y).collect();
-            part * norm(exact) + LOG_DECAY * norm(&change) / MORE_DECAY
-        };
+        let of_state =
+            |(exact, more): (&[f64], &[f64])| part * finite_norm(exact) + of_decays(exact, more);
         states.map(of_state).collect()
     }
 }
@@ -226,7 +218,7 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
         recurrent(problem, &pool, write_pool.as_deref(), snapshots.as_deref())
             .unwrap_or_else(|error| panic!("{error}"))
     });
-    let tolerance = tolerance(before.options.formulation);
+    let tolerance = Tolerance::from(before.options.formulation);
     let len = problem.key_dim * problem.value_dim;
     let of_states = |exact: &[f64], decaying_more: &[f64]| {
         States {
@@ -284,7 +276,13 @@ fn query(problem: &Recurrent<'_>, i: usize) -> f64 {
         reference::HeadMap::Grouped => hv / (problem.value_heads / problem.heads),
     };
     let q = &problem.q[(token * problem.heads + h) * problem.key_dim..][..problem.key_dim];
-    norm(&normalise(q, problem.l2norm, problem.scale))
+    finite_norm(&normalise(q, problem.l2norm, problem.scale))
+}
+
+/// The norm of what is finite: nobody reads the rest.
+fn finite_norm(values: &[f64]) -> f64 {
+    let finite: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
+    norm(&finite)
 }
 
 /// o, and the state after every token, `[B, T, HV, V, K]`, or `[total, HV, V, K]`, of a launch that starts from these

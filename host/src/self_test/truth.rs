@@ -1,5 +1,6 @@
 //! What the reference says about a launch.
 
+use gated_delta_reference::compare::norm;
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
 use gated_delta_reference::recurrence::{default_scale, normalise};
@@ -9,7 +10,6 @@ use gated_delta_reference::recurrent::{
 
 use super::LOWER_BOUND;
 use super::cases::{Case, GateKind, ROWS};
-use super::compare::norm;
 use super::values::{Tokens, Values};
 use crate::step::{self, StateLayout};
 

@@ -1,10 +1,15 @@
-//! One launch: inputs, the simulator, and the recurrence in f64.
+//! One launch: inputs, the simulator, and what the reference says.
+
+use std::ops::Range;
 
 use gated_delta_kernels::constants::{Constants, Element, Index};
 use gated_delta_kernels::device::sim::{self, Fault, Launch};
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::{Gate, StepConstants, StepParams};
+use gated_delta_reference::compare;
+use gated_delta_reference::gate::{sigmoid, softplus_log_decay};
+use gated_delta_reference::recurrence::{Token, normalise, recurrence};
 
 use super::buffer::{Buffer, indices};
 
@@ -333,83 +338,65 @@ impl Case<'_> {
         unsafe { sim::launch(&launch, &|| self.entry.simulate(params)) }
     }
 
-    /// Decay of every channel and β of token `index` in row-major order of rows and tokens.
-    fn gates(&self, tokens: &Tokens, index: usize, hv: usize) -> (Vec<f64>, f64) {
-        let (at, decays) = (index * self.layer.value_heads() + hv, self.layer.decays());
+    /// Token `index` in row-major order of rows and tokens, of a value head.
+    fn token(&self, tokens: &Tokens, index: usize, hv: usize) -> Token {
+        let layer = &self.layer;
+        let (k_dim, decays) = (layer.k, layer.decays());
+        let head = (index * layer.heads + layer.key_head(hv)) * k_dim;
+        let at = index * layer.value_heads() + hv;
         let (g, b) = (tokens.g.values(at * decays, decays), tokens.b.get(at));
         let log_decay = |(i, g): (usize, f64)| {
-            if !self.layer.raw_gates {
+            if !layer.raw_gates {
                 return g;
             }
-            let x = g + f64::from(self.dt_bias[hv * decays + i]);
-            let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
-            -f64::from(self.a_log[hv]).exp() * softplus
+            let dt_bias = self.dt_bias[hv * decays + i];
+            softplus_log_decay(g, self.a_log[hv].into(), dt_bias.into())
         };
-        let of_head = g.into_iter().enumerate().map(log_decay).map(f64::exp);
-        let alpha = of_head.cycle().take(self.layer.k).collect();
-        let beta = if self.layer.raw_gates {
-            f64::from(self.layer.beta_scale) / (1.0 + (-b).exp())
-        } else {
-            b
-        };
-        (alpha, beta)
-    }
-
-    /// Advances `state` (`[V, K]`) by a token; its output.
-    fn step(&self, state: &mut [f64], tokens: &Tokens, index: usize, hv: usize) -> Vec<f64> {
-        let (k_dim, head) = (self.layer.k, self.layer.key_head(hv));
-        let norm = |x: &[f64]| {
-            let squares: f64 = x.iter().map(|x| x * x).sum();
-            if self.layer.l2norm {
-                1.0 / (squares + 1e-6).sqrt()
+        let of_head = g.into_iter().enumerate().map(log_decay);
+        Token {
+            q: normalise(
+                &tokens.q.values(head, k_dim),
+                layer.l2norm,
+                layer.scale().into(),
+            ),
+            k: normalise(&tokens.k.values(head, k_dim), layer.l2norm, 1.0),
+            v: tokens.v.values(at * k_dim, k_dim),
+            log_decay: of_head.cycle().take(k_dim).collect(),
+            beta: if layer.raw_gates {
+                f64::from(layer.beta_scale) * sigmoid(b)
             } else {
-                1.0
-            }
-        };
-        let at = (index * self.layer.heads + head) * k_dim;
-        let (k, q) = (tokens.k.values(at, k_dim), tokens.q.values(at, k_dim));
-        let (key_norm, query_norm) = (norm(&k), norm(&q) * f64::from(self.layer.scale()));
-        let at = (index * self.layer.value_heads() + hv) * k_dim;
-        let v = tokens.v.values(at, k_dim);
-        let (alpha, beta) = self.gates(tokens, index, hv);
-        let row = |state: &mut [f64], v: f64| {
-            for (s, alpha) in state.iter_mut().zip(&alpha) {
-                *s *= alpha;
-            }
-            let sk: f64 = state.iter().zip(&k).map(|(s, k)| s * k * key_norm).sum();
-            let delta = beta * (v - sk);
-            for (s, k) in state.iter_mut().zip(&k) {
-                *s += delta * k * key_norm;
-            }
-            state.iter().zip(&q).map(|(s, q)| s * q * query_norm).sum()
-        };
-        state
-            .chunks_mut(k_dim)
-            .zip(v)
-            .map(|(state, v)| row(state, v))
-            .collect()
+                b
+            },
+        }
     }
 
     /// Outputs of row `b`, which is active, and the state that it stores, before that is rounded.
     pub fn expected(&self, b: usize, hv: usize, start: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let tokens_of = |tokens: &Tokens, range: Range<usize>| -> Vec<Token> {
+            range.map(|index| self.token(tokens, index, hv)).collect()
+        };
         let mut state = start.to_vec();
         let mut committed = None;
         if let Some((tokens, keep)) = self.previous {
-            for t in 0..keep[b] as usize {
-                self.step(&mut state, tokens, b * tokens.tokens + t, hv);
+            let first = b * tokens.tokens;
+            let kept = tokens_of(tokens, first..first + keep[b] as usize);
+            if let Some(step) = recurrence(&state, &kept).unwrap().pop() {
+                state = step.state;
             }
             committed = Some(state.clone());
-            for s in &mut state {
-                *s = half::bf16::from_f64(*s).to_f64();
-            }
+            state
+                .iter_mut()
+                .for_each(|s| *s = compare::DType::Bf16.round(*s));
         }
         let range = match self.cu_seqlens {
             Some(starts) => starts[b] as usize..starts[b + 1] as usize,
             None => b * self.count..(b + 1) * self.count,
         };
-        let o = range
-            .flat_map(|index| self.step(&mut state, self.tokens, index, hv))
-            .collect();
+        let steps = recurrence(&state, &tokens_of(self.tokens, range)).unwrap();
+        if let Some(last) = steps.last() {
+            state.clone_from(&last.state);
+        }
+        let o = steps.into_iter().flat_map(|step| step.o).collect();
         (o, committed.unwrap_or(state))
     }
 }

@@ -1,10 +1,11 @@
 //! What holds to the bit.
 
 use gated_delta_kernels::constants::Element;
+use gated_delta_reference::compare::Tolerance;
 
 use super::buffer::Buffer;
 use super::case::{Case, Layer, Random, Tokens};
-use super::{Gates, entries, error, output, pool};
+use super::{Gates, close, entries, output, pool};
 
 const ROWS: usize = 2;
 
@@ -261,10 +262,15 @@ fn decays_to_nothing() {
                 let (wanted_o, wanted_state) = case.expected(b, hv, &s.pool.values(at, size));
                 let token = |t| o.values(((b * 8 + t) * 2 + hv) * k, k);
                 let got: Vec<f64> = (0..8).flat_map(token).collect();
-                let o_error = error(&got, &wanted_o, s.layer.elements[3]);
-                let state_error = error(&pool.values(at, size), &wanted_state, Element::Bf16);
-                assert!(o_error < 1e-4, "{lowest}: {o_error:e}");
-                assert!(state_error < 1e-4, "{lowest}: {state_error:e}");
+                // A third of what random launches may be off by.
+                let part = Tolerance::PARALLEL.state / 3.0;
+                for (got, wanted, element) in [
+                    (got, wanted_o, s.layer.elements[3]),
+                    (pool.values(at, size), wanted_state, Element::Bf16),
+                ] {
+                    close(&got, &wanted, element, part)
+                        .unwrap_or_else(|far| panic!("{lowest}: {far}"));
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The reference against numbers worked out by hand.
 
+mod compare;
 mod gdn_decode;
 mod gdn_slots;
 mod kda;

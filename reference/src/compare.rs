@@ -1,0 +1,238 @@
+//! How far results may be from the truth, and how far they are: every tolerance, and what is held to it.
+//!
+//! A result is the rounding, to the dtype that it is stored in, of something near the exact value. It is measured in
+//! one of two ways:
+//!
+//! - [`within`] takes the rounding out, element by element ([`excess`]), and holds the L2 norm of what is left against
+//!   an absolute bound. That of a state S is [`Tolerance::state`] · ‖S‖. That of an output is [`Tolerance::output`] ·
+//!   ‖q̂‖ ‖S‖, S being the state that it is read from: o = S q̂ may be much smaller than that product, and its error is
+//!   not. Besides, log decays are rounded: [`of_decays`] says what comes of it, and [`of_underflow`] what is no
+//!   difference at all.
+//! - [`relative_error`] is that of a whole tensor, its rounding included, to be at most [`DType::tolerance`].
+//!
+//! No bound has the number of tokens in it: a state that is multiplied by a decay has its errors multiplied too. What
+//! grows from token to token is the sum of the log decays, which [`of_decays`] follows.
+//!
+//! NaN passes neither, whichever side it is on; an infinity passes [`within`] where the truth has it too, or where
+//! rounding makes it of the truth.
+
+use std::fmt;
+
+/// What a result is stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DType {
+    /// 24 bits of significand.
+    F32,
+    /// 8 bits of significand, the exponents of f32.
+    Bf16,
+    /// 11 bits of significand, exponents from −14 to 15.
+    F16,
+}
+
+impl DType {
+    /// The largest relative error of a tensor that is stored so, after one launch: half an ulp is 2⁻⁹ of bf16, around
+    /// 1.7e-3 in the mean, and a state that was committed before may have had one rounding more.
+    #[must_use]
+    pub const fn tolerance(self) -> f64 {
+        match self {
+            Self::F32 => 1e-5,
+            Self::Bf16 | Self::F16 => 4e-3,
+        }
+    }
+
+    /// Bits of the significand, and the exponent of the smallest normal number.
+    const fn precision(self) -> (i32, i32) {
+        match self {
+            Self::F32 => (24, -126),
+            Self::Bf16 => (8, -126),
+            Self::F16 => (11, -14),
+        }
+    }
+
+    /// Half the distance of neighbours around `x`, a power of two.
+    fn half_ulp(self, x: f64) -> f64 {
+        let (bits, smallest) = self.precision();
+        let exponent = (x.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+        2f64.powi(exponent.max(smallest) - bits)
+    }
+
+    /// The nearest value, an even one of two; infinite where there is none so large.
+    #[must_use]
+    pub fn round(self, x: f64) -> f64 {
+        if !x.is_finite() {
+            return x;
+        }
+        let ulp = 2.0 * self.half_ulp(x);
+        let rounded = (x / ulp).round_ties_even() * ulp;
+        let (_, smallest) = self.precision();
+        if rounded.abs() < 2f64.powi(2 - smallest) {
+            rounded
+        } else {
+            f64::INFINITY.copysign(x)
+        }
+    }
+}
+
+/// How far from the truth results of a formulation may be before they are rounded to their dtype, besides what comes
+/// of [`LOG_DECAY`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// Of a state, as a part of its norm.
+    pub state: f64,
+    /// Of o, as a part of the norms of q̂ and of the state that it is read from.
+    pub output: f64,
+}
+
+impl Tolerance {
+    /// Token by token: f32 arithmetic, with approximate exponentials and roots.
+    pub const RECURRENT: Self = Self {
+        state: 1e-5,
+        output: 1e-6,
+    };
+
+    /// Tokens at once: products of bf16, or of f32 in two parts of bf16, summed in f32.
+    pub const PARALLEL: Self = Self {
+        state: 3e-4,
+        output: 3e-4,
+    };
+}
+
+/// How far from the truth a log decay may be, as a part of it: 3e-7 of the softplus, 2⁻²² of each of the exponentials
+/// of A_log and of a + dt_bias, and 2⁻²⁴ of their arguments, which are around 5.
+pub const LOG_DECAY: f64 = 2e-6;
+
+/// How much larger the log decays are, as a part of theirs, with which the second states of [`of_decays`] are computed.
+pub const MORE_DECAY: f64 = 1.0 / 4096.0;
+
+/// How far a state may be from `exact` by [`LOG_DECAY`], where `decaying_more` is the state of the same tokens with
+/// every log decay larger by [`MORE_DECAY`] of it.
+///
+/// Rounding a log decay g changes a state s·exp(g) by |g| times as large a part of it, after several tokens by the sum
+/// of theirs: by as much as the state changes with all log decays together. What is not finite does not count.
+#[must_use]
+pub fn of_decays(exact: &[f64], decaying_more: &[f64]) -> f64 {
+    let changes = exact.iter().zip(decaying_more).map(|(x, y)| x - y);
+    let changes: Vec<f64> = changes.filter(|change| change.is_finite()).collect();
+    LOG_DECAY * norm(&changes) / MORE_DECAY
+}
+
+/// What is no difference in so many elements, among values around 1: in each 1e-12, below which f32 exponentials are
+/// denormal, or inexact by their argument.
+#[must_use]
+pub fn of_underflow(elements: usize) -> f64 {
+    1e-12 * (elements as f64).sqrt()
+}
+
+/// The largest relative error of the reference to what other implementations computed in f32.
+pub const COMPUTED_IN_F32: f64 = 1e-6;
+
+/// The L2 norm; NaN or infinite where an element is.
+#[must_use]
+pub fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// How far `got` is from being the rounding of `exact` to `dtype`; infinite where either is NaN, or where one alone is
+/// infinite after the rounding.
+#[must_use]
+pub fn excess(got: f64, exact: f64, dtype: DType) -> f64 {
+    let rounded = dtype.round(exact);
+    if got == rounded {
+        return 0.0;
+    }
+    if !got.is_finite() || !rounded.is_finite() {
+        return f64::INFINITY;
+    }
+    let half_ulp = dtype.half_ulp(got.abs().max(exact.abs()));
+    ((got - exact).abs() - half_ulp).max(0.0)
+}
+
+/// A result that is further from the truth than it may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TooFar {
+    /// The norm of the excesses.
+    pub off: f64,
+    /// The most that it might be.
+    pub allowed: f64,
+    /// The element with the largest excess, or the first that only one side has.
+    pub element: usize,
+    /// Its exact value; NaN where there is none.
+    pub exact: f64,
+    /// What it is; NaN where there is none.
+    pub got: f64,
+}
+
+impl fmt::Display for TooFar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            off,
+            allowed,
+            element,
+            exact,
+            got,
+        } = self;
+        write!(
+            f,
+            "off by {off:.1e} besides rounding, allowed {allowed:.1e}; element {element}: wanted {exact}, got {got}"
+        )
+    }
+}
+
+impl std::error::Error for TooFar {}
+
+/// The norm of the excesses of `got`, stored as `dtype`, as a part of `allowed`: 1 is the limit.
+///
+/// # Errors
+/// Where it is more, where `allowed` is NaN or infinite, and where the lengths differ.
+pub fn within(got: &[f64], exact: &[f64], dtype: DType, allowed: f64) -> Result<f64, TooFar> {
+    let excesses: Vec<f64> = got
+        .iter()
+        .zip(exact)
+        .map(|(&got, &exact)| excess(got, exact, dtype))
+        .collect();
+    let (off, element) = if got.len() == exact.len() {
+        let worst = (0..got.len()).max_by(|&i, &j| excesses[i].total_cmp(&excesses[j]));
+        (norm(&excesses), worst.unwrap_or(0))
+    } else {
+        (f64::INFINITY, excesses.len())
+    };
+    if off <= allowed && allowed.is_finite() {
+        return Ok(if allowed > 0.0 { off / allowed } else { 0.0 });
+    }
+    let at = |values: &[f64]| values.get(element).copied().unwrap_or(f64::NAN);
+    Err(TooFar {
+        off,
+        allowed,
+        element,
+        exact: at(exact),
+        got: at(got),
+    })
+}
+
+/// ‖got − exact‖ / ‖exact‖: 0 where the two are equal, infinite where anything is NaN or infinite, where the lengths
+/// differ, and where zeros are met by something else.
+#[must_use]
+pub fn relative_error(got: &[f64], exact: &[f64]) -> f64 {
+    if got.len() != exact.len() {
+        return f64::INFINITY;
+    }
+    relative_error_of(got.iter().copied().zip(exact.iter().copied()))
+}
+
+/// [`relative_error`] of pairs of a result and the truth.
+#[must_use]
+pub fn relative_error_of(pairs: impl IntoIterator<Item = (f64, f64)>) -> f64 {
+    let (mut difference, mut size) = (0.0, 0.0);
+    for (got, exact) in pairs {
+        difference += (got - exact).powi(2);
+        size += exact.powi(2);
+    }
+    let relative = f64::sqrt(difference / size);
+    if difference == 0.0 {
+        0.0
+    } else if relative.is_finite() {
+        relative
+    } else {
+        f64::INFINITY
+    }
+}
