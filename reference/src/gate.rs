@@ -1,4 +1,4 @@
-//! Log decays and betas from raw gates, finite for every finite input.
+//! Log decays and betas from raw gates, and activations, finite for every finite input.
 
 /// `ln(1 + exp(x))`, without overflow and without losing small values.
 pub fn softplus(x: f64) -> f64 {
@@ -8,6 +8,29 @@ pub fn softplus(x: f64) -> f64 {
 /// `1 / (1 + exp(-x))`: beta of a logit.
 pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+/// What a sum of a convolution, or a gate of a norm, goes through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// x
+    None,
+    /// `x · sigmoid(x)`
+    #[default]
+    Silu,
+    /// `sigmoid(x)`
+    Sigmoid,
+}
+
+impl Activation {
+    /// The activation of x.
+    pub fn of(self, x: f64) -> f64 {
+        match self {
+            Self::None => x,
+            Self::Silu => x * sigmoid(x),
+            Self::Sigmoid => sigmoid(x),
+        }
+    }
 }
 
 /// Log decay `-exp(a_log) · softplus(x + dt_bias)`: GDN's raw gate (`x` is `a`), KDA's softplus gate (`x` is `g`).

@@ -143,7 +143,7 @@ pub fn decode_between(
         letters: "B",
         count: batch,
     };
-    let after = advance(&one_token, rows, read_pool, write_pool, None)?;
+    let after = advance(&one_token, rows, read_pool, write_pool, None, None)?;
     Ok(Decoded {
         o: after.o,
         pool: after.pool,

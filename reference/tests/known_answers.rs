@@ -1,13 +1,17 @@
-//! The reference against expectations computed in f32 by public implementations of GDN and KDA.
+//! The reference against expectations computed in f32 by public implementations of GDN and KDA, and of layers of them.
 //!
 //! The files are those of `tests/fixtures` in the workspace, or of the folder that `GATED_DELTA_FIXTURES` names.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use gated_delta_reference::compare::{COMPUTED_IN_F32, relative_error};
+use gated_delta_reference::compare::{COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, relative_error};
+use gated_delta_reference::conv::Conv;
+use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode};
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
+use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates, recurrent};
 use half::bf16;
@@ -53,10 +57,23 @@ impl Fixture {
 
     /// `[B]`: the slot each row starts from.
     fn slots(&self) -> Vec<i64> {
-        let [batch, ..] = self.dims::<4>("q");
-        match self.tensors.get("read_slots") {
-            Some((_, slots)) => slots.iter().map(|slot| *slot as i64).collect(),
-            None => (0..batch as i64).collect(),
+        self.indices("read_slots").unwrap_or_else(|| {
+            let [batch, ..] = self.dims::<4>("q");
+            (0..batch as i64).collect()
+        })
+    }
+
+    fn indices(&self, name: &str) -> Option<Vec<i64>> {
+        let (_, indices) = self.tensors.get(name)?;
+        Some(indices.iter().map(|index| *index as i64).collect())
+    }
+
+    fn activation(&self, key: &str) -> Activation {
+        match self.metadata[key].as_str() {
+            "none" => Activation::None,
+            "silu" => Activation::Silu,
+            "sigmoid" => Activation::Sigmoid,
+            other => panic!("{key} {other}"),
         }
     }
 
@@ -67,7 +84,10 @@ impl Fixture {
             b: self.get("b"),
             a_log: self.get("A_log"),
             dt_bias: self.get("dt_bias"),
-            beta_scale: 1.0,
+            beta_scale: self
+                .metadata
+                .get("beta_scale")
+                .map_or(1.0, |scale| scale.parse().unwrap()),
         }
     }
 
@@ -142,11 +162,16 @@ fn numbers<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f64) -> Vec<f
 
 #[track_caller]
 fn assert_close(name: &str, got: &[f64], wanted: &[f64]) {
+    assert_within(name, got, wanted, COMPUTED_IN_F32);
+}
+
+#[track_caller]
+fn assert_within(name: &str, got: &[f64], wanted: &[f64], tolerance: f64) {
     let error = relative_error(got, wanted);
     println!("{name}: relative L2 error {error:.2e}");
     assert!(
-        error <= COMPUTED_IN_F32,
-        "{name}: relative L2 error {error:.2e}, wanted at most {COMPUTED_IN_F32:.0e}"
+        error <= tolerance,
+        "{name}: relative L2 error {error:.2e}, wanted at most {tolerance:.0e}"
     );
 }
 
@@ -242,4 +267,116 @@ fn kda_recurrent_bf16_lower_bound_d64() {
         dt_bias: Some(file.get("dt_bias")),
     };
     kda_recurrent(&file, kind);
+}
+
+/// A layer from its projection to its norm: o, the states, the windows to the bit, and what belongs to no row.
+fn layer_step(name: &str, tolerance: f64) {
+    let file = Fixture::read(name);
+    let heads: usize = file.metadata["heads"].parse().unwrap();
+    let [value_heads, value_dim] = file.dims("z");
+    let [channels, width] = file.dims("conv_weight");
+    let key_dim = (channels - value_heads * value_dim) / 2 / heads;
+    let [rows, tokens] = *file.tensors["x"].0.first_chunk().unwrap();
+    let (slots, cu_seqlens, fresh) = (
+        file.slots(),
+        file.indices("cu_seqlens"),
+        file.indices("fresh"),
+    );
+    let layout = match file.metadata["state_layout"].as_str() {
+        "v_last" => Layout::VLast,
+        _ => Layout::KLast,
+    };
+    let gates = if file.metadata["op"].starts_with("gdn") {
+        TokenGates::Gdn(file.gdn_gates())
+    } else {
+        assert_eq!(
+            [&file.metadata["gate"], &file.metadata["beta"]],
+            ["softplus", "sigmoid"]
+        );
+        TokenGates::Kda(KdaGates {
+            g: file.get("g"),
+            kind: KdaGate::Softplus {
+                a_log: file.get("A_log"),
+                dt_bias: Some(file.get("dt_bias")),
+            },
+            beta: file.get("beta"),
+            beta_kind: KdaBeta::Logit,
+        })
+    };
+    let step = Recurrent {
+        batch: cu_seqlens.as_ref().map_or(rows, |bounds| bounds.len() - 1),
+        tokens,
+        heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        q: &[],
+        k: &[],
+        v: &[],
+        gates,
+        l2norm: true,
+        scale: default_scale(key_dim),
+        head_map: HeadMap::Grouped,
+        layout,
+        read_slots: Some(&slots),
+        write_slots: None,
+        token_slots: None,
+        accepted: None,
+        cu_seqlens: cu_seqlens.as_deref(),
+        null_slot: None,
+        update_state: true,
+        snapshot_steps: None,
+        previous: None,
+        round_state: |s| s,
+    };
+    let problem = Layer {
+        step,
+        projection: Some(Projection {
+            x: file.get("x"),
+            previous: None,
+            conv: Conv {
+                channels,
+                width,
+                weight: file.get("conv_weight"),
+                bias: None,
+                activation: file.activation("conv_activation"),
+            },
+        }),
+        norm: Some(GatedNorm {
+            z: file.get("z"),
+            weight: file.get("norm_weight"),
+            eps: file.metadata["norm_eps"].parse().unwrap(),
+            activation: file.activation("norm_activation"),
+        }),
+        fresh: fresh.as_deref(),
+    };
+    let pools = Pools {
+        states: file.get("state"),
+        windows: Some(file.get("conv_state")),
+        ..Pools::default()
+    };
+    let after = layer(&problem, &pools).unwrap();
+    file.assert_pool(&after.states);
+    assert_within("o", &after.o, file.get("expected.o"), tolerance);
+    assert_eq!(after.windows.unwrap(), file.get("expected.conv_state"));
+}
+
+#[test]
+fn layer_qwen3_next_decode() {
+    layer_step("layer_qwen3_next_decode.safetensors", COMPUTED_IN_F32);
+}
+
+#[test]
+fn layer_kimi_linear_decode() {
+    layer_step("layer_kimi_linear_decode.safetensors", COMPUTED_IN_F32);
+}
+
+#[test]
+fn layer_kimi_linear_prefill() {
+    layer_step("layer_kimi_linear_prefill.safetensors", COMPUTED_IN_CHUNKS);
+}
+
+#[test]
+fn layer_olmo_hybrid_decode() {
+    layer_step("layer_olmo_hybrid_decode.safetensors", COMPUTED_IN_F32);
 }

@@ -7,13 +7,15 @@ use crate::error::{Error, Tokens};
 use crate::heads::Heads;
 use crate::recurrence::{Token, normalise, recurrence};
 
-/// As [`recurrent`], of switches that are known to go together; `tokens` are the leading dimensions of `q`.
+/// As [`recurrent`](super::recurrent), of switches that are known to go together; `tokens` are the leading dimensions
+/// of `q`. Rows where `fresh` `[B]` is not 0 start from zeros.
 pub(crate) fn advance(
     problem: &Recurrent,
     tokens: Tokens,
     read_pool: &[f64],
     write_pool: &[f64],
     snapshots: Option<&[f64]>,
+    fresh: Option<&[i64]>,
 ) -> Result<Output, Error> {
     let p = problem;
     p.check_shapes(tokens, snapshots)?;
@@ -29,12 +31,9 @@ pub(crate) fn advance(
         pool: write_pool.to_vec(),
         snapshots: snapshots.map(<[f64]>::to_vec),
     };
-    for b in 0..p.batch {
-        let Some(own) = p.tokens_of(b, tokens.count) else {
-            continue;
-        };
+    for (own, row) in p.rows(tokens.count, pool_slots, fresh) {
         after.o[own.start * token_len..own.end * token_len].fill(0.0);
-        let Some(row) = p.row(b, own, pool_slots) else {
+        let Some(row) = row else {
             continue;
         };
         for hv in 0..p.value_heads {
@@ -45,21 +44,21 @@ pub(crate) fn advance(
 }
 
 /// What an active row reads and writes.
-struct Row {
+pub(crate) struct Row {
     /// Its index in the batch.
-    b: usize,
+    pub b: usize,
     /// Its tokens among those of all rows.
-    tokens: Range<usize>,
-    /// Slot of the read pool.
-    start: usize,
+    pub tokens: Range<usize>,
+    /// Slot of the read pool, unless the row is fresh.
+    pub start: Option<usize>,
     /// Previous tokens to commit, and the slot of the write pool for the state after them.
-    commit: Option<(usize, usize)>,
+    pub commit: Option<(usize, usize)>,
     /// Slot of the write pool for the state after each token.
-    stores: Vec<Option<usize>>,
+    pub stores: Vec<Option<usize>>,
 }
 
 impl Recurrent<'_> {
-    pub(super) fn sizes(&self) -> Heads {
+    pub(crate) fn sizes(&self) -> Heads {
         Heads {
             heads: self.heads,
             value_heads: self.value_heads,
@@ -68,6 +67,21 @@ impl Recurrent<'_> {
             head_map: self.head_map,
             layout: self.layout,
         }
+    }
+
+    /// The tokens of every row that is to touch any, and what it reads and writes, unless it is inactive.
+    pub(crate) fn rows(
+        &self,
+        total: usize,
+        pool_slots: (usize, usize),
+        fresh: Option<&[i64]>,
+    ) -> Vec<(Range<usize>, Option<Row>)> {
+        let row = |b| {
+            let own = self.tokens_of(b, total)?;
+            let fresh = fresh.is_some_and(|fresh| fresh[b] != 0);
+            Some((own.clone(), self.row(b, own, pool_slots, fresh)))
+        };
+        (0..self.batch).filter_map(row).collect()
     }
 
     /// The tokens of row b, unless it is to touch nothing.
@@ -87,26 +101,36 @@ impl Recurrent<'_> {
         b: usize,
         tokens: Range<usize>,
         (read_pool_slots, write_pool_slots): (usize, usize),
+        fresh: bool,
     ) -> Option<Row> {
         let mut stores = vec![None; tokens.len()];
         if let Some(token_slots) = self.token_slots {
             let slots = &token_slots[b * self.tokens..][..self.tokens];
-            let accepted = self.accepted.map_or(1, |accepted| accepted[b]);
-            let last = usize::try_from(accepted).ok()?.checked_sub(1)?;
             for (store, &slot) in stores.iter_mut().zip(slots) {
                 *store = self.live(slot, write_pool_slots);
             }
+            let start = if fresh {
+                None
+            } else {
+                let accepted = self.accepted.map_or(1, |accepted| accepted[b]);
+                let last = usize::try_from(accepted).ok()?.checked_sub(1)?;
+                Some(self.live(*slots.get(last)?, read_pool_slots)?)
+            };
             return Some(Row {
                 b,
                 tokens,
-                start: self.live(*slots.get(last)?, read_pool_slots)?,
+                start,
                 commit: None,
                 stores,
             });
         }
         let read_slot = self.read_slots.map_or(b as i64, |slots| slots[b]);
         let write_slot = self.write_slots.map_or(read_slot, |slots| slots[b]);
-        let start = self.live(read_slot, read_pool_slots)?;
+        let start = if fresh {
+            None
+        } else {
+            Some(self.live(read_slot, read_pool_slots)?)
+        };
         let end = self.live(write_slot, write_pool_slots)?;
         let commit = match &self.previous {
             Some(previous) => Some((previous.keep(b)?, end)),
@@ -143,7 +167,10 @@ impl Recurrent<'_> {
         after: &mut Output,
     ) -> Result<(), Error> {
         let heads = self.sizes();
-        let mut state = heads.load(read_pool, row.start, hv);
+        let mut state = match row.start {
+            Some(slot) => heads.load(read_pool, slot, hv),
+            None => vec![0.0; self.value_dim * self.key_dim],
+        };
         if let (Some(previous), Some((keep, slot))) = (&self.previous, row.commit) {
             let first = row.b * previous.tokens;
             let kept: Vec<Token> = (first..first + keep)

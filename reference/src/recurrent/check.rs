@@ -6,7 +6,7 @@ use crate::heads::Heads;
 
 impl Recurrent<'_> {
     /// The leading dimensions of `q`.
-    pub(super) fn token_dims(&self) -> Result<Tokens, Error> {
+    pub(crate) fn token_dims(&self) -> Result<Tokens, Error> {
         self.sizes().check()?;
         let (letters, count) = match self.cu_seqlens {
             None => ("B, T", elements(&[self.batch, self.tokens])),
@@ -21,7 +21,7 @@ impl Recurrent<'_> {
         Ok(Tokens { letters, count })
     }
 
-    pub(super) fn check_switches(&self, write_pool: bool, snapshots: bool) -> Result<(), Error> {
+    pub(crate) fn check_switches(&self, write_pool: bool, snapshots: bool) -> Result<(), Error> {
         let previous = self.previous.is_some();
         let token_slots = self.token_slots.is_some();
         let frozen = !self.update_state;
@@ -87,7 +87,7 @@ impl Recurrent<'_> {
         }
     }
 
-    pub(super) fn check_shapes(
+    pub(crate) fn check_shapes(
         &self,
         tokens: Tokens,
         snapshots: Option<&[f64]>,

@@ -1,10 +1,13 @@
 //! The reference against numbers worked out by hand.
 
 mod compare;
+mod conv;
 mod gdn_decode;
 mod gdn_slots;
 mod kda;
 mod laws;
+mod layer;
+mod norm;
 mod recurrence;
 mod recurrent;
 mod recurrent_errors;

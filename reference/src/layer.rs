@@ -1,0 +1,340 @@
+//! The layer step: all that is between the projections of a layer, for a batch whose states and windows live in the
+//! slots of pools. It is the recurrence with a convolution before it and a norm after it, neither of which is required.
+//!
+//! Nothing is rounded in between; the windows hold inputs of the convolution as they come.
+
+use std::ops::Range;
+
+use crate::conv::{Conv, convolve, window_after};
+use crate::error::{Error, Tokens, check_length, elements};
+use crate::norm::{GatedNorm, gated_norm};
+use crate::recurrent::{Previous, Recurrent, Row, advance};
+
+/// A layer step of `B` rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    /// Rows, heads, gates and slots. With a projection its q, k and v, and those of the previous tokens, are empty.
+    pub step: Recurrent<'a>,
+    /// What q, k and v are made of.
+    pub projection: Option<Projection<'a>>,
+    /// What is made of o.
+    pub norm: Option<GatedNorm<'a>>,
+    /// `[B]`: a row where it is not 0 starts from a state and a window of zeros, whatever its slot to read and its
+    /// `accepted` are. The slot that it writes, by default that to read, makes it inactive as it does any row.
+    pub fresh: Option<&'a [i64]>,
+}
+
+/// A projection and its convolution, whose channels are those of q, of k and of v: D = 2·H·K + HV·V.
+#[derive(Clone, Copy, Debug)]
+pub struct Projection<'a> {
+    /// `[B, T, D]`, with `cu_seqlens` `[total, D]`.
+    pub x: &'a [f64],
+    /// `[B, T', D]`, with previous tokens.
+    pub previous: Option<&'a [f64]>,
+    /// From x to q, k and v.
+    pub conv: Conv<'a>,
+}
+
+/// What is there before a launch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pools<'a> {
+    /// `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last)
+    pub states: &'a [f64],
+    /// Where states are written, if not there; it may differ in its P.
+    pub write_states: Option<&'a [f64]>,
+    /// `[P, D, W − 1]`, the oldest input first, with a projection: its slots are those of the states.
+    pub windows: Option<&'a [f64]>,
+    /// Where windows are written, if not there; its P is that of the states that are written.
+    pub write_windows: Option<&'a [f64]>,
+    /// `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`)
+    pub snapshots: Option<&'a [f64]>,
+}
+
+/// What a launch leaves behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerOutput {
+    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows, NaN where nothing is written.
+    pub o: Vec<f64>,
+    /// All states that may be written, afterwards.
+    pub states: Vec<f64>,
+    /// All windows that may be written, afterwards.
+    pub windows: Option<Vec<f64>>,
+    /// All snapshots afterwards, where there are any.
+    pub snapshots: Option<Vec<f64>>,
+}
+
+/// Runs a layer step.
+///
+/// A row's window becomes the last W − 1 inputs of it and the row's tokens, or, with previous tokens, of it and those
+/// that are kept, after which the new tokens are convolved. It is written where the state after these tokens is, and
+/// not where that is not.
+///
+/// # Errors
+/// Those of [`recurrent`](crate::recurrent::recurrent); a length that contradicts the shape, and parts that contradict
+/// each other: token slots with a projection, and a norm of no outputs.
+pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
+    let step = &problem.step;
+    problem.check_parts(pools)?;
+    let heads = step.sizes();
+    heads.check()?;
+    let states = pools.states;
+    let write_states = pools.write_states.unwrap_or(states);
+    let slots = (
+        heads.slots_of("read_pool", states)?,
+        heads.slots_of("write_pool", write_states)?,
+    );
+    let mut convolved = match &problem.projection {
+        Some(projection) => Some(Convolved::new(projection, step, pools, slots)?),
+        None => None,
+    };
+    let unfilled = convolved.as_ref().map_or(*step, |made| made.of(step));
+    let tokens = unfilled.token_dims()?;
+    unfilled.check_shapes(tokens, pools.snapshots)?;
+    if let Some(fresh) = problem.fresh {
+        check_length("fresh", "[B]", &[step.batch], fresh.len())?;
+    }
+    if let Some(norm) = &problem.norm {
+        let [value_heads, value_dim] = [step.value_heads, step.value_dim];
+        tokens.check("z", "HV, V", &[value_heads, value_dim], norm.z.len())?;
+        check_length("norm weight", "[V]", &[value_dim], norm.weight.len())?;
+    }
+
+    let rows = step.rows(tokens.count, slots, problem.fresh);
+    let active = || rows.iter().filter_map(|(_, row)| row.as_ref());
+    if let (Some(convolved), Some(projection)) = (&mut convolved, &problem.projection) {
+        for row in active() {
+            convolved.fill(projection, step, row, pools.windows.unwrap_or_default())?;
+        }
+    }
+    let filled = convolved.as_ref().map_or(*step, |made| made.of(step));
+    let mut after = advance(
+        &filled,
+        tokens,
+        states,
+        write_states,
+        pools.snapshots,
+        problem.fresh,
+    )?;
+    if let Some(norm) = &problem.norm {
+        for row in active() {
+            let own = times(&row.tokens, step.value_heads * step.value_dim);
+            let of_row = GatedNorm {
+                z: &norm.z[own.clone()],
+                ..*norm
+            };
+            let normed = gated_norm(&of_row, &after.o[own.clone()])?;
+            after.o[own].copy_from_slice(&normed);
+        }
+    }
+    Ok(LayerOutput {
+        o: after.o,
+        states: after.pool,
+        windows: convolved.map(|convolved| convolved.windows),
+        snapshots: after.snapshots,
+    })
+}
+
+impl Layer<'_> {
+    fn check_parts(&self, pools: &Pools) -> Result<(), Error> {
+        let step = &self.step;
+        step.check_switches(pools.write_states.is_some(), pools.snapshots.is_some())?;
+        let projection = self.projection.is_some();
+        let previous = step.previous.as_ref();
+        let previous_x = self.projection.and_then(|projection| projection.previous);
+        let keys_or_values = |k: &[f64], v: &[f64]| projection && !(k.is_empty() && v.is_empty());
+        let contradictions = [
+            (projection && !step.q.is_empty(), "q", "projection"),
+            (keys_or_values(step.k, step.v), "k and v", "projection"),
+            (
+                previous.is_some_and(|previous| keys_or_values(previous.k, previous.v)),
+                "previous k and v",
+                "projection",
+            ),
+            (
+                projection && step.token_slots.is_some(),
+                "token_slots",
+                "projection",
+            ),
+            (
+                pools.write_windows.is_some() && !step.update_state,
+                "write_windows",
+                "update_state = false",
+            ),
+            (
+                self.norm.is_some() && step.tokens == 0,
+                "norm",
+                "tokens = 0",
+            ),
+        ];
+        if let Some(&(_, name, with)) = contradictions.iter().find(|(both, ..)| *both) {
+            return Err(Error::Contradiction { name, with });
+        }
+        let needs = [
+            (
+                projection && pools.windows.is_none(),
+                "windows",
+                "projection",
+            ),
+            (
+                !projection && pools.windows.is_some(),
+                "projection",
+                "windows",
+            ),
+            (
+                pools.write_windows.is_some() && pools.windows.is_none(),
+                "windows",
+                "write_windows",
+            ),
+            (
+                projection && previous.is_some() && previous_x.is_none(),
+                "previous x",
+                "previous",
+            ),
+            (
+                previous_x.is_some() && previous.is_none(),
+                "previous",
+                "previous x",
+            ),
+        ];
+        match needs.iter().find(|(lacks, ..)| *lacks) {
+            Some(&(_, name, with)) => Err(Error::Missing { name, with }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the convolution makes of x, NaN in the tokens of rows that are not active, and the windows.
+struct Convolved {
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    previous_k: Vec<f64>,
+    previous_v: Vec<f64>,
+    /// Those that may be written, afterwards.
+    windows: Vec<f64>,
+}
+
+impl Convolved {
+    /// Everything NaN, and the windows as they were.
+    fn new(
+        projection: &Projection,
+        step: &Recurrent,
+        pools: &Pools,
+        (slots, write_slots): (usize, usize),
+    ) -> Result<Self, Error> {
+        let conv = &projection.conv;
+        let (keys, values) = (step.heads * step.key_dim, step.value_heads * step.value_dim);
+        let channels = 2 * keys + values;
+        check_length("channels", "2*H*K + HV*V", &[channels], conv.channels)?;
+        conv.check_weights()?;
+        let count = match step.cu_seqlens {
+            Some(_) => Error::check_multiple("x", "one token, D", channels, projection.x.len())?,
+            None => {
+                let count = elements(&[step.batch, step.tokens]);
+                let letters = "B, T";
+                Tokens { letters, count }.check("x", "D", &[channels], projection.x.len())?;
+                count
+            }
+        };
+        let previous = match (&step.previous, projection.previous) {
+            (Some(previous), Some(x)) => {
+                let count = elements(&[step.batch, previous.tokens]);
+                let letters = "B, T'";
+                Tokens { letters, count }
+                    .check("x", "D", &[channels], x.len())
+                    .map_err(|error| Error::Previous(Box::new(error)))?;
+                count
+            }
+            _ => 0,
+        };
+        let windows = pools.windows.unwrap_or_default();
+        let write_windows = pools.write_windows.unwrap_or(windows);
+        let before = conv.width - 1;
+        for (name, windows, slots) in [
+            ("windows", windows, slots),
+            ("write_windows", write_windows, write_slots),
+        ] {
+            let dims = [slots, channels, before];
+            check_length(name, "[P, D, W - 1]", &dims, windows.len())?;
+        }
+        let nothing = |tokens: usize, token: usize| vec![f64::NAN; tokens * token];
+        Ok(Self {
+            q: nothing(count, keys),
+            k: nothing(count, keys),
+            v: nothing(count, values),
+            previous_k: nothing(previous, keys),
+            previous_v: nothing(previous, values),
+            windows: write_windows.to_vec(),
+        })
+    }
+
+    /// `step` with what is made of x.
+    fn of<'a>(&'a self, step: &Recurrent<'a>) -> Recurrent<'a> {
+        Recurrent {
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+            previous: step.previous.map(|previous| Previous {
+                k: &self.previous_k,
+                v: &self.previous_v,
+                ..previous
+            }),
+            ..*step
+        }
+    }
+
+    /// Convolves the tokens of a row, and writes the window that follows them, or those that are kept.
+    fn fill(
+        &mut self,
+        projection: &Projection,
+        step: &Recurrent,
+        row: &Row,
+        windows: &[f64],
+    ) -> Result<(), Error> {
+        let conv = &projection.conv;
+        let len = conv.channels * (conv.width - 1);
+        let slot = |slot: usize| slot * len..(slot + 1) * len;
+        let mut window = match row.start {
+            Some(start) => windows[slot(start)].to_vec(),
+            None => vec![0.0; len],
+        };
+        let keys = step.heads * step.key_dim;
+        if let (Some(previous), Some((keep, end)), Some(x)) =
+            (&step.previous, row.commit, projection.previous)
+        {
+            let own = row.b * previous.tokens..(row.b + 1) * previous.tokens;
+            let x = &x[times(&own, conv.channels)];
+            for (t, y) in own.zip(convolve(conv, &window, x)?.chunks(conv.channels)) {
+                let (k, v) = y[keys..].split_at(keys);
+                put(&mut self.previous_k, t, k);
+                put(&mut self.previous_v, t, v);
+            }
+            window = window_after(conv, &window, x, keep)?;
+            self.windows[slot(end)].copy_from_slice(&window);
+        }
+        let x = &projection.x[times(&row.tokens, conv.channels)];
+        let y = convolve(conv, &window, x)?;
+        for (t, y) in row.tokens.clone().zip(y.chunks(conv.channels)) {
+            let (q, rest) = y.split_at(keys);
+            let (k, v) = rest.split_at(keys);
+            put(&mut self.q, t, q);
+            put(&mut self.k, t, k);
+            put(&mut self.v, t, v);
+        }
+        if let Some(&Some(end)) = row.stores.last() {
+            let after = window_after(conv, &window, x, row.tokens.len())?;
+            self.windows[slot(end)].copy_from_slice(&after);
+        }
+        Ok(())
+    }
+}
+
+/// Sets token t of `tensor`.
+fn put(tensor: &mut [f64], t: usize, token: &[f64]) {
+    tensor[t * token.len()..][..token.len()].copy_from_slice(token);
+}
+
+/// The elements of these tokens, `len` of each.
+fn times(tokens: &Range<usize>, len: usize) -> Range<usize> {
+    tokens.start * len..tokens.end * len
+}
