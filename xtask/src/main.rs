@@ -9,6 +9,7 @@ mod compile;
 mod debian;
 mod entries;
 mod hash;
+mod manifest;
 mod module;
 mod profiles;
 mod ptx;
@@ -32,7 +33,7 @@ enum Task {
     /// rust-src, or Debian's rustc-web, unpacked under target/. The assemblers are those in
     /// $GATED_DELTA_CUDA_BIN or NVIDIA's wheels, unpacked under target/.
     Toolchain,
-    /// Compile kernels-gpu to host/ptx, one file per entry, and assemble each for every architecture.
+    /// Compile kernels-gpu to host/ptx, one file per entry and a manifest, and assemble each for every architecture.
     Ptx {
         /// Write nothing; fail where the committed files are not what these sources give.
         #[arg(long)]

@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: the committed PTX files, written and checked.
+//! `cargo xtask ptx`: the committed PTX files and their manifest, written and checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,11 +7,13 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 use crate::entries::{Entry, file_name};
+use crate::manifest::Manifest;
 use crate::module::LaunchBounds;
 use crate::toolchain::Compiler;
-use crate::{assemble, compile, hash, shell, toolchain};
+use crate::{assemble, compile, hash, manifest, shell, toolchain};
 
-const TITLE: &str = "// Written by `cargo xtask ptx`; edit kernels-gpu instead.";
+/// First line of each PTX file.
+const TITLE: &str = "// Written by `cargo xtask ptx`; edit kernels-gpu instead.\n";
 
 /// Directory of the committed files.
 pub fn directory() -> PathBuf {
@@ -25,55 +27,46 @@ pub fn read(entry: Entry) -> Result<String> {
         .with_context(|| format!("{}; `cargo xtask ptx` makes it", path.display()))
 }
 
-/// Compiles, writes the files, and assembles them.
+/// Compiles, writes the files that change, and assembles all.
 pub fn write() -> Result<()> {
     let files = build(&toolchain::compiler()?)?;
     let directory = directory();
     fs::create_dir_all(&directory)?;
-    for name in committed()? {
-        if !files.contains_key(&name) {
-            fs::remove_file(directory.join(name))?;
-        }
+    let committed = committed()?;
+    for name in committed.keys().filter(|name| !files.contains_key(*name)) {
+        fs::remove_file(directory.join(name))?;
     }
     for (name, text) in &files {
-        let path = directory.join(name);
-        fs::write(&path, text).with_context(|| path.display().to_string())?;
+        if committed.get(name) != Some(text) {
+            let path = directory.join(name);
+            fs::write(&path, text).with_context(|| path.display().to_string())?;
+        }
     }
     assemble::check_all()
 }
 
 /// Fails where the committed files are not what the sources give.
 pub fn check() -> Result<()> {
-    let problems = stale_files(&hash::of_sources()?)?;
+    let committed = committed()?;
+    let problems = stale_files(&committed, &hash::of_sources()?);
     if !problems.is_empty() {
         bail!(
             "host/ptx is not of these sources; run `cargo xtask ptx` and commit it\n  {}",
             problems.join("\n  ")
         );
     }
+    let made_by = Manifest::parse(&committed[manifest::NAME]).compiler;
     let compiler = toolchain::compiler()?;
-    let mut made_by = BTreeSet::new();
-    for entry in Entry::ALL {
-        made_by.insert(Header::split(&read(*entry)?).0.compiler);
-    }
-    if made_by.iter().eq([&compiler.identity]) {
-        for (name, text) in build(&compiler)? {
-            if fs::read_to_string(directory().join(&name))? != text {
-                bail!(
-                    "host/ptx/{name} is not what this compiler makes of these sources; run `cargo xtask ptx` and commit it"
-                );
-            }
+    if made_by == compiler.identity {
+        let built = build(&compiler)?;
+        if let Some(name) = built.keys().find(|name| built[*name] != committed[*name]) {
+            bail!(
+                "host/ptx/{name} is not what this compiler makes of these sources; run `cargo xtask ptx` and commit it"
+            );
         }
-        println!(
-            "host/ptx is what {} makes of these sources",
-            compiler.identity
-        );
+        println!("host/ptx is what {made_by} makes of these sources");
     } else {
-        let made_by: Vec<_> = made_by.into_iter().collect();
-        println!(
-            "host/ptx is of these sources, compiled by {};",
-            made_by.join(" and ")
-        );
+        println!("host/ptx is of these sources, compiled by {made_by};");
         println!(
             "not compiled anew, because the compiler here is {}",
             compiler.identity
@@ -89,8 +82,8 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
     if let Some(name) = module.entry_names().find(|name| !known.contains(name)) {
         bail!("the module has an entry {name} that is not in kernels-gpu/src/entries.rs");
     }
-    let sources = hash::of_sources()?;
     let mut files = BTreeMap::new();
+    let mut bodies = BTreeMap::new();
     for &entry in Entry::ALL {
         let bounds = LaunchBounds {
             block: entry.block(),
@@ -98,112 +91,151 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
         };
         let body = module.extract(entry.name(), &bounds);
         let body = body.with_context(|| format!("the module lacks the entry {}", entry.name()))?;
-        let header = Header {
-            compiler: compiler.identity.clone(),
-            sources: sources.clone(),
-            body: hash::of_text(&body),
-        };
-        files.insert(file_name(entry), header.to_text() + &body);
+        bodies.insert(file_name(entry), hash::of_text(&body));
+        files.insert(file_name(entry), TITLE.to_owned() + &body);
     }
+    let manifest = Manifest {
+        compiler: compiler.identity.clone(),
+        sources: hash::of_sources()?,
+        bodies,
+    };
+    files.insert(manifest::NAME.to_owned(), manifest.to_text());
     Ok(files)
 }
 
 /// What is wrong with the committed files, one line each.
-fn stale_files(sources: &str) -> Result<Vec<String>> {
+fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<String> {
+    let Some(manifest) = committed.get(manifest::NAME) else {
+        return vec![format!("{}: missing", manifest::NAME)];
+    };
+    let manifest = Manifest::parse(manifest);
     let mut problems = Vec::new();
-    let mut extra = committed()?;
-    for &entry in Entry::ALL {
-        let name = file_name(entry);
-        if !extra.remove(&name) {
-            problems.push(format!("{name}: missing"));
-            continue;
-        }
-        let text = read(entry)?;
-        let (header, body) = Header::split(&text);
-        if header.body != hash::of_text(body) {
-            problems.push(format!(
-                "{name}: edited by hand (the header's hash of the body does not hold)"
-            ));
-        }
-        if header.sources != sources {
-            problems.push(format!("{name}: of other sources or flags"));
+    if manifest.compiler.is_empty() {
+        problems.push(format!("{}: of no compiler", manifest::NAME));
+    }
+    if manifest.sources != sources {
+        problems.push(format!("{}: of other sources or flags", manifest::NAME));
+    }
+    let entries: BTreeSet<_> = Entry::ALL.iter().map(|entry| file_name(*entry)).collect();
+    for name in &entries {
+        let hash_of = |text: &String| text.strip_prefix(TITLE).map(hash::of_text);
+        match (committed.get(name), manifest.bodies.get(name)) {
+            (None, _) => problems.push(format!("{name}: missing")),
+            (_, None) => problems.push(format!("{name}: not in {}", manifest::NAME)),
+            (Some(text), Some(hash)) if hash_of(text).as_ref() != Some(hash) => {
+                problems.push(format!(
+                    "{name}: edited by hand (its hash in {} does not hold)",
+                    manifest::NAME
+                ));
+            }
+            _ => (),
         }
     }
+    let names = committed.keys().chain(manifest.bodies.keys());
+    let extra: BTreeSet<_> = names
+        .filter(|name| *name != manifest::NAME && !entries.contains(*name))
+        .collect();
     problems.extend(
         extra
             .into_iter()
             .map(|name| format!("{name}: of no entry in kernels-gpu/src/entries.rs")),
     );
-    Ok(problems)
+    problems
 }
 
-/// Names of the files in `host/ptx`.
-fn committed() -> Result<BTreeSet<String>> {
+/// The files in `host/ptx` by name.
+fn committed() -> Result<BTreeMap<String, String>> {
     let directory = directory();
-    let mut names = BTreeSet::new();
+    let mut files = BTreeMap::new();
     for item in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
-        names.insert(item?.file_name().to_string_lossy().into_owned());
+        let path = item?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+        files.insert(
+            name.into_owned(),
+            String::from_utf8_lossy(&bytes).into_owned(),
+        );
     }
-    Ok(names)
-}
-
-/// The comment lines that begin each file. What a file lacks is empty.
-#[derive(Debug, Default, PartialEq)]
-struct Header {
-    /// Identity of the compiler.
-    compiler: String,
-    /// SHA-256 of the sources and flags.
-    sources: String,
-    /// SHA-256 of the text below the header.
-    body: String,
-}
-
-impl Header {
-    fn to_text(&self) -> String {
-        let Self {
-            compiler,
-            sources,
-            body,
-        } = self;
-        format!(
-            "{TITLE}\n// compiler: {compiler}\n// sources: sha256 {sources}\n// body: sha256 {body}\n"
-        )
-    }
-
-    fn split(text: &str) -> (Self, &str) {
-        let mut header = Self::default();
-        let mut rest = text;
-        while let Some((line, after)) = rest.split_once('\n') {
-            let Some(comment) = line.strip_prefix("// ") else {
-                break;
-            };
-            let value = |key| comment.strip_prefix(key).map(str::to_owned);
-            if let Some(compiler) = value("compiler: ") {
-                header.compiler = compiler;
-            } else if let Some(sources) = value("sources: sha256 ") {
-                header.sources = sources;
-            } else if let Some(body) = value("body: sha256 ") {
-                header.body = body;
-            }
-            rest = after;
-        }
-        (header, rest)
-    }
+    Ok(files)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn headers_round_trip() {
-        let header = Header {
+    const FIRST: Entry = Entry::ALL[0];
+
+    /// Files as `write` leaves them, of sources `ab`.
+    fn files() -> BTreeMap<String, String> {
+        let texts = Entry::ALL
+            .iter()
+            .map(|entry| (file_name(*entry), entry.name().to_owned()));
+        let manifest = Manifest {
             compiler: "rustc 1.96.0, LLVM 22.1.8".into(),
             sources: "ab".into(),
-            body: "cd".into(),
+            bodies: texts
+                .clone()
+                .map(|(name, body)| (name, hash::of_text(&body)))
+                .collect(),
         };
-        let text = header.to_text() + ".version 7.4\n";
-        assert_eq!(Header::split(&text), (header, ".version 7.4\n"));
-        assert_eq!(Header::split("no header"), (Header::default(), "no header"));
+        let mut files: BTreeMap<_, _> = texts
+            .map(|(name, body)| (name, TITLE.to_owned() + &body))
+            .collect();
+        files.insert(manifest::NAME.into(), manifest.to_text());
+        files
+    }
+
+    /// What is wrong after `change`.
+    fn problems(change: impl FnOnce(&mut BTreeMap<String, String>, &str)) -> Vec<String> {
+        let mut files = files();
+        change(&mut files, &file_name(FIRST));
+        stale_files(&files, "ab")
+    }
+
+    /// Leaves the lines of the manifest that do not begin with `key`.
+    fn forget(files: &mut BTreeMap<String, String>, key: &str) {
+        let manifest = files.get_mut(manifest::NAME).unwrap();
+        let lines = manifest.lines().filter(|line| !line.starts_with(key));
+        *manifest = lines.map(|line| format!("{line}\n")).collect();
+    }
+
+    #[test]
+    fn each_problem_is_named() {
+        let name = file_name(FIRST);
+        let edited = format!("{name}: edited by hand (its hash in manifest.txt does not hold)");
+        let unknown = "a.ptx: of no entry in kernels-gpu/src/entries.rs";
+        assert_eq!(problems(|_, _| ()), [""; 0]);
+        assert_eq!(
+            stale_files(&files(), "cd"),
+            ["manifest.txt: of other sources or flags"]
+        );
+        assert_eq!(
+            problems(|files, name| *files.get_mut(name).unwrap() += " "),
+            [edited.as_str()]
+        );
+        let another_title = problems(|files, name| {
+            let text = files.get_mut(name).unwrap();
+            *text = text.replacen("instead", "too", 1);
+        });
+        assert_eq!(another_title, [edited.as_str()]);
+        assert_eq!(
+            problems(|files, name| drop(files.remove(name))),
+            [format!("{name}: missing")]
+        );
+        assert_eq!(
+            problems(|files, _| drop(files.insert("a.ptx".into(), TITLE.into()))),
+            [unknown]
+        );
+        let listed = problems(|files, _| *files.get_mut(manifest::NAME).unwrap() += "a.ptx: ab\n");
+        assert_eq!(listed, [unknown]);
+        assert_eq!(problems(forget), [format!("{name}: not in manifest.txt")]);
+        assert_eq!(
+            problems(|files, _| forget(files, "compiler")),
+            ["manifest.txt: of no compiler"]
+        );
+        let sources = problems(|files, _| forget(files, "sources"));
+        assert_eq!(sources, ["manifest.txt: of other sources or flags"]);
+        let manifest = problems(|files, _| drop(files.remove(manifest::NAME)));
+        assert_eq!(manifest, ["manifest.txt: missing"]);
     }
 }
