@@ -1,12 +1,19 @@
-//! Small launches of every entry with every switch, for `compute-sanitizer`, which sees what a comparison does not.
+//! Small launches of every entry with every form and every switch, for `compute-sanitizer`, which sees what a comparison
+//! does not.
+//!
+//! `SHARD=i/n` launches each n-th of them from the i-th on, so that n processes share the work: a sanitizer follows one
+//! launch at a time.
+
+use std::env;
 
 use gated_delta::DType;
 use gated_delta::Entry;
 use gated_delta::ops::kda_recurrent::KdaBeta;
 use gated_delta::ops::recurrent::Formulation;
 use gated_delta::ops::{BetaScale, HeadMap};
-use gated_delta_tests::backend::cuda;
+use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
+use gated_delta_tests::is_variant;
 use gated_delta_tests::layout::{Form, Spacing};
 use gated_delta_tests::problem::{GateKind, KdaDecay, Operator};
 use gated_delta_tests::slots::SlotChoice;
@@ -74,8 +81,9 @@ const FORMS: [Change; 6] = [
     },
 ];
 
-/// Ways of keeping states, of operators that take several tokens.
-const SWITCHES: [Change; 5] = [
+/// One token, and ways of keeping states, of operators that take several tokens.
+const SWITCHES: [Change; 6] = [
+    |spec| spec.tokens = 1,
     |spec| (spec.snapshots, spec.packed) = (Some(2), true),
     |spec| {
         let SlotChoice { write_pool, .. } = spec.slots;
@@ -98,52 +106,73 @@ fn gates(spec: &Spec, gdn: GateKind, decay: KdaDecay, beta: KdaBeta) -> GateKind
     }
 }
 
-/// Launches that take each branch that a load-time constant decides.
-fn specs(family: Family) -> Vec<Spec> {
+/// Each form, and each switch in one form that the entry takes it in. Which one is the next at each `turn`: the entries
+/// of a kernel have most pairs between them.
+fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
     let plain = Spec {
-        batch: 5,
-        heads: 2,
-        ratio: 3,
+        batch: 4,
         slots: SlotChoice::BOTH,
         seed: 4,
         ..Spec::plain(family)
     };
-    let mut specs = Vec::new();
-    for form in FORMS {
-        let mut alone = plain.clone();
-        form(&mut alone);
-        specs.push(alone.clone());
-        if family.max_tokens() == 1 {
-            continue;
-        }
-        specs.push(Spec {
-            tokens: 1,
-            ..alone.clone()
-        });
-        for switches in SWITCHES {
-            let mut spec = alone.clone();
-            switches(&mut spec);
+    let of = |form: Change, switches: Change| {
+        let mut spec = plain.clone();
+        form(&mut spec);
+        switches(&mut spec);
+        spec
+    };
+    let mut specs: Vec<_> = FORMS.into_iter().map(|form| of(form, |_| {})).collect();
+    if family.max_tokens() == 1 {
+        return specs;
+    }
+    for (i, switches) in SWITCHES.into_iter().enumerate() {
+        let forms = FORMS.iter().cycle().skip(i + turn).take(FORMS.len());
+        specs.extend(forms.map(|form| of(*form, switches)).find(|spec| {
             let each_token = spec.snapshots.is_some() || spec.slots.of_tokens.is_some();
-            if family.formulation == Formulation::Recurrent || !each_token {
-                specs.push(spec);
-            }
-        }
+            let takes = family.formulation == Formulation::Recurrent || !each_token;
+            takes && is_variant(&spec.case(), entry)
+        }));
     }
     specs
+}
+
+/// What is launched of every entry.
+fn launches() -> Vec<(Entry, Spec)> {
+    let entries = Entry::ALL.iter().enumerate();
+    let of_entry = |(turn, &entry)| {
+        let specs = Family::of(entry).map(|family| specs(entry, family, turn));
+        specs.into_iter().flatten().map(move |spec| (entry, spec))
+    };
+    entries.flat_map(of_entry).collect()
+}
+
+/// i and n of `i/n`.
+fn parse_shard(text: &str) -> Option<[usize; 2]> {
+    let (i, n) = text.split_once('/')?;
+    let [i, n] = [i.parse().ok()?, n.parse().ok()?];
+    (i < n).then_some([i, n])
+}
+
+/// Those of `all` that are this process's.
+fn of_this_process<T>(all: Vec<T>) -> Vec<T> {
+    let text = env::var("SHARD").unwrap_or("0/1".into());
+    let shard = parse_shard(&text);
+    let shard = shard.unwrap_or_else(|| panic!("SHARD: wanted i/n with i below n, got {text}"));
+    share(all, shard)
+}
+
+/// Each n-th from the i-th on.
+fn share<T>(all: Vec<T>, [i, n]: [usize; 2]) -> Vec<T> {
+    all.into_iter().skip(i).step_by(n).collect()
 }
 
 #[test]
 fn sanitizer_every_entry_and_switch() {
     let Some(backend) = cuda() else { return };
-    for &entry in Entry::ALL {
-        for spec in Family::of(entry).into_iter().flat_map(specs) {
-            let case = spec.case();
-            let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
-            if variants.unwrap().contains(&entry) {
-                check(&case, &backend.run(&case, Some(entry)));
-            }
-        }
-    }
+    on_threads(&of_this_process(launches()), |(entry, spec)| {
+        let case = spec.case();
+        check(&case, &backend.run(&case, Some(*entry)));
+    });
 }
 
 #[test]
@@ -154,7 +183,8 @@ fn sanitizer_an_empty_batch() {
         Operator::GdnMtp,
         Operator::KdaRecurrent,
     ];
-    for family in operators.into_iter().flat_map(Family::all) {
+    let families: Vec<_> = operators.into_iter().flat_map(Family::all).collect();
+    on_threads(&of_this_process(families), |&family| {
         let case = Spec {
             batch: 0,
             slots: SlotChoice {
@@ -168,5 +198,39 @@ fn sanitizer_an_empty_batch() {
             backend.run(&case, None) == case,
             "{family:?}: something was written"
         );
+    });
+}
+
+/// Of each entry every form, and every switch that its formulation has.
+#[test]
+fn every_entry_has_its_launches() {
+    let launches = launches();
+    for &entry in Entry::ALL {
+        let Some(family) = Family::of(entry) else {
+            continue;
+        };
+        let of_entry = launches.iter().filter(|(of, _)| *of == entry);
+        let taken = of_entry.filter(|(_, spec)| is_variant(&spec.case(), entry));
+        let wanted = match (family.max_tokens(), family.formulation) {
+            (1, _) => FORMS.len(),
+            (_, Formulation::Recurrent) => FORMS.len() + SWITCHES.len(),
+            // Without snapshots and token slots.
+            (_, Formulation::Parallel) => FORMS.len() + SWITCHES.len() - 2,
+        };
+        assert_eq!(taken.count(), wanted, "{}", entry.name());
+    }
+}
+
+#[test]
+fn processes_share_the_launches() {
+    assert_eq!(parse_shard("2/3"), Some([2, 3]));
+    for bad in ["", "1", "3/3", "a/3", "1/", "0/0", "-1/2"] {
+        assert_eq!(parse_shard(bad), None, "{bad}");
+    }
+    let all: Vec<usize> = (0..10).collect();
+    for n in 1..12 {
+        let mut shared: Vec<_> = (0..n).flat_map(|i| share(all.clone(), [i, n])).collect();
+        shared.sort_unstable();
+        assert_eq!(shared, all, "{n}");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::{env, thread};
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
 use gated_delta::{Entry, Error, Library, StreamRef};
@@ -54,12 +56,45 @@ pub fn gpu() -> Option<&'static Context> {
         }
         Err(error) => panic!("{error}"),
     });
-    let required = std::env::var_os("GATED_DELTA_REQUIRE_GPU").is_some_and(|value| value == "1");
+    let required = env::var_os("GATED_DELTA_REQUIRE_GPU").is_some_and(|value| value == "1");
     assert!(
         context.is_some() || !required,
         "GATED_DELTA_REQUIRE_GPU=1, and there is no GPU"
     );
     context.as_ref()
+}
+
+/// Has `body` take each of `items`, on as many threads as there are cores, or as `RUST_TEST_THREADS` says: what takes
+/// long on a GPU is the driver's compiler, which runs on the thread that launches.
+///
+/// # Panics
+/// Where `body` does; no further item is begun then.
+pub fn on_threads<T: Sync>(items: &[T], body: impl Fn(&T) + Sync) {
+    /// Says that its thread panicked.
+    struct Watch<'a>(&'a AtomicBool);
+    impl Drop for Watch<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_or(thread::panicking(), Ordering::Relaxed);
+        }
+    }
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let work = || {
+        let _watch = Watch(&failed);
+        while !failed.load(Ordering::Relaxed)
+            && let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            body(item);
+        }
+    };
+    let asked = env::var("RUST_TEST_THREADS")
+        .ok()
+        .and_then(|threads| threads.parse().ok());
+    let threads = asked.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into));
+    thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, items.len().max(1)) {
+            scope.spawn(work);
+        }
+    });
 }
 
 impl Backend {
@@ -141,5 +176,29 @@ impl Backend {
             Ok((Ok(()), after)) => after,
             Ok((Err(error), _)) | Err(error) => panic!("{}: {error}", self.name()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn each_item_is_taken_once() {
+        let taken = Mutex::new(Vec::new());
+        let items: Vec<usize> = (0..100).collect();
+        on_threads(&items, |item| taken.lock().unwrap().push(*item));
+        let mut taken = taken.into_inner().unwrap();
+        taken.sort_unstable();
+        assert_eq!(taken, items);
+        on_threads(&[], |(): &()| unreachable!());
+    }
+
+    #[test]
+    #[should_panic(expected = "a scoped thread panicked")]
+    fn a_panic_goes_on() {
+        on_threads(&[0; 8], |_| panic!("of an item"));
     }
 }
