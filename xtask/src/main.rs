@@ -41,7 +41,7 @@ enum Task {
     },
     /// Print the machine code of an entry.
     Sass(sass::Options),
-    /// Pack tests, bench, command line and fixtures into target/gpu-bundle, for a host without Rust.
+    /// Pack tests, bench, command line and fixtures into target/gpu-bundle.tar.xz, for a host without Rust.
     GpuBundle,
 }
 

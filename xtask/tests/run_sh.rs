@@ -1,0 +1,143 @@
+//! `run.sh` of the bundle, on binaries and a sanitizer that are scripts.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/gpu-bundle/run.sh");
+
+/// A binary with two tests, but for the filter `none`.
+const PASSES: &str = r#"
+[[ " $* " == *" --list "* ]] && { [[ " $* " == *" none "* ]] || echo "a: test"; exit; }
+echo "SHARD ${SHARD:-none} filter ${1:-none}"
+echo "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
+"#;
+const FAILS: &str = r#"
+[[ " $* " == *" --list "* ]] && exit
+echo "what went wrong"
+echo "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
+exit 101
+"#;
+const HANGS: &str = "[[ \" $* \" == *\" --list \"* ]] && exit; sleep 100";
+const EXAMPLE: &str = "echo shown";
+/// Finds an error of memcheck in the second of several processes.
+const SANITIZER: &str = r#"
+"${@:5}" || exit
+echo "ran=$2"
+if [[ $2 == memcheck && ${SHARD:-} == 1/* ]]; then echo "========= Invalid read"; exit 99; fi
+"#;
+
+/// The bundle with these test binaries; the sanitizer is in `path`.
+fn bundle(tests: &[(&str, &str)]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let script = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, format!("#!/usr/bin/env bash\n{text}")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    for (name, text) in tests {
+        script(&format!("tests/{name}"), text);
+    }
+    script("examples/01_shows", EXAMPLE);
+    script("path/compute-sanitizer", SANITIZER);
+    fs::copy(RUN, folder.path().join("run.sh")).unwrap();
+    folder
+}
+
+/// Exit status and output of `run.sh`, with the environment's `KEY=value`s set.
+fn run(bundle: &TempDir, variables: &[&str], names: &[&str]) -> (Option<i32>, String) {
+    let path = std::env::var("PATH").unwrap();
+    let mut command = Command::new("bash");
+    command.arg(bundle.path().join("run.sh"));
+    for variable in ["FILTER", "SANITIZE", "JOBS", "SHARDS", "LIMIT", "SHARD"] {
+        command.env_remove(variable);
+    }
+    command.env("PATH", format!("{}/path:{path}", bundle.path().display()));
+    command.envs(variables.iter().filter_map(|pair| pair.split_once('=')));
+    let output = command.args(names).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+/// The words of the line of `text` that has `word`.
+fn line(text: &str, word: &str) -> String {
+    let mut lines = text.lines().map(|line| line.split_whitespace());
+    let line = lines.find(|words| words.clone().any(|of| of == word));
+    line.unwrap_or_else(|| panic!("no {word} in\n{text}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn log(bundle: &TempDir, name: &str) -> String {
+    let path = Path::new("logs").join(name).with_extension("log");
+    fs::read_to_string(bundle.path().join(path)).unwrap()
+}
+
+#[test]
+fn everything_is_run_and_counted() {
+    let bundle = bundle(&[("a", PASSES), ("b", PASSES)]);
+    for names in [&[][..], &["all"]] {
+        let (status, text) = run(&bundle, &[], names);
+        assert_eq!(status, Some(0), "{text}");
+        assert!(line(&text, "a").starts_with("ok a 2 passed 0 failed"));
+        assert!(line(&text, "plain").starts_with("plain 3 processes, 0 failed; 4 tests passed;"));
+        assert!(text.contains("\nshown\n"));
+    }
+    let (_, text) = run(&bundle, &[], &["b"]);
+    assert!(line(&text, "plain").starts_with("plain 1 processes, 0 failed; 2 tests passed;"));
+    let (_, text) = run(&bundle, &["FILTER=x"], &[]);
+    assert!(line(&text, "plain").starts_with("plain 2 processes, 0 failed; 4 tests passed;"));
+    assert!(log(&bundle, "a").starts_with("SHARD none filter x\n"));
+}
+
+#[test]
+fn what_fails_is_shown_last_and_fails_the_run() {
+    let bundle = bundle(&[("a", FAILS), ("b", PASSES), ("c", HANGS)]);
+    let (status, text) = run(&bundle, &["LIMIT=1", "JOBS=2"], &[]);
+    assert_eq!(status, Some(1), "{text}");
+    assert!(line(&text, "a").starts_with("FAILED a 3 passed 1 failed"));
+    assert!(line(&text, "c").starts_with("FAILED c 0 passed 0 failed"));
+    assert!(text.contains("== a: exit status 101; the end of logs/a.log:\nwhat went wrong\n"));
+    assert!(text.contains("== c: exit status 124 (not done after 1 s)"));
+    assert!(line(&text, "plain").starts_with("plain 4 processes, 2 failed; 5 tests passed;"));
+    // Nothing is sanitized that fails without.
+    let (status, text) = run(&bundle, &["SANITIZE=all", "FILTER="], &["a"]);
+    assert_eq!(status, Some(1));
+    assert!(line(&text, "racecheck").starts_with("racecheck 0 processes"));
+}
+
+#[test]
+fn no_test_is_a_failure() {
+    let bundle = bundle(&[("a", PASSES)]);
+    assert_eq!(run(&bundle, &["FILTER=none"], &[]).0, Some(1));
+    assert_eq!(run(&bundle, &[], &["z"]).0, Some(2));
+    assert_eq!(run(&bundle, &["SANITIZE=mem"], &[]).0, Some(2));
+}
+
+#[test]
+fn sanitizers_share_the_launches_and_their_errors_count() {
+    let bundle = bundle(&[("a", PASSES), ("tests-sanitizer", PASSES)]);
+    let (status, text) = run(&bundle, &["SANITIZE=all", "SHARDS=1"], &[]);
+    assert_eq!(status, Some(0), "{text}");
+    for tool in ["racecheck", "memcheck", "initcheck", "synccheck"] {
+        let totals = format!("{tool} 2 processes, 0 failed; 4 tests passed;");
+        assert!(line(&text, tool).starts_with(&totals), "{text}");
+        assert!(log(&bundle, &format!("{tool}-a")).ends_with(&format!("ran={tool}\n")));
+    }
+    let sharded = &["SANITIZE=memcheck,synccheck", "SHARDS=3"];
+    let (status, text) = run(&bundle, sharded, &["tests-sanitizer"]);
+    assert_eq!(status, Some(1), "{text}");
+    assert!(line(&text, "plain").starts_with("plain 1 processes, 0 failed; 2 tests passed;"));
+    assert!(line(&text, "memcheck").starts_with("memcheck 3 processes, 1 failed; 6 tests passed;"));
+    assert!(line(&text, "synccheck").starts_with("synccheck 3 processes, 0 failed;"));
+    assert!(text.contains("== memcheck-tests-sanitizer-1of3: exit status 99"));
+    let second = log(&bundle, "synccheck-tests-sanitizer-1of3");
+    assert!(
+        second.starts_with("SHARD 1/3 filter sanitizer\n"),
+        "{second}"
+    );
+}
