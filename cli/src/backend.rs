@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use gated_delta::{Entry, Library, StreamRef};
+use gated_delta::{Entry, IndexReport, Library, StreamRef};
 
 use crate::cuda::Cuda;
 use crate::error::Error;
-use crate::problem::{Problem, Views};
+use crate::problem::{Problem, Validated, Views};
 use crate::reference;
 use crate::tensor::HostTensor;
 
@@ -50,17 +50,20 @@ pub struct Outputs {
     pub snapshots: Option<HostTensor>,
     /// The variant that ran; `None` for the reference.
     pub variant: Option<Entry>,
+    /// What each row does.
+    pub rows: IndexReport,
 }
 
 impl Outputs {
-    /// The tensors of a problem that has run.
-    pub(crate) fn of(mut problem: Problem, variant: Option<Entry>) -> Result<Self, Error> {
-        let state = problem.tensors.remove("state");
+    /// The tensors that a launch leaves behind.
+    fn of(mut after: Problem, variant: Option<Entry>, rows: IndexReport) -> Result<Self, Error> {
+        let state = after.tensors.remove("state");
         Ok(Self {
-            o: problem.tensors.remove("o"),
-            state: state.ok_or_else(|| problem.missing("state"))?,
-            snapshots: problem.tensors.remove("snapshots"),
+            o: after.tensors.remove("o"),
+            state: state.ok_or_else(|| after.missing("state"))?,
+            snapshots: after.tensors.remove("snapshots"),
             variant,
+            rows,
         })
     }
 }
@@ -92,19 +95,22 @@ impl Backend {
     /// What the problem breaks of the library's rules; a variant that does not compute it; a GPU that fails; a
     /// kernel that the simulator stopped.
     pub fn run(&self, problem: &Problem, variant: Option<Entry>) -> Result<Outputs, Error> {
-        let selected = problem.validate()?;
+        let Validated { selected, rows } = problem.validate()?;
         let entry = variant.unwrap_or(selected);
-        match self {
-            Self::Cuda(cuda) => cuda.run(problem, entry),
-            Self::Simulator { library, .. } => simulate(library, problem, entry),
+        let (after, ran) = match self {
+            Self::Cuda(cuda) => (cuda.run(problem, entry)?, Some(entry)),
+            Self::Simulator { library, .. } => (simulate(library, problem, entry)?, Some(entry)),
             Self::Reference => match variant {
-                Some(variant) => Err(Error::Input(format!(
-                    "variant {}: wanted none with the reference, which has no variants",
-                    variant.name()
-                ))),
-                None => reference::run(problem),
+                Some(variant) => {
+                    return Err(Error::Input(format!(
+                        "variant {}: wanted none with the reference, which has no variants",
+                        variant.name()
+                    )));
+                }
+                None => (reference::run(problem)?, None),
             },
-        }
+        };
+        Outputs::of(after, ran, rows)
     }
 }
 
@@ -122,7 +128,7 @@ impl fmt::Display for Backend {
     }
 }
 
-fn simulate(library: &Library, problem: &Problem, entry: Entry) -> Result<Outputs, Error> {
+fn simulate(library: &Library, problem: &Problem, entry: Entry) -> Result<Problem, Error> {
     let mut after = problem.clone();
     let views: Views<'_> = after
         .tensors
@@ -138,9 +144,10 @@ fn simulate(library: &Library, problem: &Problem, entry: Entry) -> Result<Output
             ))
         })
         .collect::<Result<_, gated_delta::Error>>()?;
-    let args = problem.args(&views)?;
+    let work = problem.arguments(&views)?.work()?;
     // SAFETY: a simulated launch is over when the call returns, `after` is this function's own, and the problem has
-    // been validated: no two rows write one slot.
-    unsafe { args.launch(library, StreamRef::default_stream(), entry) }?;
-    Outputs::of(after, Some(entry))
+    // been validated: no two rows meet in a slot.
+    unsafe { library.launch_with(StreamRef::default_stream(), &*work, entry) }?;
+    drop((work, views));
+    Ok(after)
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use gated_delta::Entry;
+use gated_delta::{Entry, IndexReport};
 use gated_delta_reference::compare::DType;
 
 use crate::Report;
@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::file::Expected;
 use crate::problem::Problem;
 use crate::reference;
-use crate::rows::Row;
 use crate::table::table;
 use crate::tensor::HostTensor;
 
@@ -48,7 +47,7 @@ pub fn check(
     let outputs = backend.run(problem, variant)?;
     let needs_truth = !is_reference && results.clone().any(|(_, expected)| expected.is_none());
     let truth = needs_truth.then(|| reference::truth(problem)).transpose()?;
-    let written = Written::of(problem);
+    let written = Written::of(problem, &outputs.rows);
 
     let mut lines = Lines::default();
     if let Some(after) = &outputs.o {
@@ -112,18 +111,21 @@ struct Written {
 }
 
 impl Written {
-    fn of(problem: &Problem) -> Self {
+    fn of(problem: &Problem, rows: &IndexReport) -> Self {
         let steps = problem.dim("snapshots", 1);
-        let rows = problem.rows();
+        let tokens = problem.tokens();
         let mut written = Self {
             tokens: vec![false; problem.dim("o", 0) * problem.dim("o", 1)],
             slots: vec![false; problem.dim("state", 0)],
-            steps: vec![false; rows.len() * steps],
+            steps: vec![false; tokens.len() * steps],
         };
-        for (b, Row { tokens, slots }) in rows.into_iter().enumerate() {
+        for (b, tokens) in tokens.into_iter().enumerate() {
             written.tokens[tokens.clone()].fill(true);
-            let Some(slots) = slots else { continue };
-            for slot in slots.writes {
+            let is_empty = tokens.is_empty() && !problem.is_commit();
+            if is_empty || rows.inactive.iter().any(|row| row.row == b) {
+                continue;
+            }
+            for slot in problem.written_slots(b, tokens.len()) {
                 written.slots[slot] = true;
             }
             if steps > 0 {

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
 use gated_delta::{Entry, Library};
 
-use crate::backend::Outputs;
 use crate::error::Error;
 use crate::problem::{Problem, Views};
 
@@ -61,15 +60,14 @@ impl Cuda {
     }
 
     /// Runs a problem that [`Problem::validate`] has passed.
-    pub(crate) fn run(&self, problem: &Problem, entry: Entry) -> Result<Outputs, Error> {
+    pub(crate) fn run(&self, problem: &Problem, entry: Entry) -> Result<Problem, Error> {
         let upload = Upload::new(&self.context, problem)?;
-        let views = upload.views(problem)?;
+        let work = problem.arguments(&upload.views(problem)?)?.work()?;
         // SAFETY: the memory outlives the launch, which is waited for, and is used by nobody else; the problem has
-        // been validated: no two rows write one slot.
+        // been validated: no two rows meet in a slot.
         unsafe {
-            problem
-                .args(&views)?
-                .launch(&self.library, self.stream.as_ref(), entry)
+            self.library
+                .launch_with(self.stream.as_ref(), &*work, entry)
         }?;
         self.stream.synchronize()?;
         let mut after = problem.clone();
@@ -80,7 +78,7 @@ impl Cuda {
                 memory.read(tensor.bytes_mut())?;
             }
         }
-        Outputs::of(after, Some(entry))
+        Ok(after)
     }
 }
 

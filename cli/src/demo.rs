@@ -3,8 +3,7 @@
 
 mod session;
 
-use gated_delta::DType;
-use gated_delta::ops::StateLayout;
+use gated_delta::{DType, StateLayout};
 use gated_delta_reference::compare::DType as Stored;
 use indicatif::{ProgressBar, ProgressStyle};
 

@@ -9,7 +9,7 @@ use crate::backend::Outputs;
 use crate::container::{self, Reader};
 use crate::error::Error;
 use crate::metadata::Metadata;
-use crate::operation::Operator;
+use crate::op::Op;
 use crate::problem::Problem;
 use crate::tensor::HostTensor;
 
@@ -108,7 +108,7 @@ pub fn output_path(input: &Path, output: &Path) -> Result<PathBuf, Error> {
 /// [`Error::Input`] where the file cannot be written; one that was there before is then untouched.
 pub fn write(path: &Path, problem: &Problem, outputs: &Outputs) -> Result<(), Error> {
     let metadata = [
-        ("op", problem.operation.operator().name().to_owned()),
+        ("op", problem.op.name().to_owned()),
         ("state_layout", problem.options.state_layout.to_string()),
     ];
     let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).into();
@@ -129,15 +129,15 @@ fn open(path: &Path) -> Result<(Reader, Metadata), Error> {
     let reader = Reader::open(path)?;
     let metadata = Metadata::parse(reader.metadata())
         .map_err(|problem| Error::file(path, format!("metadata {problem}")))?;
-    let operator = metadata.operator;
+    let op = metadata.op;
     for name in reader.names() {
-        let taken = names(operator);
+        let taken = names(op);
         if taken.iter().any(|taken| taken == name) {
             continue;
         }
-        let mut others = Operator::ALL.into_iter().flat_map(names);
+        let mut others = Op::ALL.into_iter().flat_map(names);
         let problem = if others.any(|other| other == name) {
-            format!("{} takes none", operator.name())
+            format!("{} takes none", op.name())
         } else {
             let expected = name.starts_with(EXPECTED);
             let wanted: Vec<_> = taken
@@ -152,25 +152,27 @@ fn open(path: &Path) -> Result<(Reader, Metadata), Error> {
 }
 
 /// Names of the tensors that a file of that operator may have.
-fn names(operator: Operator) -> Vec<String> {
-    let expected = operator.outputs().map(|name| format!("{EXPECTED}{name}"));
-    let inputs = operator.inputs().map(str::to_owned);
+fn names(op: Op) -> Vec<String> {
+    let expected = op.outputs().map(|name| format!("{EXPECTED}{name}"));
+    let inputs = op.inputs().map(str::to_owned);
     inputs.chain(expected).collect()
 }
 
 fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
-    let operation = metadata
-        .operation(|name| reader.names().any(|other| other == name))
+    let gates = metadata
+        .gates(|name| reader.names().any(|other| other == name))
         .map_err(|problem| Error::file(reader.path(), format!("metadata {problem}")))?;
     let mut tensors = BTreeMap::new();
-    for name in metadata.operator.inputs() {
+    for name in metadata.op.inputs() {
         if let Some(tensor) = reader.read(name)? {
             tensors.insert(name, tensor);
         }
     }
     let mut problem = Problem {
-        operation,
+        op: metadata.op,
+        gates,
         tensors,
+        update_state: metadata.update_state,
         options: metadata.options,
         max_tokens: metadata.max_tokens,
     };
@@ -187,7 +189,7 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
     validate(&problem)?;
     if metadata.snapshots {
         let state = problem.tensor("state")?;
-        let mut dims = vec![problem.bounds().len(), problem.max_tokens()];
+        let mut dims = vec![problem.tokens().len(), problem.max_tokens()];
         dims.extend(&state.dims()[1..]);
         let snapshots = HostTensor::new(state.dtype(), &dims)?;
         problem.tensors.insert("snapshots", snapshots);

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use gated_delta::driver::{Context, Device, attribute, driver};
-use gated_delta::ops::StateLayout;
-use gated_delta::{DType, Entry, KernelResources, Library};
+use gated_delta::{DType, Entry, KernelResources, Library, StateLayout};
+use gated_delta_harness::arguments::Operator;
 
 use crate::error::Error;
 use crate::model::{LAYERS, Layer, Pool};
-use crate::operation::{Operation, Operator};
+use crate::op::Op;
 use crate::problem::Problem;
 use crate::table::table;
 use crate::tensor::HostTensor;
@@ -71,11 +71,11 @@ fn resources(library: &Library) -> Result<BTreeMap<Entry, KernelResources>, Erro
     for (_, layer) in [LAYERS[0], LAYERS[2]] {
         for dim in [64, 128] {
             let layer = Layer { dim, ..layer };
-            for operation in operations(layer) {
+            for tokens in tokens(layer) {
                 for state in STATES {
-                    let problem = one_slot(layer, operation, 1, state)?;
-                    let views = problem.views()?;
-                    resources.extend(problem.args(&views)?.resources(library)?);
+                    let problem = one_slot(layer, 1, *tokens, state)?;
+                    let work = problem.arguments(&problem.views()?)?.work()?;
+                    resources.extend(library.resources(&*work)?);
                 }
             }
         }
@@ -83,11 +83,12 @@ fn resources(library: &Library) -> Result<BTreeMap<Entry, KernelResources>, Erro
     Ok(resources)
 }
 
-/// What computes a layer.
-fn operations(layer: Layer) -> Vec<Operation> {
-    let mut operations = vec![layer.decode, layer.verify];
-    operations.dedup();
-    operations
+/// Tokens of a row for which other kernels are taken.
+fn tokens(layer: Layer) -> &'static [usize] {
+    match layer.gates.operator() {
+        Operator::Gdn => &[1, TOKENS],
+        Operator::Kda => &[TOKENS],
+    }
 }
 
 fn kernels(resources: &BTreeMap<Entry, KernelResources>) -> String {
@@ -126,17 +127,17 @@ fn shared_bytes(entry: Entry) -> String {
 fn variants() -> Result<String, Error> {
     let mut rows = Vec::new();
     for (model, layer) in LAYERS {
-        for operation in operations(layer) {
+        for tokens in tokens(layer) {
             for state in STATES {
                 let mut row = vec![
-                    operation.operator().name().to_owned(),
+                    Op::of(layer.gates.operator(), *tokens).name().to_owned(),
                     model.to_owned(),
                     format!("{} {}", state.0, state.1),
                 ];
                 for batch in BATCHES {
-                    let problem = one_slot(layer, operation, batch, state)?;
-                    let views = problem.views()?;
-                    let name = problem.args(&views)?.selected()?.name();
+                    let problem = one_slot(layer, batch, *tokens, state)?;
+                    let work = problem.arguments(&problem.views()?)?.work()?;
+                    let name = work.selected()?.name();
                     let dims = format!("_k{}_", layer.dim);
                     let tile = name.split_once(&dims).map_or(name, |(_, tile)| tile);
                     row.push(tile.to_owned());
@@ -156,20 +157,16 @@ fn variants() -> Result<String, Error> {
 /// Arguments of a layer with little memory behind them.
 fn one_slot(
     layer: Layer,
-    operation: Operation,
     batch: usize,
+    tokens: usize,
     (dtype, layout): (DType, StateLayout),
 ) -> Result<Problem, Error> {
-    let tokens = match operation.operator() {
-        Operator::GdnDecode => 1,
-        Operator::GdnMtp | Operator::KdaRecurrent => TOKENS,
-    };
     let pool = Pool {
         slots: 1,
         dtype,
         layout,
     };
-    let mut problem = layer.blank(operation, batch, tokens, pool)?;
+    let mut problem = layer.blank(batch, tokens, pool)?;
     problem
         .tensors
         .insert("read_slots", HostTensor::new(DType::I32, &[batch])?);

@@ -1,8 +1,8 @@
 //! The `gated-delta` command as a library: problems in host memory, the backends that run them, and the report
-//! of what came out. Reading order: [`tensor`], [`operation`], [`problem`],
-//! [`args`], [`rows`], [`backend`], [`check`], [`mod@file`].
+//! of what came out. Reading order: [`tensor`], [`op`], [`problem`], [`backend`],
+//! [`check`], [`mod@file`].
 
-pub mod args;
+mod arguments;
 pub mod backend;
 pub mod check;
 pub mod compare;
@@ -14,10 +14,9 @@ pub mod file;
 pub mod info;
 mod metadata;
 pub mod model;
-pub mod operation;
+pub mod op;
 pub mod problem;
 pub mod reference;
-pub mod rows;
 pub mod table;
 pub mod tensor;
 pub mod timing;

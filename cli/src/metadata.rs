@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::recurrent::{Formulation, MAX_TOKENS, RecurrentOptions};
-use gated_delta::ops::{BetaScale, HeadMap, StateLayout};
+use gated_delta::{BetaScale, Formulation, HeadMap, KdaBeta, MAX_TOKENS, Options, StateLayout};
+use gated_delta_harness::arguments::{GateKind, KdaDecay};
 
-use crate::operation::{GdnGate, KdaDecay, KdaGate, Operation, Operator};
+use crate::op::Op;
 
 /// What the metadata says. Problems are sentences that begin with the key.
 pub(crate) struct Metadata {
-    pub operator: Operator,
-    pub options: RecurrentOptions,
+    pub op: Op,
+    pub options: Options,
+    pub update_state: bool,
     /// Whether the state after every token is wanted.
     pub snapshots: bool,
     pub max_tokens: Option<usize>,
@@ -42,13 +42,14 @@ const KDA_GATES: &[(&str, Gate)] = &[
 impl Metadata {
     /// Reads the values of all keys.
     pub fn parse(metadata: &BTreeMap<String, String>) -> Result<Self, String> {
-        let operators = Operator::ALL.map(|operator| (operator.name(), operator));
+        let ops = Op::ALL.map(|op| (op.name(), op));
         let mut parsed = Self {
-            operator: match metadata.get("op") {
-                Some(op) => one_of("op", op, &operators)?,
-                None => return Err(format!("op: wanted {}, got none", names(&operators))),
+            op: match metadata.get("op") {
+                Some(op) => one_of("op", op, &ops)?,
+                None => return Err(format!("op: wanted {}, got none", names(&ops))),
             },
-            options: RecurrentOptions::default(),
+            options: Options::default(),
+            update_state: true,
             snapshots: false,
             max_tokens: None,
             gate: None,
@@ -63,18 +64,18 @@ impl Metadata {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        use Operator::{GdnDecode, GdnMtp, KdaRecurrent};
-        let takers: &[Operator] = match key {
+        use Op::{GdnDecode, GdnMtp, KdaRecurrent};
+        let takers: &[Op] = match key {
             "beta_scale" => &[GdnDecode, GdnMtp],
             "beta" | "lower_bound" => &[KdaRecurrent],
             "formulation" | "max_tokens" => &[GdnMtp, KdaRecurrent],
-            _ => &Operator::ALL,
+            _ => &Op::ALL,
         };
-        if !takers.contains(&self.operator) {
+        if !takers.contains(&self.op) {
             let takers: Vec<_> = takers.iter().map(|taker| taker.name()).collect();
             return Err(format!(
                 "{key}: {} takes none, {} does",
-                self.operator.name(),
+                self.op.name(),
                 takers.join(" or ")
             ));
         }
@@ -100,12 +101,12 @@ impl Metadata {
                 options.formulation = one_of(key, value, &formulations)?;
             }
             "qk_l2norm" => options.qk_l2norm = flag(key, value)?,
-            "update_state" => options.update_state = flag(key, value)?,
+            "update_state" => self.update_state = flag(key, value)?,
             "scale" => options.scale = Some(number(key, value, "a number")?),
             "null_slot" => options.null_slot = Some(number(key, value, "a slot, 0 or more")?),
             "snapshots" => {
                 self.snapshots = flag(key, value)?;
-                if self.snapshots && self.operator == GdnDecode {
+                if self.snapshots && self.op == GdnDecode {
                     return Err("snapshots: gdn_decode has none, wanted false".to_owned());
                 }
             }
@@ -118,7 +119,7 @@ impl Metadata {
                 self.max_tokens = Some(tokens);
             }
             "gate" => {
-                let gates = match self.operator {
+                let gates = match self.op {
                     GdnDecode | GdnMtp => GDN_GATES,
                     KdaRecurrent => KDA_GATES,
                 };
@@ -138,19 +139,18 @@ impl Metadata {
         Ok(())
     }
 
-    /// The operation, for a file that has the tensors that `has` names.
-    pub fn operation(&self, has: impl Fn(&str) -> bool) -> Result<Operation, String> {
+    /// How gates come, for a file that has the tensors that `has` names.
+    pub fn gates(&self, has: impl Fn(&str) -> bool) -> Result<GateKind, String> {
         if self.max_tokens.is_some() && !has("cu_seqlens") {
             return Err("max_tokens: wanted none without cu_seqlens".to_owned());
         }
-        match self.operator {
-            Operator::GdnDecode => self.gdn_gate(has).map(Operation::GdnDecode),
-            Operator::GdnMtp => self.gdn_gate(has).map(Operation::GdnMtp),
-            Operator::KdaRecurrent => self.kda_gate().map(Operation::KdaRecurrent),
+        match self.op {
+            Op::GdnDecode | Op::GdnMtp => self.gdn_gates(has),
+            Op::KdaRecurrent => self.kda_gates(),
         }
     }
 
-    fn gdn_gate(&self, has: impl Fn(&str) -> bool) -> Result<GdnGate, String> {
+    fn gdn_gates(&self, has: impl Fn(&str) -> bool) -> Result<GateKind, String> {
         let given = ["g", "beta", "prev.g", "prev.beta"].into_iter().any(has);
         match self.gate {
             Some(Gate::Raw) if given => {
@@ -162,12 +162,12 @@ impl Metadata {
             _ if given && self.beta_scale == BetaScale::Two => Err(
                 "beta_scale: wanted none with given gates, whose beta is taken as it is".to_owned(),
             ),
-            _ if given => Ok(GdnGate::Given),
-            _ => Ok(GdnGate::Raw(self.beta_scale)),
+            _ if given => Ok(GateKind::Given),
+            _ => Ok(GateKind::Raw(self.beta_scale)),
         }
     }
 
-    fn kda_gate(&self) -> Result<KdaGate, String> {
+    fn kda_gates(&self) -> Result<GateKind, String> {
         let decay = match (self.gate, self.lower_bound) {
             (Some(Gate::LowerBound), Some(bound)) => KdaDecay::LowerBound(bound),
             (Some(Gate::LowerBound), None) => {
@@ -185,10 +185,7 @@ impl Metadata {
             (Some(Gate::Softplus), None) => KdaDecay::Softplus,
             (Some(Gate::Log | Gate::Raw | Gate::Given), None) => KdaDecay::Log,
         };
-        Ok(KdaGate {
-            decay,
-            beta: self.beta,
-        })
+        Ok(GateKind::Kda(decay, self.beta))
     }
 }
 

@@ -1,12 +1,10 @@
 //! Layers of published models.
 
-use gated_delta::DType;
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::recurrent::RecurrentOptions;
-use gated_delta::ops::{BetaScale, StateLayout};
+use gated_delta::{BetaScale, DType, KdaBeta, Options, StateLayout};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 
 use crate::error::Error;
-use crate::operation::{GdnGate, KdaDecay, KdaGate, Operation};
+use crate::op::Op;
 use crate::problem::Problem;
 use crate::tensor::HostTensor;
 
@@ -28,10 +26,8 @@ pub enum Model {
 /// A layer, K = V.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
-    /// What computes one token of each row.
-    pub decode: Operation,
-    /// What computes several.
-    pub verify: Operation,
+    /// How gates come; whose they are says whose layer it is.
+    pub gates: GateKind,
     /// Query/key heads, H.
     pub heads: usize,
     /// Value heads, HV.
@@ -51,12 +47,6 @@ pub struct Pool {
     pub layout: StateLayout,
 }
 
-const GDN_GATE: GdnGate = GdnGate::Raw(BetaScale::One);
-const KDA: Operation = Operation::KdaRecurrent(KdaGate {
-    decay: KdaDecay::Softplus,
-    beta: KdaBeta::Logit,
-});
-
 /// Layers by name.
 pub const LAYERS: [(&str, Layer); 3] = [
     ("qwen3-next", gdn(16, 32)),
@@ -64,8 +54,7 @@ pub const LAYERS: [(&str, Layer); 3] = [
     (
         "kimi-linear",
         Layer {
-            decode: KDA,
-            verify: KDA,
+            gates: GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
             heads: 32,
             value_heads: 32,
             dim: 128,
@@ -75,8 +64,7 @@ pub const LAYERS: [(&str, Layer); 3] = [
 
 const fn gdn(heads: usize, value_heads: usize) -> Layer {
     Layer {
-        decode: Operation::GdnDecode(GDN_GATE),
-        verify: Operation::GdnMtp(GDN_GATE),
+        gates: GateKind::Raw(BetaScale::One),
         heads,
         value_heads,
         dim: 128,
@@ -96,25 +84,19 @@ impl Layer {
     ///
     /// # Errors
     /// As [`HostTensor::new`]'s.
-    pub fn blank(
-        self,
-        operation: Operation,
-        batch: usize,
-        tokens: usize,
-        pool: Pool,
-    ) -> Result<Problem, Error> {
+    pub fn blank(self, batch: usize, tokens: usize, pool: Pool) -> Result<Problem, Error> {
         let Self {
+            gates,
             heads,
             value_heads,
             dim,
-            ..
         } = self;
-        let per_channel = matches!(operation, Operation::KdaRecurrent(_));
+        let per_channel = gates.operator() == Operator::Kda;
         let gate_dims = |leading: &[usize]| match per_channel {
             true => [leading, &[value_heads, dim]].concat(),
             false => [leading, &[value_heads]].concat(),
         };
-        let [gate, beta] = operation.token_gates();
+        let [gate, beta] = gates.names();
         let (q, v) = (
             vec![batch, tokens, heads, dim],
             vec![batch, tokens, value_heads, dim],
@@ -134,12 +116,11 @@ impl Layer {
             .into_iter()
             .map(|(name, dtype, dims)| Ok((name, HostTensor::new(dtype, &dims)?)));
         Ok(Problem {
-            operation,
+            op: Op::of(gates.operator(), tokens),
+            gates,
             tensors: tensors.collect::<Result<_, Error>>()?,
-            options: RecurrentOptions {
-                state_layout: pool.layout,
-                ..RecurrentOptions::default()
-            },
+            update_state: true,
+            options: Options::default().state_layout(pool.layout),
             max_tokens: None,
         })
     }

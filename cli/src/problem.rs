@@ -1,20 +1,20 @@
 //! A problem in host memory: tensors by name, and what is fixed for a layer.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use gated_delta::ops::recurrent::RecurrentOptions;
-use gated_delta::{Entry, Tensor};
+use gated_delta::{Entry, IndexReport, Library, Options, StreamRef, Tensor};
+use gated_delta_harness::arguments::GateKind;
 
 use crate::error::Error;
-use crate::operation::{GdnGate, Operation};
-use crate::rows;
+use crate::op::Op;
 use crate::tensor::HostTensor;
 
 /// Views of a problem's tensors, by name, for the library.
 pub type Views<'a> = BTreeMap<&'static str, Tensor<'a>>;
 
 /// Names of the previous tokens' tensors and of how many of them are kept.
-const PREVIOUS: [&str; 7] = [
+pub(crate) const PREVIOUS: [&str; 7] = [
     "prev.k",
     "prev.v",
     "prev.a",
@@ -23,32 +23,30 @@ const PREVIOUS: [&str; 7] = [
     "prev.beta",
     "keep",
 ];
-/// Names of what a commit, which has no new tokens, does not take.
-const OF_NEW_TOKENS: [&str; 10] = [
-    "k",
-    "v",
-    "a",
-    "b",
-    "g",
-    "beta",
-    "token_slots",
-    "accepted",
-    "cu_seqlens",
-    "snapshots",
-];
-
 /// A launch: a decode, a verify, a resume, or a commit where there are previous tokens and no `q`.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// What is computed.
-    pub operation: Operation,
-    /// The [inputs](crate::operation::Operator::inputs) under their names, `o` but in a commit, and `snapshots` where
-    /// they are wanted.
+    /// What a file calls it.
+    pub op: Op,
+    /// How gates come; whose they are says whose layer it is.
+    pub gates: GateKind,
+    /// The [inputs](Op::inputs) under their names, `o` but in a commit, and `snapshots` where they are wanted.
     pub tensors: BTreeMap<&'static str, HostTensor>,
-    /// What is fixed for the layer; [`Operation::GdnDecode`] has one formulation.
-    pub options: RecurrentOptions,
+    /// Whether states are written.
+    pub update_state: bool,
+    /// What is fixed for the layer.
+    pub options: Options,
     /// Most tokens of a row with `cu_seqlens`; those of the longest row where `None`.
     pub max_tokens: Option<usize>,
+}
+
+/// What the library says to a problem that it takes.
+#[derive(Clone, Debug)]
+pub struct Validated {
+    /// The variant that it selects.
+    pub selected: Entry,
+    /// What each row does.
+    pub rows: IndexReport,
 }
 
 impl Problem {
@@ -64,7 +62,7 @@ impl Problem {
     #[must_use]
     pub fn writes(&self, name: &str) -> bool {
         match name {
-            "state" => self.options.update_state,
+            "state" => self.update_state,
             _ => matches!(name, "o" | "snapshots"),
         }
     }
@@ -101,20 +99,56 @@ impl Problem {
             .collect()
     }
 
-    /// Checks everything that the library checks, and that no two rows meet in a slot; the variant that the library
-    /// selects.
+    /// Checks everything that the library checks, the contents of index tensors too.
     ///
     /// # Errors
-    /// What the library finds, under the names of this problem's tensors; [`Error::Input`] that names the rows and the
-    /// slot.
-    pub fn validate(&self) -> Result<Entry, Error> {
-        let views = self.views()?;
-        let selected = self
-            .args(&views)?
-            .selected()
-            .map_err(|error| self.renamed(error))?;
-        rows::check_slots(&self.rows())?;
-        Ok(selected)
+    /// What the library finds, under the names of this problem's tensors.
+    pub fn validate(&self) -> Result<Validated, Error> {
+        let arguments = self.arguments(&self.views()?)?;
+        let check = || {
+            let work = arguments.work()?;
+            Ok(Validated {
+                selected: work.selected()?,
+                rows: Library::simulator().validate(StreamRef::default_stream(), &*work)?,
+            })
+        };
+        Ok(check().map_err(|error| self.renamed(error))?)
+    }
+
+    /// The tokens of each row of the batch, among those of all rows; none in a commit, and none where `cu_seqlens` has
+    /// what [`Problem::validate`] refuses.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<Range<usize>> {
+        let total = self.dim("q", 1);
+        let Some(cu_seqlens) = self.tensors.get("cu_seqlens").map(HostTensor::to_i64) else {
+            let rows = if self.is_commit() { "prev.k" } else { "q" };
+            let row = |b| b * total..(b + 1) * total;
+            return (0..self.dim(rows, 0)).map(row).collect();
+        };
+        let bound = |bound: i64| usize::try_from(bound).ok().filter(|bound| *bound <= total);
+        let row = |pair: &[i64]| match (bound(pair[0]), bound(pair[1])) {
+            (Some(start), Some(end)) => start..end.max(start),
+            _ => 0..0,
+        };
+        cu_seqlens.windows(2).map(row).collect()
+    }
+
+    /// Slots that row b, which is active and has that many tokens, writes.
+    pub(crate) fn written_slots(&self, b: usize, tokens: usize) -> Vec<usize> {
+        let indices = |name| self.tensors.get(name).map(HostTensor::to_i64);
+        let written = match indices("token_slots") {
+            Some(slots) => slots[b * self.max_tokens()..][..tokens].to_vec(),
+            None if self.update_state => {
+                let slots = indices("write_slots").or_else(|| indices("read_slots"));
+                vec![slots.map_or(b as i64, |slots| slots[b])]
+            }
+            None => Vec::new(),
+        };
+        let null_slot = self.options.null_slot.map(i64::from);
+        let live = written.into_iter().filter(|slot| Some(*slot) != null_slot);
+        let slot = |slot| usize::try_from(slot).ok();
+        let pool = self.dim("state", 0);
+        live.filter_map(slot).filter(|slot| *slot < pool).collect()
     }
 
     /// The size of a tensor's dim; 0 where there is none.
@@ -123,92 +157,9 @@ impl Problem {
         dims.and_then(|dims| dims.get(dim)).copied().unwrap_or(0)
     }
 
-    /// [`gated_delta::Error::MissingTensor`] of an input.
-    pub(crate) fn missing(&self, tensor: &'static str) -> gated_delta::Error {
-        let needed_by = match (self.operation, tensor) {
-            (_, name) if PREVIOUS.contains(&name) => "previous tokens",
-            (Operation::KdaRecurrent(_), "A_log") => "softplus gates",
-            (Operation::KdaRecurrent(_), _) => self.operation.operator().plural(),
-            (_, "g" | "beta") => "given gates",
-            (
-                Operation::GdnDecode(GdnGate::Raw(_)) | Operation::GdnMtp(GdnGate::Raw(_)),
-                "a" | "b" | "A_log" | "dt_bias",
-            ) => "raw gates",
-            _ => self.operation.operator().plural(),
-        };
-        gated_delta::Error::MissingTensor { tensor, needed_by }
-    }
-
-    /// No tensor is there that the gates, or a commit, cannot use.
-    pub(crate) fn check_excluded(&self) -> Result<(), gated_delta::Error> {
-        let present = |names: &[&'static str]| {
-            let mut names = names.iter().copied();
-            names.find(|name| self.tensors.contains_key(name))
-        };
-        let (gates, excluded) = self.operation.excluded_gates();
-        if let Some(other) = present(excluded) {
-            return Err(gated_delta::Error::Contradiction {
-                one: gates,
-                other,
-                why: "g is the log decay as it is, or gates are computed",
-            });
-        }
-        if self.is_commit()
-            && let Some(other) = present(&OF_NEW_TOKENS)
-        {
-            return Err(gated_delta::Error::Contradiction {
-                one: "a commit",
-                other,
-                why: "previous tokens without a q are committed, and there are no new ones",
-            });
-        }
-        Ok(())
-    }
-
-    /// Tokens of the longest row of `cu_seqlens` whose bounds are in range, at least 1.
+    /// Tokens of the longest row, at least 1.
     fn longest_row(&self) -> usize {
-        let rows = self.bounds().into_iter().flatten();
-        rows.map(|tokens| tokens.len()).max().unwrap_or(1)
-    }
-
-    /// An error of the library with the names of this problem's tensors.
-    fn renamed(&self, mut error: gated_delta::Error) -> gated_delta::Error {
-        use gated_delta::Error::{
-            Alignment, Contradiction, DType, MissingTensor, Range, Shape, Stride, Unsupported,
-        };
-        match &mut error {
-            Shape { tensor, .. }
-            | DType { tensor, .. }
-            | Stride { tensor, .. }
-            | Alignment { tensor, .. }
-            | MissingTensor { tensor, .. } => *tensor = self.name_of(tensor),
-            Contradiction { one, other, .. } => {
-                (*one, *other) = (self.name_of(one), self.name_of(other));
-            }
-            Unsupported { what, .. } | Range { what, .. }
-                if *what == "T" && self.tensors.contains_key("cu_seqlens") =>
-            {
-                *what = match self.max_tokens {
-                    Some(_) => "max_tokens",
-                    None => "tokens of the longest row of cu_seqlens",
-                };
-            }
-            _ => {}
-        }
-        error
-    }
-
-    /// The name here of one of the library's tensors.
-    fn name_of(&self, name: &'static str) -> &'static str {
-        match (name, self.is_commit()) {
-            ("previous", _) => "prev.k",
-            ("previous k", _) | ("k", true) => "prev.k",
-            ("previous v", _) | ("v", true) => "prev.v",
-            ("previous a", _) | ("a", true) => "prev.a",
-            ("previous b", _) | ("b", true) => "prev.b",
-            ("previous g", _) | ("g", true) => "prev.g",
-            ("previous beta", _) | ("beta", true) => "prev.beta",
-            _ => name,
-        }
+        let lengths = self.tokens().into_iter().map(|tokens| tokens.len());
+        lengths.max().unwrap_or(0).max(1)
     }
 }

@@ -1,19 +1,18 @@
 //! Problems in f64, by the reference.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
-use gated_delta::DType;
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::{BetaScale, HeadMap, StateLayout};
+use gated_delta::{BetaScale, DType, HeadMap, KdaBeta, StateLayout};
+use gated_delta_harness::arguments::{GateKind, KdaDecay};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{self, KdaGates};
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{self, Previous, Recurrent, TokenGates};
 use half::bf16;
 
-use crate::backend::Outputs;
 use crate::error::Error;
-use crate::operation::{GdnGate, KdaDecay, Operation};
+use crate::op::previous_gates;
 use crate::problem::Problem;
 
 /// What a launch is to leave behind, not rounded. What is not written keeps its value.
@@ -40,16 +39,19 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
     };
     let options = &problem.options;
     let key_dim = problem.dim(q, 3);
-    let previous = problem.has_previous().then(|| Previous {
-        tokens: problem.dim("prev.k", 1),
-        k: values.floats("prev.k"),
-        v: values.floats("prev.v"),
-        gates: values.gates(problem.operation, problem.operation.previous_gates()),
-        keep: values.indices("keep").unwrap_or_default(),
-    });
+    let previous = || {
+        Ok::<_, Error>(Previous {
+            tokens: problem.dim("prev.k", 1),
+            k: values.floats("prev.k"),
+            v: values.floats("prev.v"),
+            gates: values.gates(problem.gates, previous_gates(problem.gates))?,
+            keep: values.indices("keep").unwrap_or_default(),
+        })
+    };
+    let previous = problem.has_previous().then(previous).transpose()?;
     let after = recurrent::recurrent(
         &Recurrent {
-            batch: problem.bounds().len(),
+            batch: problem.tokens().len(),
             tokens: problem.max_tokens(),
             heads: problem.dim(q, 2),
             value_heads: problem.dim(v, 2),
@@ -58,7 +60,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
             q: values.floats("q"),
             k: values.floats("k"),
             v: values.floats("v"),
-            gates: values.gates(problem.operation, problem.operation.token_gates()),
+            gates: values.gates(problem.gates, problem.gates.names())?,
             l2norm: options.qk_l2norm,
             scale: options
                 .scale
@@ -77,7 +79,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
             accepted: values.indices("accepted"),
             cu_seqlens: values.indices("cu_seqlens"),
             null_slot: options.null_slot.map(i64::from),
-            update_state: options.update_state,
+            update_state: problem.update_state,
             snapshot_steps: values
                 .optional("snapshots")
                 .map(|_| problem.dim("snapshots", 1)),
@@ -99,7 +101,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
 }
 
 /// Runs a problem that [`Problem::validate`] has passed and rounds the results where a kernel stores them.
-pub(crate) fn run(problem: &Problem) -> Result<Outputs, Error> {
+pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
     let truth = truth(problem)?;
     let mut after = problem.clone();
     let results = [
@@ -112,7 +114,7 @@ pub(crate) fn run(problem: &Problem) -> Result<Outputs, Error> {
             tensor.fill(values)?;
         }
     }
-    Outputs::of(after, None)
+    Ok(after)
 }
 
 /// A problem's tensors as numbers.
@@ -154,28 +156,27 @@ impl Values {
     }
 
     /// Gates from the token's tensors of these names.
-    fn gates(&self, operation: Operation, [first, second]: [&str; 2]) -> TokenGates<'_> {
+    fn gates(&self, gates: GateKind, [first, second]: [&str; 2]) -> Result<TokenGates<'_>, Error> {
         let (first, second) = (self.floats(first), self.floats(second));
-        match operation {
-            Operation::GdnDecode(gate) | Operation::GdnMtp(gate) => TokenGates::Gdn(match gate {
-                GdnGate::Raw(beta_scale) => Gates::Raw {
-                    a: first,
-                    b: second,
-                    a_log: self.floats("A_log"),
-                    dt_bias: self.floats("dt_bias"),
-                    beta_scale: match beta_scale {
-                        BetaScale::One => 1.0,
-                        BetaScale::Two => 2.0,
-                    },
-                },
-                GdnGate::Given => Gates::Given {
-                    g: first,
-                    beta: second,
+        Ok(match gates {
+            GateKind::Raw(beta_scale) => TokenGates::Gdn(Gates::Raw {
+                a: first,
+                b: second,
+                a_log: self.floats("A_log"),
+                dt_bias: self.floats("dt_bias"),
+                beta_scale: match beta_scale {
+                    BetaScale::One => 1.0,
+                    BetaScale::Two => 2.0,
+                    other => return Err(not_taken(other)),
                 },
             }),
-            Operation::KdaRecurrent(gate) => TokenGates::Kda(KdaGates {
+            GateKind::Given => TokenGates::Gdn(Gates::Given {
                 g: first,
-                kind: match gate.decay {
+                beta: second,
+            }),
+            GateKind::Kda(decay, beta) => TokenGates::Kda(KdaGates {
+                g: first,
+                kind: match decay {
                     KdaDecay::Log => kda::KdaGate::Log,
                     KdaDecay::Softplus => kda::KdaGate::Softplus {
                         a_log: self.floats("A_log"),
@@ -188,11 +189,17 @@ impl Values {
                     },
                 },
                 beta: second,
-                beta_kind: match gate.beta {
+                beta_kind: match beta {
                     KdaBeta::Given => kda::KdaBeta::Given,
                     KdaBeta::Logit => kda::KdaBeta::Logit,
+                    other => return Err(not_taken(other)),
                 },
             }),
-        }
+        })
     }
+}
+
+/// A kind of the library's that the reference does not know.
+fn not_taken(kind: impl Debug) -> Error {
+    Error::Input(format!("reference: {kind:?} is not one of its gates"))
 }

@@ -57,24 +57,19 @@ impl<'a> Timer<'a> {
         let uploads = (0..copies)
             .map(|_| Upload::new(self.cuda.context(), problem))
             .collect::<Result<Vec<_>, _>>()?;
-        let views = uploads
+        let works = uploads
             .iter()
-            .map(|upload| upload.views(problem))
-            .collect::<Result<Vec<_>, _>>()?;
-        let args = views
-            .iter()
-            .map(|views| problem.args(views))
-            .collect::<Result<Vec<_>, _>>()?;
-        let variant = args[0].selected()?;
+            .map(|upload| Ok(problem.arguments(&upload.views(problem)?)?.work()?))
+            .collect::<Result<Vec<_>, Error>>()?;
         let launches = LAUNCHES.next_multiple_of(copies);
         // SAFETY: the uploads outlive the timing, which waits for every launch, and are used by nobody else; the
-        // problem has been validated: no two rows write one slot.
+        // problem has been validated: no two rows meet in a slot.
         let micros = self.timer.graph(launches, |i| unsafe {
-            args[i % copies].launch(library, stream, variant)
+            library.launch(stream, &*works[i % copies])
         })?;
         Ok(Timing {
             micros: micros.median,
-            gb_per_second: args[0].bytes()? as f64 / micros.median / 1e3,
+            gb_per_second: works[0].bytes()? as f64 / micros.median / 1e3,
         })
     }
 }

@@ -11,6 +11,7 @@ use crate::backend::{Backend, Outputs};
 use crate::compare::{Comparison, compare, pairs};
 use crate::error::Error;
 use crate::model::{Layer, Pool};
+use crate::op::previous_gates;
 use crate::problem::Problem;
 use crate::reference;
 use crate::tensor::HostTensor;
@@ -55,7 +56,7 @@ impl<'a> Session<'a> {
         bar: &'a ProgressBar,
     ) -> Result<Self, Error> {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut problem = layer.blank(layer.decode, pool.slots, 1, pool)?;
+        let mut problem = layer.blank(pool.slots, 1, pool)?;
         fill(&mut problem, "state", || 0.0)?;
         fill(&mut problem, "A_log", || random.random_range(0.0..2.7))?;
         fill(&mut problem, "dt_bias", || random.random_range(-6.0..-1.0))?;
@@ -109,14 +110,14 @@ impl<'a> Session<'a> {
         let mut plain = PlainDecoding::new(&self.wanted)?;
 
         let mut verify = self.drafts(drafts)?;
-        verify.options.update_state = false;
+        verify.update_state = false;
         let got = self.backend.run(&verify, None)?;
         let o = output_error(&verify, &got, &plain.decode(&verify, &accepted)?)?;
         self.bar.inc(1);
 
         let mut resume = self.drafts(drafts)?;
-        let [gate, beta] = verify.operation.token_gates();
-        let [previous_gate, previous_beta] = verify.operation.previous_gates();
+        let [gate, beta] = verify.gates.names();
+        let [previous_gate, previous_beta] = previous_gates(verify.gates);
         for (previous, name) in [
             ("prev.k", "k"),
             ("prev.v", "v"),
@@ -146,7 +147,7 @@ impl<'a> Session<'a> {
     /// Random tokens of every row, from the states as they are.
     fn drafts(&mut self, drafts: usize) -> Result<Problem, Error> {
         let Self { layer, pool, .. } = *self;
-        let mut problem = layer.blank(layer.verify, pool.slots, drafts, pool)?;
+        let mut problem = layer.blank(pool.slots, drafts, pool)?;
         for name in ["A_log", "dt_bias", "state"] {
             let tensor = self.problem.tensor(name)?.clone();
             problem.tensors.insert(name, tensor);
@@ -206,7 +207,7 @@ impl PlainDecoding {
 
 /// Names of the tensors with something for each token.
 fn token_tensors(problem: &Problem) -> [&'static str; 5] {
-    let [gate, beta] = problem.operation.token_gates();
+    let [gate, beta] = problem.gates.names();
     ["q", "k", "v", gate, beta]
 }
 

@@ -96,7 +96,7 @@ fn files_that_lie_are_refused() {
             "tensor q: wanted F32, BF16",
             raw(&tensor("q", "F64", "[1]", "[0,8]"), 8),
         ),
-        ("a is missing", raw(&tensor("q", "F32", "[]", "[0,4]"), 4)),
+        ("k is missing", raw(&tensor("q", "F32", "[]", "[0,4]"), 4)),
         (
             "q\\nerror: \\u{1b}[31m",
             raw(&tensor("q\\nerror: \\u001b[31m", "F32", "[1]", "[0,4]"), 4),
@@ -278,12 +278,15 @@ fn tensors_that_are_unknown_missing_or_wrong_are_refused() {
             reshaped("expected.o", &[3, 4, 128]),
         ),
         (
-            "q: wanted shape [B, T = 1, H, K], got [6, 128]",
+            "q: wanted shape [B, T = 1, H, K] with op = gdn_decode, got [6, 128]",
             reshaped("q", &[6, 128]),
         ),
         ("k: wanted shape", reshaped("k", &[3, 2, 1, 128])),
         ("state: wanted shape", reshaped("state", &[5, 4, 64, 256])),
-        ("T = 3 is not supported", reshaped("q", &[1, 3, 2, 128])),
+        (
+            "q: wanted shape [B, T = 1, H, K] with op = gdn_decode, got [1, 3, 2, 128]",
+            reshaped("q", &[1, 3, 2, 128]),
+        ),
         ("A_log: wanted shape", reshaped("A_log", &[2, 2])),
         (
             "A_log: wanted f32, got i32",
@@ -297,8 +300,14 @@ fn tensors_that_are_unknown_missing_or_wrong_are_refused() {
             "read_slots: wanted i32, i64 or u32, got f32",
             fixture().with("read_slots", Dtype::F32, &[3], vec![0; 12]),
         ),
-        ("rows 0 and 2 for slot 1", slots([1, -1, 1])),
-        ("row 0 reading slot 0 and row 1 writing it", writes),
+        (
+            "row 0 writes slot 1 of state, and row 2 writes slot 1 of state",
+            slots([1, -1, 1]),
+        ),
+        (
+            "row 0 reads slot 0 of state, and row 1 writes slot 0 of state",
+            writes,
+        ),
         (
             "update_state = false and write_slots",
             fixture()

@@ -228,11 +228,11 @@ fn tensors_that_are_missing_or_of_other_shapes() {
             packed(tokens(32, mtp()), &[0, 31, 32]),
         ),
         (
-            "rows 0 and 1 for slot 1",
+            "row 0 writes slot 1 of state after token 1, and row 1 writes slot 1 of state",
             mtp().with_indices("token_slots", &[2, 4], &[0, 1, -1, -1, 1, -1, -1, -1]),
         ),
         (
-            "row 0 reading slot 0 and row 1 writing it",
+            "row 0 reads slot 0 of state, and row 1 writes slot 0 of state",
             mtp().with_indices("write_slots", &[2], &[1, 0]),
         ),
         (

@@ -1,0 +1,190 @@
+//! The library's arguments of a problem.
+
+use gated_delta::{Error, Tensor};
+use gated_delta_harness::arguments::{Arguments, Kept, New, Packed, Tokens};
+
+use crate::op::{Op, excluded, previous_gates};
+use crate::problem::{PREVIOUS, Problem, Views};
+
+/// Names of what a commit, which has no new tokens, does not take.
+const OF_NEW_TOKENS: [&str; 10] = [
+    "k",
+    "v",
+    "a",
+    "b",
+    "g",
+    "beta",
+    "token_slots",
+    "accepted",
+    "cu_seqlens",
+    "snapshots",
+];
+
+impl Problem {
+    /// The library's arguments, from views of the problem's tensors.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`]; [`Error::Contradiction`] for tensors of other gates, and for new tokens in a commit;
+    /// [`Error::Shape`] for other than one token of each row in [`Op::GdnDecode`].
+    pub fn arguments<'a>(&self, views: &Views<'a>) -> Result<Arguments<Tensor<'a>>, Error> {
+        self.check_excluded()?;
+        let view = |name: &&'static str| views.get(name).copied().ok_or_else(|| self.missing(name));
+        let arguments = self.places().map(&view)?;
+        self.check_decode(&arguments)?;
+        Ok(arguments)
+    }
+
+    /// The names of the tensors, in their places.
+    fn places(&self) -> Arguments<&'static str> {
+        let optional = |name| self.tensors.contains_key(name).then_some(name);
+        let [gate, beta] = self.gates.names();
+        let new = (!self.is_commit()).then_some(New {
+            q: "q",
+            tokens: Tokens {
+                k: "k",
+                v: "v",
+                gate,
+                beta,
+            },
+            o: "o",
+        });
+        let [gate, beta] = previous_gates(self.gates);
+        let previous = self.has_previous().then_some(Kept {
+            tokens: Tokens {
+                k: "prev.k",
+                v: "prev.v",
+                gate,
+                beta,
+            },
+            keep: "keep",
+        });
+        let packed = optional("cu_seqlens").map(|cu_seqlens| Packed {
+            cu_seqlens,
+            max_tokens: self.max_tokens(),
+        });
+        Arguments {
+            gates: self.gates,
+            a_log: optional("A_log"),
+            dt_bias: optional("dt_bias"),
+            new,
+            previous,
+            pool: "state",
+            write_pool: None,
+            read_slots: optional("read_slots"),
+            write_slots: optional("write_slots"),
+            token_slots: optional("token_slots"),
+            accepted: optional("accepted"),
+            snapshots: optional("snapshots"),
+            packed,
+            update_state: self.update_state,
+            options: self.options,
+        }
+    }
+
+    /// No tensor is there that the gates, or a commit, cannot use.
+    fn check_excluded(&self) -> Result<(), Error> {
+        let present = |names: &[&'static str]| {
+            let mut names = names.iter().copied();
+            names.find(|name| self.tensors.contains_key(name))
+        };
+        let (gates, excluded) = excluded(self.gates);
+        if let Some(other) = present(excluded) {
+            return Err(Error::Contradiction {
+                one: gates,
+                other,
+                why: "g is the log decay as it is, or gates are computed",
+            });
+        }
+        if self.is_commit()
+            && let Some(other) = present(&OF_NEW_TOKENS)
+        {
+            return Err(Error::Contradiction {
+                one: "a commit",
+                other,
+                why: "previous tokens without a q are committed, and there are no new ones",
+            });
+        }
+        Ok(())
+    }
+
+    /// A file that says decode has one token of each row; the library's steps have any number.
+    fn check_decode(&self, arguments: &Arguments<Tensor<'_>>) -> Result<(), Error> {
+        match arguments.new.as_ref().map(|new| new.q.dims()) {
+            Some(got) if self.op == Op::GdnDecode && !matches!(got[..], [_, 1, _, _]) => {
+                Err(Error::Shape {
+                    tensor: "q",
+                    wanted: "[B, T = 1, H, K] with op = gdn_decode".to_owned(),
+                    got: *got,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// [`Error::MissingTensor`] of an input.
+    pub(crate) fn missing(&self, tensor: &'static str) -> Error {
+        let needed_by = match tensor {
+            name if PREVIOUS.contains(&name) => "previous tokens",
+            "a" | "b" => "raw gates",
+            "g" | "beta" if self.op != Op::KdaRecurrent => "given gates",
+            _ => self.op.plural(),
+        };
+        Error::MissingTensor { tensor, needed_by }
+    }
+
+    /// An error of the library with the names of this problem's tensors.
+    pub(crate) fn renamed(&self, mut error: Error) -> Error {
+        use Error::{
+            Alignment, Contradiction, DType, Hazard, Index, Memory, MissingTensor, Range, ReadOnly,
+            Shape, Stride, Unsupported,
+        };
+        match &mut error {
+            DType { tensor, wanted, .. } => {
+                *tensor = self.name_of(tensor);
+                if *wanted == "the dtype of pool" {
+                    *wanted = "the dtype of state";
+                }
+            }
+            Shape { tensor, .. }
+            | Stride { tensor, .. }
+            | Alignment { tensor, .. }
+            | MissingTensor { tensor, .. }
+            | ReadOnly { tensor }
+            | Memory { tensor, .. }
+            | Index { tensor, .. } => *tensor = self.name_of(tensor),
+            Contradiction { one, other, .. } => {
+                (*one, *other) = (self.name_of(one), self.name_of(other));
+            }
+            Hazard { one, other } => {
+                for place in [one, other] {
+                    *place = place.replace(" of pool", " of state");
+                }
+            }
+            Unsupported { what, .. } | Range { what, .. }
+                if *what == "T" && self.tensors.contains_key("cu_seqlens") =>
+            {
+                *what = match self.max_tokens {
+                    Some(_) => "max_tokens",
+                    None => "tokens of the longest row of cu_seqlens",
+                };
+            }
+            _ => {}
+        }
+        error
+    }
+
+    /// The name here of one of the library's tensors.
+    fn name_of(&self, name: &'static str) -> &'static str {
+        match (name, self.is_commit()) {
+            ("pool", _) => "state",
+            ("previous", _) => "prev.k",
+            ("previous k", _) | ("k", true) => "prev.k",
+            ("previous v", _) | ("v", true) => "prev.v",
+            ("previous a", _) | ("a", true) => "prev.a",
+            ("previous b", _) | ("b", true) => "prev.b",
+            ("previous g", _) | ("g", true) => "prev.g",
+            ("previous beta", _) | ("beta", true) => "prev.beta",
+            _ => name,
+        }
+    }
+}

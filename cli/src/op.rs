@@ -1,0 +1,123 @@
+//! The operators of files, how their gates come, and the tensors that each of them takes.
+
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+
+use Op::{GdnDecode, GdnMtp, KdaRecurrent};
+
+/// An operator, as `op` of a file names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// GDN, one token per row.
+    GdnDecode,
+    /// GDN, up to 16 tokens per row, or a commit.
+    GdnMtp,
+    /// KDA, up to 16 tokens per row, or a commit.
+    KdaRecurrent,
+}
+
+const ALL: &[Op] = &Op::ALL;
+const GDN: &[Op] = &[GdnDecode, GdnMtp];
+const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
+
+/// Tensors of a problem that are given, and the operators that take them.
+const INPUTS: [(&str, &[Op]); 22] = [
+    ("q", ALL),
+    ("k", ALL),
+    ("v", ALL),
+    ("a", GDN),
+    ("b", GDN),
+    ("A_log", ALL),
+    ("dt_bias", ALL),
+    ("g", ALL),
+    ("beta", ALL),
+    ("state", ALL),
+    ("read_slots", ALL),
+    ("write_slots", ALL),
+    ("token_slots", SEVERAL_TOKENS),
+    ("accepted", SEVERAL_TOKENS),
+    ("cu_seqlens", SEVERAL_TOKENS),
+    ("keep", SEVERAL_TOKENS),
+    ("prev.k", SEVERAL_TOKENS),
+    ("prev.v", SEVERAL_TOKENS),
+    ("prev.a", &[GdnMtp]),
+    ("prev.b", &[GdnMtp]),
+    ("prev.g", SEVERAL_TOKENS),
+    ("prev.beta", SEVERAL_TOKENS),
+];
+
+/// Tensors that a problem leaves behind.
+const OUTPUTS: [(&str, &[Op]); 3] = [("o", ALL), ("state", ALL), ("snapshots", SEVERAL_TOKENS)];
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Self; 3] = [GdnDecode, GdnMtp, KdaRecurrent];
+
+    /// That of a layer's dense rows of so many tokens.
+    #[must_use]
+    pub fn of(operator: Operator, tokens: usize) -> Self {
+        match (operator, tokens) {
+            (Operator::Gdn, 1) => GdnDecode,
+            (Operator::Gdn, _) => GdnMtp,
+            (Operator::Kda, _) => KdaRecurrent,
+        }
+    }
+
+    /// Its name in files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            GdnDecode => "gdn_decode",
+            GdnMtp => "gdn_mtp",
+            KdaRecurrent => "kda_recurrent",
+        }
+    }
+
+    /// Names of the tensors that a problem of it may be given.
+    pub fn inputs(self) -> impl Iterator<Item = &'static str> {
+        taken_by(self, &INPUTS)
+    }
+
+    /// Names of the tensors that it may leave behind.
+    pub fn outputs(self) -> impl Iterator<Item = &'static str> {
+        taken_by(self, &OUTPUTS)
+    }
+
+    /// What it is called where several of its launches need something.
+    pub(crate) fn plural(self) -> &'static str {
+        match self {
+            GdnDecode => "all GDN decodes",
+            GdnMtp => "all GDN MTP verifies",
+            KdaRecurrent => "all KDA launches",
+        }
+    }
+}
+
+fn taken_by(
+    op: Op,
+    tensors: &'static [(&'static str, &'static [Op])],
+) -> impl Iterator<Item = &'static str> {
+    let taken = move |(name, takers): &(&'static str, &[Op])| takers.contains(&op).then_some(*name);
+    tensors.iter().filter_map(taken)
+}
+
+/// Names of the tensors that decay and β of the previous tokens come from; a new token's are [`GateKind::names`].
+#[must_use]
+pub fn previous_gates(gates: GateKind) -> [&'static str; 2] {
+    match gates {
+        GateKind::Raw(_) => ["prev.a", "prev.b"],
+        GateKind::Given | GateKind::Kda(..) => ["prev.g", "prev.beta"],
+    }
+}
+
+/// Names of tensors that these gates exclude, and how the gates are called.
+pub(crate) fn excluded(gates: GateKind) -> (&'static str, &'static [&'static str]) {
+    match gates {
+        GateKind::Raw(_) => ("raw gates", &["g", "beta", "prev.g", "prev.beta"]),
+        GateKind::Given => (
+            "g, beta",
+            &["a", "b", "A_log", "dt_bias", "prev.a", "prev.b"],
+        ),
+        GateKind::Kda(KdaDecay::Log, _) => ("gate = log", &["A_log", "dt_bias"]),
+        GateKind::Kda(..) => ("computed gates", &[]),
+    }
+}
