@@ -161,19 +161,20 @@ impl Bench {
 
     fn measure(&mut self, cell: &Cell, title: &str) -> Result<()> {
         let mut buffers = Buffers::new(&self.library, *cell)?;
-        let args = buffers.args(0)?;
-        let selected = match args.selected() {
+        let work = buffers.work(0)?;
+        let selected = match work.selected() {
             Ok(selected) => selected,
             Err(refusal) => {
                 println!("skipped: {title}: {refusal}");
                 return Ok(());
             }
         };
-        let bytes = args.bytes()?;
+        let bytes = work.bytes()?;
         let variants = match self.tune {
-            true => args.variants()?,
+            true => work.variants()?,
             false => vec![selected],
         };
+        drop(work);
         let truth = buffers.truth()?;
         let launches = buffers
             .sets()
@@ -194,7 +195,8 @@ impl Bench {
             };
             // SAFETY: the buffers outlive the timing, which waits for all launches.
             let micros = self.timer.graph(launches, |i| unsafe {
-                buffers.args(i)?.launch(&self.library, stream, variant)
+                self.library
+                    .launch_with(stream, &*buffers.work(i)?, variant)
             })?;
             let row = Row {
                 cell: *cell,
@@ -237,11 +239,11 @@ impl Bench {
                 cold: false,
                 ..*cell
             };
-            if !seen.insert((cell.operator, cell.mode, cell.formulation)) {
+            if !seen.insert((cell.op, cell.mode, cell.formulation)) {
                 continue;
             }
             let buffers = Buffers::new(&self.library, cell)?;
-            if buffers.args(0)?.selected().is_err() {
+            if buffers.work(0)?.selected().is_err() {
                 continue;
             }
             let cost = host_cost(&self.library, &self.timer.stream, &buffers)?;

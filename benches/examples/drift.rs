@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::Result;
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use gated_delta_benches::chart::{Axis, Marks, Panel, Picture, Series, draw};
-use gated_delta_benches::drift::{Decode, Drift, roll};
+use gated_delta_benches::drift::{Drift, roll};
+use gated_delta_harness::arguments::Operator;
 use half::bf16;
 use plotters::style::RGBColor;
 
@@ -24,11 +25,11 @@ fn main() -> Result<()> {
     let head = ["state".to_owned(), "part".to_owned()];
     table.set_header(head.into_iter().chain(SHOWN.map(|step| step.to_string())));
     let mut panels = Vec::new();
-    for (operator, decode) in [("GDN", Decode::Gdn), ("KDA", Decode::Kda)] {
+    for (name, operator) in [("GDN", Operator::Gdn), ("KDA", Operator::Kda)] {
         let mut curves = Vec::new();
         for (state, color, drifts) in [
-            ("bf16", RGBColor(213, 94, 0), roll::<bf16>(decode, STEPS)?),
-            ("f32", RGBColor(0, 114, 178), roll::<f32>(decode, STEPS)?),
+            ("bf16", RGBColor(213, 94, 0), roll::<bf16>(operator, STEPS)?),
+            ("f32", RGBColor(0, 114, 178), roll::<f32>(operator, STEPS)?),
         ] {
             let parts: [Part; 3] = [
                 ("all", |drift| drift.all),
@@ -38,7 +39,7 @@ fn main() -> Result<()> {
             for (part, of) in parts {
                 let errors: Vec<f64> = drifts.iter().map(of).collect();
                 let shown = SHOWN.map(|step| format!("{:.1e}", errors[step - 1]));
-                let head = [format!("{operator} {state}"), part.to_owned()];
+                let head = [format!("{name} {state}"), part.to_owned()];
                 table.add_row(head.into_iter().chain(shown));
                 if part != "all" {
                     curves.push(Series {
@@ -53,7 +54,7 @@ fn main() -> Result<()> {
                 }
             }
         }
-        panels.push(panel(operator, curves));
+        panels.push(panel(name, curves));
     }
     println!("{table}");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/figures");

@@ -1,16 +1,12 @@
 //! Rotating buffers of a cell, and the arguments of a launch on them.
 
 use anyhow::Result;
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates};
-use gated_delta::ops::recurrent::{Commit, Previous, Recurrent, RecurrentOptions};
-use gated_delta::ops::{BetaScale, GdnGates};
-use gated_delta::{DType, Error, Library, Tensor};
-use gated_delta_harness::args::Args;
+use gated_delta::{DType, Error, Library, Options, Tensor, Work};
+use gated_delta_harness::arguments::{Arguments, Kept, New, Operator, Tokens};
 use gated_delta_harness::timing::cold_sets;
 
-use crate::cell::{Cell, Gate, Mode, Operator};
-use crate::inputs::{Inputs, LOWER_BOUND, Tokens};
+use crate::cell::{Cell, Mode};
+use crate::inputs::{self, Inputs};
 use crate::slab::{Slab, upload};
 
 /// Buffer sets of a cell, and what they started from.
@@ -40,7 +36,7 @@ struct TokenSlabs {
 }
 
 impl TokenSlabs {
-    fn new(library: &Library, sets: usize, tokens: &Tokens) -> Result<Self> {
+    fn new(library: &Library, sets: usize, tokens: &inputs::Tokens) -> Result<Self> {
         Ok(Self {
             k: upload(library, sets, &tokens.k)?,
             v: upload(library, sets, &tokens.v)?,
@@ -106,42 +102,8 @@ impl Buffers {
             .tensor(set, DType::F32, &[self.cell.pool_bytes() / 4])
     }
 
-    /// Arguments of the launch on a set.
-    pub fn args(&self, set: usize) -> Result<Args<'_>, Error> {
-        let commit = self.cell.mode == Mode::Commit;
-        Ok(match (self.cell.operator, commit) {
-            (Operator::GdnDecode, _) => Args::GdnDecode(self.decode(set)?),
-            (Operator::GdnMtp, false) => Args::GdnMtp(self.recurrent(set, self.gdn(set)?)?),
-            (Operator::GdnMtp, true) => Args::GdnCommit(self.commit(set, self.gdn(set)?)?),
-            (Operator::KdaRecurrent, false) => {
-                Args::KdaRecurrent(self.recurrent(set, self.kda(set)?)?)
-            }
-            (Operator::KdaRecurrent, true) => Args::KdaCommit(self.commit(set, self.kda(set)?)?),
-        })
-    }
-
-    /// A GDN decode of a set.
-    pub fn decode(&self, set: usize) -> Result<GdnDecode<'_>, Error> {
-        let options = self.options();
-        Ok(GdnDecode {
-            q: self.floats(&self.q, set, &self.key_dims())?,
-            k: self.floats(&self.tokens.k, set, &self.key_dims())?,
-            v: self.floats(&self.tokens.v, set, &self.value_dims())?,
-            gates: self.gdn(set)?,
-            o: self.floats(&self.o, set, &self.value_dims())?,
-            pool: self.states(set)?,
-            write_pool: None,
-            read_slots: self.read_slots(set)?,
-            write_slots: None,
-            options: GdnDecodeOptions {
-                state_layout: options.state_layout,
-                update_state: options.update_state,
-                ..GdnDecodeOptions::default()
-            },
-        })
-    }
-
-    fn recurrent<G>(&self, set: usize, gates: G) -> Result<Recurrent<'_, G>, Error> {
+    /// The launch on a set.
+    pub fn work(&self, set: usize) -> Result<Box<dyn Work + '_>, Error> {
         let Cell {
             mode,
             model,
@@ -151,27 +113,35 @@ impl Buffers {
             state,
             ..
         } = self.cell;
-        let only = |wanted: Mode, slab, dtype, dims: &[usize]| {
-            (mode == wanted)
-                .then(|| Slab::tensor(slab, set, dtype, dims))
-                .transpose()
-        };
-        let snapshots = [batch, tokens, model.value_heads, dim, dim];
-        let previous = self.previous.as_ref().map(|previous| {
-            Ok::<_, Error>(Previous {
-                k: self.floats(&previous.k, set, &self.key_dims())?,
-                v: self.floats(&previous.v, set, &self.value_dims())?,
-                gate: self.floats(&previous.gate, set, &self.gate_dims())?,
-                beta: self.floats(&previous.beta, set, &self.beta_dims())?,
+        let kept = |slabs| {
+            Ok::<_, Error>(Kept {
+                tokens: self.tokens(slabs, set)?,
                 keep: self.keep.tensor(set, DType::I32, &[batch])?,
             })
-        });
-        Ok(Recurrent {
-            q: self.floats(&self.q, set, &self.key_dims())?,
-            k: self.floats(&self.tokens.k, set, &self.key_dims())?,
-            v: self.floats(&self.tokens.v, set, &self.value_dims())?,
-            gates,
-            o: self.floats(&self.o, set, &self.value_dims())?,
+        };
+        let (new, previous) = match (mode, &self.previous) {
+            (Mode::Commit, _) => (None, Some(kept(&self.tokens)?)),
+            (_, previous) => {
+                let new = New {
+                    q: self.floats(&self.q, set, &self.key_dims())?,
+                    tokens: self.tokens(&self.tokens, set)?,
+                    o: self.floats(&self.o, set, &self.value_dims())?,
+                };
+                (Some(new), previous.as_ref().map(kept).transpose()?)
+            }
+        };
+        let only = |wanted: Mode, slab, dtype, dims: &[usize]| {
+            let tensor = (mode == wanted).then(|| Slab::tensor(slab, set, dtype, dims));
+            tensor.transpose()
+        };
+        let snapshots = [batch, tokens, model.value_heads, dim, dim];
+        let [a_log, dt_bias] = self.parameters()?;
+        Arguments {
+            gates: self.cell.gates(),
+            a_log,
+            dt_bias,
+            new,
+            previous,
             pool: self.states(set)?,
             write_pool: None,
             read_slots: self.read_slots(set)?,
@@ -185,68 +155,35 @@ impl Buffers {
             accepted: only(Mode::TokenSlots, &self.accepted, DType::I32, &[batch])?,
             snapshots: only(Mode::Snapshots, &self.snapshots, state, &snapshots)?,
             packed: None,
-            previous: previous.transpose()?,
-            options: self.options(),
-        })
-    }
-
-    fn commit<G>(&self, set: usize, gates: G) -> Result<Commit<'_, G>, Error> {
-        Ok(Commit {
-            k: self.floats(&self.tokens.k, set, &self.key_dims())?,
-            v: self.floats(&self.tokens.v, set, &self.value_dims())?,
-            gates,
-            keep: self.keep.tensor(set, DType::I32, &[self.cell.batch])?,
-            pool: self.states(set)?,
-            write_pool: None,
-            read_slots: self.read_slots(set)?,
-            write_slots: None,
-            options: self.options(),
-        })
-    }
-
-    fn gdn(&self, set: usize) -> Result<GdnGates<'_>, Error> {
-        let value_heads = [self.cell.model.value_heads];
-        Ok(GdnGates::Raw {
-            a: self.floats(&self.tokens.gate, set, &self.gate_dims())?,
-            b: self.floats(&self.tokens.beta, set, &self.beta_dims())?,
-            a_log: self.a_log.tensor(0, DType::F32, &value_heads)?,
-            dt_bias: self.dt_bias.tensor(0, DType::F32, &value_heads)?,
-            beta_scale: BetaScale::One,
-        })
-    }
-
-    fn kda(&self, set: usize) -> Result<KdaGates<'_>, Error> {
-        let Cell { model, dim, .. } = self.cell;
-        let a_log = self.a_log.tensor(0, DType::F32, &[model.value_heads])?;
-        let dt_bias = self
-            .dt_bias
-            .tensor(0, DType::F32, &[model.value_heads, dim])?;
-        Ok(KdaGates {
-            g: self.floats(&self.tokens.gate, set, &self.gate_dims())?,
-            kind: match self.cell.gate {
-                Gate::Log => KdaGate::Log,
-                Gate::Softplus => KdaGate::Softplus {
-                    a_log,
-                    dt_bias: Some(dt_bias),
-                },
-                Gate::LowerBound => KdaGate::LowerBound {
-                    lower_bound: LOWER_BOUND,
-                    a_log: Some(a_log),
-                    dt_bias: Some(dt_bias),
-                },
-            },
-            beta: self.floats(&self.tokens.beta, set, &self.beta_dims())?,
-            beta_kind: KdaBeta::Given,
-        })
-    }
-
-    fn options(&self) -> RecurrentOptions {
-        RecurrentOptions {
-            state_layout: self.cell.layout,
-            update_state: !matches!(self.cell.mode, Mode::Verify | Mode::Snapshots),
-            formulation: self.cell.formulation,
-            ..RecurrentOptions::default()
+            update_state: !matches!(mode, Mode::Verify | Mode::Snapshots),
+            options: Options::default()
+                .state_layout(self.cell.layout)
+                .formulation(self.cell.formulation),
         }
+        .work()
+    }
+
+    /// The tensors of some tokens of a set.
+    fn tokens<'s>(&self, slabs: &'s TokenSlabs, set: usize) -> Result<Tokens<Tensor<'s>>, Error> {
+        Ok(Tokens {
+            k: self.floats(&slabs.k, set, &self.key_dims())?,
+            v: self.floats(&slabs.v, set, &self.value_dims())?,
+            gate: self.floats(&slabs.gate, set, &self.gate_dims())?,
+            beta: self.floats(&slabs.beta, set, &self.beta_dims())?,
+        })
+    }
+
+    /// `A_log` and `dt_bias`.
+    fn parameters(&self) -> Result<[Option<Tensor<'_>>; 2], Error> {
+        let Cell { model, dim, .. } = self.cell;
+        let of_channels = [model.value_heads, dim];
+        let bias_dims = match self.cell.op.operator() {
+            Operator::Gdn => &of_channels[..1],
+            Operator::Kda => &of_channels[..],
+        };
+        let a_log = self.a_log.tensor(0, DType::F32, &of_channels[..1])?;
+        let dt_bias = self.dt_bias.tensor(0, DType::F32, bias_dims)?;
+        Ok([Some(a_log), Some(dt_bias)])
     }
 
     fn floats<'s>(&self, slab: &'s Slab, set: usize, dims: &[usize]) -> Result<Tensor<'s>, Error> {
@@ -298,9 +235,9 @@ impl Buffers {
 
     /// `[B, T, HV]`, KDA `[B, T, HV, K]`.
     fn gate_dims(&self) -> Vec<usize> {
-        match self.cell.operator {
-            Operator::KdaRecurrent => self.value_dims().to_vec(),
-            _ => self.beta_dims().to_vec(),
+        match self.cell.op.operator() {
+            Operator::Gdn => self.beta_dims().to_vec(),
+            Operator::Kda => self.value_dims().to_vec(),
         }
     }
 }

@@ -2,16 +2,16 @@
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use gated_delta::DType;
-use gated_delta::ops::StateLayout;
-use gated_delta::ops::recurrent::Formulation;
+use gated_delta::{BetaScale, DType, Formulation, KdaBeta, StateLayout};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 
+use crate::inputs::LOWER_BOUND;
 use crate::shapes::{self, Model};
 
-/// An operator.
+/// An operator, as the command line and records name it: a table of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 #[value(rename_all = "snake_case")]
-pub enum Operator {
+pub enum Op {
     /// GDN, one token.
     GdnDecode,
     /// GDN, several tokens.
@@ -38,29 +38,17 @@ pub enum Mode {
     TokenSlots,
 }
 
-/// What a KDA layer's gate is given as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum Gate {
-    /// The log decay.
-    Log,
-    /// What the softplus gate makes the log decay of.
-    Softplus,
-    /// What the lower-bound gate makes the log decay of.
-    LowerBound,
-}
-
 /// What one row measures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cell {
     /// Operator.
-    pub operator: Operator,
+    pub op: Op,
     /// Where states go.
     pub mode: Mode,
     /// How tokens are computed.
     pub formulation: Formulation,
     /// Gate of KDA; GDN computes its own from a and b.
-    pub gate: Gate,
+    pub gate: KdaDecay,
     /// Heads.
     pub model: Model,
     /// K = V.
@@ -79,7 +67,7 @@ pub struct Cell {
     pub cold: bool,
 }
 
-impl Operator {
+impl Op {
     /// Name on the command line and of the kernels.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -90,12 +78,21 @@ impl Operator {
         }
     }
 
+    /// Whose layer it is.
+    #[must_use]
+    pub fn operator(self) -> Operator {
+        match self {
+            Self::GdnDecode | Self::GdnMtp => Operator::Gdn,
+            Self::KdaRecurrent => Operator::Kda,
+        }
+    }
+
     /// Its named layers; the first is the default.
     #[must_use]
     pub fn models(self) -> &'static [Model] {
-        match self {
-            Self::GdnDecode | Self::GdnMtp => &shapes::GDN,
-            Self::KdaRecurrent => &shapes::KDA,
+        match self.operator() {
+            Operator::Gdn => &shapes::GDN,
+            Operator::Kda => &shapes::KDA,
         }
     }
 
@@ -104,8 +101,8 @@ impl Operator {
         let known = self.models().iter().find(|known| known.name == name);
         known.copied().with_context(|| {
             let known: Vec<&str> = self.models().iter().map(|known| known.name).collect();
-            let (operator, known) = (self.name(), known.join(", "));
-            format!("model: {operator} has {known}, got {name}")
+            let (op, known) = (self.name(), known.join(", "));
+            format!("model: {op} has {known}, got {name}")
         })
     }
 }
@@ -143,6 +140,27 @@ pub fn formulation_name(formulation: Formulation) -> &'static str {
     match formulation {
         Formulation::Recurrent => "recurrent",
         Formulation::Parallel => "parallel",
+        _ => "unnamed",
+    }
+}
+
+/// The gate of KDA of that name.
+pub fn gate(name: &str) -> Result<KdaDecay> {
+    Ok(match name {
+        "log" => KdaDecay::Log,
+        "softplus" => KdaDecay::Softplus,
+        "lower_bound" => KdaDecay::LowerBound(LOWER_BOUND),
+        _ => bail!("gate: wanted log, softplus or lower_bound, got {name}"),
+    })
+}
+
+/// What [`gate`] takes.
+#[must_use]
+pub fn gate_name(gate: KdaDecay) -> &'static str {
+    match gate {
+        KdaDecay::Log => "log",
+        KdaDecay::Softplus => "softplus",
+        KdaDecay::LowerBound(_) => "lower_bound",
     }
 }
 
@@ -173,31 +191,30 @@ impl Mode {
     }
 }
 
-impl Gate {
-    /// Name on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Log => "log",
-            Self::Softplus => "softplus",
-            Self::LowerBound => "lower_bound",
-        }
-    }
-}
-
 impl Cell {
     /// Whether the operator has it.
     #[must_use]
     pub fn exists(&self) -> bool {
-        let decode = self.tokens == 1 && matches!(self.mode, Mode::Update | Mode::Verify);
-        let parallel = self.operator != Operator::GdnDecode
-            && self.state == DType::Bf16
+        let decode = self.op.operator() == Operator::Gdn
+            && self.tokens == 1
+            && self.formulation == Formulation::Recurrent
+            && matches!(self.mode, Mode::Update | Mode::Verify);
+        let parallel = self.state == DType::Bf16
             && self.layout == StateLayout::KLast
             && self.tokens <= 8
             && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);
-        (self.operator != Operator::GdnDecode || decode)
+        (self.op == Op::GdnDecode) == decode
             && (self.formulation == Formulation::Recurrent || parallel)
             && !(self.slots && self.mode == Mode::TokenSlots)
+    }
+
+    /// How gates come.
+    #[must_use]
+    pub fn gates(&self) -> GateKind {
+        match self.op.operator() {
+            Operator::Gdn => GateKind::Raw(BetaScale::One),
+            Operator::Kda => GateKind::Kda(self.gate, KdaBeta::Given),
+        }
     }
 
     /// State of the level-2 cache: cold or warm.
@@ -239,7 +256,7 @@ impl Cell {
         } = self;
         let mut title = format!(
             "{} {} (H={} HV={}) K=V={dim} {state} {} {}",
-            self.operator.name(),
+            self.op.name(),
             model.name,
             model.heads,
             model.value_heads,
@@ -249,8 +266,8 @@ impl Cell {
         if self.formulation == Formulation::Parallel {
             title += " parallel";
         }
-        if self.operator == Operator::KdaRecurrent {
-            title = format!("{title} gate={}", self.gate.name());
+        if self.op == Op::KdaRecurrent {
+            title = format!("{title} gate={}", gate_name(self.gate));
         }
         if self.slots {
             title += " slots";

@@ -1,8 +1,8 @@
 //! The gate: what a launch leaves in the first and the last row, against the reference.
 
 use anyhow::{Context as _, Result, ensure};
-use gated_delta::ops::StateLayout;
-use gated_delta::{DType, Entry, Library, StreamRef};
+use gated_delta::{DType, Entry, Library, StateLayout, StreamRef};
+use gated_delta_harness::arguments::KdaDecay;
 use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
@@ -13,8 +13,8 @@ use gated_delta_reference::recurrent::{
 use half::bf16;
 
 use crate::buffers::Buffers;
-use crate::cell::{Cell, Gate, Mode, Operator};
-use crate::inputs::{DISTINCT_SLOTS, LOWER_BOUND, Tokens};
+use crate::cell::{Cell, Mode, Op};
+use crate::inputs::{DISTINCT_SLOTS, Tokens};
 
 /// What the rows that are checked have to hold.
 pub struct Truth {
@@ -46,7 +46,7 @@ impl Wide {
     }
 
     fn gates<'a>(&'a self, cell: &Cell, a_log: &'a [f64], dt_bias: &'a [f64]) -> TokenGates<'a> {
-        if cell.operator != Operator::KdaRecurrent {
+        if cell.op != Op::KdaRecurrent {
             return TokenGates::Gdn(Gates::Raw {
                 a: &self.gate,
                 b: &self.beta,
@@ -58,13 +58,13 @@ impl Wide {
         TokenGates::Kda(KdaGates {
             g: &self.gate,
             kind: match cell.gate {
-                Gate::Log => KdaGate::Log,
-                Gate::Softplus => KdaGate::Softplus {
+                KdaDecay::Log => KdaGate::Log,
+                KdaDecay::Softplus => KdaGate::Softplus {
                     a_log,
                     dt_bias: Some(dt_bias),
                 },
-                Gate::LowerBound => KdaGate::LowerBound {
-                    lower_bound: LOWER_BOUND.into(),
+                KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                    lower_bound: lower_bound.into(),
                     a_log: Some(a_log),
                     dt_bias: Some(dt_bias),
                 },
@@ -189,7 +189,7 @@ impl Buffers {
     ) -> Result<f64> {
         self.renew()?;
         // SAFETY: the buffers live until the launch is waited for.
-        unsafe { self.args(0)?.launch(library, stream, variant) }?;
+        unsafe { library.launch_with(stream, &*self.work(0)?, variant) }?;
         if let Some(context) = library.context() {
             context.synchronize()?;
         }

@@ -1,11 +1,11 @@
 //! How far a state that is stored after every token moves away from the exact recurrence of the same inputs.
 
 use anyhow::Result;
-use gated_delta::ops::GdnGates;
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
-use gated_delta::ops::recurrent::RecurrentOptions;
-use gated_delta::{DeviceElement, Error, Library, StreamRef, Tensor};
+use gated_delta::{
+    DeviceElement, Error, Gdn, GdnGates, Kda, KdaBeta, KdaGate, KdaGates, Library, States,
+    StreamRef, Tensor, Work,
+};
+use gated_delta_harness::arguments::Operator;
 use gated_delta_reference::compare::relative_error_of;
 use gated_delta_reference::recurrence::{Token, normalise, recurrence};
 use half::bf16;
@@ -26,15 +26,6 @@ const SLOW: (f32, f32) = (-0.002, 0.0);
 
 /// The other log decays.
 const FAST: (f32, f32) = (-0.5, -0.05);
-
-/// An operator with one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decode {
-    /// One decay for each head.
-    Gdn,
-    /// One decay for each key channel.
-    Kda,
-}
 
 /// Relative error of the states after a token, ‖S − S_exact‖ / ‖S_exact‖.
 #[derive(Clone, Copy, Debug)]
@@ -62,27 +53,27 @@ pub trait Stored: DeviceElement + Default + Into<f64> {}
 impl<S: DeviceElement + Default + Into<f64>> Stored for S {}
 
 /// Decodes `steps` random tokens from a zero state with the kernel in the simulator, and in f64 without rounding.
-pub fn roll<S: Stored>(decode: Decode, steps: usize) -> Result<Vec<Drift>> {
+pub fn roll<S: Stored>(operator: Operator, steps: usize) -> Result<Vec<Drift>> {
     let library = Library::simulator();
     let mut rng = SmallRng::seed_from_u64(0x6472);
     let mut states = vec![S::default(); HEADS * DIM * DIM];
     let mut exact = vec![vec![0.0; DIM * DIM]; HEADS];
     let mut drifts = Vec::with_capacity(steps);
     for _ in 0..steps {
-        let inputs = Inputs::new(decode, &mut rng);
-        inputs.launch(decode, &library, &mut states)?;
+        let inputs = Inputs::new(operator, &mut rng);
+        inputs.launch(operator, &library, &mut states)?;
         for (head, exact) in exact.iter_mut().enumerate() {
-            if let Some(step) = recurrence(exact, &[inputs.token(decode, head)])?.pop() {
+            if let Some(step) = recurrence(exact, &[inputs.token(operator, head)])?.pop() {
                 *exact = step.state;
             }
         }
-        drifts.push(drift(decode, &states, &exact.concat()));
+        drifts.push(drift(operator, &states, &exact.concat()));
     }
     Ok(drifts)
 }
 
 impl Inputs {
-    fn new(decode: Decode, rng: &mut SmallRng) -> Self {
+    fn new(operator: Operator, rng: &mut SmallRng) -> Self {
         let mut random = |count: usize, (low, high): (f32, f32)| -> Vec<bf16> {
             (0..count)
                 .map(|_| bf16::from_f32(rng.random_range(low..high)))
@@ -90,9 +81,9 @@ impl Inputs {
         };
         let [q, k, v] = [(); 3].map(|()| random(HEADS * DIM, (-1.0, 1.0)));
         let beta = random(HEADS, (0.0, 1.0));
-        let decays = match decode {
-            Decode::Gdn => HEADS,
-            Decode::Kda => HEADS * DIM,
+        let decays = match operator {
+            Operator::Gdn => HEADS,
+            Operator::Kda => HEADS * DIM,
         };
         let g = (0..decays)
             .flat_map(|at| random(1, if at % SLOW_EVERY == 0 { SLOW } else { FAST }))
@@ -102,7 +93,7 @@ impl Inputs {
 
     fn launch<S: Stored>(
         &self,
-        decode: Decode,
+        operator: Operator,
         library: &Library,
         states: &mut [S],
     ) -> Result<(), Error> {
@@ -113,57 +104,24 @@ impl Inputs {
         let o = Tensor::from_slice_mut(&mut output, &heads)?;
         let pool = Tensor::from_slice_mut(states, &[1, HEADS, DIM, DIM])?;
         let beta = Tensor::from_slice(&self.beta, &heads[..3])?;
-        let stream = StreamRef::default_stream();
-        match decode {
-            Decode::Gdn => {
-                let args = GdnDecode {
-                    q,
-                    k,
-                    v,
-                    gates: GdnGates::Given {
-                        g: Tensor::from_slice(&self.g, &heads[..3])?,
-                        beta,
-                    },
-                    o,
-                    pool,
-                    write_pool: None,
-                    read_slots: None,
-                    write_slots: None,
-                    options: GdnDecodeOptions::default(),
-                };
-                // SAFETY: a simulated launch is done when it returns; there is one row.
-                unsafe { library.gdn_decode(stream, &args) }
+        let inputs = gated_delta::Inputs::qkv(q, k, v);
+        let pool = States::update(pool);
+        let work: Box<dyn Work + '_> = match operator {
+            Operator::Gdn => {
+                let g = Tensor::from_slice(&self.g, &heads[..3])?;
+                Box::new(Gdn::new(inputs, GdnGates::given(g, beta), o, pool))
             }
-            Decode::Kda => {
-                let args = KdaRecurrent {
-                    q,
-                    k,
-                    v,
-                    gates: KdaGates {
-                        g: Tensor::from_slice(&self.g, &heads)?,
-                        kind: KdaGate::Log,
-                        beta,
-                        beta_kind: KdaBeta::Given,
-                    },
-                    o,
-                    pool,
-                    write_pool: None,
-                    read_slots: None,
-                    write_slots: None,
-                    token_slots: None,
-                    accepted: None,
-                    snapshots: None,
-                    packed: None,
-                    previous: None,
-                    options: RecurrentOptions::default(),
-                };
-                // SAFETY: as above.
-                unsafe { library.kda_recurrent(stream, &args) }
+            Operator::Kda => {
+                let g = Tensor::from_slice(&self.g, &heads)?;
+                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                Box::new(Kda::new(inputs, gates, o, pool))
             }
-        }
+        };
+        // SAFETY: a simulated launch is done when it returns; there is one row.
+        unsafe { library.launch(StreamRef::default_stream(), &*work) }
     }
 
-    fn token(&self, decode: Decode, head: usize) -> Token {
+    fn token(&self, operator: Operator, head: usize) -> Token {
         let row = |x: &[bf16]| -> Vec<f64> {
             let row = &x[head * DIM..(head + 1) * DIM];
             row.iter().map(|x| x.to_f64()).collect()
@@ -172,20 +130,20 @@ impl Inputs {
             q: normalise(&row(&self.q), true, 1.0),
             k: normalise(&row(&self.k), true, 1.0),
             v: row(&self.v),
-            log_decay: match decode {
-                Decode::Gdn => vec![self.g[head].to_f64(); DIM],
-                Decode::Kda => row(&self.g),
+            log_decay: match operator {
+                Operator::Gdn => vec![self.g[head].to_f64(); DIM],
+                Operator::Kda => row(&self.g),
             },
             beta: self.beta[head].to_f64(),
         }
     }
 }
 
-fn drift<S: Stored>(decode: Decode, states: &[S], exact: &[f64]) -> Drift {
+fn drift<S: Stored>(operator: Operator, states: &[S], exact: &[f64]) -> Drift {
     let is_slow = |at: usize| {
-        let decay = match decode {
-            Decode::Gdn => at / (DIM * DIM),
-            Decode::Kda => at % DIM,
+        let decay = match operator {
+            Operator::Gdn => at / (DIM * DIM),
+            Operator::Kda => at % DIM,
         };
         decay.is_multiple_of(SLOW_EVERY)
     };

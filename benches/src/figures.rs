@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use gated_delta::ops::recurrent::Formulation;
+use gated_delta::Formulation;
 use plotters::style::RGBColor;
 
-use crate::cell::{Cell, Operator};
+use crate::cell::{self, Cell, Op};
 use crate::chart::{Axis, Marks, Panel, Picture, Series, draw};
 use crate::peers::Peers;
 use crate::record::Row;
@@ -155,11 +155,11 @@ fn color(tokens: usize) -> RGBColor {
 /// The name of a table's file.
 fn slug(cell: &Cell) -> String {
     let Cell { state, layout, .. } = cell;
-    let (operator, model, mode) = (cell.operator.name(), cell.model.name, cell.mode.name());
+    let (operator, model, mode) = (cell.op.name(), cell.model.name, cell.mode.name());
     let mut name = format!("{operator}-{model}-k{}-{state}-{layout}-{mode}", cell.dim);
     for (is_so, part) in [
         (cell.formulation == Formulation::Parallel, "parallel"),
-        (cell.operator == Operator::KdaRecurrent, cell.gate.name()),
+        (cell.op == Op::KdaRecurrent, cell::gate_name(cell.gate)),
         (cell.slots, "slots"),
         (!cell.cold, "warm"),
     ] {

@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use gated_delta::driver::{RawFunction, Stream};
-use gated_delta::ops::recurrent::LaunchShape;
+use gated_delta::raw::{LaunchShape, StepParams};
 use gated_delta::{Error, Library};
-use gated_delta_harness::args::Args;
 
 use crate::buffers::Buffers;
 
@@ -26,39 +25,27 @@ pub struct HostCost {
 /// Times the three ways to launch the first set of `buffers`, turn by turn: differences are those of neighbouring turns,
 /// so that a clock that drifts drops out of them.
 pub fn host_cost(library: &Library, stream: &Stream, buffers: &Buffers) -> Result<HostCost> {
-    let batch = buffers.cell().batch;
-    macro_rules! timed {
-        ($args:expr, $plan:ident, $launch:ident) => {{
-            let args = $args;
-            let plan = library.$plan(&args)?;
-            let params = args.params();
-            let planned = || {
-                // SAFETY: the buffers outlive the launches, which `turns` waits for.
-                unsafe { plan.launch(stream.as_ref(), batch, &params) }
-            };
-            let cached = || {
-                // SAFETY: as above.
-                unsafe { library.$launch(stream.as_ref(), &args) }
-            };
-            // SAFETY: the function takes these parameters, whose buffers outlive the launches.
-            unsafe { turns(stream, plan.raw(batch)?, &params, &planned, &cached) }
-        }};
-    }
-    match buffers.args(0)? {
-        Args::GdnDecode(args) => timed!(args, plan_gdn_decode, gdn_decode),
-        Args::GdnMtp(args) => timed!(args, plan_gdn_mtp, gdn_mtp),
-        Args::GdnCommit(args) => timed!(args, plan_gdn_commit, gdn_commit),
-        Args::KdaRecurrent(args) => timed!(args, plan_kda_recurrent, kda_recurrent),
-        Args::KdaCommit(args) => timed!(args, plan_kda_commit, kda_commit),
-    }
+    let work = &*buffers.work(0)?;
+    let plan = library.plan(work)?;
+    let planned = || {
+        // SAFETY: the buffers outlive the launches, which `turns` waits for.
+        unsafe { plan.launch(stream.as_ref(), work) }
+    };
+    let cached = || {
+        // SAFETY: as above.
+        unsafe { library.launch(stream.as_ref(), work) }
+    };
+    let raw = plan.raw(buffers.cell().batch)?;
+    // SAFETY: the function takes these parameters, whose buffers outlive the launches.
+    unsafe { turns(stream, raw, &work.params(), &planned, &cached) }
 }
 
 /// # Safety
 /// The function takes `params`; what they address stays valid until this returns.
-unsafe fn turns<P>(
+unsafe fn turns(
     stream: &Stream,
     (function, shape): (RawFunction, LaunchShape),
-    params: &P,
+    params: &StepParams,
     planned: &dyn Fn() -> Result<(), Error>,
     cached: &dyn Fn() -> Result<(), Error>,
 ) -> Result<HostCost> {

@@ -7,7 +7,6 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::module_cache::ModuleCache;
 use gated_delta::{Error, Library};
-use gated_delta_harness::args::Args;
 
 use crate::buffers::Buffers;
 use crate::cell::Cell;
@@ -29,16 +28,16 @@ pub fn host_parts(cells: &[Cell], mut done: impl FnMut(&Cell)) -> Result<String>
     for cell in one_row(cells) {
         done(&cell);
         let buffers = Buffers::new(&library, cell)?;
-        let args = buffers.args(0)?;
-        let Ok(variant) = args.selected() else {
+        let work = &*buffers.work(0)?;
+        let Ok(variant) = work.selected() else {
             continue;
         };
         let start = Instant::now();
         black_box(buffers.truth()?);
         let reference = start.elapsed().as_secs_f64() * 1e3;
-        let checks = nanos(|| black_box(&args).selected().map(drop))?;
+        let checks = nanos(|| black_box(work).selected().map(drop))?;
         let params = nanos(|| {
-            params(black_box(&args));
+            black_box(black_box(work).params());
             Ok(())
         })?;
         let key = vec![1; variant.symbols().len()];
@@ -94,14 +93,4 @@ fn nanos(call: impl Fn() -> Result<(), Error>) -> Result<f64> {
     }
     samples.sort_by(f64::total_cmp);
     Ok(samples[ROUNDS / 2])
-}
-
-fn params(args: &Args<'_>) {
-    match args {
-        Args::GdnDecode(args) => drop(black_box(args.params())),
-        Args::GdnMtp(args) => drop(black_box(args.params())),
-        Args::GdnCommit(args) => drop(black_box(args.params())),
-        Args::KdaRecurrent(args) => drop(black_box(args.params())),
-        Args::KdaCommit(args) => drop(black_box(args.params())),
-    }
 }

@@ -7,7 +7,9 @@ use rand::{Rng, SeedableRng};
 
 use gated_delta::DType;
 
-use crate::cell::{Cell, Gate, Mode, Operator};
+use gated_delta_harness::arguments::KdaDecay;
+
+use crate::cell::{Cell, Mode, Op};
 
 /// States of rows are alike in every third slot: more are not worth their upload.
 pub const DISTINCT_SLOTS: usize = 3;
@@ -63,7 +65,7 @@ impl Inputs {
             ..
         } = *cell;
         let (heads, value_heads) = (cell.model.heads, cell.model.value_heads);
-        let kda = cell.operator == Operator::KdaRecurrent;
+        let kda = cell.op == Op::KdaRecurrent;
         let q = rounded(&mut rng, batch * steps * heads * dim, -1.0, 1.0);
         let tokens = Tokens::of(cell, &mut rng);
         let previous = (cell.mode == Mode::Resume).then(|| Tokens::of(cell, &mut rng));
@@ -126,14 +128,12 @@ impl Tokens {
     fn of(cell: &Cell, rng: &mut SmallRng) -> Self {
         let tokens = cell.batch * cell.tokens;
         let of_value_heads = tokens * cell.model.value_heads;
-        let ((gates, low, high), (beta_low, beta_high)) = match (cell.operator, cell.gate) {
-            (Operator::GdnDecode | Operator::GdnMtp, _) => {
-                ((of_value_heads, -2.0, 2.0), (-2.0, 2.0))
-            }
-            (Operator::KdaRecurrent, Gate::Log) => {
+        let ((gates, low, high), (beta_low, beta_high)) = match (cell.op, cell.gate) {
+            (Op::GdnDecode | Op::GdnMtp, _) => ((of_value_heads, -2.0, 2.0), (-2.0, 2.0)),
+            (Op::KdaRecurrent, KdaDecay::Log) => {
                 ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0))
             }
-            (Operator::KdaRecurrent, _) => ((of_value_heads * cell.dim, -2.0, 2.0), (0.0, 1.0)),
+            (Op::KdaRecurrent, _) => ((of_value_heads * cell.dim, -2.0, 2.0), (0.0, 1.0)),
         };
         Self {
             k: rounded(rng, tokens * cell.model.heads * cell.dim, -1.0, 1.0),

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use gated_delta::ops::recurrent::Formulation;
+use gated_delta::Formulation;
+use gated_delta_harness::arguments::{KdaDecay, Operator};
 
-use crate::cell::{self, Cell, Gate, Mode, Operator};
+use crate::cell::{self, Cell, Mode, Op};
 use crate::suite;
 
 /// Options that choose cells.
@@ -32,7 +33,7 @@ pub struct Options {
     pub all: bool,
     /// Operators.
     #[arg(long, value_delimiter = ',', default_value = "gdn_decode")]
-    pub op: Vec<Operator>,
+    pub op: Vec<Op>,
     /// Models. GDN: qwen3-next (default), qwen3.5-397b, qwen3.5-27b; KDA: kimi-linear (default), kda-gva, kimi-k3-tp8,
     /// glm-5.3-flash.
     #[arg(long, value_delimiter = ',')]
@@ -52,9 +53,9 @@ pub struct Options {
     /// Formulations: recurrent, parallel.
     #[arg(long, value_delimiter = ',', default_value = "recurrent,parallel")]
     pub formulation: Vec<String>,
-    /// Gates of KDA.
+    /// Gates of KDA: log, softplus, lower_bound.
     #[arg(long, value_delimiter = ',', default_value = "log")]
-    pub gate: Vec<Gate>,
+    pub gate: Vec<String>,
     /// State dtypes: bf16, f32.
     #[arg(long, value_delimiter = ',', default_value = "bf16,f32")]
     pub state: Vec<String>,
@@ -97,12 +98,12 @@ impl Options {
             return suite::cells();
         }
         let mut cells = Vec::new();
-        for &operator in &self.op {
-            for cell in self.layers(operator)? {
-                for &mode in or(&self.modes, default_modes(operator)) {
+        for &op in &self.op {
+            for cell in self.layers(op)? {
+                for &mode in or(&self.modes, default_modes(op)) {
                     for formulation in &self.formulation {
                         let formulation = cell::formulation(formulation)?;
-                        for &tokens in or(&self.tokens, default_tokens(operator)) {
+                        for &tokens in or(&self.tokens, default_tokens(op)) {
                             for &batch in or(&self.batch, default_batches(tokens)) {
                                 ensure!(batch > 0, "--batch: wanted at least 1, got 0");
                                 ensure!(tokens > 0, "--tokens: wanted at least 1, got 0");
@@ -125,22 +126,23 @@ impl Options {
     }
 
     /// The layers of an operator, with B = T = 1.
-    fn layers(&self, operator: Operator) -> Result<Vec<Cell>> {
+    fn layers(&self, op: Op) -> Result<Vec<Cell>> {
         let names: Vec<&str> = self.model.iter().map(String::as_str).collect();
-        let gates = match operator {
-            Operator::KdaRecurrent => &self.gate[..],
-            _ => &[Gate::Log],
+        let gates = self.gate.iter().map(|gate| cell::gate(gate));
+        let gates: Vec<KdaDecay> = match op.operator() {
+            Operator::Kda => gates.collect::<Result<_>>()?,
+            Operator::Gdn => vec![KdaDecay::Log],
         };
         let mut cells = Vec::new();
-        for &name in or(&names, &[operator.models()[0].name]) {
-            let model = operator.model(name)?;
+        for &name in or(&names, &[op.models()[0].name]) {
+            let model = op.model(name)?;
             for &dim in &self.dim {
                 for state in &self.state {
                     let state = cell::state(state)?;
                     for layout in &self.layout {
                         let layout = cell::layout(layout)?;
                         cells.extend(gates.iter().map(|&gate| Cell {
-                            operator,
+                            op,
                             mode: Mode::Update,
                             formulation: Formulation::Recurrent,
                             gate,
@@ -165,19 +167,19 @@ fn or<'a, T>(given: &'a [T], default: &'a [T]) -> &'a [T] {
     if given.is_empty() { default } else { given }
 }
 
-fn default_modes(operator: Operator) -> &'static [Mode] {
-    match operator {
-        Operator::GdnDecode => &[Mode::Update],
-        Operator::GdnMtp => &[Mode::Snapshots, Mode::Update, Mode::Verify, Mode::Resume],
-        Operator::KdaRecurrent => &[Mode::Update, Mode::TokenSlots],
+fn default_modes(op: Op) -> &'static [Mode] {
+    match op {
+        Op::GdnDecode => &[Mode::Update],
+        Op::GdnMtp => &[Mode::Snapshots, Mode::Update, Mode::Verify, Mode::Resume],
+        Op::KdaRecurrent => &[Mode::Update, Mode::TokenSlots],
     }
 }
 
-fn default_tokens(operator: Operator) -> &'static [usize] {
-    match operator {
-        Operator::GdnDecode => &[1],
-        Operator::GdnMtp => &[2, 4, 8],
-        Operator::KdaRecurrent => &[1, 2, 4, 8],
+fn default_tokens(op: Op) -> &'static [usize] {
+    match op {
+        Op::GdnDecode => &[1],
+        Op::GdnMtp => &[2, 4, 8],
+        Op::KdaRecurrent => &[1, 2, 4, 8],
     }
 }
 

@@ -50,7 +50,7 @@ struct Work {
 impl From<&Cell> for Work {
     fn from(cell: &Cell) -> Self {
         Self {
-            op: cell.operator.name().to_owned(),
+            op: cell.op.name().to_owned(),
             mode: cell.mode.name().to_owned(),
             state: cell.state.to_string(),
             layout: cell.layout.to_string(),

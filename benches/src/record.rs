@@ -6,10 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
+use gated_delta_harness::arguments::KdaDecay;
 use gated_delta_harness::timing::Micros;
 use serde::{Deserialize, Serialize};
 
-use crate::cell::{self, Cell, Gate, Mode, Operator};
+use crate::cell::{self, Cell, Mode, Op};
 
 /// A variant of a cell, timed.
 #[derive(Clone, Debug)]
@@ -143,9 +144,9 @@ impl From<&Row> for Line {
         let Row {
             cell, micros, run, ..
         } = row;
-        let kda = cell.operator == Operator::KdaRecurrent;
+        let kda = cell.op == Op::KdaRecurrent;
         Self {
-            op: cell.operator.name().to_owned(),
+            op: cell.op.name().to_owned(),
             model: cell.model.name.to_owned(),
             heads: cell.model.heads,
             value_heads: cell.model.value_heads,
@@ -154,7 +155,7 @@ impl From<&Row> for Line {
             layout: cell.layout.to_string(),
             mode: cell.mode.name().to_owned(),
             formulation: cell::formulation_name(cell.formulation).to_owned(),
-            gate: if kda { cell.gate.name() } else { "" }.to_owned(),
+            gate: if kda { cell::gate_name(cell.gate) } else { "" }.to_owned(),
             slots: cell.slots.into(),
             tokens: cell.tokens,
             batch: cell.batch,
@@ -181,8 +182,8 @@ impl TryFrom<Line> for Row {
     type Error = anyhow::Error;
 
     fn try_from(line: Line) -> Result<Self> {
-        let operator: Operator = named("op", &line.op)?;
-        let model = operator.model(&line.model)?;
+        let op: Op = named("op", &line.op)?;
+        let model = op.model(&line.model)?;
         let heads = (line.heads, line.value_heads);
         ensure!(
             heads == (model.heads, model.value_heads),
@@ -194,12 +195,12 @@ impl TryFrom<Line> for Row {
             heads.1
         );
         let gate = match line.gate.as_str() {
-            "" => Gate::Log,
-            gate => named("gate", gate)?,
+            "" => KdaDecay::Log,
+            gate => cell::gate(gate)?,
         };
         Ok(Self {
             cell: Cell {
-                operator,
+                op,
                 mode: named::<Mode>("mode", &line.mode)?,
                 formulation: cell::formulation(&line.formulation)?,
                 gate,

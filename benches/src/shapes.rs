@@ -27,7 +27,7 @@ pub const GDN: [Model; 3] = [
 ];
 
 /// KDA layers: Kimi-Linear, a KDA layer with two value heads to a key head, a layer of which a GPU has 12 heads, and
-/// GLM-5.3-Flash, whose gate is [`LowerBound`](crate::cell::Gate::LowerBound).
+/// GLM-5.3-Flash, whose gate is [`LowerBound`](gated_delta_harness::arguments::KdaDecay::LowerBound).
 pub const KDA: [Model; 4] = [
     model("kimi-linear", 32, 32),
     model("kda-gva", 16, 32),

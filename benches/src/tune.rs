@@ -2,11 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use gated_delta::DType;
-use gated_delta::ops::StateLayout;
-use gated_delta::ops::recurrent::Formulation;
+use gated_delta::{DType, Formulation, StateLayout};
 
-use crate::cell::{Cell, Operator};
+use crate::cell::{Cell, Op};
 use crate::record::Row;
 
 /// Variants this close to the best of a batch size are as good, so that a table has no more rows than it needs.
@@ -172,12 +170,12 @@ fn heads(cell: &Cell) -> u32 {
 
 /// The left side of a row of `select.rs`.
 fn kind(cell: &Cell) -> String {
-    let operator = match (cell.operator, cell.formulation) {
-        (Operator::GdnDecode, _) => "GdnDecode",
-        (Operator::GdnMtp, Formulation::Recurrent) => "GdnMtp",
-        (Operator::GdnMtp, Formulation::Parallel) => "GdnMtpParallel",
-        (Operator::KdaRecurrent, Formulation::Recurrent) => "KdaRecurrent",
-        (Operator::KdaRecurrent, Formulation::Parallel) => "KdaRecurrentParallel",
+    let operator = match (cell.op, cell.formulation) {
+        (Op::GdnDecode, _) => "GdnDecode",
+        (Op::GdnMtp, Formulation::Parallel) => "GdnMtpParallel",
+        (Op::GdnMtp, _) => "GdnMtp",
+        (Op::KdaRecurrent, Formulation::Parallel) => "KdaRecurrentParallel",
+        (Op::KdaRecurrent, _) => "KdaRecurrent",
     };
     let layout = match cell.layout {
         StateLayout::KLast => "KLast",

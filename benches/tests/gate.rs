@@ -1,11 +1,10 @@
 //! The gate in the simulator: it passes what is right, and refuses what is not.
 
-use gated_delta::ops::StateLayout;
-use gated_delta::ops::recurrent::Formulation;
-use gated_delta::{DType, Library, StreamRef};
+use gated_delta::{DType, Formulation, Library, StateLayout, StreamRef};
 use gated_delta_benches::buffers::Buffers;
-use gated_delta_benches::cell::{Cell, Gate, Mode, Operator};
+use gated_delta_benches::cell::{Cell, Mode, Op};
 use gated_delta_benches::shapes::Model;
+use gated_delta_harness::arguments::KdaDecay;
 
 const MODES: [Mode; 6] = [
     Mode::Update,
@@ -16,12 +15,12 @@ const MODES: [Mode; 6] = [
     Mode::TokenSlots,
 ];
 
-fn cell(operator: Operator, mode: Mode, tokens: usize) -> Cell {
+fn cell(op: Op, mode: Mode, tokens: usize) -> Cell {
     Cell {
-        operator,
+        op,
         mode,
         formulation: Formulation::Recurrent,
-        gate: Gate::Log,
+        gate: KdaDecay::Log,
         model: Model {
             name: "small",
             heads: 1,
@@ -42,7 +41,7 @@ fn check(cell: Cell) {
     let library = Library::simulator();
     let mut buffers = Buffers::new(&library, cell).unwrap();
     let truth = buffers.truth().unwrap();
-    let variants = buffers.args(0).unwrap().variants().unwrap();
+    let variants = buffers.work(0).unwrap().variants().unwrap();
     assert!(!variants.is_empty(), "{}", cell.title());
     for variant in variants {
         let error = buffers.check(&library, StreamRef::default_stream(), variant, &truth);
@@ -53,22 +52,22 @@ fn check(cell: Cell) {
 
 #[test]
 fn every_mode_passes() {
-    for operator in [Operator::GdnMtp, Operator::KdaRecurrent] {
+    for op in [Op::GdnMtp, Op::KdaRecurrent] {
         for mode in MODES {
-            check(cell(operator, mode, 3));
+            check(cell(op, mode, 3));
         }
     }
-    check(cell(Operator::GdnDecode, Mode::Update, 1));
-    check(cell(Operator::GdnDecode, Mode::Verify, 1));
+    check(cell(Op::GdnDecode, Mode::Update, 1));
+    check(cell(Op::GdnDecode, Mode::Verify, 1));
 }
 
 #[test]
 fn every_mode_of_the_parallel_formulation_passes() {
-    for operator in [Operator::GdnMtp, Operator::KdaRecurrent] {
+    for op in [Op::GdnMtp, Op::KdaRecurrent] {
         for mode in [Mode::Update, Mode::Verify, Mode::Resume, Mode::Commit] {
             check(Cell {
                 formulation: Formulation::Parallel,
-                ..cell(operator, mode, 3)
+                ..cell(op, mode, 3)
             });
         }
     }
@@ -76,30 +75,34 @@ fn every_mode_of_the_parallel_formulation_passes() {
 
 #[test]
 fn every_gate_state_and_layout_passes() {
-    for gate in [Gate::Log, Gate::Softplus, Gate::LowerBound] {
+    for gate in [
+        KdaDecay::Log,
+        KdaDecay::Softplus,
+        KdaDecay::LowerBound(-5.0),
+    ] {
         check(Cell {
             gate,
             state: DType::F32,
-            ..cell(Operator::KdaRecurrent, Mode::Update, 2)
+            ..cell(Op::KdaRecurrent, Mode::Update, 2)
         });
     }
     check(Cell {
         layout: StateLayout::VLast,
         slots: true,
-        ..cell(Operator::GdnMtp, Mode::Resume, 2)
+        ..cell(Op::GdnMtp, Mode::Resume, 2)
     });
     check(Cell {
         slots: true,
-        ..cell(Operator::GdnDecode, Mode::Update, 1)
+        ..cell(Op::GdnDecode, Mode::Update, 1)
     });
 }
 
 #[test]
 fn what_another_mode_leaves_behind_is_refused() {
     let library = Library::simulator();
-    let of = |mode| Buffers::new(&library, cell(Operator::GdnMtp, mode, 2)).unwrap();
+    let of = |mode| Buffers::new(&library, cell(Op::GdnMtp, mode, 2)).unwrap();
     let mut updated = of(Mode::Update);
-    let variant = updated.args(0).unwrap().selected().unwrap();
+    let variant = updated.work(0).unwrap().selected().unwrap();
     let stream = StreamRef::default_stream();
     for (wrong, named) in [
         (Mode::Verify, "the states"),

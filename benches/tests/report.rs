@@ -1,24 +1,24 @@
 //! What is made of timed rows: tables, the count against the peers, records, and what to select.
 
-use gated_delta::DType;
-use gated_delta::ops::StateLayout;
-use gated_delta::ops::recurrent::Formulation;
-use gated_delta_benches::cell::{Cell, Gate, Mode, Operator};
+use gated_delta::{DType, Formulation, StateLayout};
+use gated_delta_benches::cell::{Cell, Mode, Op};
 use gated_delta_benches::figures::draw_all;
+use gated_delta_benches::inputs::LOWER_BOUND;
 use gated_delta_benches::peers::Peers;
 use gated_delta_benches::record::{Csv, Row, Run, read};
 use gated_delta_benches::report::{Before, tables};
 use gated_delta_benches::shapes;
 use gated_delta_benches::suite;
 use gated_delta_benches::tune::advice;
+use gated_delta_harness::arguments::KdaDecay;
 use gated_delta_harness::timing::Micros;
 
 fn cell(batch: usize) -> Cell {
     Cell {
-        operator: Operator::GdnDecode,
+        op: Op::GdnDecode,
         mode: Mode::Update,
         formulation: Formulation::Recurrent,
-        gate: Gate::Log,
+        gate: KdaDecay::Log,
         model: shapes::GDN[0],
         dim: 128,
         batch,
@@ -122,7 +122,7 @@ fn the_best_peer_is_the_least_of_its_cell() {
     };
     assert_eq!(best(f32_state), Some(257.946)); // FLA's, before FlashInfer's two and Triton's
     let mtp = Cell {
-        operator: Operator::GdnMtp,
+        op: Op::GdnMtp,
         tokens: 8,
         ..cell(256)
     };
@@ -142,7 +142,7 @@ fn a_cell_counts_once_and_by_its_better_formulation() {
     let peers = Peers::recorded().unwrap();
     let theirs = |cell| peers.best(&row(cell, "tile16", 1.0)).unwrap().micros;
     let verify = Cell {
-        operator: Operator::GdnMtp,
+        op: Op::GdnMtp,
         mode: Mode::Verify,
         tokens: 8,
         ..cell(256)
@@ -173,9 +173,9 @@ fn a_record_is_read_as_it_was_written() {
     let path = std::env::temp_dir().join(format!("gated-delta-record-{}.csv", std::process::id()));
     let mut kda = row(
         Cell {
-            operator: Operator::KdaRecurrent,
+            op: Op::KdaRecurrent,
             mode: Mode::TokenSlots,
-            gate: Gate::LowerBound,
+            gate: KdaDecay::LowerBound(LOWER_BOUND),
             model: shapes::KDA[0],
             tokens: 4,
             cold: false,
