@@ -18,6 +18,20 @@ const LENGTH_BYTES: u64 = 8;
 /// Longest header that other readers take.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
+/// Bytes of a file that are shown where it is another one.
+const SHOWN_BYTES: u64 = 16;
+/// How files begin that are taken for safetensors files, and what they are.
+const OTHERS: [(&[u8], &str); 5] = [
+    (
+        b"PK\x03\x04",
+        "a zip archive, which torch.save and np.savez write",
+    ),
+    (b"\x80", "a pickle"),
+    (b"\x93NUMPY", "an npy array"),
+    (b"GGUF", "a GGUF file"),
+    (b"\x89HDF", "an HDF5 file"),
+];
+
 /// The header of a file.
 #[derive(Default, Deserialize, Serialize)]
 struct Header {
@@ -47,24 +61,25 @@ impl Reader {
             Error::file(path, format!("{what}: wanted {wanted}, got {got}"))
         };
         let file_bytes = about.len();
-        let Some(rest) = file_bytes.checked_sub(LENGTH_BYTES) else {
-            return Err(wrong(
-                "bytes of a safetensors file",
-                "at least 8".to_owned(),
-                file_bytes,
-            ));
+        let mut start = Vec::new();
+        let read = (&file).take(SHOWN_BYTES).read_to_end(&mut start);
+        read.map_err(io)?;
+        let header_bytes = match start.split_first_chunk() {
+            Some((length, [b'{', ..])) => u64::from_le_bytes(*length),
+            _ => return Err(Error::file(path, foreign(&start))),
         };
-        let mut length = [0; LENGTH_BYTES as usize];
-        file.read_exact(&mut length).map_err(io)?;
-        let header_bytes = u64::from_le_bytes(length);
-        let most = rest.min(MAX_HEADER_BYTES);
-        if header_bytes > most {
+        if header_bytes > MAX_HEADER_BYTES {
+            return Err(Error::file(path, foreign(&start)));
+        }
+        let rest = file_bytes.saturating_sub(LENGTH_BYTES);
+        if header_bytes > rest {
             return Err(wrong(
                 "bytes of the header",
-                format!("at most {most}"),
+                format!("at most {rest}, which the file has"),
                 header_bytes,
             ));
         }
+        file.seek(SeekFrom::Start(LENGTH_BYTES)).map_err(io)?;
         let mut text = vec![0; header_bytes as usize];
         file.read_exact(&mut text).map_err(io)?;
         let header: Header = serde_json::from_slice(&text)
@@ -127,6 +142,19 @@ impl Reader {
             .map_err(|error| wrong(error.to_string()))?;
         Ok(Some(tensor))
     }
+}
+
+/// What is wrong with a file that begins with `start`, where that is no length of a header and no header.
+fn foreign(start: &[u8]) -> String {
+    let other = OTHERS.iter().find(|(magic, _)| start.starts_with(magic));
+    let other = other.map_or_else(String::new, |(_, name)| format!(" ({name})"));
+    let got = match start {
+        [] => "an empty one".to_owned(),
+        _ => format!("one that begins with \"{}\"{other}", start.escape_ascii()),
+    };
+    format!(
+        "not a safetensors file: wanted one that begins with the 8 bytes of its header's length and a {{, got {got}"
+    )
 }
 
 impl Header {

@@ -33,18 +33,38 @@ fn files_that_lie_are_refused() {
     let mut longer = fixture.clone();
     longer.push(0);
     let cases: Vec<(&str, Vec<u8>)> = vec![
-        ("wanted at least 8, got 0", Vec::new()),
-        ("wanted at least 8, got 7", vec![0; 7]),
-        ("header: EOF", vec![0; 8]),
         (
-            "bytes of the header: wanted at most 0",
-            u64::MAX.to_le_bytes().to_vec(),
+            "not a safetensors file: wanted one that begins with the 8 bytes of its header's length and a {, got an empty one",
+            Vec::new(),
+        ),
+        (
+            r#"not a safetensors file: wanted one that begins with the 8 bytes of its header's length and a {, got one that begins with "\x00\x00"#,
+            vec![0; 7],
+        ),
+        ("not a safetensors file", vec![0; 8]),
+        ("header: EOF", [&0u64.to_le_bytes()[..], b"{}"].concat()),
+        ("not a safetensors file", u64::MAX.to_le_bytes().to_vec()),
+        (
+            "not a safetensors file",
+            [&u64::MAX.to_le_bytes()[..], b"{}"].concat(),
+        ),
+        (
+            r##"got one that begins with "# a text, and no""##,
+            b"# a text, and no more".to_vec(),
+        ),
+        (
+            "(a zip archive, which torch.save and np.savez write)",
+            b"PK\x03\x04 and what torch.save writes behind it".to_vec(),
         ),
         (
             "bytes of the header: wanted at most 2",
             [&9u64.to_le_bytes()[..], b"{}"].concat(),
         ),
-        ("header: expected ident", raw("not json", 0)),
+        (
+            r##"got one that begins with "\x08\x00\x00\x00\x00\x00\x00\x00not json""##,
+            raw("not json", 0),
+        ),
+        ("header: expected value", raw("{\"q\":}", 0)),
         (
             "header: invalid",
             [&4u64.to_le_bytes()[..], b"{\"\xff\""].concat(),
