@@ -1,6 +1,6 @@
 //! GDN MTP and recurrent KDA: what cannot be used is named, and nothing is written.
 
-use crate::command::{Contents, check, folder};
+use crate::command::{Contents, check, folder, run};
 use crate::recurrent::{commit, kda, mtp, packed, resume};
 use safetensors::tensor::Dtype;
 
@@ -160,6 +160,46 @@ fn tensors_that_contradict() {
             commit(&[1, 1]).with_floats("expected.o", &[1], &[0.0]),
         ),
     ]);
+}
+
+#[test]
+fn rows_of_bad_bounds() {
+    let folder = folder();
+    let cases = [
+        ("cu_seqlens[0]: wanted 0, got 2", packed(mtp(), &[2, 4, 8])),
+        (
+            "cu_seqlens[0]: wanted 0, got -1",
+            packed(mtp(), &[-1, 3, 8]),
+        ),
+        (
+            "cu_seqlens[3]: wanted 4..=8 (no less than the bound before, at most T = 4 more, within total = 8), got 99",
+            packed(four_slots(), &[0, 4, 4, 99]),
+        ),
+        (
+            "cu_seqlens[2]: wanted 5..=8",
+            packed(four_slots(), &[0, 5, 3, 8]),
+        ),
+        (
+            "cu_seqlens[2]: wanted 3..=7",
+            packed(mtp(), &[0, 3, 8]).with_metadata("max_tokens", "4"),
+        ),
+    ];
+    let output = folder.path().join("out");
+    for (part, contents) in cases {
+        let input = contents.write(&folder, "in");
+        for backend in ["sim", "reference"] {
+            check(&input, &["--backend", backend]).refused(part);
+            run(&input, &output, &["--backend", backend]).refused(part);
+        }
+    }
+    assert!(!output.exists());
+}
+
+/// With a pool of four slots.
+fn four_slots() -> Contents {
+    let (dtype, mut shape, data) = mtp().tensors["state"].clone();
+    shape[0] *= 2;
+    mtp().with("state", dtype, &shape, data.repeat(2))
 }
 
 #[test]
