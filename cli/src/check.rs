@@ -18,6 +18,9 @@ use crate::tensor::HostTensor;
 /// Runs a problem and compares the written parts of `o`, `state` and `snapshots` with `expected`, or with the
 /// reference where that has none; every other part has to be as it was, bit for bit.
 ///
+/// NaN on one side alone fails. NaN on both sides, or the same infinity, passes and is said in the line's result; a part
+/// that holds nothing else fails, since nothing was compared.
+///
 /// # Errors
 /// As [`Backend::run`]'s; [`Error::Input`] where the reference would be compared with itself alone.
 pub fn check(
@@ -89,6 +92,7 @@ pub fn check(
             "against",
             "rel. L2 error",
             "tolerance",
+            "not finite",
             "result",
         ],
         lines.rows,
@@ -198,17 +202,26 @@ impl Lines {
 
     fn compared(&mut self, name: &str, tensor: &HostTensor, source: &str, comparison: Comparison) {
         let tolerance = DType::from(tensor.dtype()).tolerance();
-        let problem = match &comparison.mismatch {
-            Some(mismatch) => Some(mismatch.clone()),
-            None if comparison.holds(tolerance) => None,
-            None => Some("above tolerance".to_owned()),
+        let Comparison { got, wanted, .. } = comparison;
+        let not_finite = match got == wanted {
+            true => got.to_string(),
+            false => format!("{got}; wanted {wanted}"),
+        };
+        let result = match comparison.failure(tolerance) {
+            None if comparison.agreed > 0 => Ok(format!("ok, but not finite on both sides: {got}")),
+            None => Ok("ok".to_owned()),
+            Some(problem) => Err(problem),
         };
         self.push(
             name,
             tensor,
             source,
-            [comparison.measured(), format!("{tolerance:.0e}")],
-            problem,
+            [
+                not_finite,
+                format!("{:.2e}", comparison.error),
+                format!("{tolerance:.0e}"),
+            ],
+            result,
         );
     }
 
@@ -217,8 +230,8 @@ impl Lines {
             name,
             tensor,
             "input",
-            ["".to_owned(), "exact".to_owned()],
-            problem,
+            ["", "exact", ""].map(str::to_owned),
+            problem.map_or(Ok("ok".to_owned()), Err),
         );
     }
 
@@ -227,15 +240,16 @@ impl Lines {
         name: &str,
         tensor: &HostTensor,
         source: &str,
-        [error, tolerance]: [String; 2],
-        problem: Option<String>,
+        [error, tolerance, not_finite]: [String; 3],
+        result: Result<String, String>,
     ) {
-        self.failed |= problem.is_some();
-        let result = problem.map_or("ok".to_owned(), |problem| format!("FAILED: {problem}"));
+        self.failed |= result.is_err();
+        let result = result.unwrap_or_else(|problem| format!("FAILED: {problem}"));
         self.rows.push(vec![
             name.to_owned(),
             tensor.dtype().to_string(),
             source.to_owned(),
+            not_finite,
             error,
             tolerance,
             result,

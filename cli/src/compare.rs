@@ -4,41 +4,77 @@ use std::fmt;
 
 use gated_delta_reference::compare::relative_error_of;
 
-/// The outcome of a comparison.
+/// The outcome of a comparison. NaN agrees with NaN and an infinity with the same one; they are counted, and agreement
+/// in nothing else is none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// The relative L2 error of the finite elements.
+    /// The relative L2 error of the elements that are finite on both sides.
     pub error: f64,
-    /// Elements that are NaN on both sides.
-    pub nans: usize,
     /// The first element that is NaN or infinite on one side and not so on the other, in words.
     pub mismatch: Option<String>,
+    /// What is not finite in the result.
+    pub got: NotFinite,
+    /// The same in what is wanted.
+    pub wanted: NotFinite,
+    /// Elements that are finite on both sides.
+    pub finite: usize,
+    /// Elements that agree, and are not finite.
+    pub agreed: usize,
+}
+
+/// Elements that are not finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NotFinite {
+    /// NaN of either sign.
+    pub nan: usize,
+    /// Infinities of either sign.
+    pub infinite: usize,
+}
+
+impl NotFinite {
+    fn count(&mut self, value: f64) {
+        self.nan += usize::from(value.is_nan());
+        self.infinite += usize::from(value.is_infinite());
+    }
+}
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.nan, self.infinite) {
+            (0, 0) => f.write_str("0"),
+            (nan, 0) => write!(f, "{nan} NaN"),
+            (0, infinite) => write!(f, "{infinite} inf"),
+            (nan, infinite) => write!(f, "{nan} NaN, {infinite} inf"),
+        }
+    }
 }
 
 impl Comparison {
-    /// Whether nothing is NaN or infinite that should not be, and the error is within `tolerance`.
+    /// What does not hold, if anything: an element that is NaN or infinite on one side alone, nothing that is finite on
+    /// both, or an error above `tolerance`.
     #[must_use]
-    pub fn holds(&self, tolerance: f64) -> bool {
-        self.mismatch.is_none() && self.error <= tolerance
+    pub fn failure(&self, tolerance: f64) -> Option<String> {
+        if self.mismatch.is_some() {
+            return self.mismatch.clone();
+        }
+        if self.agreed > 0 && self.finite == 0 {
+            return Some("NaN or inf on both sides in every element, nothing compared".to_owned());
+        }
+        (self.error > tolerance).then(|| "above tolerance".to_owned())
     }
 
-    /// The error, and how many elements are NaN on both sides.
+    /// Whether everything is finite, and the error within `tolerance`.
     #[must_use]
-    pub fn measured(&self) -> String {
-        match self.nans {
-            0 => format!("{:.2e}", self.error),
-            nans => format!("{:.2e}, beside {nans} NaN of both", self.error),
-        }
+    pub fn holds(&self, tolerance: f64) -> bool {
+        self.agreed == 0 && self.failure(tolerance).is_none()
     }
 
     /// The worse of two.
     #[must_use]
     pub fn worse(self, other: Self) -> Self {
-        let is_worse = match (&self.mismatch, &other.mismatch) {
-            (None, Some(_)) => true,
-            (Some(_), _) => false,
-            (None, None) => other.error.total_cmp(&self.error).is_gt(),
-        };
+        let rank = |of: &Self| (of.mismatch.is_some(), of.agreed);
+        let order = rank(&other).cmp(&rank(&self));
+        let is_worse = order.then(other.error.total_cmp(&self.error)).is_gt();
         if is_worse { other } else { self }
     }
 }
@@ -47,7 +83,8 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.mismatch {
             Some(mismatch) => f.write_str(mismatch),
-            None => f.write_str(&self.measured()),
+            None if self.agreed > 0 => write!(f, "{} on both sides", self.got),
+            None => write!(f, "{:.2e}", self.error),
         }
     }
 }
@@ -62,24 +99,25 @@ pub fn pairs<'a>(got: &'a [f64], wanted: &'a [f64]) -> impl Iterator<Item = (usi
 
 /// Compares [`pairs`] of a tensor of `dims`, or some of them.
 pub fn compare(elements: impl Iterator<Item = (usize, f64, f64)>, dims: &[usize]) -> Comparison {
-    let (mut nans, mut mismatch) = (0, None);
-    let error = relative_error_of(elements.filter_map(|(index, got, wanted)| {
+    let mut comparison = Comparison::default();
+    let finite = elements.filter_map(|(index, got, wanted)| {
+        comparison.got.count(got);
+        comparison.wanted.count(wanted);
         if got.is_finite() && wanted.is_finite() {
+            comparison.finite += 1;
             return Some((got, wanted));
         }
-        if got.is_nan() && wanted.is_nan() {
-            nans += 1;
-        } else if got != wanted && mismatch.is_none() {
-            let position = position(index, dims);
-            mismatch = Some(format!("{got} at {position:?}, wanted {wanted}"));
+        if got == wanted || got.is_nan() && wanted.is_nan() {
+            comparison.agreed += 1;
+        } else if comparison.mismatch.is_none() {
+            let at = position(index, dims);
+            comparison.mismatch = Some(format!("{got} at {at:?}, wanted {wanted}"));
         }
         None
-    }));
-    Comparison {
-        error,
-        nans,
-        mismatch,
-    }
+    });
+    let error = relative_error_of(finite);
+    comparison.error = error;
+    comparison
 }
 
 /// The position in a tensor of the element of that number.
@@ -133,9 +171,23 @@ mod tests {
         );
         assert!(!compared(&[1.0; 4], &[1.0, f64::NAN, 1.0, 1.0]).holds(1.0));
         assert_eq!(nan.clone().worse(compared(&[2.0; 4], &[1.0; 4])), nan);
-        let both = [f64::NAN, f64::INFINITY, 1.0, f64::NAN];
-        let same = compared(&both, &both);
-        assert!(same.holds(0.0) && same.nans == 2);
-        assert_eq!((nan.nans, compared(&[1.0; 4], &[1.0; 4]).nans), (0, 0));
+        assert_eq!(nan.got.to_string(), "1 NaN");
+    }
+
+    #[test]
+    fn what_is_not_finite_on_both_sides_is_counted_and_is_no_agreement_alone() {
+        let both = [f64::NAN, f64::INFINITY, 1.0, 1.0];
+        let comparison = compared(&both, &both);
+        assert_eq!(comparison.failure(0.0), None);
+        assert_eq!((comparison.agreed, comparison.finite), (2, 2));
+        assert_eq!(comparison.wanted.to_string(), "1 NaN, 1 inf");
+        assert!(!comparison.holds(1.0));
+        assert!(
+            compared(&[f64::NAN; 4], &[f64::NAN; 4])
+                .failure(1.0)
+                .is_some()
+        );
+        let finite = compared(&[1.0; 4], &[2.0; 4]);
+        assert_eq!(comparison.clone().worse(finite), comparison);
     }
 }

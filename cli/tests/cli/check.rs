@@ -313,6 +313,55 @@ fn nan_on_both_sides_is_counted() {
 
 #[test]
 fn garbage_in_slots_of_no_row_hides_nothing() {
+#[test]
+fn what_is_not_finite_on_both_sides_is_said_and_alone_fails() {
+    let folder = folder();
+    let sim = ["--backend", "sim"];
+    let fixture = || Contents::fixture(VLAST);
+    let v = fixture().floats("v");
+    let shape = fixture().tensors["v"].1.clone();
+    let head = shape[3];
+    let with_v = |v: &[f32]| {
+        let contents = fixture().without_expected().with_floats("v", &shape, v);
+        let output = folder.path().join("out");
+        run(&contents.write(&folder, "in"), &output, &sim).succeeds();
+        let out = Contents::read(&output);
+        let o = out.floats("o");
+        let state = out.tensors["state"].1.clone();
+        let contents = contents.with_floats("expected.o", &shape, &o).with_floats(
+            "expected.state",
+            &state,
+            &out.floats("state"),
+        );
+        (contents, o)
+    };
+
+    // A channel of one value head is NaN, in the kernel and in what is expected; so it is in the reference.
+    let mut one = v.clone();
+    one[head + 5] = f32::NAN;
+    let (contents, o) = with_v(&one);
+    assert_eq!(o.iter().filter(|o| o.is_nan()).count(), 1);
+    for contents in [contents.clone(), contents.clone().without_expected()] {
+        let stdout = check(&contents.write(&folder, "one"), &sim)
+            .succeeds()
+            .stdout;
+        let said = "ok, but not finite on both sides: 1 NaN |";
+        assert!(stdout.contains(said), "{stdout}");
+        let said = format!("ok, but not finite on both sides: {head} NaN |");
+        assert!(stdout.contains(&said), "{stdout}");
+    }
+    let nan = o.iter().position(|o| o.is_nan()).unwrap();
+    let file = contents.with_float_at("expected.o", nan, 0.0);
+    check(&file.write(&folder, "one side"), &sim).fails_the_check("NaN at");
+
+    // All are.
+    let (contents, _) = with_v(&vec![f32::NAN; v.len()]);
+    let file = contents.write(&folder, "all");
+    check(&file, &sim).fails_the_check("in every element, nothing compared");
+    let file = contents.without_expected().write(&folder, "all");
+    check(&file, &sim).fails_the_check("in every element, nothing compared");
+}
+
     let folder = folder();
     let fixture = Contents::fixture(VLAST);
     let (dtype, mut shape, mut data) = fixture.tensors["state"].clone();
