@@ -55,6 +55,16 @@ pub struct Outputs {
 }
 
 impl Outputs {
+    /// What the rows did, and the variant that ran: lines for stdout.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut text = format!("rows: {}\n", rows_in_words(&self.rows));
+        if let Some(variant) = self.variant {
+            text += &format!("variant: {}\n", variant.name());
+        }
+        text
+    }
+
     /// The tensors that a launch leaves behind.
     fn of(mut after: Problem, variant: Option<Entry>, rows: IndexReport) -> Result<Self, Error> {
         let state = after.tensors.remove("state");
@@ -66,6 +76,33 @@ impl Outputs {
             rows,
         })
     }
+}
+
+/// How many rows are active and inactive, and what else the indices leave out.
+fn rows_in_words(rows: &IndexReport) -> String {
+    /// Rows whose indices are shown.
+    const SHOWN: usize = 3;
+    let mut text = format!("{} active, {} inactive", rows.active, rows.inactive.len());
+    if !rows.inactive.is_empty() {
+        let shown = rows.inactive.iter().take(SHOWN);
+        let mut shown: Vec<String> = shown
+            .map(|row| format!("row {}: {} = {}", row.row, row.tensor, row.index))
+            .collect();
+        if rows.inactive.len() > SHOWN {
+            shown.push("…".to_owned());
+        }
+        text += &format!(" ({})", shown.join(", "));
+    }
+    for (count, what) in [
+        (rows.empty, "without a token"),
+        (rows.skipped_stores, "states of a token without a slot"),
+        (rows.unused_tokens, "tokens of no row"),
+    ] {
+        if count > 0 {
+            text += &format!(", {count} {what}");
+        }
+    }
+    text
 }
 
 impl Backend {

@@ -97,9 +97,7 @@ pub fn check(
         ],
         lines.rows,
     );
-    if let Some(variant) = outputs.variant {
-        text += &format!("variant: {}\n", variant.name());
-    }
+    text += &outputs.summary();
     Ok(Report {
         text,
         passed: !lines.failed,
@@ -217,9 +215,9 @@ impl Lines {
             tensor,
             source,
             [
-                not_finite,
                 format!("{:.2e}", comparison.error),
                 format!("{tolerance:.0e}"),
+                not_finite,
             ],
             result,
         );
@@ -249,9 +247,9 @@ impl Lines {
             name.to_owned(),
             tensor.dtype().to_string(),
             source.to_owned(),
-            not_finite,
             error,
             tolerance,
+            not_finite,
             result,
         ]);
     }

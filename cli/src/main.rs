@@ -133,10 +133,10 @@ fn run(cli: Cli) -> Result<Report, Error> {
             let output = file::output_path(&input, &output)?;
             let outputs = pick(how.backend)?.run(&problem, how.variant)?;
             file::write(&output, &problem, &outputs)?;
-            let text = outputs.variant.map_or_else(String::new, |variant| {
-                format!("variant: {}\n", variant.name())
-            });
-            Ok(Report { text, passed: true })
+            Ok(Report {
+                text: outputs.summary(),
+                passed: true,
+            })
         }
         Command::Check { input, how } => {
             let (problem, expected) = file::read_with_expected(&input)?;
