@@ -2,16 +2,17 @@
 
 use std::borrow::Cow;
 
-use gated_delta::{Entry, IndexReport};
+use gated_delta::{Entry, HeadMap, IndexReport, Options, StateLayout};
 use gated_delta_reference::compare::DType;
 
 use crate::Report;
-use crate::backend::Backend;
+use crate::backend::{Backend, Outputs};
 use crate::compare::{Comparison, compare, pairs};
 use crate::error::Error;
 use crate::file::Expected;
+use crate::metadata::head_map_name;
 use crate::problem::Problem;
-use crate::reference;
+use crate::reference::{self, Truth};
 use crate::table::table;
 use crate::tensor::HostTensor;
 
@@ -20,6 +21,8 @@ use crate::tensor::HostTensor;
 ///
 /// NaN on one side alone fails. NaN on both sides, or the same infinity, passes and is said in the line's result; a part
 /// that holds nothing else fails, since nothing was compared.
+///
+/// Where what the file expects does not hold, the report says which other state layout or head map it holds in.
 ///
 /// # Errors
 /// As [`Backend::run`]'s; [`Error::Input`] where the reference would be compared with itself alone.
@@ -50,41 +53,7 @@ pub fn check(
     let outputs = backend.run(problem, variant)?;
     let needs_truth = !is_reference && results.clone().any(|(_, expected)| expected.is_none());
     let truth = needs_truth.then(|| reference::truth(problem)).transpose()?;
-    let written = Written::of(problem, &outputs.rows);
-
-    let mut lines = Lines::default();
-    if let Some(after) = &outputs.o {
-        lines.result(Part {
-            name: "o",
-            unit: "token",
-            before: problem.tensor("o")?,
-            after,
-            written: &written.tokens,
-            expected: expected.o.as_ref(),
-            truth: truth.as_ref().map(|truth| truth.o.as_slice()),
-        });
-    }
-    if let Some(after) = &outputs.snapshots {
-        lines.result(Part {
-            name: "snapshots",
-            unit: "step",
-            before: problem.tensor("snapshots")?,
-            after,
-            written: &written.steps,
-            expected: expected.snapshots.as_ref(),
-            truth: truth.as_ref().and_then(|truth| truth.snapshots.as_deref()),
-        });
-    }
-    lines.result(Part {
-        name: "state",
-        unit: "slot",
-        before: problem.tensor("state")?,
-        after: &outputs.state,
-        written: &written.slots,
-        expected: expected.state.as_ref(),
-        truth: truth.as_ref().map(|truth| truth.pool.as_slice()),
-    });
-
+    let lines = Lines::of(problem, &outputs, expected, truth.as_ref())?;
     let mut text = table(
         &[
             "tensor",
@@ -98,10 +67,52 @@ pub fn check(
         lines.rows,
     );
     text += &outputs.summary();
+    if lines.failed && results.clone().any(|(_, expected)| expected.is_some()) {
+        text += &format!("{}\n", readings(problem, expected));
+    }
     Ok(Report {
         text,
         passed: !lines.failed,
     })
+}
+
+/// Whether the file's tensors, read in another state layout or with another head map, hold what it expects: in words.
+/// What is computed is the reference's.
+fn readings(problem: &Problem, expected: &Expected) -> String {
+    let Options {
+        state_layout,
+        head_map,
+        ..
+    } = problem.options;
+    let other_layout = match state_layout {
+        StateLayout::KLast => StateLayout::VLast,
+        StateLayout::VLast => StateLayout::KLast,
+    };
+    let other_map = match head_map {
+        HeadMap::Grouped => HeadMap::Tiled,
+        HeadMap::Tiled => HeadMap::Grouped,
+    };
+    let others = [
+        (other_layout, head_map),
+        (state_layout, other_map),
+        (other_layout, other_map),
+    ];
+    let mut fitting = others.into_iter().filter_map(|(layout, map)| {
+        let mut other = problem.clone();
+        other.options = other.options.state_layout(layout).head_map(map);
+        let outputs = Backend::Reference.run(&other, None).ok()?;
+        let lines = Lines::of(&other, &outputs, expected, None).ok()?;
+        let changed = [
+            (layout != state_layout).then(|| format!("state_layout = {layout}")),
+            (map != head_map).then(|| format!("head_map = {}", head_map_name(map))),
+        ];
+        let changed: Vec<String> = changed.into_iter().flatten().collect();
+        (!lines.failed).then(|| changed.join(" and "))
+    });
+    match fitting.next() {
+        Some(changed) => format!("with {changed} all that the file expects would hold"),
+        None => "no other state_layout or head_map would hold what the file expects".to_owned(),
+    }
 }
 
 /// Whether each unit of a result is written.
@@ -159,6 +170,49 @@ struct Lines {
 }
 
 impl Lines {
+    /// Of the outputs of a problem.
+    fn of(
+        problem: &Problem,
+        outputs: &Outputs,
+        expected: &Expected,
+        truth: Option<&Truth>,
+    ) -> Result<Self, Error> {
+        let written = Written::of(problem, &outputs.rows);
+        let mut lines = Self::default();
+        if let Some(after) = &outputs.o {
+            lines.result(Part {
+                name: "o",
+                unit: "token",
+                before: problem.tensor("o")?,
+                after,
+                written: &written.tokens,
+                expected: expected.o.as_ref(),
+                truth: truth.map(|truth| truth.o.as_slice()),
+            });
+        }
+        if let Some(after) = &outputs.snapshots {
+            lines.result(Part {
+                name: "snapshots",
+                unit: "step",
+                before: problem.tensor("snapshots")?,
+                after,
+                written: &written.steps,
+                expected: expected.snapshots.as_ref(),
+                truth: truth.and_then(|truth| truth.snapshots.as_deref()),
+            });
+        }
+        lines.result(Part {
+            name: "state",
+            unit: "slot",
+            before: problem.tensor("state")?,
+            after: &outputs.state,
+            written: &written.slots,
+            expected: expected.state.as_ref(),
+            truth: truth.map(|truth| truth.pool.as_slice()),
+        });
+        Ok(lines)
+    }
+
     /// A line for what is written, and one for the rest, where there is such.
     fn result(&mut self, part: Part<'_>) {
         let Part {

@@ -32,6 +32,7 @@ enum Gate {
     LowerBound,
 }
 
+const HEAD_MAPS: [(&str, HeadMap); 2] = [("grouped", HeadMap::Grouped), ("tiled", HeadMap::Tiled)];
 const GDN_GATES: &[(&str, Gate)] = &[("raw", Gate::Raw), ("given", Gate::Given)];
 const KDA_GATES: &[(&str, Gate)] = &[
     ("log", Gate::Log),
@@ -89,10 +90,7 @@ impl Metadata {
                 ];
                 options.state_layout = one_of(key, value, &layouts)?;
             }
-            "head_map" => {
-                let maps = [("grouped", HeadMap::Grouped), ("tiled", HeadMap::Tiled)];
-                options.head_map = one_of(key, value, &maps)?;
-            }
+            "head_map" => options.head_map = one_of(key, value, &HEAD_MAPS)?,
             "formulation" => {
                 let formulations = [
                     ("recurrent", Formulation::Recurrent),
@@ -186,6 +184,14 @@ impl Metadata {
             (Some(Gate::Log | Gate::Raw | Gate::Given), None) => KdaDecay::Log,
         };
         Ok(GateKind::Kda(decay, self.beta))
+    }
+}
+
+/// What `head_map` says.
+pub(crate) fn head_map_name(map: HeadMap) -> &'static str {
+    match map {
+        HeadMap::Grouped => HEAD_MAPS[0].0,
+        HeadMap::Tiled => HEAD_MAPS[1].0,
     }
 }
 

@@ -314,6 +314,44 @@ fn nan_on_both_sides_is_counted() {
 }
 
 #[test]
+fn a_failed_check_says_what_would_hold() {
+    let folder = folder();
+    let sim = ["--backend", "sim"];
+    let failed = |contents: Contents, said: &str| {
+        let file = contents.write(&folder, "in");
+        for backend in ["sim", "reference"] {
+            check(&file, &["--backend", backend]).fails_the_check(said);
+        }
+    };
+    let fixture = || Contents::fixture(VLAST);
+    let layout = "with state_layout = v_last all that the file expects would hold\n";
+    failed(fixture().with_metadata("state_layout", "k_last"), layout);
+    let neither = "no other state_layout or head_map would hold what the file expects\n";
+    failed(fixture().with_float_at("expected.o", 7, 1e3), neither);
+    let expected = |contents: Contents| {
+        let output = folder.path().join("out");
+        run(&contents.write(&folder, "in"), &output, &sim).succeeds();
+        let out = Contents::read(&output);
+        out.tensors.keys().fold(contents, |contents, name| {
+            let shape = &out.tensors[name].1;
+            contents.with_floats(&format!("expected.{name}"), shape, &out.floats(name))
+        })
+    };
+    let pool = || Contents::fixture(POOL).without_expected();
+    let tiled = expected(pool().with_metadata("head_map", "tiled"));
+    failed(
+        tiled.clone().with_metadata("head_map", "grouped"),
+        "with head_map = tiled all that",
+    );
+    failed(
+        tiled
+            .with_metadata("head_map", "grouped")
+            .with_metadata("state_layout", "v_last"),
+        "with state_layout = k_last and head_map = tiled all that",
+    );
+}
+
+#[test]
 fn what_is_not_finite_on_both_sides_is_said_and_alone_fails() {
     let folder = folder();
     let sim = ["--backend", "sim"];
