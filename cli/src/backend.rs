@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use gated_delta::{Entry, IndexReport, Library, StreamRef};
+use gated_delta::{Entry, InactiveRow, IndexReport, Library, StreamRef};
+use serde_json::{Value, json};
 
 use crate::cuda::Cuda;
 use crate::error::Error;
@@ -65,6 +66,22 @@ impl Outputs {
         text
     }
 
+    /// The same for programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "rows": {
+                "count": self.rows.rows,
+                "active": self.rows.active,
+                "inactive": Value::from_iter(self.rows.inactive.iter().map(inactive_row)),
+                "empty": self.rows.empty,
+                "skipped_stores": self.rows.skipped_stores,
+                "unused_tokens": self.rows.unused_tokens,
+            },
+            "variant": self.variant.map(|variant| variant.name()),
+        })
+    }
+
     /// The tensors that a launch leaves behind.
     fn of(mut after: Problem, variant: Option<Entry>, rows: IndexReport) -> Result<Self, Error> {
         let state = after.tensors.remove("state");
@@ -76,6 +93,11 @@ impl Outputs {
             rows,
         })
     }
+}
+
+/// A row by its number, and the index that makes it inactive.
+fn inactive_row(row: &InactiveRow) -> Value {
+    json!({ "row": row.row, "tensor": row.tensor, "index": row.index })
 }
 
 /// How many rows are active and inactive, and what else the indices leave out.

@@ -4,13 +4,14 @@ use std::borrow::Cow;
 
 use gated_delta::{Entry, HeadMap, IndexReport, Options, StateLayout};
 use gated_delta_reference::compare::DType;
+use serde_json::{Value, json};
 
 use crate::Report;
 use crate::backend::{Backend, Outputs};
 use crate::compare::{Comparison, compare, pairs};
 use crate::error::Error;
 use crate::file::Expected;
-use crate::metadata::head_map_name;
+use crate::metadata::{head_map_name, state_layout_name};
 use crate::problem::Problem;
 use crate::reference::{self, Truth};
 use crate::table::table;
@@ -67,18 +68,43 @@ pub fn check(
         lines.rows,
     );
     text += &outputs.summary();
+    let mut json = outputs.json();
+    json["passed"] = json!(!lines.failed);
+    json["results"] = json!(lines.json);
     if lines.failed && results.clone().any(|(_, expected)| expected.is_some()) {
-        text += &format!("{}\n", readings(problem, expected));
+        let fitting = fitting_options(problem, expected);
+        text += &match &fitting {
+            Some(fitting) => {
+                let options = fitting
+                    .iter()
+                    .map(|(key, value)| format!("{key} = {value}"));
+                let options: Vec<_> = options.collect();
+                let options = options.join(" and ");
+                format!("with {options} all that the file expects would hold\n")
+            }
+            None => "no other state_layout or head_map would hold what the file expects\n".into(),
+        };
+        json["would_hold_with"] = fitting.map_or(Value::Null, |fitting| {
+            Value::from_iter(
+                fitting
+                    .into_iter()
+                    .map(|(key, value)| (key, Value::from(value))),
+            )
+        });
     }
     Ok(Report {
         text,
+        json,
         passed: !lines.failed,
     })
 }
 
-/// Whether the file's tensors, read in another state layout or with another head map, hold what it expects: in words.
-/// What is computed is the reference's.
-fn readings(problem: &Problem, expected: &Expected) -> String {
+/// The state layout or head map, or both, with which the reference's results of the file's tensors would hold what it
+/// expects: the keys that are to change, and to what.
+fn fitting_options(
+    problem: &Problem,
+    expected: &Expected,
+) -> Option<Vec<(&'static str, &'static str)>> {
     let Options {
         state_layout,
         head_map,
@@ -97,22 +123,17 @@ fn readings(problem: &Problem, expected: &Expected) -> String {
         (state_layout, other_map),
         (other_layout, other_map),
     ];
-    let mut fitting = others.into_iter().filter_map(|(layout, map)| {
+    others.into_iter().find_map(|(layout, map)| {
         let mut other = problem.clone();
         other.options = other.options.state_layout(layout).head_map(map);
         let outputs = Backend::Reference.run(&other, None).ok()?;
         let lines = Lines::of(&other, &outputs, expected, None).ok()?;
         let changed = [
-            (layout != state_layout).then(|| format!("state_layout = {layout}")),
-            (map != head_map).then(|| format!("head_map = {}", head_map_name(map))),
+            (layout != state_layout).then(|| ("state_layout", state_layout_name(layout))),
+            (map != head_map).then(|| ("head_map", head_map_name(map))),
         ];
-        let changed: Vec<String> = changed.into_iter().flatten().collect();
-        (!lines.failed).then(|| changed.join(" and "))
-    });
-    match fitting.next() {
-        Some(changed) => format!("with {changed} all that the file expects would hold"),
-        None => "no other state_layout or head_map would hold what the file expects".to_owned(),
-    }
+        (!lines.failed).then(|| changed.into_iter().flatten().collect())
+    })
 }
 
 /// Whether each unit of a result is written.
@@ -166,6 +187,7 @@ struct Part<'a> {
 #[derive(Default)]
 struct Lines {
     rows: Vec<Vec<String>>,
+    json: Vec<Value>,
     failed: bool,
 }
 
@@ -264,6 +286,12 @@ impl Lines {
             None => Ok("ok".to_owned()),
             Some(problem) => Err(problem),
         };
+        let json = json!({
+            "error": comparison.error,
+            "tolerance": tolerance,
+            "not_finite": { "nan": got.nan, "inf": got.infinite },
+            "wanted_not_finite": { "nan": wanted.nan, "inf": wanted.infinite },
+        });
         self.push(
             name,
             tensor,
@@ -273,6 +301,7 @@ impl Lines {
                 format!("{tolerance:.0e}"),
                 not_finite,
             ],
+            json,
             result,
         );
     }
@@ -283,6 +312,7 @@ impl Lines {
             tensor,
             "input",
             ["", "exact", ""].map(str::to_owned),
+            json!({}),
             problem.map_or(Ok("ok".to_owned()), Err),
         );
     }
@@ -293,9 +323,21 @@ impl Lines {
         tensor: &HostTensor,
         source: &str,
         [error, tolerance, not_finite]: [String; 3],
+        mut json: Value,
         result: Result<String, String>,
     ) {
         self.failed |= result.is_err();
+        let (whole, part) = match name.split_once(", ") {
+            Some((whole, part)) => (whole, Some(part)),
+            None => (name, None),
+        };
+        json["tensor"] = json!(whole);
+        json["part"] = json!(part);
+        json["dtype"] = json!(tensor.dtype().to_string());
+        json["against"] = json!(source);
+        json["passed"] = json!(result.is_ok());
+        json["result"] = json!(result.as_ref().unwrap_or_else(|problem| problem));
+        self.json.push(json);
         let result = result.unwrap_or_else(|problem| format!("FAILED: {problem}"));
         self.rows.push(vec![
             name.to_owned(),

@@ -6,6 +6,7 @@ mod session;
 use gated_delta::{DType, StateLayout};
 use gated_delta_reference::compare::DType as Stored;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
 
 use crate::backend::Backend;
 use crate::error::Error;
@@ -59,7 +60,7 @@ impl Demo {
             Backend::Cuda(cuda) => Some(Timer::new(cuda)?),
             _ => None,
         };
-        let mut rows = Vec::new();
+        let (mut rows, mut outcomes) = (Vec::new(), Vec::new());
         let mut passed = true;
         for dtype in cases {
             bar.set_message(format!("{dtype} state"));
@@ -73,7 +74,13 @@ impl Demo {
                 let holds = outcome.o.holds(Stored::Bf16.tolerance())
                     && outcome.state.holds(Stored::from(dtype).tolerance());
                 passed &= holds;
-                rows.push(self.row(pool, &outcome, holds, timer.as_ref())?);
+                let timing = match &timer {
+                    Some(timer) if holds => Some(timer.time(&outcome.last)?),
+                    _ => None,
+                };
+                let copy = timer.as_ref().map(Timer::copy_gb_per_second);
+                rows.push(self.row(pool, &outcome, holds, copy.map(|copy| (copy, timing))));
+                outcomes.push(case(pool, &outcome, holds, timing));
             }
         }
         bar.finish_and_clear();
@@ -104,7 +111,18 @@ impl Demo {
             "verify, resume: {DRAFTS} drafts per row are verified and no state is written; a random prefix is accepted; \
              one launch commits it and verifies the next {DRAFTS}\n"
         );
-        Ok(Report { text, passed })
+        let json = json!({
+            "model": model,
+            "heads": heads,
+            "value_heads": value_heads,
+            "dim": dim,
+            "batch": self.batch,
+            "backend": backend.to_string(),
+            "copy_gb_per_second": timer.as_ref().map(Timer::copy_gb_per_second),
+            "cases": outcomes,
+            "passed": passed,
+        });
+        Ok(Report { text, json, passed })
     }
 
     /// A line of the table.
@@ -113,8 +131,8 @@ impl Demo {
         pool: Pool,
         outcome: &Outcome,
         holds: bool,
-        timer: Option<&Timer<'_>>,
-    ) -> Result<Vec<String>, Error> {
+        timing: Option<(f64, Option<Timing>)>,
+    ) -> Vec<String> {
         let mut row = vec![
             pool.dtype.to_string(),
             pool.layout.to_string(),
@@ -127,13 +145,27 @@ impl Demo {
             outcome.o.to_string(),
             outcome.state.to_string(),
         ];
-        if let Some(timer) = timer {
-            let timing = holds.then(|| timer.time(&outcome.last)).transpose()?;
-            row.extend(timing_cells(timer.copy_gb_per_second(), timing));
+        if let Some((copy, timing)) = timing {
+            row.extend(timing_cells(copy, timing));
         }
         row.push(if holds { "ok" } else { "FAILED" }.to_owned());
-        Ok(row)
+        row
     }
+}
+
+/// The same for programs.
+fn case(pool: Pool, outcome: &Outcome, holds: bool, timing: Option<Timing>) -> Value {
+    json!({
+        "state": pool.dtype.to_string(),
+        "state_layout": pool.layout.to_string(),
+        "steps": outcome.steps,
+        "variant": outcome.variant.map(|variant| variant.name()),
+        "error_of_o": outcome.o.error,
+        "error_of_state": outcome.state.error,
+        "micros": timing.map(|timing| timing.micros),
+        "gb_per_second": timing.map(|timing| timing.gb_per_second),
+        "passed": holds,
+    })
 }
 
 fn default_steps(backend: &Backend) -> usize {

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use gated_delta::driver::{Context, Device, attribute, driver};
 use gated_delta::{DType, Entry, KernelResources, Library, StateLayout};
 use gated_delta_harness::arguments::Operator;
+use serde_json::{Value, json};
 
+use crate::Report;
 use crate::error::Error;
 use crate::model::{LAYERS, Layer, Pool};
 use crate::op::Op;
@@ -25,44 +27,78 @@ const STATES: [(DType, StateLayout); 4] = [
     (DType::F32, StateLayout::VLast),
 ];
 
-/// The text of `info`. Without a GPU it says so and leaves out what the driver's compiler would know.
+/// What `info` says. Without a GPU it says so and leaves out what the driver's compiler would know.
 ///
 /// # Errors
 /// [`Error::Library`] where there is a GPU, and it fails or takes no kernel.
-pub fn info() -> Result<String, Error> {
-    let mut text = format!("gated-delta {}\n", env!("CARGO_PKG_VERSION"));
-    let resources = match Device::get(0) {
+pub fn info() -> Result<Report, Error> {
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    let mut text = format!("gated-delta {VERSION}\n");
+    let (device, resources) = match Device::get(0) {
         Ok(device) => {
-            text += &about(device)?;
-            resources(&Library::new(&Context::primary(device)?))?
+            let (about, json) = about(device)?;
+            text += &about;
+            let library = Library::new(&Context::primary(device)?);
+            (json, resources(&library)?)
         }
         Err(error) => {
             text += &format!("device: none ({error})\n");
-            BTreeMap::new()
+            (Value::Null, BTreeMap::new())
         }
     };
     text += "\nKernels; registers and bytes of local memory as compiled for H = 16, HV = 32, KDA for H = HV = 32:\n";
     text += &kernels(&resources);
     text += &format!("\nVariant by batch size, with {TOKENS} tokens per row but in a decode:\n");
-    text += &variants()?;
-    Ok(text)
+    let (table, variants) = variants()?;
+    text += &table;
+    let kernel = |entry: &Entry| {
+        let compiled = resources.get(entry);
+        json!({
+            "entry": entry.name(),
+            "threads": entry.block(),
+            "shared_bytes": entry.shared_bytes(),
+            "shared_bytes_per_token": entry.shared_bytes_per_token(),
+            "registers": compiled.map(|compiled| compiled.registers),
+            "local_bytes": compiled.map(|compiled| compiled.local_bytes),
+        })
+    };
+    let json = json!({
+        "version": VERSION,
+        "device": device,
+        "kernels": Value::from_iter(Entry::ALL.iter().map(kernel)),
+        "variants": variants,
+    });
+    Ok(Report {
+        text,
+        json,
+        passed: true,
+    })
 }
 
-fn about(device: Device) -> Result<String, Error> {
+fn about(device: Device) -> Result<(String, Value), Error> {
     let (major, minor) = device.compute_capability()?;
     let attribute = |which| Ok::<_, Error>(device.attribute(which)?);
     let mut version = 0;
     // SAFETY: `version` is written.
     unsafe { driver()?.driver_get_version(&raw mut version) }?;
-    Ok(format!(
-        "device: {}, sm_{major}{minor}, {} multiprocessors, {:.1} GiB, {} MiB of L2\ndriver: CUDA {}.{}\n",
-        device.name()?,
-        attribute(attribute::MULTIPROCESSOR_COUNT)?,
-        device.total_memory()? as f64 / f64::from(1 << 30),
-        attribute(attribute::L2_CACHE_SIZE)? >> 20,
-        version / 1000,
-        version % 1000 / 10,
-    ))
+    let name = device.name()?;
+    let multiprocessors = attribute(attribute::MULTIPROCESSOR_COUNT)?;
+    let (memory, l2) = (device.total_memory()?, attribute(attribute::L2_CACHE_SIZE)?);
+    let cuda = format!("{}.{}", version / 1000, version % 1000 / 10);
+    let text = format!(
+        "device: {name}, sm_{major}{minor}, {multiprocessors} multiprocessors, {:.1} GiB, {} MiB of L2\ndriver: CUDA {cuda}\n",
+        memory as f64 / f64::from(1 << 30),
+        l2 >> 20,
+    );
+    let json = json!({
+        "name": name,
+        "compute_capability": [major, minor],
+        "multiprocessors": multiprocessors,
+        "memory_bytes": memory,
+        "l2_bytes": l2,
+        "driver_cuda": cuda,
+    });
+    Ok((text, json))
 }
 
 /// Registers and memory of the variants, compiled for one layer of each kind; for K = V = 64 as well.
@@ -124,16 +160,15 @@ fn shared_bytes(entry: Entry) -> String {
     }
 }
 
-fn variants() -> Result<String, Error> {
-    let mut rows = Vec::new();
+/// A table of the selected variants, and each of them by itself.
+fn variants() -> Result<(String, Vec<Value>), Error> {
+    let (mut rows, mut all) = (Vec::new(), Vec::new());
     for (model, layer) in LAYERS {
         for tokens in tokens(layer) {
             for state in STATES {
-                let mut row = vec![
-                    Op::of(layer.gates.operator(), *tokens).name().to_owned(),
-                    model.to_owned(),
-                    format!("{} {}", state.0, state.1),
-                ];
+                let op = Op::of(layer.gates.operator(), *tokens).name();
+                let (dtype, layout) = (state.0.to_string(), state.1.to_string());
+                let mut row = vec![op.to_owned(), model.to_owned(), format!("{dtype} {layout}")];
                 for batch in BATCHES {
                     let problem = one_slot(layer, batch, *tokens, state)?;
                     let work = problem.arguments(&problem.views()?)?.work()?;
@@ -141,6 +176,15 @@ fn variants() -> Result<String, Error> {
                     let dims = format!("_k{}_", layer.dim);
                     let tile = name.split_once(&dims).map_or(name, |(_, tile)| tile);
                     row.push(tile.to_owned());
+                    all.push(json!({
+                        "op": op,
+                        "model": model,
+                        "state": dtype,
+                        "state_layout": layout,
+                        "tokens": tokens,
+                        "batch": batch,
+                        "variant": name,
+                    }));
                 }
                 rows.push(row);
             }
@@ -151,7 +195,7 @@ fn variants() -> Result<String, Error> {
         .into_iter()
         .chain(batches.iter().map(String::as_str))
         .collect();
-    Ok(table(&headings, rows))
+    Ok((table(&headings, rows), all))
 }
 
 /// Arguments of a layer with little memory behind them.

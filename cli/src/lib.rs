@@ -23,6 +23,8 @@ pub mod timing;
 
 use std::io::Write;
 
+use serde_json::Value;
+
 pub use backend::{Backend, Choice, Outputs};
 pub use error::Error;
 pub use problem::Problem;
@@ -33,6 +35,8 @@ pub use tensor::HostTensor;
 pub struct Report {
     /// Lines for stdout.
     pub text: String,
+    /// The same for programs, an object.
+    pub json: Value,
     /// False where a check failed.
     pub passed: bool,
 }

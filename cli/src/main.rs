@@ -10,6 +10,7 @@ use gated_delta::Entry;
 use gated_delta_cli::demo::Demo;
 use gated_delta_cli::model::Model;
 use gated_delta_cli::{Backend, Choice, Error, Report, check, file, info, note};
+use serde_json::json;
 
 /// GPU kernels of the gated delta rule: check a layer dumped from another framework, run it, have a first look.
 #[derive(Parser)]
@@ -19,6 +20,9 @@ struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     demo: DemoArgs,
+    /// Print an object of JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Subcommand)]
@@ -94,8 +98,10 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
+    let as_json = cli.json;
     let (report, exit_code) = match run(cli) {
-        Ok(Report { text, passed }) => (text, u8::from(!passed)),
+        Ok(Report { json, passed, .. }) if as_json => (format!("{json:#}\n"), u8::from(!passed)),
+        Ok(Report { text, passed, .. }) => (text, u8::from(!passed)),
         Err(error) => {
             complain(&one_line(&error.to_string()));
             return ExitCode::from(error.exit_code());
@@ -133,8 +139,11 @@ fn run(cli: Cli) -> Result<Report, Error> {
             let output = file::output_path(&input, &output)?;
             let outputs = pick(how.backend)?.run(&problem, how.variant)?;
             file::write(&output, &problem, &outputs)?;
+            let mut json = outputs.json();
+            json["output"] = json!(output.to_string_lossy());
             Ok(Report {
                 text: outputs.summary(),
+                json,
                 passed: true,
             })
         }
@@ -142,10 +151,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
             let (problem, expected) = file::read_with_expected(&input)?;
             check::check(&pick(how.backend)?, &problem, &expected, how.variant)
         }
-        Command::Info => Ok(Report {
-            text: info::info()?,
-            passed: true,
-        }),
+        Command::Info => info::info(),
     }
 }
 

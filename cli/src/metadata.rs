@@ -32,6 +32,10 @@ enum Gate {
     LowerBound,
 }
 
+const STATE_LAYOUTS: [(&str, StateLayout); 2] = [
+    ("k_last", StateLayout::KLast),
+    ("v_last", StateLayout::VLast),
+];
 const HEAD_MAPS: [(&str, HeadMap); 2] = [("grouped", HeadMap::Grouped), ("tiled", HeadMap::Tiled)];
 const GDN_GATES: &[(&str, Gate)] = &[("raw", Gate::Raw), ("given", Gate::Given)];
 const KDA_GATES: &[(&str, Gate)] = &[
@@ -84,11 +88,7 @@ impl Metadata {
         match key {
             "op" => {}
             "state_layout" => {
-                let layouts = [
-                    ("k_last", StateLayout::KLast),
-                    ("v_last", StateLayout::VLast),
-                ];
-                options.state_layout = one_of(key, value, &layouts)?;
+                options.state_layout = one_of(key, value, &STATE_LAYOUTS)?;
             }
             "head_map" => options.head_map = one_of(key, value, &HEAD_MAPS)?,
             "formulation" => {
@@ -184,6 +184,14 @@ impl Metadata {
             (Some(Gate::Log | Gate::Raw | Gate::Given), None) => KdaDecay::Log,
         };
         Ok(GateKind::Kda(decay, self.beta))
+    }
+}
+
+/// What `state_layout` says.
+pub(crate) fn state_layout_name(layout: StateLayout) -> &'static str {
+    match layout {
+        StateLayout::KLast => STATE_LAYOUTS[0].0,
+        StateLayout::VLast => STATE_LAYOUTS[1].0,
     }
 }
 

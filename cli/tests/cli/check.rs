@@ -1,8 +1,9 @@
 //! `check` and `run`: known answers, round trips, failed checks.
 
-use crate::command::{Contents, check, fixture_path, folder, gated_delta, run};
+use crate::command::{Contents, Ran, check, fixture_path, folder, gated_delta, run};
 use gated_delta_cli::{Backend, Choice};
 use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
 
 const POOL: &str = "gdn_decode_bf16_pool";
 const VLAST: &str = "gdn_decode_f32_vlast";
@@ -450,6 +451,55 @@ fn the_demo_checks_a_layer() {
         );
     }
     gated_delta(&["demo", "--backend", "reference"]).refused("reference");
+}
+
+#[test]
+fn every_command_speaks_json() {
+    let folder = folder();
+    let json = |ran: Ran| -> Value { serde_json::from_str(&ran.stdout).unwrap() };
+    let sim = ["--backend", "sim", "--json"];
+    let slots = [2i32, -1, 3].into_iter().flat_map(i32::to_le_bytes);
+    let contents = Contents::fixture(POOL).without_expected().with(
+        "read_slots",
+        Dtype::I32,
+        &[3],
+        slots.collect(),
+    );
+    let input = contents.write(&folder, "in");
+    let said = json(check(&input, &sim).succeeds());
+    assert_eq!(said["passed"], true);
+    let inactive = json!([{ "row": 1, "tensor": "read_slots", "index": -1 }]);
+    assert_eq!(said["rows"]["inactive"], inactive);
+    assert_eq!(said["rows"]["active"], 2);
+    assert_eq!(said["results"][0]["tensor"], "o");
+    assert_eq!(said["results"][1]["part"], "written slots");
+    assert!(said["results"][0]["error"].as_f64().unwrap() > 0.0);
+    assert!(said["variant"].as_str().unwrap().starts_with("gdn_decode_"));
+
+    let output = folder.path().join("out");
+    let said = json(run(&input, &output, &sim).succeeds());
+    assert_eq!(said["rows"]["inactive"], inactive);
+    assert!(said["output"].as_str().unwrap().ends_with("/out"));
+
+    let wrong = Contents::fixture(VLAST).with_metadata("state_layout", "k_last");
+    let ran = check(&wrong.write(&folder, "wrong"), &sim);
+    assert_eq!(ran.code, Some(1));
+    let said = json(ran);
+    assert_eq!(said["passed"], false);
+    assert_eq!(said["would_hold_with"], json!({ "state_layout": "v_last" }));
+    assert_eq!(said["results"][0]["passed"], false);
+
+    let said = json(gated_delta(&["info", "--json"]).succeeds());
+    let kernels = said["kernels"].as_array().unwrap();
+    assert_eq!(kernels.len(), gated_delta::Entry::ALL.len());
+    assert_eq!(said["device"].is_null(), !gpu());
+
+    let demo = ["demo", "--batch", "1", "--steps", "1"];
+    let said = json(gated_delta(&[&demo[..], &sim].concat()).succeeds());
+    assert_eq!(said["cases"].as_array().unwrap().len(), 4);
+    assert_eq!(said["cases"][0]["passed"], true);
+    let said = json(gated_delta(&[&demo[1..], &sim].concat()).succeeds());
+    assert_eq!(said["model"], "qwen3-next");
 }
 
 #[test]
