@@ -1,6 +1,6 @@
 //! The `gated-delta` command. Exit status: 0 fine, 1 a check failed, 2 bad input, with one line on stderr.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -11,6 +11,9 @@ use gated_delta_cli::demo::Demo;
 use gated_delta_cli::model::Model;
 use gated_delta_cli::{Backend, Choice, Error, Report, check, file, info, note};
 use serde_json::json;
+
+/// How errors and failures look.
+const ERROR: Style = AnsiColor::Red.on_default().bold();
 
 /// GPU kernels of the gated delta rule: check a layer dumped from another framework, run it, have a first look.
 #[derive(Parser)]
@@ -101,13 +104,13 @@ fn main() -> ExitCode {
     let as_json = cli.json;
     let (report, exit_code) = match run(cli) {
         Ok(Report { json, passed, .. }) if as_json => (format!("{json:#}\n"), u8::from(!passed)),
-        Ok(Report { text, passed, .. }) => (text, u8::from(!passed)),
+        Ok(Report { text, passed, .. }) => (coloured(&text), u8::from(!passed)),
         Err(error) => {
             complain(&one_line(&error.to_string()));
             return ExitCode::from(error.exit_code());
         }
     };
-    match io::stdout().lock().write_all(report.as_bytes()) {
+    match anstream::stdout().lock().write_all(report.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             complain(&format!("stdout: {error}"));
             ExitCode::from(2)
@@ -162,9 +165,13 @@ fn pick(choice: Choice) -> Result<Backend, Error> {
     Ok(backend)
 }
 
+/// With what failed in colour; whoever writes it takes the colours out where that is no terminal, or nobody wants them.
+fn coloured(text: &str) -> String {
+    text.replace("FAILED", &format!("{ERROR}FAILED{ERROR:#}"))
+}
+
 /// One line on stderr; coloured on a terminal.
 fn complain(message: &str) {
-    const ERROR: Style = AnsiColor::Red.on_default().bold();
     note(&format!("{ERROR}error{ERROR:#}: {message}"));
 }
 

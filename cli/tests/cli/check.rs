@@ -1,6 +1,6 @@
 //! `check` and `run`: known answers, round trips, failed checks.
 
-use crate::command::{Contents, Ran, check, fixture_path, folder, gated_delta, run};
+use crate::command::{Contents, Ran, check, command, fixture_path, folder, gated_delta, run};
 use gated_delta_cli::{Backend, Choice};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
@@ -312,6 +312,38 @@ fn nan_on_both_sides_is_counted() {
         "{}",
         nan.stdout
     );
+}
+
+#[test]
+fn failures_are_coloured_where_colours_are_wanted() {
+    let folder = folder();
+    let wrong = Contents::fixture(POOL).with_float_at("expected.o", 7, 3.0);
+    let file = wrong.write(&folder, "in");
+    let stdout = |variables: &[(&str, &str)]| {
+        let mut command = command();
+        for variable in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+            command.env_remove(variable);
+        }
+        let command = command.envs(variables.iter().copied());
+        let arguments = ["--backend", "sim"];
+        let ran: Ran = command
+            .arg("check")
+            .arg(&file)
+            .args(arguments)
+            .output()
+            .unwrap()
+            .into();
+        assert_eq!(ran.code, Some(1));
+        ran.stdout
+    };
+    let forced = ("CLICOLOR_FORCE", "1");
+    assert!(stdout(&[forced]).contains("\u{1b}[31mFAILED\u{1b}[0m: above"));
+    for plain in [stdout(&[]), stdout(&[forced, ("NO_COLOR", "1")])] {
+        assert!(
+            plain.contains("FAILED: above") && !plain.contains('\u{1b}'),
+            "{plain}"
+        );
+    }
 }
 
 #[test]
