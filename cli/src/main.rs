@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use gated_delta::Entry;
 use gated_delta_cli::demo::Demo;
 use gated_delta_cli::model::Model;
@@ -51,6 +52,11 @@ enum Command {
     },
     /// Show the device, the kernels, and which of them a layer gets
     Info,
+    /// Print what a shell completes the command by
+    Completions {
+        /// For this shell
+        shell: Shell,
+    },
 }
 
 #[derive(Args)]
@@ -155,6 +161,16 @@ fn run(cli: Cli) -> Result<Report, Error> {
             check::check(&pick(how.backend)?, &problem, &expected, how.variant)
         }
         Command::Info => info::info(),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "gated-delta", &mut script);
+            let text = String::from_utf8_lossy(&script).into_owned();
+            Ok(Report {
+                json: json!({ "completions": text }),
+                text,
+                passed: true,
+            })
+        }
     }
 }
 

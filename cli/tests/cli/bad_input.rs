@@ -412,6 +412,17 @@ fn usage_errors_are_one_line() {
 }
 
 #[test]
+fn shells_learn_the_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = gated_delta(&["completions", shell]).succeeds().stdout;
+        for word in ["gated-delta", "check", "backend", "json"] {
+            assert!(script.contains(word), "{word} for {shell}");
+        }
+    }
+    gated_delta(&["completions", "sh"]).refused("bash");
+}
+
+#[test]
 fn nobody_reading_is_no_panic() {
     for closed in ["stdout", "stderr"] {
         let mut command = command();
