@@ -398,3 +398,148 @@ fn excludes(
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gated_delta::DType;
+
+    use super::*;
+
+    fn tensor(dtype: DType, dims: &[usize]) -> Tensor<'static> {
+        // SAFETY: nothing is launched.
+        unsafe { Tensor::from_raw(0x1_0000, dtype, dims) }.unwrap()
+    }
+
+    fn tokens() -> Tokens<Tensor<'static>> {
+        let (x, gate) = (
+            tensor(DType::F32, &[2, 3, 1, 64]),
+            tensor(DType::F32, &[2, 3, 1]),
+        );
+        Tokens {
+            k: x,
+            v: x,
+            gate,
+            beta: gate,
+        }
+    }
+
+    fn pool() -> Tensor<'static> {
+        tensor(DType::F32, &[5, 1, 64, 64])
+    }
+
+    fn slots() -> Option<Tensor<'static>> {
+        Some(tensor(DType::I32, &[2]))
+    }
+
+    fn step() -> Arguments<Tensor<'static>> {
+        let tokens = tokens();
+        Arguments {
+            gates: GateKind::Given,
+            a_log: None,
+            dt_bias: None,
+            new: Some(New {
+                q: tokens.k,
+                o: tokens.v,
+                tokens,
+            }),
+            previous: None,
+            pool: pool(),
+            write_pool: None,
+            read_slots: None,
+            write_slots: None,
+            token_slots: None,
+            accepted: None,
+            snapshots: None,
+            packed: None,
+            update_state: true,
+            options: Options::default(),
+        }
+    }
+
+    fn resume() -> Arguments<Tensor<'static>> {
+        Arguments {
+            previous: Some(Kept {
+                tokens: tokens(),
+                keep: tensor(DType::I32, &[2]),
+            }),
+            ..step()
+        }
+    }
+
+    fn commit() -> Arguments<Tensor<'static>> {
+        Arguments {
+            new: None,
+            ..resume()
+        }
+    }
+
+    fn read_only() -> Arguments<Tensor<'static>> {
+        Arguments {
+            update_state: false,
+            ..step()
+        }
+    }
+
+    fn per_token() -> Arguments<Tensor<'static>> {
+        Arguments {
+            token_slots: Some(tensor(DType::I32, &[2, 3])),
+            ..step()
+        }
+    }
+
+    fn raw(a_log: bool, dt_bias: bool) -> Arguments<Tensor<'static>> {
+        let parameter = tensor(DType::F32, &[1]);
+        Arguments {
+            gates: GateKind::Raw(BetaScale::One),
+            a_log: a_log.then_some(parameter),
+            dt_bias: dt_bias.then_some(parameter),
+            ..step()
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused_by_name() {
+        for good in [
+            step(),
+            resume(),
+            commit(),
+            read_only(),
+            per_token(),
+            raw(true, true),
+        ] {
+            good.work().unwrap().bytes().unwrap();
+        }
+        let mut softplus = step();
+        softplus.gates = GateKind::Kda(KdaDecay::Softplus, KdaBeta::Given);
+        let snapshots = Some(tensor(DType::F32, &[2, 3, 1, 64, 64]));
+        let (start, kept, none) = (
+            "they say where states start and where each of them goes",
+            "the state after the kept tokens is written, and no other",
+            "no state is written",
+        );
+        let both = |one, other, why| format!("{one} and {other} exclude each other: {why}");
+        #[rustfmt::skip]
+        let cases = [
+            (Arguments { accepted: slots(), ..step() }, "token_slots is missing: accepted tokens need it".to_owned()),
+            (Arguments { read_slots: slots(), ..per_token() }, both("token_slots", "read_slots", start)),
+            (Arguments { write_slots: slots(), ..per_token() }, both("token_slots", "write_slots", start)),
+            (Arguments { previous: resume().previous, ..per_token() }, both("token_slots", "previous", start)),
+            (Arguments { token_slots: per_token().token_slots, ..commit() }, both("token_slots", "a commit", start)),
+            (Arguments { update_state: false, ..per_token() }, both("token_slots", "update_state = false", start)),
+            (Arguments { update_state: false, ..resume() }, both("previous", "update_state = false", kept)),
+            (Arguments { snapshots, ..resume() }, both("previous", "snapshots", kept)),
+            (Arguments { update_state: false, ..commit() }, both("a commit", "update_state = false", kept)),
+            (Arguments { snapshots, ..commit() }, both("a commit", "snapshots", kept)),
+            (Arguments { write_slots: slots(), ..read_only() }, both("update_state = false", "write_slots", none)),
+            (Arguments { write_pool: Some(pool()), ..read_only() }, both("update_state = false", "write_pool", none)),
+            (Arguments { new: None, ..step() }, "q is missing: new tokens need it".to_owned()),
+            (raw(false, true), "A_log is missing: raw gates need it".to_owned()),
+            (raw(true, false), "dt_bias is missing: raw gates need it".to_owned()),
+            (softplus, "A_log is missing: softplus gates need it".to_owned()),
+        ];
+        for (args, wanted) in cases {
+            let message = args.work().err().map(|error| error.to_string());
+            assert_eq!(message, Some(wanted));
+        }
+    }
+}

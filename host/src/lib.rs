@@ -5,12 +5,12 @@
 //! | a GPU, or a `CUcontext` of its own | a [`Context`]: [`Context::primary`], [`Context::from_raw`]; of it one [`Library`] for all threads |
 //! | a stream | a [`StreamRef`]: [`StreamRef::from_raw`] |
 //! | tensors | a [`Tensor`] of each address, dtype and shape: [`Tensor::from_raw`]; views of packed ones |
-//! | a layer | [`GdnDecode`], [`GdnMtp`] and [`GdnCommit`], or [`KdaRecurrent`] and [`KdaCommit`] |
+//! | a layer | a step of it, [`Gdn`] or [`Kda`]: a decode, a verify or a resume; a [`GdnCommit`] or [`KdaCommit`] |
+//! | slots of states | [`States::update`], [`States::read_only`] or [`States::per_token`] |
 //!
-//! and launches: [`Library::gdn_decode`], [`Library::gdn_mtp`], [`Library::gdn_commit`], [`Library::kda_recurrent`],
-//! [`Library::kda_commit`]. Arguments are checked and borrowed. Nothing is copied, and after the first launch of a
-//! layer's shape nothing is allocated, synchronised or compiled: `Library::prewarm_*` has that first time before a
-//! graph is captured, `Library::plan_*` settles all but addresses and B. A launch leaves the calling thread's context
+//! and launches: [`Library::launch`]. Arguments are checked and borrowed. Nothing is copied, and after the first launch
+//! of a layer's shape nothing is allocated, synchronised or compiled: [`Library::prewarm`] has that first time before a
+//! graph is captured, [`Library::plan`] settles all but addresses, B and P. A launch leaves the calling thread's context
 //! as it was.
 //!
 //! Besides: [`Library::self_test`] once after loading, [`Library::validate`] while slots are debugged,
@@ -20,7 +20,7 @@
 //! Without the feature `cust`, which is on by default, there is no trace of `cust` here.
 //!
 //! ```
-//! use gated_delta::{GdnDecode, GdnDecodeOptions, GdnGates, Library, StreamRef, Tensor};
+//! use gated_delta::{Gdn, GdnGates, Inputs, Library, Options, States, StreamRef, Tensor};
 //!
 //! // One sequence and one head, on the simulator: its tensors are slices. The key is the first channel's unit vector.
 //! let mut key = [0.0f32; 64];
@@ -28,23 +28,21 @@
 //! let (value, log_decay, beta, slot) = ([0.5f32; 64], [0.0f32], [1.0f32], [2i32]);
 //! let (mut output, mut states) = ([f32::NAN; 64], vec![0.0f32; 4 * 64 * 64]);
 //! let key = Tensor::from_slice(&key, &[1, 1, 1, 64])?;
-//! let args = GdnDecode {
-//!     q: key,
-//!     k: key,
-//!     v: Tensor::from_slice(&value, &[1, 1, 1, 64])?,
-//!     gates: GdnGates::Given {
-//!         g: Tensor::from_slice(&log_decay, &[1, 1, 1])?,
-//!         beta: Tensor::from_slice(&beta, &[1, 1, 1])?,
-//!     },
-//!     o: Tensor::from_slice_mut(&mut output, &[1, 1, 1, 64])?,
-//!     pool: Tensor::from_slice_mut(&mut states, &[4, 1, 64, 64])?,
-//!     write_pool: None,
-//!     read_slots: Some(Tensor::from_slice(&slot, &[1])?),
-//!     write_slots: None,
-//!     options: GdnDecodeOptions { scale: Some(1.0), qk_l2norm: false, ..GdnDecodeOptions::default() },
-//! };
+//! let gates = GdnGates::given(
+//!     Tensor::from_slice(&log_decay, &[1, 1, 1])?,
+//!     Tensor::from_slice(&beta, &[1, 1, 1])?,
+//! );
+//! let o = Tensor::from_slice_mut(&mut output, &[1, 1, 1, 64])?;
+//! let pool = States::update(Tensor::from_slice_mut(&mut states, &[4, 1, 64, 64])?);
+//! let step = Gdn::new(
+//!     Inputs::qkv(key, key, Tensor::from_slice(&value, &[1, 1, 1, 64])?),
+//!     gates,
+//!     o,
+//!     pool.slots(Tensor::from_slice(&slot, &[1])?),
+//! );
+//! let step = step.options(Options::default().scale(1.0).qk_l2norm(false));
 //! // SAFETY: a simulated launch is done when it returns.
-//! unsafe { Library::simulator().gdn_decode(StreamRef::default_stream(), &args) }?;
+//! unsafe { Library::simulator().launch(StreamRef::default_stream(), &step) }?;
 //! assert_eq!(output[63], 0.5); // what the key has stored,
 //! assert_eq!(states[2 * 64 * 64..][..2], [0.5, 0.0]); // in slot 2
 //! # Ok::<(), gated_delta::Error>(())

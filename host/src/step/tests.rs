@@ -2,12 +2,12 @@
 
 mod refused;
 
-use super::launch::check_aligned;
+use gated_delta_kernels::step::StepParams;
+
+use super::work::sealed::Work as _;
 use super::*;
 use crate::DType::{self, Bf16, F16, F32, I32, I64, U32};
-use crate::ops::gdn_mtp::{GdnCommit, GdnMtp};
-use crate::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
-use crate::ops::{BetaScale, GdnGates};
+use crate::error::Error;
 
 fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
     // SAFETY: nothing is launched.
@@ -22,51 +22,37 @@ fn strided(dtype: DType, dims: &[usize], strides: &[usize]) -> Tensor<'static> {
     tensor(dtype, dims).with_strides(strides).unwrap()
 }
 
+fn pool() -> Tensor<'static> {
+    tensor(Bf16, &[5, 4, 64, 64])
+}
+
+fn snapshots() -> Tensor<'static> {
+    tensor(Bf16, &[2, 4, 4, 64, 64])
+}
+
 /// B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5.
-fn arguments<G>(gates: G) -> Recurrent<'static, G> {
-    Recurrent {
-        q: tensor(Bf16, &[2, 3, 2, 64]),
-        k: tensor(Bf16, &[2, 3, 2, 64]),
-        v: tensor(Bf16, &[2, 3, 4, 64]),
-        gates,
-        o: tensor(Bf16, &[2, 3, 4, 64]),
-        pool: tensor(Bf16, &[5, 4, 64, 64]),
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        token_slots: None,
-        accepted: None,
-        snapshots: None,
-        packed: None,
-        previous: None,
-        options: RecurrentOptions::default(),
-    }
+fn step<G>(gates: G) -> Step<'static, G> {
+    let (qk, v) = (tensor(Bf16, &[2, 3, 2, 64]), tensor(Bf16, &[2, 3, 4, 64]));
+    Step::new(Inputs::qkv(qk, qk, v), gates, v, States::update(pool()))
 }
 
-fn gdn() -> GdnMtp<'static> {
-    arguments(GdnGates::Raw {
-        a: tensor(F16, &[2, 3, 4]),
-        b: tensor(F32, &[2, 3, 4]),
-        a_log: tensor(F32, &[4]),
-        dt_bias: tensor(F32, &[4]),
-        beta_scale: BetaScale::Two,
-    })
+fn gdn() -> Gdn<'static> {
+    let parameter = tensor(F32, &[4]);
+    let gates = GdnGates::raw(
+        tensor(F16, &[2, 3, 4]),
+        tensor(F32, &[2, 3, 4]),
+        parameter,
+        parameter,
+    );
+    step(gates.beta_scale(BetaScale::Two))
 }
 
-fn kda(kind: KdaGate<'static>) -> KdaRecurrent<'static> {
-    arguments(KdaGates {
-        g: tensor(F32, &[2, 3, 4, 64]),
-        kind,
-        beta: tensor(Bf16, &[2, 3, 4]),
-        beta_kind: KdaBeta::Logit,
-    })
+fn kda(kind: KdaGate<'static>) -> Kda<'static> {
+    let (g, beta) = (tensor(F32, &[2, 3, 4, 64]), tensor(Bf16, &[2, 3, 4]));
+    step(KdaGates::new(g, kind, beta, KdaBeta::Logit))
 }
 
-fn lower_bound(
-    bound: f32,
-    a_log: Option<&[usize]>,
-    dt_bias: Option<&[usize]>,
-) -> KdaRecurrent<'static> {
+fn lower_bound(bound: f32, a_log: Option<&[usize]>, dt_bias: Option<&[usize]>) -> Kda<'static> {
     kda(KdaGate::LowerBound {
         lower_bound: bound,
         a_log: a_log.map(|dims| tensor(F32, dims)),
@@ -76,63 +62,50 @@ fn lower_bound(
 
 /// T' = 5, with the dtypes of [`gdn`].
 fn previous() -> Previous<'static> {
-    Previous {
-        k: tensor(Bf16, &[2, 5, 2, 64]),
-        v: tensor(Bf16, &[2, 5, 4, 64]),
-        gate: tensor(F16, &[2, 5, 4]),
-        beta: tensor(F32, &[2, 5, 4]),
-        keep: tensor(I64, &[2]),
-    }
+    let stored = Stored::kv(tensor(Bf16, &[2, 5, 2, 64]), tensor(Bf16, &[2, 5, 4, 64]));
+    let (gate, beta) = (tensor(F16, &[2, 5, 4]), tensor(F32, &[2, 5, 4]));
+    Previous::new(stored, gate, beta, tensor(I64, &[2]))
 }
 
-fn resume() -> GdnMtp<'static> {
-    GdnMtp {
-        previous: Some(previous()),
-        ..gdn()
-    }
+fn resume() -> Gdn<'static> {
+    gdn().previous(previous())
 }
 
 /// Rows of at most 3 of 7 tokens.
-fn packed() -> GdnMtp<'static> {
+fn packed() -> Gdn<'static> {
     let of_total = |heads| tensor(Bf16, &[1, 7, heads, 64]);
-    GdnMtp {
-        q: of_total(2),
-        k: of_total(2),
-        v: of_total(4),
-        gates: GdnGates::Given {
-            g: tensor(F32, &[1, 7, 4]),
-            beta: tensor(F32, &[1, 7, 4]),
-        },
-        o: of_total(4),
-        packed: Some(Packed {
-            cu_seqlens: tensor(U32, &[3]),
-            max_tokens: 3,
-        }),
-        ..gdn()
-    }
+    let (gate, states) = (tensor(F32, &[1, 7, 4]), States::update(pool()));
+    let inputs = Inputs::qkv(of_total(2), of_total(2), of_total(4));
+    Gdn::new(inputs, GdnGates::given(gate, gate), of_total(4), states).packed(tensor(U32, &[3]), 3)
 }
 
-fn token_slots() -> GdnMtp<'static> {
-    GdnMtp {
-        token_slots: Some(tensor(I32, &[2, 3])),
-        accepted: Some(tensor(I64, &[2])),
-        ..gdn()
-    }
+fn token_slots() -> Gdn<'static> {
+    let states = States::per_token(pool(), tensor(I32, &[2, 3]));
+    with_states(gdn(), states.accepted(tensor(I64, &[2])))
 }
 
 fn commit() -> GdnCommit<'static> {
-    let GdnMtp { gates, pool, .. } = gdn();
-    GdnCommit {
-        k: tensor(Bf16, &[2, 3, 2, 64]),
-        v: tensor(Bf16, &[2, 3, 4, 64]),
-        gates,
-        keep: tensor(I32, &[2]),
-        pool,
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        options: RecurrentOptions::default(),
-    }
+    let stored = Stored::kv(tensor(Bf16, &[2, 3, 2, 64]), tensor(Bf16, &[2, 3, 4, 64]));
+    GdnCommit::new(
+        stored,
+        gdn().gates,
+        tensor(I32, &[2]),
+        States::update(pool()),
+    )
+}
+
+fn with_states<G>(
+    mut step: Step<'static, G>,
+    states: impl Into<States<'static>>,
+) -> Step<'static, G> {
+    step.states = states.into();
+    step
+}
+
+/// q, k, v.
+fn qkv<'b, G>(step: &'b mut Step<'static, G>) -> [&'b mut Tensor<'static>; 3] {
+    let Inputs::Qkv { q, k, v } = &mut step.inputs;
+    [q, k, v]
 }
 
 #[test]
@@ -214,7 +187,7 @@ fn constants_are_those_of_the_tensors() {
 
 #[test]
 fn every_address_and_stride_decides_on_wide_accesses() {
-    let wide = |args: &KdaRecurrent<'_>| {
+    let wide = |args: &Kda<'_>| {
         let c = args.request().check().unwrap().constants;
         (c.wide_io, c.wide_state)
     };
@@ -231,18 +204,22 @@ fn every_address_and_stride_decides_on_wide_accesses() {
     };
     assert_eq!(wide(&args), (0, 1));
     args = good();
-    args.q = strided(Bf16, &[2, 3, 2, 64], &[1024, 129, 64, 1]);
+    *qkv(&mut args)[0] = strided(Bf16, &[2, 3, 2, 64], &[1024, 129, 64, 1]);
     assert_eq!(wide(&args), (0, 1));
-    args = good();
-    args.snapshots = Some(strided(
-        Bf16,
-        &[2, 3, 4, 64, 64],
-        &[65536, 16385, 4096, 64, 1],
-    ));
-    assert_eq!(wide(&args), (1, 0));
+    let steps = strided(Bf16, &[2, 3, 4, 64, 64], &[65536, 16385, 4096, 64, 1]);
+    assert_eq!(wide(&good().snapshots(steps)), (1, 0));
+    let (aligned, odd) = (pool(), at(0x1_0002, Bf16, &[5, 4, 64, 64]));
+    for states in [
+        States::update(odd),
+        States::update(aligned).write_pool(odd),
+        States::update(odd).write_pool(aligned),
+    ] {
+        assert_eq!(wide(&with_states(good(), states)), (1, 0));
+    }
     let mut args = resume();
     assert_eq!(args.request().check().unwrap().constants.wide_io, 1);
-    args.previous.as_mut().unwrap().v = at(0x1_0002, Bf16, &[2, 5, 4, 64]);
+    let Stored::Kv { v, .. } = &mut args.previous.as_mut().unwrap().stored;
+    *v = at(0x1_0002, Bf16, &[2, 5, 4, 64]);
     assert_eq!(args.request().check().unwrap().constants.wide_io, 0);
 }
 
@@ -250,26 +227,26 @@ fn every_address_and_stride_decides_on_wide_accesses() {
 fn a_plan_names_the_address_that_is_less_aligned() {
     let args = lower_bound(-1.0, None, Some(&[4, 64]));
     let problem = args.request().check().unwrap();
-    check_aligned(&problem, &args.params()).unwrap();
-    type Field = fn(&mut RecurrentParams) -> &mut u64;
+    problem.check_aligned(&args.params()).unwrap();
+    type Field = fn(&mut StepParams) -> &mut u64;
     let fields: [(&str, Field); 12] = [
         ("q", |params| &mut params.q),
         ("k", |params| &mut params.k),
         ("v", |params| &mut params.v),
         ("o", |params| &mut params.o),
         ("g", |params| &mut params.g),
-        ("previous_k", |params| &mut params.previous_k),
-        ("previous_v", |params| &mut params.previous_v),
-        ("previous_g", |params| &mut params.previous_g),
+        ("previous k", |params| &mut params.previous_k),
+        ("previous v", |params| &mut params.previous_v),
+        ("previous g", |params| &mut params.previous_g),
         ("dt_bias", |params| &mut params.dt_bias),
-        ("read_pool", |params| &mut params.read_pool),
+        ("pool", |params| &mut params.read_pool),
         ("write_pool", |params| &mut params.write_pool),
         ("snapshots", |params| &mut params.snapshots),
     ];
     for (name, field) in fields {
         let mut params = args.params();
         *field(&mut params) = 0x1_0008;
-        let message = check_aligned(&problem, &params).unwrap_err().to_string();
+        let message = problem.check_aligned(&params).unwrap_err().to_string();
         assert_eq!(
             message,
             format!("{name}: wanted an alignment of 16 bytes, got 8")
@@ -277,7 +254,7 @@ fn a_plan_names_the_address_that_is_less_aligned() {
     }
     let mut params = args.params();
     params.b = 0x1_0002;
-    check_aligned(&problem, &params).unwrap();
+    problem.check_aligned(&params).unwrap();
 }
 
 #[test]
@@ -288,25 +265,51 @@ fn bytes_are_each_start_state_each_kept_state_and_every_other_tensor() {
     // k; v; a, b; keep.
     const PREVIOUS: u64 = (2 * 5 * 2 * 64 * 2) + (2 * 5 * 4 * 64 * 2) + 40 * (2 + 4) + 2 * 8;
     assert_eq!(gdn().bytes().unwrap(), 4 * STATE + TOKENS);
-    let mut output_only = gdn();
-    output_only.options.update_state = false;
+    let output_only = with_states(gdn(), States::read_only(pool()));
     assert_eq!(output_only.bytes().unwrap(), 2 * STATE + TOKENS);
-    let snapshots = GdnMtp {
-        snapshots: Some(tensor(Bf16, &[2, 4, 4, 64, 64])),
-        ..output_only
-    };
-    assert_eq!(snapshots.bytes().unwrap(), (2 + 6) * STATE + TOKENS);
+    let of_each_token = output_only.snapshots(snapshots());
+    assert_eq!(of_each_token.bytes().unwrap(), (2 + 6) * STATE + TOKENS);
     assert_eq!(resume().bytes().unwrap(), 4 * STATE + TOKENS + PREVIOUS);
     assert_eq!(
         token_slots().bytes().unwrap(),
         (2 + 6) * STATE + TOKENS + 24 + 16
     );
-    let snapshots = GdnMtp {
-        snapshots: Some(tensor(Bf16, &[2, 3, 4, 64, 64])),
-        ..packed()
-    };
     assert_eq!(
-        snapshots.bytes().unwrap() - packed().bytes().unwrap(),
+        packed().snapshots(snapshots()).bytes().unwrap() - packed().bytes().unwrap(),
         7 * STATE
     );
+}
+
+/// Which kernels compute a step: its family follows from the formulation, T and where states go.
+#[test]
+fn a_family_follows_from_t_and_options() {
+    let family = |work: &dyn Work| work.selected().unwrap().operator();
+    let one = |states: States<'static>| {
+        let (qk, v) = (tensor(Bf16, &[2, 1, 2, 64]), tensor(Bf16, &[2, 1, 4, 64]));
+        let gate = tensor(F32, &[2, 1, 4]);
+        Gdn::new(
+            Inputs::qkv(qk, qk, v),
+            GdnGates::given(gate, gate),
+            v,
+            states,
+        )
+    };
+    let update = || one(States::update(pool()).into());
+    let per_token = States::per_token(pool(), tensor(I32, &[2, 1]));
+    assert_eq!(family(&update()), "gdn_decode");
+    assert_eq!(family(&one(States::read_only(pool()).into())), "gdn_decode");
+    assert_eq!(family(&update().snapshots(snapshots())), "gdn_mtp");
+    assert_eq!(family(&one(per_token.into())), "gdn_mtp");
+    let mut packed_one = packed();
+    packed_one.packed.as_mut().unwrap().max_tokens = 1;
+    assert_eq!(family(&packed_one), "gdn_mtp");
+    assert_eq!(family(&gdn()), "gdn_mtp");
+    assert_eq!(family(&commit()), "gdn_mtp");
+    let parallel = Options::default().formulation(Formulation::Parallel);
+    let selected = |work: &dyn Work| work.selected().unwrap().name();
+    for work in [update().options(parallel), gdn().options(parallel)] {
+        assert!(selected(&work).starts_with("gdn_mtp_parallel_"));
+    }
+    assert!(selected(&commit().options(parallel)).starts_with("gdn_mtp_parallel_"));
+    assert_eq!(family(&kda(KdaGate::Log)), "kda_recurrent");
 }

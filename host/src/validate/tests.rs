@@ -1,8 +1,5 @@
 use super::*;
-use crate::ops::GdnGates;
-use crate::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use crate::ops::gdn_mtp::{GdnCommit, GdnMtp};
-use crate::ops::recurrent::{Packed, Previous, RecurrentOptions};
+use crate::step::{Gdn, GdnCommit, GdnGates, Inputs, Options, Previous, States, Stored, Update};
 use crate::tensor::{DeviceElement, Tensor};
 
 const ROWS: usize = 3;
@@ -26,106 +23,59 @@ fn pool() -> Tensor<'static> {
     floats(&[SLOTS, 1, DIM, DIM])
 }
 
-fn decode() -> GdnDecode<'static> {
-    let tokens = floats(&[ROWS, 1, 1, DIM]);
-    let gate = floats(&[ROWS, 1, 1]);
-    GdnDecode {
-        q: tokens,
-        k: tokens,
-        v: tokens,
-        gates: GdnGates::Given {
-            g: gate,
-            beta: gate,
-        },
-        o: tokens,
-        pool: pool(),
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        options: GdnDecodeOptions::default(),
-    }
+fn step([rows, tokens]: [usize; 2], states: impl Into<States<'static>>) -> Gdn<'static> {
+    let (x, gate) = (floats(&[rows, tokens, 1, DIM]), floats(&[rows, tokens, 1]));
+    Gdn::new(Inputs::qkv(x, x, x), GdnGates::given(gate, gate), x, states)
 }
 
-fn verify() -> GdnMtp<'static> {
-    let tokens = floats(&[ROWS, TOKENS, 1, DIM]);
+fn decode(states: impl Into<States<'static>>) -> Gdn<'static> {
+    step([ROWS, 1], states)
+}
+
+fn verify(states: impl Into<States<'static>>) -> Gdn<'static> {
+    step([ROWS, TOKENS], states)
+}
+
+fn update() -> Update<'static> {
+    States::update(pool())
+}
+
+/// Row b reads slot `read[b]` and writes slot `write[b]`.
+fn slots(read: &[i32], write: &[i32]) -> Update<'static> {
+    update().slots(ints(read)).write_slots(ints(write))
+}
+
+fn packed(bounds: &[i32]) -> Gdn<'static> {
+    step([1, 5], update()).packed(ints(bounds), TOKENS)
+}
+
+fn stored() -> Stored<'static> {
+    let x = floats(&[ROWS, TOKENS, 1, DIM]);
+    Stored::kv(x, x)
+}
+
+fn resume(keep: &[i32]) -> Gdn<'static> {
     let gate = floats(&[ROWS, TOKENS, 1]);
-    GdnMtp {
-        q: tokens,
-        k: tokens,
-        v: tokens,
-        gates: GdnGates::Given {
-            g: gate,
-            beta: gate,
-        },
-        o: tokens,
-        pool: pool(),
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        token_slots: None,
-        accepted: None,
-        snapshots: None,
-        packed: None,
-        previous: None,
-        options: RecurrentOptions::default(),
-    }
+    verify(update()).previous(Previous::new(stored(), gate, gate, ints(keep)))
 }
 
-fn packed(bounds: &[i32]) -> GdnMtp<'static> {
-    let tokens = floats(&[1, 5, 1, DIM]);
-    let gate = floats(&[1, 5, 1]);
-    GdnMtp {
-        q: tokens,
-        k: tokens,
-        v: tokens,
-        gates: GdnGates::Given {
-            g: gate,
-            beta: gate,
-        },
-        o: tokens,
-        packed: Some(Packed {
-            cu_seqlens: ints(bounds),
-            max_tokens: TOKENS,
-        }),
-        ..verify()
-    }
+fn token_slots(slots: [i32; ROWS * TOKENS]) -> crate::step::PerToken<'static> {
+    States::per_token(pool(), tensor(slots.to_vec(), &[ROWS, TOKENS]))
 }
 
-fn resume(keep: &[i32]) -> GdnMtp<'static> {
-    let tokens = floats(&[ROWS, TOKENS, 1, DIM]);
-    let gate = floats(&[ROWS, TOKENS, 1]);
-    GdnMtp {
-        previous: Some(Previous {
-            k: tokens,
-            v: tokens,
-            gate,
-            beta: gate,
-            keep: ints(keep),
-        }),
-        ..verify()
-    }
-}
-
-fn token_slots(slots: [i32; ROWS * TOKENS]) -> GdnMtp<'static> {
-    GdnMtp {
-        token_slots: Some(tensor(slots.to_vec(), &[ROWS, TOKENS])),
-        ..verify()
-    }
-}
-
-fn validate(args: &impl Indexed) -> Result<IndexReport, Error> {
-    Library::simulator().validate(StreamRef::default_stream(), args)
+fn validate(work: &dyn Work) -> Result<IndexReport, Error> {
+    Library::simulator().validate(StreamRef::default_stream(), work)
 }
 
 #[track_caller]
-fn refused(args: &impl Indexed, message: &str) {
-    assert_eq!(validate(args).unwrap_err().to_string(), message);
+fn refused(work: &dyn Work, message: &str) {
+    assert_eq!(validate(work).unwrap_err().to_string(), message);
 }
 
 /// (active, inactive as row, tensor and index)
 #[track_caller]
-fn accepted(args: &impl Indexed, active: usize, inactive: &[(usize, &str, i64)]) -> IndexReport {
-    let report = validate(args).unwrap();
+fn accepted(work: &dyn Work, active: usize, inactive: &[(usize, &str, i64)]) -> IndexReport {
+    let report = validate(work).unwrap();
     let got: Vec<_> = report
         .inactive
         .iter()
@@ -138,122 +88,98 @@ fn accepted(args: &impl Indexed, active: usize, inactive: &[(usize, &str, i64)])
 
 #[test]
 fn rows_without_slots_have_their_own() {
-    accepted(&decode(), 3, &[]);
-    accepted(&verify(), 3, &[]);
-    let mut null = decode();
-    null.options.null_slot = Some(1);
+    accepted(&decode(update()), 3, &[]);
+    accepted(&verify(update()), 3, &[]);
+    let null = decode(update()).options(Options::default().null_slot(1));
     accepted(&null, 2, &[(1, "row", 1)]);
 }
 
 #[test]
 fn dead_slots_are_reported() {
-    let slots = |read: &[i32], write: &[i32]| GdnDecode {
-        read_slots: Some(ints(read)),
-        write_slots: Some(ints(write)),
-        ..decode()
-    };
-    let args = slots(&[4, -1, 6], &[0, 1, 2]);
-    let report = accepted(&args, 1, &[(1, "read_slots", -1), (2, "read_slots", 6)]);
+    let report = accepted(
+        &decode(slots(&[4, -1, 6], &[0, 1, 2])),
+        1,
+        &[(1, "read_slots", -1), (2, "read_slots", 6)],
+    );
     assert_eq!(
         report.inactive[1].to_string(),
         "row 2 is inactive: read_slots = 6"
     );
     accepted(
-        &slots(&[4, 0, 5], &[0, 7, i32::MIN]),
+        &decode(slots(&[4, 0, 5], &[0, 7, i32::MIN])),
         1,
         &[(1, "write_slots", 7), (2, "write_slots", i32::MIN.into())],
     );
-    let unsigned = GdnDecode {
-        read_slots: Some(tensor(vec![u32::MAX, 1, 2], &[3])),
-        ..decode()
-    };
-    accepted(&unsigned, 2, &[(0, "read_slots", u32::MAX.into())]);
-    let long = GdnDecode {
-        read_slots: Some(tensor(vec![1i64 << 32, i64::MIN, 2], &[3])),
-        ..decode()
-    };
+    let unsigned = update().slots(tensor(vec![u32::MAX, 1, 2], &[3]));
+    accepted(&decode(unsigned), 2, &[(0, "read_slots", u32::MAX.into())]);
+    let long = update().slots(tensor(vec![1i64 << 32, i64::MIN, 2], &[3]));
     accepted(
-        &long,
+        &decode(long),
         1,
         &[(0, "read_slots", 1 << 32), (1, "read_slots", i64::MIN)],
     );
-    let small_pool = GdnDecode {
-        write_pool: Some(floats(&[2, 1, DIM, DIM])),
-        ..decode()
-    };
-    accepted(&small_pool, 2, &[(2, "row", 2)]);
+    let small_pool = update().write_pool(floats(&[2, 1, DIM, DIM]));
+    accepted(&decode(small_pool), 2, &[(2, "row", 2)]);
 }
 
 #[test]
 fn two_rows_that_write_a_slot_are_refused() {
-    let mut args = GdnDecode {
-        read_slots: Some(ints(&[0, 1, 2])),
-        write_slots: Some(ints(&[5, 3, 5])),
-        ..decode()
-    };
+    let states = slots(&[0, 1, 2], &[5, 3, 5]);
     let message =
-        "row 0 writes slot 5 of state, and row 2 writes slot 5 of state: nothing orders them";
-    refused(&args, message);
-    args.write_pool = Some(pool());
-    refused(&args, &message.replace("state", "write state"));
+        "row 0 writes slot 5 of pool, and row 2 writes slot 5 of pool: nothing orders them";
+    refused(&decode(states), message);
+    let states = states.write_pool(pool());
+    refused(&decode(states), &message.replace("pool", "write_pool"));
     // No hazard where one of them is inactive.
-    args.read_slots = Some(ints(&[0, 1, -1]));
-    accepted(&args, 2, &[(2, "read_slots", -1)]);
+    let states = states.slots(ints(&[0, 1, -1]));
+    accepted(&decode(states), 2, &[(2, "read_slots", -1)]);
 }
 
 #[test]
 fn a_slot_that_one_row_reads_and_another_writes_is_refused() {
-    let mut args = GdnDecode {
-        read_slots: Some(ints(&[0, 1, 2])),
-        write_slots: Some(ints(&[1, 3, 4])),
-        ..decode()
-    };
+    let states = slots(&[0, 1, 2], &[1, 3, 4]);
     let message =
-        "row 1 reads slot 1 of state, and row 0 writes slot 1 of state: nothing orders them";
-    refused(&args, message);
+        "row 1 reads slot 1 of pool, and row 0 writes slot 1 of pool: nothing orders them";
+    refused(&decode(states), message);
     // Another pool is another state; the same memory under another name is not.
-    args.write_pool = Some(pool());
-    accepted(&args, 3, &[]);
-    args.write_pool = Some(args.pool.narrow(0, 1, SLOTS - 1).unwrap());
-    args.write_slots = Some(ints(&[4, 3, 1]));
-    accepted(&args, 3, &[]);
-    args.write_slots = Some(ints(&[4, 1, 0]));
+    accepted(&decode(states.write_pool(pool())), 3, &[]);
+    let states = states.write_pool(states.pool.narrow(0, 1, SLOTS - 1).unwrap());
+    accepted(&decode(states.write_slots(ints(&[4, 3, 1]))), 3, &[]);
     let message =
-        "row 1 reads slot 1 of state, and row 2 writes slot 0 of write state: nothing orders them";
-    refused(&args, message);
+        "row 1 reads slot 1 of pool, and row 2 writes slot 0 of write_pool: nothing orders them";
+    refused(&decode(states.write_slots(ints(&[4, 1, 0]))), message);
     // Rows may share a state that none writes.
-    let mut shared = GdnDecode {
-        read_slots: Some(ints(&[1, 1, 1])),
-        ..decode()
-    };
-    shared.options.update_state = false;
-    accepted(&shared, 3, &[]);
+    let shared = States::read_only(pool()).slots(ints(&[1, 1, 1]));
+    accepted(&decode(shared), 3, &[]);
 }
 
 #[test]
 fn token_slots_are_checked_one_by_one() {
     let report = accepted(
-        &token_slots([0, -1, 9, 1, 2, 3]),
+        &verify(token_slots([0, -1, 9, 1, 2, 3])),
         2,
         &[(1, "token_slots", 9)],
     );
     assert_eq!(report.skipped_stores, 1);
     refused(
-        &token_slots([0, 1, 2, 3, 4, 1]),
-        "row 0 writes slot 1 of state after token 1, and row 2 writes slot 1 of state after token 1: \
+        &verify(token_slots([0, 1, 2, 3, 4, 1])),
+        "row 0 writes slot 1 of pool after token 1, and row 2 writes slot 1 of pool after token 1: \
          nothing orders them",
     );
     refused(
-        &token_slots([0, 1, 2, 2, 4, 5]),
-        "row 1 writes slot 2 of state after token 0, and row 1 writes slot 2 of state after token 1: \
+        &verify(token_slots([0, 1, 2, 2, 4, 5])),
+        "row 1 writes slot 2 of pool after token 0, and row 1 writes slot 2 of pool after token 1: \
          nothing orders them",
     );
-    let mut args = token_slots([0, 1, 2, 3, 4, -1]);
-    args.accepted = Some(ints(&[2, 3, 2]));
-    accepted(&args, 1, &[(1, "accepted", 3), (2, "token_slots", -1)]);
-    args.accepted = Some(tensor(vec![0, i64::MIN, i64::MAX], &[ROWS]));
+    let states = token_slots([0, 1, 2, 3, 4, -1]);
     accepted(
-        &args,
+        &verify(states.accepted(ints(&[2, 3, 2]))),
+        1,
+        &[(1, "accepted", 3), (2, "token_slots", -1)],
+    );
+    let long = tensor(vec![0, i64::MIN, i64::MAX], &[ROWS]);
+    accepted(
+        &verify(states.accepted(long)),
         0,
         &[
             (0, "accepted", 0),
@@ -267,11 +193,8 @@ fn token_slots_are_checked_one_by_one() {
 #[test]
 fn a_row_stride_is_minded() {
     let wide = tensor(vec![0, 1, 77, 2, 3, 77, 4, 5, 77], &[ROWS, 3]);
-    let args = GdnMtp {
-        token_slots: Some(wide.narrow(1, 0, TOKENS).unwrap()),
-        ..verify()
-    };
-    let report = accepted(&args, 3, &[]);
+    let states = States::per_token(pool(), wide.narrow(1, 0, TOKENS).unwrap());
+    let report = accepted(&verify(states), 3, &[]);
     assert_eq!(report.skipped_stores, 0);
 }
 
@@ -279,45 +202,34 @@ fn a_row_stride_is_minded() {
 fn kept_tokens_are_checked() {
     accepted(&resume(&[0, 2, 1]), 3, &[]);
     accepted(&resume(&[-1, 3, 1]), 1, &[(0, "keep", -1), (1, "keep", 3)]);
-    let resumed = resume(&[0, 3, 1]);
-    let previous = resumed.previous.unwrap();
-    let commit = GdnCommit {
-        k: previous.k,
-        v: previous.v,
-        gates: resumed.gates,
-        keep: previous.keep,
-        pool: resumed.pool,
-        write_pool: None,
-        read_slots: Some(ints(&[2, 0, 2])),
-        write_slots: None,
-        options: resumed.options,
+    let gate = floats(&[ROWS, TOKENS, 1]);
+    let commit = |slots: &[i32]| {
+        let states = update().slots(ints(slots));
+        GdnCommit::new(
+            stored(),
+            GdnGates::given(gate, gate),
+            ints(&[0, 3, 1]),
+            states,
+        )
     };
     refused(
-        &commit,
-        "row 0 writes slot 2 of state, and row 2 writes slot 2 of state: nothing orders them",
+        &commit(&[2, 0, 2]),
+        "row 0 writes slot 2 of pool, and row 2 writes slot 2 of pool: nothing orders them",
     );
-    let apart = GdnCommit {
-        read_slots: Some(ints(&[2, 0, 1])),
-        ..commit
-    };
-    accepted(&apart, 2, &[(1, "keep", 3)]);
+    accepted(&commit(&[2, 0, 1]), 2, &[(1, "keep", 3)]);
 }
 
 #[test]
 fn snapshots_over_the_pool_are_refused() {
     let states = floats(&[ROWS * TOKENS + 1, 1, DIM, DIM]);
     let of_rows = |states: Tensor<'static>| states.split(0, TOKENS).unwrap();
-    let mut args = GdnMtp {
-        pool: states.narrow(0, 0, ROWS).unwrap(),
-        snapshots: Some(of_rows(states.narrow(0, 1, ROWS * TOKENS).unwrap())),
-        ..verify()
-    };
-    args.options.update_state = false;
-    let message = "row 1 reads slot 1 of state, and row 0 writes state 0 of snapshots after token 0: \
+    let step = verify(States::read_only(states.narrow(0, 0, ROWS).unwrap()));
+    let message = "row 1 reads slot 1 of pool, and row 0 writes state 0 of snapshots after token 0: \
                    nothing orders them";
-    refused(&args, message);
-    args.snapshots = Some(of_rows(floats(&[ROWS * TOKENS, 1, DIM, DIM])));
-    accepted(&args, 3, &[]);
+    let over = of_rows(states.narrow(0, 1, ROWS * TOKENS).unwrap());
+    refused(&step.snapshots(over), message);
+    let beside = of_rows(floats(&[ROWS * TOKENS, 1, DIM, DIM]));
+    accepted(&step.snapshots(beside), 3, &[]);
 }
 
 #[test]
@@ -340,26 +252,18 @@ fn bounds_rise_from_0_within_the_tensors() {
 
 #[test]
 fn what_a_launch_refuses_is_refused() {
-    let mut args = decode();
-    args.read_slots = Some(ints(&[0, 1]));
-    refused(&args, "read_slots: wanted shape [B] = [3], got [2]");
+    let two = update().slots(ints(&[0, 1]));
+    refused(&decode(two), "read_slots: wanted shape [B] = [3], got [2]");
     // SAFETY: never read.
     let elsewhere = unsafe { Tensor::from_raw(0x1000, crate::DType::I32, &[ROWS]) };
-    args.read_slots = Some(elsewhere.unwrap());
-    refused(&args, "read_slots: wanted host memory, got device memory");
+    refused(
+        &decode(update().slots(elsewhere.unwrap())),
+        "read_slots: wanted host memory, got device memory",
+    );
 }
 
 #[test]
 fn no_rows_are_nothing() {
-    let mut args = decode();
-    for tensor in [&mut args.q, &mut args.k, &mut args.v, &mut args.o] {
-        *tensor = tensor.narrow(0, 0, 0).unwrap();
-    }
-    let gate = floats(&[0, 1, 1]);
-    args.gates = GdnGates::Given {
-        g: gate,
-        beta: gate,
-    };
-    args.read_slots = Some(ints(&[]));
-    assert_eq!(validate(&args).unwrap(), IndexReport::default());
+    let none = step([0, 1], update().slots(ints(&[])));
+    assert_eq!(validate(&none).unwrap(), IndexReport::default());
 }

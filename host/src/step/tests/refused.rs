@@ -1,19 +1,22 @@
 //! Arguments that are refused, by name.
 
+use gated_delta_kernels::launch::LaunchShape;
+
 use super::*;
 use crate::driver::RawFunction;
+use crate::library::TENSORS;
 use crate::recall::Last;
 
 /// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
 /// of the good ones is not taken for one of theirs.
 #[track_caller]
 fn refused<G: Gates>(
-    mut args: Recurrent<'static, G>,
-    change: impl FnOnce(&mut Recurrent<'static, G>),
+    mut args: Step<'static, G>,
+    change: impl FnOnce(&mut Step<'static, G>),
     parts: &[&str],
 ) {
     args.request().check().unwrap();
-    let (last, request) = (Last::<_, TENSORS>::default(), args.request());
+    let (last, request) = (Last::<TENSORS>::default(), args.request());
     let shape = LaunchShape {
         grid: [1; 3],
         block: 32,
@@ -33,107 +36,48 @@ fn refused<G: Gates>(
     );
 }
 
+/// What the types do not exclude; the rest is `gated_delta_harness::arguments`' to refuse.
 #[test]
-fn switches_that_exclude_each_other_are_refused_by_name() {
-    let slots = || Some(tensor(I32, &[2]));
-    let both = |one, other| [one, other, "exclude each other"];
-    refused(
-        token_slots(),
-        |args| args.read_slots = slots(),
-        &both("token_slots", "read_slots"),
-    );
-    refused(
-        token_slots(),
-        |args| args.write_slots = slots(),
-        &both("token_slots", "write_slots"),
-    );
+fn a_resume_writes_the_state_after_the_kept_tokens_and_no_other() {
+    let why = "the state after the kept tokens is written, and no other";
+    let both = |other| ["previous", other, "exclude each other", why];
     refused(
         token_slots(),
         |args| args.previous = Some(previous()),
-        &both("token_slots", "previous"),
-    );
-    refused(
-        token_slots(),
-        |args| args.options.update_state = false,
-        &both("token_slots", "update_state = false"),
-    );
-    refused(
-        token_slots(),
-        |args| args.token_slots = None,
-        &["token_slots is missing", "accepted"],
+        &both("token_slots"),
     );
     refused(
         resume(),
-        |args| args.options.update_state = false,
-        &both("previous", "update_state = false"),
+        |args| args.states = States::read_only(pool()).into(),
+        &both("read-only states"),
     );
     refused(
         resume(),
-        |args| args.snapshots = Some(tensor(Bf16, &[2, 3, 4, 64, 64])),
-        &both("previous", "snapshots"),
-    );
-    let output_only = |args: &mut GdnMtp<'static>| args.options.update_state = false;
-    refused(
-        GdnMtp {
-            write_slots: slots(),
-            ..gdn()
-        },
-        output_only,
-        &both("update_state = false", "write_slots"),
-    );
-    refused(
-        GdnMtp {
-            write_pool: Some(tensor(Bf16, &[9, 4, 64, 64])),
-            ..gdn()
-        },
-        output_only,
-        &both("update_state = false", "write_pool"),
-    );
-    let mut args = commit();
-    args.options.update_state = false;
-    let message = args.bytes().unwrap_err().to_string();
-    assert!(
-        message.starts_with("a commit and update_state = false exclude"),
-        "{message}"
+        |args| args.snapshots = Some(snapshots()),
+        &both("snapshots"),
     );
 }
 
 #[test]
 fn the_parallel_formulation_says_what_it_is_not_for() {
-    let parallel = |args: GdnMtp<'static>| {
-        let mut args = args;
-        args.options.formulation = Formulation::Parallel;
+    let parallel = |args: Gdn<'static>| {
+        let args = args.options(args.options.formulation(Formulation::Parallel));
         args.request().check_switches().unwrap();
         args.request().check().unwrap_err().to_string()
     };
-    let f32_state = GdnMtp {
-        pool: tensor(F32, &[5, 4, 64, 64]),
-        ..gdn()
-    };
-    let mut v_last = gdn();
-    v_last.options.state_layout = StateLayout::VLast;
-    let snapshots = GdnMtp {
-        snapshots: Some(tensor(Bf16, &[2, 3, 4, 64, 64])),
-        ..gdn()
-    };
+    let f32_state = with_states(gdn(), States::update(tensor(F32, &[5, 4, 64, 64])));
+    let v_last = gdn().options(Options::default().state_layout(StateLayout::VLast));
     let nine = |heads| tensor(Bf16, &[2, 9, heads, 64]);
-    let long = GdnMtp {
-        q: nine(2),
-        v: nine(4),
-        ..gdn()
-    };
-    let long_previous = GdnMtp {
-        previous: Some(Previous {
-            k: nine(2),
-            v: nine(4),
-            ..previous()
-        }),
-        ..gdn()
-    };
+    let mut long = gdn();
+    long.inputs = Inputs::qkv(nine(2), nine(2), nine(4));
+    let long_previous = gdn().previous(Previous {
+        stored: Stored::kv(nine(2), nine(4)),
+        ..previous()
+    });
     for (args, part) in [
         (f32_state, "an f32 state"),
         (v_last, "a v_last state"),
-        (snapshots, "snapshots"),
+        (gdn().snapshots(snapshots()), "snapshots"),
         (token_slots(), "token_slots"),
         (
             long,
@@ -150,20 +94,72 @@ fn the_parallel_formulation_says_what_it_is_not_for() {
 }
 
 #[test]
+fn options_out_of_range_are_refused_by_name() {
+    for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        refused(
+            gdn(),
+            |args| args.options.scale = Some(scale),
+            &["scale", "a finite number"],
+        );
+    }
+    refused(
+        gdn(),
+        |args| args.options.null_slot = Some(u32::MAX),
+        &["null_slot", "below 2^32 - 1", "4294967295"],
+    );
+}
+
+#[test]
+fn heads_that_no_kernel_takes_are_refused_by_name() {
+    let of_heads = |h: usize, k: usize, hv: usize, v: usize| {
+        move |args: &mut Gdn<'static>| {
+            let (qk, v) = (tensor(Bf16, &[2, 3, h, k]), tensor(Bf16, &[2, 3, hv, v]));
+            args.inputs = Inputs::qkv(qk, qk, v);
+        }
+    };
+    refused(gdn(), of_heads(2, 96, 4, 96), &["K = 96", "64 or 128"]);
+    refused(
+        gdn(),
+        of_heads(2, 64, 4, 128),
+        &["V = 128", "the same as K"],
+    );
+    refused(gdn(), of_heads(0, 64, 4, 64), &["H", "1..=65535", "got 0"]);
+    for hv in [0, 5] {
+        let got = format!("got {hv}");
+        refused(
+            gdn(),
+            of_heads(2, 64, hv, 64),
+            &["HV", "a multiple of H = 2", &got],
+        );
+    }
+    refused(
+        gdn(),
+        |args| {
+            let (qk, v) = (
+                tensor(Bf16, &[65536, 3, 2, 64]),
+                tensor(Bf16, &[65536, 3, 4, 64]),
+            );
+            args.inputs = Inputs::qkv(qk, qk, v);
+        },
+        &["B", "at most 65535", "got 65536"],
+    );
+}
+
+#[test]
 fn tensors_that_do_not_fit_are_refused_by_name() {
     refused(
         gdn(),
-        |args| args.q = tensor(Bf16, &[2, 17, 2, 64]),
+        |args| *qkv(args)[0] = tensor(Bf16, &[2, 17, 2, 64]),
         &["T = 17", "1 to 16"],
     );
     refused(
         gdn(),
-        |args| args.q = tensor(Bf16, &[2, 0, 2, 64]),
+        |args| *qkv(args)[0] = tensor(Bf16, &[2, 0, 2, 64]),
         &["T = 0", "1 to 16"],
     );
     refused(
         gdn(),
-        |args| args.k = tensor(Bf16, &[2, 4, 2, 64]),
+        |args| *qkv(args)[1] = tensor(Bf16, &[2, 4, 2, 64]),
         &["k", "[B, T, H, K] = [2, 3, 2, 64]", "[2, 4, 2, 64]"],
     );
     refused(
@@ -182,36 +178,35 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     );
     refused(
         gdn(),
-        |args| args.q = strided(Bf16, &[2, 3, 2, 64], &[384, 1 << 32, 64, 1]),
+        |args| *qkv(args)[0] = strided(Bf16, &[2, 3, 2, 64], &[384, 1 << 32, 64, 1]),
         &["q", "a token stride below 2^32"],
     );
     refused(
         gdn(),
-        |args| args.pool = tensor(Bf16, &[1, 4, 64, 64]),
+        |args| args.states = States::update(tensor(Bf16, &[1, 4, 64, 64])).into(),
         &["B without read_slots", "at most P = 1", "got 2"],
     );
     refused(
         token_slots(),
-        |args| args.token_slots = Some(tensor(I32, &[2, 2])),
+        |args| args.states = States::per_token(pool(), tensor(I32, &[2, 2])).into(),
         &["token_slots", "[B, T] = [2, 3]", "[2, 2]"],
     );
     refused(
         token_slots(),
-        |args| args.accepted = Some(tensor(F32, &[2])),
+        |args| {
+            let states = States::per_token(pool(), tensor(I32, &[2, 3]));
+            args.states = states.accepted(tensor(F32, &[2])).into();
+        },
         &["accepted", "i32, i64 or u32", "f32"],
     );
-    let with_snapshots = || GdnMtp {
-        snapshots: Some(tensor(Bf16, &[2, 4, 4, 64, 64])),
-        ..gdn()
-    };
-    for (snapshots, parts) in [
+    for (other, parts) in [
         (
             tensor(Bf16, &[2, 2, 4, 64, 64]),
             ["steps of snapshots", "at least T = 3", "got 2"],
         ),
         (
             tensor(F32, &[2, 4, 4, 64, 64]),
-            ["snapshots", "the dtype of state", "f32"],
+            ["snapshots", "the dtype of pool", "f32"],
         ),
         (
             tensor(Bf16, &[3, 4, 4, 64, 64]),
@@ -227,8 +222,8 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
         ),
     ] {
         refused(
-            with_snapshots(),
-            |args| args.snapshots = Some(snapshots),
+            gdn().snapshots(snapshots()),
+            |args| args.snapshots = Some(other),
             &parts,
         );
     }
@@ -259,11 +254,11 @@ fn packed_and_previous_tokens_that_do_not_fit_are_refused_by_name() {
     );
     refused(
         packed(),
-        |args| args.k = tensor(Bf16, &[1, 6, 2, 64]),
+        |args| *qkv(args)[1] = tensor(Bf16, &[1, 6, 2, 64]),
         &["k", "[1, total, H, K] = [1, 7, 2, 64]"],
     );
     let changed = |change: fn(&mut Previous<'static>)| {
-        move |args: &mut GdnMtp<'static>| {
+        move |args: &mut Gdn<'static>| {
             let mut changed = previous();
             change(&mut changed);
             args.previous = Some(changed);
@@ -271,7 +266,9 @@ fn packed_and_previous_tokens_that_do_not_fit_are_refused_by_name() {
     };
     refused(
         resume(),
-        changed(|previous| previous.k = tensor(F32, &[2, 5, 2, 64])),
+        changed(|previous| {
+            previous.stored = Stored::kv(tensor(F32, &[2, 5, 2, 64]), tensor(Bf16, &[2, 5, 4, 64]))
+        }),
         &["previous k", "the dtype of k", "f32"],
     );
     refused(
@@ -291,7 +288,15 @@ fn packed_and_previous_tokens_that_do_not_fit_are_refused_by_name() {
     );
     refused(
         resume(),
-        changed(|previous| previous.k = tensor(Bf16, &[2, 17, 2, 64])),
+        changed(|previous| {
+            previous.stored =
+                Stored::kv(tensor(Bf16, &[2, 17, 2, 64]), tensor(Bf16, &[2, 17, 4, 64]))
+        }),
         &["T' = 17", "1 to 16"],
+    );
+    refused(
+        resume(),
+        changed(|previous| previous.keep = tensor(Bf16, &[2])),
+        &["keep", "i32, i64 or u32", "bf16"],
     );
 }
