@@ -8,7 +8,7 @@ use cust::memory::{CopyDestination, DeviceBuffer};
 use cust::stream::{Stream, StreamFlags};
 use gated_delta::{Context, Device, Library, Tensor};
 
-use layer::{Layer, SLOTS, args};
+use layer::{Layer, SLOTS, step};
 
 fn main() -> Result<(), Box<dyn Error>> {
     layer::decode_everywhere(decode)
@@ -24,7 +24,7 @@ fn decode(layer: &mut Layer) -> Result<(), Box<dyn Error>> {
     let (log_decay, beta) = (upload(&layer.log_decay)?, upload(&layer.beta)?);
     let slot = DeviceBuffer::from_slice(&layer.slot)?;
     let (mut output, mut states) = (upload(&layer.output)?, upload(&layer.states)?);
-    let args = args([
+    let step = step([
         Tensor::from_device(&key, &[1, 1, 1, 64])?,
         Tensor::from_device(&value, &[1, 1, 1, 64])?,
         Tensor::from_device(&log_decay, &[1, 1, 1])?,
@@ -34,7 +34,7 @@ fn decode(layer: &mut Layer) -> Result<(), Box<dyn Error>> {
         Tensor::from_device_mut(&mut states, &[SLOTS, 1, 64, 64])?,
     ]);
     // SAFETY: the buffers outlive the synchronisation, and nobody else uses them.
-    unsafe { library.gdn_decode((&stream).into(), &args) }?;
+    unsafe { library.launch((&stream).into(), &step) }?;
     stream.synchronize()?;
     output.copy_to(&mut layer.output)?;
     states.copy_to(&mut layer.states)?;

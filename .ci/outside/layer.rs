@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use gated_delta::{GdnDecode, GdnDecodeOptions, GdnGates, Library, StreamRef, Tensor};
+use gated_delta::{Gdn, GdnGates, Inputs, Library, Options, States, StreamRef, Tensor};
 
 /// States of the pool.
 pub const SLOTS: usize = 4;
@@ -50,24 +50,15 @@ impl Layer {
     }
 }
 
-/// The arguments of a decode: key, value, log decay, beta, slot, output and states of a layer, wherever they are.
-pub fn args([key, value, g, beta, slot, o, pool]: [Tensor<'_>; 7]) -> GdnDecode<'_> {
-    GdnDecode {
-        q: key,
-        k: key,
-        v: value,
-        gates: GdnGates::Given { g, beta },
+/// A decode: key, value, log decay, beta, slot, output and states of a layer, wherever they are.
+pub fn step([key, value, g, beta, slot, o, pool]: [Tensor<'_>; 7]) -> Gdn<'_> {
+    Gdn::new(
+        Inputs::qkv(key, key, value),
+        GdnGates::given(g, beta),
         o,
-        pool,
-        write_pool: None,
-        read_slots: Some(slot),
-        write_slots: None,
-        options: GdnDecodeOptions {
-            scale: Some(1.0),
-            qk_l2norm: false,
-            ..GdnDecodeOptions::default()
-        },
-    }
+        States::update(pool).slots(slot),
+    )
+    .options(Options::default().scale(1.0).qk_l2norm(false))
 }
 
 /// Decodes in the simulator, and by `decode` where there is a GPU.
@@ -75,7 +66,7 @@ pub fn decode_everywhere(
     decode: impl FnOnce(&mut Layer) -> Result<(), Box<dyn Error>>,
 ) -> Result<(), Box<dyn Error>> {
     let mut layer = Layer::new();
-    let args = args([
+    let step = step([
         Tensor::from_slice(&layer.key, &[1, 1, 1, 64])?,
         Tensor::from_slice(&layer.value, &[1, 1, 1, 64])?,
         Tensor::from_slice(&layer.log_decay, &[1, 1, 1])?,
@@ -85,7 +76,7 @@ pub fn decode_everywhere(
         Tensor::from_slice_mut(&mut layer.states, &[SLOTS, 1, 64, 64])?,
     ]);
     // SAFETY: a simulated launch is done when it returns.
-    unsafe { Library::simulator().gdn_decode(StreamRef::default_stream(), &args) }?;
+    unsafe { Library::simulator().launch(StreamRef::default_stream(), &step) }?;
     layer.check("simulator");
 
     let mut layer = Layer::new();

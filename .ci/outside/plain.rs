@@ -7,7 +7,7 @@ use std::error::Error;
 use gated_delta::driver::{DeviceMemory, Stream};
 use gated_delta::{Context, DType, Device, Library};
 
-use layer::{Layer, SLOTS, args};
+use layer::{Layer, SLOTS, step};
 
 fn main() -> Result<(), Box<dyn Error>> {
     layer::decode_everywhere(decode)
@@ -21,7 +21,7 @@ fn decode(layer: &mut Layer) -> Result<(), Box<dyn Error>> {
     let (log_decay, beta) = (upload(&layer.log_decay)?, upload(&layer.beta)?);
     let slot = DeviceMemory::from_slice(&context, &layer.slot)?;
     let (mut output, mut states) = (upload(&layer.output)?, upload(&layer.states)?);
-    let args = args([
+    let step = step([
         key.tensor(DType::F32, &[1, 1, 1, 64])?,
         value.tensor(DType::F32, &[1, 1, 1, 64])?,
         log_decay.tensor(DType::F32, &[1, 1, 1])?,
@@ -31,7 +31,7 @@ fn decode(layer: &mut Layer) -> Result<(), Box<dyn Error>> {
         states.tensor_mut(DType::F32, &[SLOTS, 1, 64, 64])?,
     ]);
     // SAFETY: the buffers outlive the synchronisation, and nobody else uses them.
-    unsafe { Library::new(&context).gdn_decode(stream.as_ref(), &args) }?;
+    unsafe { Library::new(&context).launch(stream.as_ref(), &step) }?;
     stream.synchronize()?;
     output.read(&mut layer.output)?;
     states.read(&mut layer.states)?;

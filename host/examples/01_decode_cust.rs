@@ -8,9 +8,7 @@ use cust::CudaFlags;
 use cust::memory::DeviceBuffer;
 use cust::stream::{Stream, StreamFlags};
 use gated_delta::driver::{Context, Device};
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::{BetaScale, GdnGates};
-use gated_delta::{DType, Library, Tensor};
+use gated_delta::{DType, Gdn, GdnGates, Inputs as Qkv, Library, States, Tensor};
 use half::bf16;
 
 /// Qwen3-Next's layer.
@@ -63,26 +61,27 @@ fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
 
     let (qk, vo) = ([batch, 1, heads, dim], [batch, 1, value_heads, dim]);
     let gate = [batch, 1, value_heads];
-    let args = GdnDecode {
-        q: Tensor::from_device_as(&q, DType::Bf16, &qk)?,
-        k: Tensor::from_device_as(&k, DType::Bf16, &qk)?,
-        v: Tensor::from_device_as(&v, DType::Bf16, &vo)?,
-        gates: GdnGates::Raw {
-            a: Tensor::from_device_as(&a, DType::Bf16, &gate)?,
-            b: Tensor::from_device_as(&b, DType::Bf16, &gate)?,
-            a_log: Tensor::from_device(&a_log, &[value_heads])?,
-            dt_bias: Tensor::from_device(&dt_bias, &[value_heads])?,
-            beta_scale: BetaScale::One,
-        },
-        o: Tensor::from_device_as_mut(&mut o, DType::Bf16, &vo)?,
-        pool: Tensor::from_device_mut(&mut states, &[pool, value_heads, dim, dim])?,
-        write_pool: None,
-        read_slots: Some(Tensor::from_device(&slots, &[batch])?),
-        write_slots: None,
-        options: GdnDecodeOptions::default(),
-    };
+    let step = Gdn::new(
+        Qkv::qkv(
+            Tensor::from_device_as(&q, DType::Bf16, &qk)?,
+            Tensor::from_device_as(&k, DType::Bf16, &qk)?,
+            Tensor::from_device_as(&v, DType::Bf16, &vo)?,
+        ),
+        GdnGates::raw(
+            Tensor::from_device_as(&a, DType::Bf16, &gate)?,
+            Tensor::from_device_as(&b, DType::Bf16, &gate)?,
+            Tensor::from_device(&a_log, &[value_heads])?,
+            Tensor::from_device(&dt_bias, &[value_heads])?,
+        ),
+        Tensor::from_device_as_mut(&mut o, DType::Bf16, &vo)?,
+        States::update(Tensor::from_device_mut(
+            &mut states,
+            &[pool, value_heads, dim, dim],
+        )?)
+        .slots(Tensor::from_device(&slots, &[batch])?),
+    );
     // SAFETY: the buffers outlive the synchronisation, nobody else uses them, and live rows have slots of their own.
-    unsafe { library.gdn_decode((&stream).into(), &args) }?;
+    unsafe { library.launch((&stream).into(), &step) }?;
     stream.synchronize()?;
     let o: Vec<bf16> = o.as_host_vec()?.into_iter().map(bf16::from_bits).collect();
     Ok((o, states.as_host_vec()?))

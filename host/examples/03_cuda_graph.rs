@@ -47,14 +47,14 @@ fn main() -> Result<()> {
     let mut first = Layer::new(&engine, &decode, &padding.0)?;
     let mut second = Layer::new(&engine, &verify, &padding.1)?;
     let mut graph = {
-        let (first, second) = (first.decode()?, second.verify()?);
-        engine.library.prewarm_gdn_decode(&first)?;
-        engine.library.prewarm_gdn_mtp(&second)?;
+        let (first, second) = (first.step()?, second.step()?);
+        engine.library.prewarm(&first)?;
+        engine.library.prewarm(&second)?;
         // SAFETY: the layers outlive the graph and are not touched during a replay; live rows have slots of their own.
         unsafe {
             Graph::capture(stream, || {
-                engine.library.gdn_decode(engine.stream(), &first)?;
-                engine.library.gdn_mtp(engine.stream(), &second)
+                engine.library.launch(engine.stream(), &first)?;
+                engine.library.launch(engine.stream(), &second)
             })
         }?
     };

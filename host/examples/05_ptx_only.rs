@@ -1,4 +1,4 @@
-//! PTX only: a decode without this crate's launcher. `GdnDecode::recipe` checks the arguments and says what to compile
+//! PTX only: a decode without this crate's launcher. `Work::recipe` checks the arguments and says what to compile
 //! and how to launch it; the rest is calls of the driver, as an engine with a launcher of its own makes them.
 
 mod common;
@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use common::engine::Engine;
 use common::layer::Layer;
 use common::{Inputs, Rows, Shape};
+use gated_delta::Work;
 use gated_delta::driver::{Driver, RawFunction, RawModule, attribute};
 use gated_delta::raw::{Kernel, LaunchShape};
 
@@ -42,7 +43,7 @@ fn main() -> Result<()> {
 
     let (inputs, rows) = (Inputs::random(SHAPE, 5), Rows::decoded(&SLOTS));
     let mut layer = Layer::new(&engine, &inputs, &rows)?;
-    let recipe = layer.decode()?.recipe()?;
+    let recipe = layer.step()?.recipe()?;
     println!(
         "{} on {:?}, {} bytes of parameters",
         recipe.kernel.symbol(),

@@ -77,7 +77,7 @@ fn step(engines: &[Engine], inputs: &Inputs, rows: &Rows) -> Result<(Vec<bf16>, 
     }
     for (engine, layer) in engines.iter().zip(&mut layers) {
         // SAFETY: the layer outlives the wait below, and live rows have slots of their own.
-        unsafe { engine.library.gdn_decode(engine.stream(), &layer.decode()?) }?;
+        unsafe { engine.library.launch(engine.stream(), &layer.step()?) }?;
     }
     let (mut outputs, mut states) = (Vec::with_capacity(parts), Vec::with_capacity(parts));
     for (engine, layer) in engines.iter().zip(&layers) {

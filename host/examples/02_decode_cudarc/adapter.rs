@@ -1,10 +1,8 @@
 //! What the engine adds to decode with gated-delta, in all.
 
 use cudarc::driver::{CudaSlice, DevicePtr};
-use gated_delta::driver::{Context, Device};
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::{BetaScale, GdnGates};
-use gated_delta::{DeviceElement, Error, Library, StreamRef, Tensor};
+use gated_delta::{Context, Device, DeviceElement, Error, Library, StreamRef, Tensor};
+use gated_delta::{Gdn, GdnGates, Inputs, States};
 
 use crate::engine::{Engine, Layer};
 
@@ -17,26 +15,24 @@ pub fn library(engine: &Engine) -> Result<Library, Error> {
 /// Enqueues one decode step: row b reads and writes slot `slots[b]`.
 pub fn decode(library: &Library, engine: &Engine, layer: &mut Layer) -> Result<(), Error> {
     let (b, h, hv, d, slots) = layer.sizes();
-    let args = GdnDecode {
-        q: tensor(&layer.q, &[b, 1, h, d])?,
-        k: tensor(&layer.k, &[b, 1, h, d])?,
-        v: tensor(&layer.v, &[b, 1, hv, d])?,
-        gates: GdnGates::Raw {
-            a: tensor(&layer.a, &[b, 1, hv])?,
-            b: tensor(&layer.b, &[b, 1, hv])?,
-            a_log: tensor(&layer.a_log, &[hv])?,
-            dt_bias: tensor(&layer.dt_bias, &[hv])?,
-            beta_scale: BetaScale::One,
-        },
-        o: tensor(&layer.o, &[b, 1, hv, d])?,
-        pool: tensor(&layer.states, &[slots, hv, d, d])?,
-        write_pool: None,
-        read_slots: Some(tensor(&layer.slots, &[b])?),
-        write_slots: None,
-        options: GdnDecodeOptions::default(),
-    };
+    let step = Gdn::new(
+        Inputs::qkv(
+            tensor(&layer.q, &[b, 1, h, d])?,
+            tensor(&layer.k, &[b, 1, h, d])?,
+            tensor(&layer.v, &[b, 1, hv, d])?,
+        ),
+        GdnGates::raw(
+            tensor(&layer.a, &[b, 1, hv])?,
+            tensor(&layer.b, &[b, 1, hv])?,
+            tensor(&layer.a_log, &[hv])?,
+            tensor(&layer.dt_bias, &[hv])?,
+        ),
+        tensor(&layer.o, &[b, 1, hv, d])?,
+        States::update(tensor(&layer.states, &[slots, hv, d, d])?)
+            .slots(tensor(&layer.slots, &[b])?),
+    );
     // SAFETY: the engine frees buffers in the order of its stream, and gives live rows slots of their own.
-    unsafe { library.gdn_decode(StreamRef::from_raw(engine.stream.cu_stream().cast()), &args) }
+    unsafe { library.launch(StreamRef::from_raw(engine.stream.cu_stream().cast()), &step) }
 }
 
 /// A tensor in all of `slice`. The order of the engine's one stream is all that it needs; with several, keep what

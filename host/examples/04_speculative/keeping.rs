@@ -4,12 +4,10 @@ use std::mem;
 
 use anyhow::Result;
 use bytemuck::Pod;
-use gated_delta::ops::gdn_mtp::{GdnCommit, GdnMtp};
-use gated_delta::ops::recurrent::{Formulation, Previous, RecurrentOptions};
-use gated_delta::{DeviceElement, Error, Tensor};
+use gated_delta::{DeviceElement, Error, Formulation, Options, States, Tensor};
 
 use crate::common::engine::{Buffer, Engine};
-use crate::model::{Model, Shape, Tokens, Views};
+use crate::model::{Model, Shape, Tokens};
 
 /// A way to keep states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +33,7 @@ impl Way {
 }
 
 /// States of B rows with T tokens a step, kept in a [`Way`]. They start as zeros.
-pub struct States<S> {
+pub struct Keeping<S> {
     way: Way,
     dims: [usize; 2],
     /// `[P, HV, V, K]`: with snapshots and token slots a slot for each token, otherwise one for each row.
@@ -48,10 +46,10 @@ pub struct States<S> {
     token_slots: Buffer<i32>,
     /// `[B]`: tokens of the last step that were accepted.
     accepted: Buffer<i32>,
-    options: RecurrentOptions,
+    options: Options,
 }
 
-impl<S: DeviceElement + Pod> States<S> {
+impl<S: DeviceElement + Pod> Keeping<S> {
     /// Zero states.
     pub fn new(
         engine: &Engine,
@@ -77,13 +75,13 @@ impl<S: DeviceElement + Pod> States<S> {
             slots: engine.buffer(&indices(rows, |row| row * steps))?,
             token_slots: engine.buffer(&indices(rows * tokens, |token| token))?,
             accepted: engine.buffer(&vec![accepted; rows])?,
-            options: RecurrentOptions::default(),
+            options: Options::default(),
         })
     }
 
     /// With another formulation.
     pub fn formulated(mut self, formulation: Formulation) -> Self {
-        self.options.formulation = formulation;
+        self.options = self.options.formulation(formulation);
         self
     }
 
@@ -96,59 +94,37 @@ impl<S: DeviceElement + Pod> States<S> {
         last: &Tokens,
     ) -> Result<(), Error> {
         let ([rows, tokens], shape) = (self.dims, model.shape);
-        let outputs_only = RecurrentOptions {
-            update_state: false,
-            ..self.options
+        let steps = if matches!(self.way, Way::Snapshots | Way::TokenSlots) {
+            tokens
+        } else {
+            1
         };
-        let read_slots = Some(self.slots.tensor(&[rows])?);
-        let views = step.tensors(model)?;
-        let args = match self.way {
-            Way::Snapshots => GdnMtp {
-                read_slots,
-                snapshots: Some(self.spare.tensor_mut(&[
-                    rows,
-                    tokens,
-                    shape.value_heads,
-                    shape.dim,
-                    shape.dim,
-                ])?),
-                ..verify(
-                    views,
-                    slots(&mut self.pool, shape, rows * tokens)?,
-                    outputs_only,
-                )
-            },
-            Way::TokenSlots => GdnMtp {
-                token_slots: Some(self.token_slots.tensor(&[rows, tokens])?),
-                accepted: Some(self.accepted.tensor(&[rows])?),
-                ..verify(
-                    views,
-                    slots(&mut self.pool, shape, rows * tokens)?,
-                    self.options,
-                )
-            },
-            Way::Commit => GdnMtp {
-                read_slots,
-                ..verify(views, slots(&mut self.pool, shape, rows)?, outputs_only)
-            },
+        let pool = slots(&mut self.pool, shape, rows * steps)?;
+        let row_slots = self.slots.tensor(&[rows])?;
+        let accepted = self.accepted.tensor(&[rows])?;
+        let step = match self.way {
+            Way::Snapshots => {
+                let states = States::read_only(pool).slots(row_slots);
+                let snapshots = slots(&mut self.spare, shape, rows * tokens)?;
+                step.step(model, states)?
+                    .snapshots(snapshots.split(0, tokens)?)
+            }
+            Way::TokenSlots => {
+                let token_slots = self.token_slots.tensor(&[rows, tokens])?;
+                step.step(
+                    model,
+                    States::per_token(pool, token_slots).accepted(accepted),
+                )?
+            }
+            Way::Commit => step.step(model, States::read_only(pool).slots(row_slots))?,
             Way::Resume => {
-                let [k, v, gate, beta] = last.previous()?;
-                let keep = self.accepted.tensor(&[rows])?;
-                GdnMtp {
-                    read_slots,
-                    previous: Some(Previous {
-                        k,
-                        v,
-                        gate,
-                        beta,
-                        keep,
-                    }),
-                    ..verify(views, slots(&mut self.pool, shape, rows)?, self.options)
-                }
+                let states = States::update(pool).slots(row_slots);
+                step.step(model, states)?.previous(last.previous(accepted)?)
             }
         };
+        let step = step.options(self.options);
         // SAFETY: the buffers outlive the engine's wait, and every row has slots of its own.
-        unsafe { engine.library.gdn_mtp(engine.stream(), &args) }
+        unsafe { engine.library.launch(engine.stream(), &step) }
     }
 
     /// The first `accepted[b]` tokens of each row of `step` hold; the next step starts from there.
@@ -156,7 +132,7 @@ impl<S: DeviceElement + Pod> States<S> {
         &mut self,
         engine: &Engine,
         model: &Model,
-        step: &mut Tokens,
+        step: &Tokens,
         accepted: &[i32],
     ) -> Result<()> {
         let ([rows, tokens], shape) = (self.dims, model.shape);
@@ -168,46 +144,18 @@ impl<S: DeviceElement + Pod> States<S> {
                 self.slots.write(&indices(rows, last))
             }
             Way::Commit => {
-                let Views { k, v, gates, .. } = step.tensors(model)?;
-                let commit = GdnCommit {
-                    k,
-                    v,
-                    gates,
-                    keep: self.accepted.tensor(&[rows])?,
-                    pool: slots(&mut self.pool, shape, rows)?,
-                    write_pool: None,
-                    read_slots: Some(self.slots.tensor(&[rows])?),
-                    write_slots: None,
-                    options: self.options,
-                };
+                let pool = States::update(slots(&mut self.pool, shape, rows)?);
+                let keep = self.accepted.tensor(&[rows])?;
+                let commit = step
+                    .commit(model, keep, pool.slots(self.slots.tensor(&[rows])?))?
+                    .options(self.options);
                 // SAFETY: the buffers outlive the wait, and every row has a slot of its own.
-                unsafe { engine.library.gdn_commit(engine.stream(), &commit) }?;
+                unsafe { engine.library.launch(engine.stream(), &commit) }?;
                 engine.synchronize()
             }
             // The next step does it.
             Way::TokenSlots | Way::Resume => Ok(()),
         }
-    }
-}
-
-/// A verify that starts from slot b in row b.
-fn verify<'a>(views: Views<'a>, pool: Tensor<'a>, options: RecurrentOptions) -> GdnMtp<'a> {
-    GdnMtp {
-        q: views.q,
-        k: views.k,
-        v: views.v,
-        gates: views.gates,
-        o: views.o,
-        pool,
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        token_slots: None,
-        accepted: None,
-        snapshots: None,
-        packed: None,
-        previous: None,
-        options,
     }
 }
 

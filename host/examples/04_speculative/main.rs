@@ -15,11 +15,9 @@ use anyhow::{Context as _, Result, ensure};
 use bytemuck::Pod;
 use common::engine::Engine;
 use common::same_bits;
-use gated_delta::DeviceElement;
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::recurrent::Formulation;
+use gated_delta::{DeviceElement, Formulation, States};
 use half::bf16;
-use keeping::{States, Way};
+use keeping::{Keeping, Way};
 use model::{Drafter, Model, Sequence, Shape, Tokens, VOCABULARY};
 
 /// The prompt of each row: B tokens.
@@ -91,21 +89,10 @@ fn decode<S: DeviceElement + Pod>(engine: &Engine, model: &Model) -> Result<Vec<
     let mut states = engine.buffer(&vec![S::zeroed(); rows * value_heads * dim * dim])?;
     for _ in 0..LENGTH {
         step.embed(model, &sequences.each_ref().map(Sequence::last))?;
-        let views = step.tensors(model)?;
-        let args = GdnDecode {
-            q: views.q,
-            k: views.k,
-            v: views.v,
-            gates: views.gates,
-            o: views.o,
-            pool: states.tensor_mut(&[rows, value_heads, dim, dim])?,
-            write_pool: None,
-            read_slots: None,
-            write_slots: None,
-            options: GdnDecodeOptions::default(),
-        };
+        let pool = states.tensor_mut(&[rows, value_heads, dim, dim])?;
+        let one = step.step(model, States::update(pool))?;
         // SAFETY: the buffers outlive the wait; row b has slot b.
-        unsafe { engine.library.gdn_decode(engine.stream(), &args) }?;
+        unsafe { engine.library.launch(engine.stream(), &one) }?;
         engine.synchronize()?;
         for (sequence, o) in sequences
             .iter_mut()
@@ -138,7 +125,7 @@ fn speculate<S: DeviceElement + Pod>(
     let drafter = Drafter { plain };
     let (rows, width) = (PROMPTS.len(), model.shape.value_heads * model.shape.dim);
     let mut sequences = PROMPTS.map(Sequence::new);
-    let mut states = States::<S>::new(engine, model, way, rows, TOKENS)?.formulated(formulation);
+    let mut states = Keeping::<S>::new(engine, model, way, rows, TOKENS)?.formulated(formulation);
     let mut step = Tokens::room(engine, model, rows, TOKENS)?;
     let mut last = Tokens::room(engine, model, rows, TOKENS)?;
     let (mut steps, mut accepted_drafts) = (0, 0);
@@ -173,7 +160,7 @@ fn speculate<S: DeviceElement + Pod>(
             }
             accepted_drafts += accepted[row] - 1;
         }
-        states.accept(engine, model, &mut step, &accepted)?;
+        states.accept(engine, model, &step, &accepted)?;
         mem::swap(&mut step, &mut last);
         steps += 1;
     }

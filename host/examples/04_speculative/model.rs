@@ -1,8 +1,8 @@
 //! A language model of one GDN layer: a token is its inputs, and the next token is read off its output.
 
 use anyhow::Result;
-use gated_delta::ops::{BetaScale, GdnGates};
-use gated_delta::{Error, Tensor};
+use gated_delta::step::Update;
+use gated_delta::{Error, Gdn, GdnCommit, GdnGates, Inputs, Previous, States, Stored, Tensor};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -66,6 +66,13 @@ impl Model {
             a_log: engine.buffer(&uniform(rng, value_heads, -3.0, -1.0))?,
             dt_bias: engine.buffer(&uniform(rng, value_heads, -1.0, 0.0))?,
         })
+    }
+
+    /// Gates of tokens.
+    fn gates<'a>(&'a self, a: Tensor<'a>, b: Tensor<'a>) -> Result<GdnGates<'a>, Error> {
+        let parameter = |buffer: &'a Buffer<f32>| buffer.tensor(&[self.shape.value_heads]);
+        let (a_log, dt_bias) = (parameter(&self.a_log)?, parameter(&self.dt_bias)?);
+        Ok(GdnGates::raw(a, b, a_log, dt_bias))
     }
 
     /// The most likely token after one whose output is `o`, `[HV, V]`.
@@ -141,63 +148,54 @@ impl Tokens {
         self.b.write(&rows(&model.b))
     }
 
-    /// q, k, v, gates and o, as tensors.
-    pub fn tensors<'a>(&'a mut self, model: &'a Model) -> Result<Views<'a>, Error> {
-        let (
-            [rows, tokens],
-            Shape {
-                heads,
-                value_heads,
-                dim,
-            },
-        ) = (self.dims, self.shape);
-        let (qk, vo) = ([rows, tokens, heads, dim], [rows, tokens, value_heads, dim]);
-        Ok(Views {
-            q: self.q.tensor(&qk)?,
-            o: self.o.tensor_mut(&vo)?,
-            k: self.k.tensor(&qk)?,
-            v: self.v.tensor(&vo)?,
-            gates: GdnGates::Raw {
-                a: self.a.tensor(&[rows, tokens, value_heads])?,
-                b: self.b.tensor(&[rows, tokens, value_heads])?,
-                a_log: model.a_log.tensor(&[value_heads])?,
-                dt_bias: model.dt_bias.tensor(&[value_heads])?,
-                beta_scale: BetaScale::One,
-            },
-        })
+    /// The step of these tokens.
+    pub fn step<'a>(
+        &'a mut self,
+        model: &'a Model,
+        states: impl Into<States<'a>>,
+    ) -> Result<Gdn<'a>, Error> {
+        let ([rows, tokens], shape) = (self.dims, self.shape);
+        let qk = [rows, tokens, shape.heads, shape.dim];
+        let vo = [rows, tokens, shape.value_heads, shape.dim];
+        let gate = [rows, tokens, shape.value_heads];
+        Ok(Gdn::new(
+            Inputs::qkv(
+                self.q.tensor(&qk)?,
+                self.k.tensor(&qk)?,
+                self.v.tensor(&vo)?,
+            ),
+            model.gates(self.a.tensor(&gate)?, self.b.tensor(&gate)?)?,
+            self.o.tensor_mut(&vo)?,
+            states,
+        ))
     }
 
-    /// As [`gated_delta::ops::recurrent::Previous`] wants them: k, v, a, b.
-    pub fn previous(&self) -> Result<[Tensor<'_>; 4], Error> {
-        let (
-            [rows, tokens],
-            Shape {
-                heads,
-                value_heads,
-                dim,
-            },
-        ) = (self.dims, self.shape);
-        Ok([
-            self.k.tensor(&[rows, tokens, heads, dim])?,
-            self.v.tensor(&[rows, tokens, value_heads, dim])?,
-            self.a.tensor(&[rows, tokens, value_heads])?,
-            self.b.tensor(&[rows, tokens, value_heads])?,
-        ])
+    /// The commit of the first `keep` of these tokens.
+    pub fn commit<'a>(
+        &'a self,
+        model: &'a Model,
+        keep: Tensor<'a>,
+        states: Update<'a>,
+    ) -> Result<GdnCommit<'a>, Error> {
+        let (stored, [a, b]) = self.stored()?;
+        Ok(GdnCommit::new(stored, model.gates(a, b)?, keep, states))
     }
-}
 
-/// [`Tokens`] as tensors.
-pub struct Views<'a> {
-    /// `[B, T, H, K]`
-    pub q: Tensor<'a>,
-    /// `[B, T, H, K]`
-    pub k: Tensor<'a>,
-    /// `[B, T, HV, V]`
-    pub v: Tensor<'a>,
-    /// Of `[B, T, HV]`.
-    pub gates: GdnGates<'a>,
-    /// `[B, T, HV, V]`
-    pub o: Tensor<'a>,
+    /// For a resume: the first `keep` of these tokens are committed first.
+    pub fn previous<'a>(&'a self, keep: Tensor<'a>) -> Result<Previous<'a>, Error> {
+        let (stored, [a, b]) = self.stored()?;
+        Ok(Previous::new(stored, a, b, keep))
+    }
+
+    /// k and v, and a and b.
+    fn stored(&self) -> Result<(Stored<'_>, [Tensor<'_>; 2]), Error> {
+        let ([rows, tokens], shape) = (self.dims, self.shape);
+        let k = (self.k).tensor(&[rows, tokens, shape.heads, shape.dim])?;
+        let v = (self.v).tensor(&[rows, tokens, shape.value_heads, shape.dim])?;
+        let gate = [rows, tokens, shape.value_heads];
+        let gates = [self.a.tensor(&gate)?, self.b.tensor(&gate)?];
+        Ok((Stored::kv(k, v), gates))
+    }
 }
 
 /// A sequence, with the output that each token but the first was read off.

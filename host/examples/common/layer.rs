@@ -1,11 +1,7 @@
-//! The inputs of a step in an engine's memory, and the arguments of its operators.
+//! The inputs of a step in an engine's memory, and its arguments.
 
 use anyhow::Result;
-use gated_delta::Error;
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::gdn_mtp::GdnMtp;
-use gated_delta::ops::recurrent::{Packed, RecurrentOptions};
-use gated_delta::ops::{BetaScale, GdnGates};
+use gated_delta::{Error, Gdn, GdnGates, Inputs as Qkv, States};
 use half::bf16;
 
 use super::engine::{Buffer, Engine};
@@ -58,40 +54,8 @@ impl Layer {
         self.o.write(&inputs.o)
     }
 
-    /// Arguments of a decode, for T = 1.
-    pub fn decode(&mut self) -> Result<GdnDecode<'_>, Error> {
-        let Shape {
-            batch,
-            heads,
-            value_heads,
-            dim,
-            slots,
-            ..
-        } = self.shape;
-        let (qk, vo) = ([batch, 1, heads, dim], [batch, 1, value_heads, dim]);
-        let gate = [batch, 1, value_heads];
-        Ok(GdnDecode {
-            q: self.q.tensor(&qk)?,
-            k: self.k.tensor(&qk)?,
-            v: self.v.tensor(&vo)?,
-            gates: GdnGates::Raw {
-                a: self.a.tensor(&gate)?,
-                b: self.b.tensor(&gate)?,
-                a_log: self.a_log.tensor(&[value_heads])?,
-                dt_bias: self.dt_bias.tensor(&[value_heads])?,
-                beta_scale: BetaScale::One,
-            },
-            o: self.o.tensor_mut(&vo)?,
-            pool: self.states.tensor_mut(&[slots, value_heads, dim, dim])?,
-            write_pool: None,
-            read_slots: Some(self.slots.tensor(&[batch])?),
-            write_slots: None,
-            options: GdnDecodeOptions::default(),
-        })
-    }
-
-    /// Arguments of several tokens a row: T of each, or as many as `cu_seqlens` say.
-    pub fn verify(&mut self) -> Result<GdnMtp<'_>, Error> {
+    /// Arguments of a step: T tokens of each row, or as many as `cu_seqlens` say.
+    pub fn step(&mut self) -> Result<Gdn<'_>, Error> {
         let Shape {
             batch,
             tokens,
@@ -109,38 +73,26 @@ impl Layer {
             [rows, columns, value_heads, dim],
         );
         let gate = [rows, columns, value_heads];
-        let packed = match &self.cu_seqlens {
-            Some(bounds) => {
-                let cu_seqlens = bounds.tensor(&[batch + 1])?;
-                Some(Packed {
-                    cu_seqlens,
-                    max_tokens: tokens,
-                })
-            }
-            None => None,
-        };
-        Ok(GdnMtp {
-            q: self.q.tensor(&qk)?,
-            k: self.k.tensor(&qk)?,
-            v: self.v.tensor(&vo)?,
-            gates: GdnGates::Raw {
-                a: self.a.tensor(&gate)?,
-                b: self.b.tensor(&gate)?,
-                a_log: self.a_log.tensor(&[value_heads])?,
-                dt_bias: self.dt_bias.tensor(&[value_heads])?,
-                beta_scale: BetaScale::One,
-            },
-            o: self.o.tensor_mut(&vo)?,
-            pool: self.states.tensor_mut(&[slots, value_heads, dim, dim])?,
-            write_pool: None,
-            read_slots: Some(self.slots.tensor(&[batch])?),
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
-            snapshots: None,
-            packed,
-            previous: None,
-            options: RecurrentOptions::default(),
+        let gates = GdnGates::raw(
+            self.a.tensor(&gate)?,
+            self.b.tensor(&gate)?,
+            self.a_log.tensor(&[value_heads])?,
+            self.dt_bias.tensor(&[value_heads])?,
+        );
+        let pool = self.states.tensor_mut(&[slots, value_heads, dim, dim])?;
+        let step = Gdn::new(
+            Qkv::qkv(
+                self.q.tensor(&qk)?,
+                self.k.tensor(&qk)?,
+                self.v.tensor(&vo)?,
+            ),
+            gates,
+            self.o.tensor_mut(&vo)?,
+            States::update(pool).slots(self.slots.tensor(&[batch])?),
+        );
+        Ok(match &self.cu_seqlens {
+            Some(bounds) => step.packed(bounds.tensor(&[batch + 1])?, tokens),
+            None => step,
         })
     }
 }
