@@ -1,32 +1,23 @@
-//! What the fuzzer's bytes say: an operation, its switches, and the form of every tensor, most of them as they should
-//! be.
+//! What the fuzzer's bytes say: gates, a way of keeping states, options, and the form of every tensor, most of them as
+//! they should be.
 
-use std::collections::BTreeMap;
-
-use gated_delta::DType;
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::recurrent::{Formulation, RecurrentOptions};
-use gated_delta::ops::{BetaScale, HeadMap, StateLayout};
 use gated_delta::tensor::MAX_DIMS;
-use gated_delta_cli::operation::{GdnGate, KdaDecay, KdaGate, Operation};
+use gated_delta::{BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout};
+use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, Kept, New, Packed, Tokens};
 use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
 
 use crate::form::Form;
 use crate::sizes::{Sizes, draw_tokens};
 
-/// An arbitrary problem without memory.
+/// An arbitrary launch without memory.
 #[derive(Debug)]
 pub struct Draft {
-    /// What is computed.
-    pub operation: Operation,
-    /// What is fixed for the layer.
-    pub options: RecurrentOptions,
-    /// Most tokens of a packed row.
-    pub max_tokens: Option<usize>,
+    /// Which tensors there are, by their positions in `forms`.
+    pub arguments: Arguments<usize>,
+    /// The tensors and their names.
+    pub forms: Vec<(&'static str, Form)>,
     /// Tokens of a packed row where they all have as many.
     pub tokens: usize,
-    /// The tensors under their names; `write state` is the other pool.
-    pub forms: BTreeMap<&'static str, Form>,
     /// What index tensors are filled with, over and over; where there are none, with ascending numbers.
     pub indices: Vec<i64>,
     /// Which of the variants is launched.
@@ -64,185 +55,224 @@ pub fn rarely(u: &mut Unstructured<'_>, n: u8) -> Result<bool> {
 
 impl<'a> Arbitrary<'a> for Draft {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
-        let operation = operation(u)?;
+        let gates = gates(u)?;
         let keeping = *u.choose(&Keeping::ALL)?;
-        let sizes = Sizes::draw(u, operation)?;
-        let mut wanted = wanted(operation, keeping, &sizes, u)?;
-        if rarely(u, 16)? {
-            let all = [
-                "snapshots",
-                "token_slots",
-                "keep",
-                "write state",
-                "g",
-                "dt_bias",
-            ];
-            let name = u.choose(&all)?;
-            if !wanted.contains(name) {
-                wanted.push(name);
-            }
-        }
-        if rarely(u, 16)? {
-            wanted.swap_remove(u.choose_index(wanted.len())?);
-        }
-        let options = options(u, keeping, operation)?;
+        let sizes = Sizes::draw(u)?;
+        let options = options(u, keeping)?;
         let of_parallel = options.formulation == Formulation::Parallel && !rarely(u, 8)?;
         let state = match of_parallel {
             true => DType::Bf16,
             false => *u.choose(&[DType::F32, DType::Bf16])?,
         };
-        let bent = if u.arbitrary()? {
-            u.choose_index(wanted.len())?
-        } else {
-            wanted.len()
+        let mut draw = Draw {
+            u,
+            gates,
+            sizes: &sizes,
+            state,
+            forms: Vec::new(),
         };
-        let mut forms = BTreeMap::new();
-        for (position, name) in wanted.into_iter().enumerate() {
-            let dims = sizes.dims(name, operation, u)?;
-            let mut form = Form::draw(dtype(name, state, u)?, dims, free_dims(name), u)?;
-            if position == bent {
-                form.bend(u)?;
-            }
-            forms.insert(name, form);
+        let mut arguments = draw.arguments(keeping, options)?;
+        if rarely(draw.u, 16)? {
+            draw.toggle(&mut arguments)?;
+        }
+        let mut forms = draw.forms;
+        if u.arbitrary()? {
+            let bent = u.choose_index(forms.len())?;
+            forms[bent].1.bend(u)?;
         }
         Ok(Self {
-            operation,
-            options,
-            max_tokens: if sizes.packed && u.arbitrary()? {
-                Some(draw_tokens(u)?)
-            } else {
-                None
-            },
-            tokens: sizes.tokens,
+            arguments,
             forms,
+            tokens: sizes.tokens,
             indices: indices(u)?,
             variant: u.arbitrary()?,
         })
     }
 }
 
-fn operation(u: &mut Unstructured<'_>) -> Result<Operation> {
-    let gdn = *u.choose(&[
-        GdnGate::Raw(BetaScale::One),
-        GdnGate::Raw(BetaScale::Two),
-        GdnGate::Given,
-    ])?;
-    Ok(match u.int_in_range(0..=2)? {
-        0 => Operation::GdnDecode(gdn),
-        1 => Operation::GdnMtp(gdn),
-        _ => Operation::KdaRecurrent(KdaGate {
-            decay: match u.int_in_range(0..=3)? {
+fn gates(u: &mut Unstructured<'_>) -> Result<GateKind> {
+    Ok(match u.int_in_range(0..=5)? {
+        0 | 1 => GateKind::Raw(BetaScale::One),
+        2 => GateKind::Raw(BetaScale::Two),
+        3 => GateKind::Given,
+        _ => {
+            let decay = match u.int_in_range(0..=3)? {
                 0 => KdaDecay::Log,
                 1 => KdaDecay::Softplus,
                 2 => KdaDecay::LowerBound(-5.0),
                 _ => KdaDecay::LowerBound(-u.arbitrary::<f32>()?.abs()),
-            },
-            beta: *u.choose(&[KdaBeta::Given, KdaBeta::Logit])?,
-        }),
+            };
+            GateKind::Kda(decay, *u.choose(&[KdaBeta::Given, KdaBeta::Logit])?)
+        }
     })
 }
 
-fn options(
-    u: &mut Unstructured<'_>,
-    keeping: Keeping,
-    operation: Operation,
-) -> Result<RecurrentOptions> {
-    let has_parallel = !matches!(operation, Operation::GdnDecode(_))
-        && !matches!(keeping, Keeping::Snapshots | Keeping::TokenSlots);
+fn options(u: &mut Unstructured<'_>, keeping: Keeping) -> Result<Options> {
+    let has_parallel = !matches!(keeping, Keeping::Snapshots | Keeping::TokenSlots);
     let parallel = rarely(u, if has_parallel { 2 } else { 32 })?;
     let v_last = rarely(u, if parallel { 16 } else { 2 })?;
-    let reads_alone = matches!(keeping, Keeping::InPlace | Keeping::Snapshots);
-    Ok(RecurrentOptions {
-        state_layout: if v_last {
-            StateLayout::VLast
-        } else {
-            StateLayout::KLast
-        },
-        head_map: *u.choose(&[HeadMap::Grouped, HeadMap::Tiled])?,
-        qk_l2norm: u.arbitrary()?,
-        scale: if rarely(u, 8)? {
-            Some(u.arbitrary()?)
-        } else {
-            None
-        },
-        null_slot: if rarely(u, 4)? {
-            Some(u.int_in_range(0..=4)?)
-        } else {
-            None
-        },
-        update_state: !rarely(u, if reads_alone { 3 } else { 32 })?,
-        formulation: if parallel {
-            Formulation::Parallel
-        } else {
-            Formulation::Recurrent
-        },
-    })
+    let mut options = Options::default()
+        .head_map(*u.choose(&[HeadMap::Grouped, HeadMap::Tiled])?)
+        .qk_l2norm(u.arbitrary()?);
+    if v_last {
+        options = options.state_layout(StateLayout::VLast);
+    }
+    if rarely(u, 8)? {
+        options = options.scale(u.arbitrary()?);
+    }
+    if rarely(u, 4)? {
+        options = options.null_slot(u.int_in_range(0..=4)?);
+    }
+    if parallel {
+        options = options.formulation(Formulation::Parallel);
+    }
+    Ok(options)
 }
 
-/// Names of the tensors that go together.
-fn wanted(
-    operation: Operation,
-    keeping: Keeping,
-    sizes: &Sizes,
-    u: &mut Unstructured<'_>,
-) -> Result<Vec<&'static str>> {
-    let decode = matches!(operation, Operation::GdnDecode(_));
-    let mut names = vec!["state"];
-    match operation {
-        Operation::GdnDecode(GdnGate::Raw(_)) | Operation::GdnMtp(GdnGate::Raw(_)) => {
-            names.extend(["A_log", "dt_bias"]);
-        }
-        Operation::KdaRecurrent(KdaGate {
-            decay: KdaDecay::Softplus,
-            ..
-        }) => {
-            names.push("A_log");
-        }
-        _ => {}
+/// Draws the tensors of a launch.
+struct Draw<'d, 'a> {
+    u: &'d mut Unstructured<'a>,
+    gates: GateKind,
+    sizes: &'d Sizes,
+    /// Of the states.
+    state: DType,
+    forms: Vec<(&'static str, Form)>,
+}
+
+impl Draw<'_, '_> {
+    /// A tensor; where it stands in `forms`.
+    fn tensor(&mut self, name: &'static str) -> Result<usize> {
+        let dims = self.sizes.dims(name, self.gates.operator(), self.u)?;
+        let dtype = dtype(name, self.state, self.u)?;
+        let form = Form::draw(dtype, dims, free_dims(name), self.u)?;
+        self.forms.push((name, form));
+        Ok(self.forms.len() - 1)
     }
-    if matches!(operation, Operation::KdaRecurrent(gate) if gate.decay != KdaDecay::Log)
-        && u.arbitrary()?
-    {
-        names.push("dt_bias");
+
+    /// The same where it is wanted.
+    fn wanted(&mut self, wanted: bool, name: &'static str) -> Result<Option<usize>> {
+        wanted.then(|| self.tensor(name)).transpose()
     }
-    if keeping != Keeping::Commit || decode {
-        names.extend(["q", "k", "v", "o"]);
-        names.extend(operation.token_gates());
-        if sizes.packed {
-            names.push("cu_seqlens");
-        }
+
+    fn tokens(&mut self, [k, v, gate, beta]: [&'static str; 4]) -> Result<Tokens<usize>> {
+        Ok(Tokens {
+            k: self.tensor(k)?,
+            v: self.tensor(v)?,
+            gate: self.tensor(gate)?,
+            beta: self.tensor(beta)?,
+        })
     }
-    if matches!(keeping, Keeping::Resume | Keeping::Commit) && !decode {
-        names.extend(["prev.k", "prev.v", "keep"]);
-        names.extend(operation.previous_gates());
+
+    fn new_tokens(&mut self) -> Result<New<usize>> {
+        let [gate, beta] = self.gates.names();
+        Ok(New {
+            q: self.tensor("q")?,
+            tokens: self.tokens(["k", "v", gate, beta])?,
+            o: self.tensor("o")?,
+        })
     }
-    match keeping {
-        Keeping::InPlace => {}
-        Keeping::Snapshots if !decode => names.push("snapshots"),
-        Keeping::TokenSlots if !decode => {
-            names.push("token_slots");
-            if u.arbitrary()? {
-                names.push("accepted");
+
+    fn kept(&mut self) -> Result<Kept<usize>> {
+        let [gate, beta] = self.gates.previous_names();
+        Ok(Kept {
+            tokens: self.tokens(["previous k", "previous v", gate, beta])?,
+            keep: self.tensor("keep")?,
+        })
+    }
+
+    fn packed(&mut self) -> Result<Packed<usize>> {
+        Ok(Packed {
+            cu_seqlens: self.tensor("cu_seqlens")?,
+            max_tokens: match rarely(self.u, 3)? {
+                true => draw_tokens(self.u)?,
+                false => self.sizes.tokens,
+            },
+        })
+    }
+
+    /// What goes together.
+    fn arguments(&mut self, keeping: Keeping, options: Options) -> Result<Arguments<usize>> {
+        let is_commit = keeping == Keeping::Commit;
+        let has_previous = matches!(keeping, Keeping::Resume | Keeping::Commit);
+        let new = match is_commit {
+            true => None,
+            false => Some(self.new_tokens()?),
+        };
+        let packed = match self.sizes.packed && !is_commit {
+            true => Some(self.packed()?),
+            false => None,
+        };
+        let (a_log, dt_bias) = match self.gates {
+            GateKind::Raw(_) => (true, true),
+            GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => (false, false),
+            GateKind::Kda(KdaDecay::Softplus, _) => (true, self.u.arbitrary()?),
+            GateKind::Kda(KdaDecay::LowerBound(_), _) => (self.u.arbitrary()?, self.u.arbitrary()?),
+        };
+        let of_tokens = keeping == Keeping::TokenSlots;
+        let of_rows = !of_tokens && !matches!(keeping, Keeping::InPlace | Keeping::Snapshots);
+        let reads_alone =
+            matches!(keeping, Keeping::InPlace | Keeping::Snapshots) && rarely(self.u, 3)?;
+        let write_slots = of_rows && self.u.arbitrary()?;
+        let accepted = of_tokens && self.u.arbitrary()?;
+        let write_pool = keeping == Keeping::OtherPool || rarely(self.u, 4)?;
+        Ok(Arguments {
+            gates: self.gates,
+            a_log: self.wanted(a_log, "A_log")?,
+            dt_bias: self.wanted(dt_bias, "dt_bias")?,
+            new,
+            previous: match has_previous {
+                true => Some(self.kept()?),
+                false => None,
+            },
+            pool: self.tensor("pool")?,
+            write_pool: self.wanted(write_pool && !reads_alone, "write_pool")?,
+            read_slots: self.wanted(of_rows, "read_slots")?,
+            write_slots: self.wanted(write_slots, "write_slots")?,
+            token_slots: self.wanted(of_tokens, "token_slots")?,
+            accepted: self.wanted(accepted, "accepted")?,
+            snapshots: self.wanted(keeping == Keeping::Snapshots, "snapshots")?,
+            packed,
+            update_state: !reads_alone,
+            options,
+        })
+    }
+
+    /// Something that is there no longer is, or the reverse.
+    fn toggle(&mut self, arguments: &mut Arguments<usize>) -> Result<()> {
+        let (name, tensor) = match self.u.int_in_range(0..=9)? {
+            0 => ("A_log", &mut arguments.a_log),
+            1 => ("dt_bias", &mut arguments.dt_bias),
+            2 => ("write_pool", &mut arguments.write_pool),
+            3 => ("read_slots", &mut arguments.read_slots),
+            4 => ("write_slots", &mut arguments.write_slots),
+            5 => ("token_slots", &mut arguments.token_slots),
+            6 => ("accepted", &mut arguments.accepted),
+            7 => ("snapshots", &mut arguments.snapshots),
+            8 => {
+                arguments.update_state = !arguments.update_state;
+                return Ok(());
             }
-        }
-        _ => {
-            names.push("read_slots");
-            if u.arbitrary()? {
-                names.push("write_slots");
+            _ => {
+                arguments.previous = match arguments.previous {
+                    Some(_) => None,
+                    None => Some(self.kept()?),
+                };
+                return Ok(());
             }
-        }
+        };
+        *tensor = match tensor {
+            Some(_) => None,
+            None => Some(self.tensor(name)?),
+        };
+        Ok(())
     }
-    if keeping == Keeping::OtherPool || rarely(u, 4)? {
-        names.push("write state");
-    }
-    Ok(names)
 }
 
 /// How many of a tensor's outermost dims have strides of their own.
 fn free_dims(name: &str) -> usize {
     match name {
         "A_log" | "dt_bias" => 0,
-        "state" | "write state" => 1,
+        "pool" | "write_pool" => 1,
         "snapshots" => 2,
         _ => MAX_DIMS,
     }
@@ -269,7 +299,7 @@ fn dtype(name: &str, state: DType, u: &mut Unstructured<'_>) -> Result<DType> {
         [DType::I32, DType::I64, DType::U32],
     );
     let allowed = match name {
-        "state" | "write state" | "snapshots" => &[state][..],
+        "pool" | "write_pool" | "snapshots" => &[state][..],
         "A_log" | "dt_bias" => &[DType::F32],
         "read_slots" | "write_slots" | "token_slots" | "accepted" | "cu_seqlens" | "keep" => {
             &indices

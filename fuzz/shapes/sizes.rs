@@ -1,6 +1,6 @@
 //! Sizes, and the dims that tensors should have for them.
 
-use gated_delta_cli::operation::Operation;
+use gated_delta_harness::arguments::Operator;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
 use crate::draft::rarely;
@@ -22,19 +22,14 @@ pub struct Sizes {
 
 impl Sizes {
     /// Small ones, most of which some kernel takes.
-    pub fn draw(u: &mut Unstructured<'_>, operation: Operation) -> Result<Self> {
-        let decode = matches!(operation, Operation::GdnDecode(_));
+    pub fn draw(u: &mut Unstructured<'_>) -> Result<Self> {
         let heads = if rarely(u, 16)? {
             u.int_in_range(0..=5)?
         } else {
             u.int_in_range(1..=2)?
         };
         let rows = u.int_in_range(0..=3)?;
-        let tokens = if decode && !rarely(u, 32)? {
-            1
-        } else {
-            draw_tokens(u)?
-        };
+        let tokens = draw_tokens(u)?;
         let slots = if rarely(u, 3)? { rows * tokens } else { rows };
         Ok(Self {
             rows,
@@ -48,7 +43,7 @@ impl Sizes {
                 _ => u.int_in_range(0..=256)?,
             },
             slots: slots + u.int_in_range(0..=3)?,
-            packed: !decode && rarely(u, 3)?,
+            packed: rarely(u, 3)?,
         })
     }
 
@@ -56,7 +51,7 @@ impl Sizes {
     pub fn dims(
         &self,
         name: &str,
-        operation: Operation,
+        operator: Operator,
         u: &mut Unstructured<'_>,
     ) -> Result<Vec<usize>> {
         let &Self {
@@ -67,8 +62,8 @@ impl Sizes {
             slots,
             ..
         } = self;
-        let is_kda = matches!(operation, Operation::KdaRecurrent(_));
-        let (previous, name) = match name.strip_prefix("prev.") {
+        let is_kda = operator == Operator::Kda;
+        let (previous, name) = match name.strip_prefix("previous ") {
             Some(rest) => (true, rest),
             None => (false, name),
         };
@@ -85,8 +80,8 @@ impl Sizes {
             "A_log" => dims = vec![self.parameter_heads(is_kda, u)?],
             "dt_bias" if is_kda => dims = vec![self.parameter_heads(is_kda, u)?, dim],
             "dt_bias" => dims = vec![value_heads],
-            "state" => dims = vec![slots, value_heads, dim, dim],
-            "write state" => dims = vec![u.int_in_range(0..=slots)?, value_heads, dim, dim],
+            "pool" => dims = vec![slots, value_heads, dim, dim],
+            "write_pool" => dims = vec![u.int_in_range(0..=slots)?, value_heads, dim, dim],
             "snapshots" => {
                 dims = vec![
                     rows,
@@ -116,6 +111,7 @@ impl Sizes {
 pub fn draw_tokens(u: &mut Unstructured<'_>) -> Result<usize> {
     match u.int_in_range(0..=7)? {
         0 => u.int_in_range(0..=17),
+        1 | 2 => Ok(1),
         _ => u.int_in_range(1..=4),
     }
 }
