@@ -14,10 +14,10 @@ use std::sync::Barrier;
 use std::{env, thread};
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Graph, Module, Stream};
-use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
-use gated_delta::ops::recurrent::{Previous, RecurrentOptions};
-use gated_delta::ops::{HeadMap, StateLayout};
-use gated_delta::{DType, Error, Library, StreamRef, Tensor};
+use gated_delta::{
+    DType, Error, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Library, Options, Previous,
+    StateLayout, States, Stored, StreamRef, Tensor, Work,
+};
 
 /// Set to the name of the test in the process that has the stand-in as its driver.
 const ON_STAND_IN: &str = "GATED_DELTA_ON_STAND_IN";
@@ -118,50 +118,25 @@ fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
 }
 
 /// Tensors of a resume that needs more shared memory than a launch has without asking.
-fn args(heads: usize) -> Result<KdaRecurrent<'static>, Error> {
+fn args(heads: usize) -> Result<Kda<'static>, Error> {
     let bf16 = |dims: &[usize]| {
         // SAFETY: the stand-in follows no address.
         unsafe { Tensor::from_raw(0x10_0000, DType::Bf16, dims) }
     };
     let (qkv, of_head) = (bf16(&[1, 16, heads, 128])?, bf16(&[1, 16, heads])?);
-    Ok(KdaRecurrent {
-        q: qkv,
-        k: qkv,
-        v: qkv,
-        gates: KdaGates {
-            g: qkv,
-            kind: KdaGate::Log,
-            beta: of_head,
-            beta_kind: KdaBeta::Given,
-        },
-        o: qkv,
-        pool: bf16(&[1, heads, 128, 128])?,
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        token_slots: None,
-        accepted: None,
-        snapshots: None,
-        packed: None,
-        previous: Some(Previous {
-            k: qkv,
-            v: qkv,
-            gate: qkv,
-            beta: of_head,
-            // SAFETY: as above.
-            keep: unsafe { Tensor::from_raw(0x10_0000, DType::I32, &[1]) }?,
-        }),
-        options: RecurrentOptions {
-            state_layout: StateLayout::VLast,
-            head_map: HeadMap::Grouped,
-            ..RecurrentOptions::default()
-        },
-    })
+    // SAFETY: as above.
+    let keep = unsafe { Tensor::from_raw(0x10_0000, DType::I32, &[1]) }?;
+    let gates = KdaGates::new(qkv, KdaGate::Log, of_head, KdaBeta::Given);
+    let states = States::update(bf16(&[1, heads, 128, 128])?);
+    let previous = Previous::new(Stored::kv(qkv, qkv), qkv, of_head, keep);
+    Ok(Kda::new(Inputs::qkv(qkv, qkv, qkv), gates, qkv, states)
+        .previous(previous)
+        .options(Options::default().state_layout(StateLayout::VLast)))
 }
 
 fn launch(library: &Library, heads: usize) -> Result<(), Error> {
     // SAFETY: the stand-in runs nothing.
-    unsafe { library.kda_recurrent(StreamRef::default_stream(), &args(heads)?) }
+    unsafe { library.launch(StreamRef::default_stream(), &args(heads)?) }
 }
 
 /// Out of memory, wherever it strikes on the way to the first launch.
@@ -297,9 +272,7 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
             stand_in.fault("cuModuleLoadDataEx", result);
             stand_in.fault("cuLibraryLoadData", result);
             let launched = launch(&library, 1).unwrap_err();
-            let warmed = library
-                .prewarm_kda_recurrent(&args(1).unwrap())
-                .unwrap_err();
+            let warmed = library.prewarm(&args(1).unwrap()).unwrap_err();
             assert_eq!(launched.to_string(), warmed.to_string());
             launched
         };
@@ -327,30 +300,20 @@ fn after_a_fatal_error_every_call_fails_and_no_drop() {
         for code in [201, 700, 709, 719] {
             let library = Library::new(context);
             launch(&library, 1).unwrap();
-            let plan = library.plan_kda_recurrent(&args(1).unwrap()).unwrap();
+            let plan = library.plan(&args(1).unwrap()).unwrap();
             let stream = Stream::new(context).unwrap();
             let memory = DeviceMemory::allocate(context, 16).unwrap();
 
             stand_in.fault("*", code);
-            let params = args(1).unwrap().params();
             // SAFETY: the stand-in runs nothing.
-            let planned = unsafe { plan.launch(stream.as_ref(), 1, &params) };
+            let planned = unsafe { plan.launch(stream.as_ref(), &args(1).unwrap()) };
             let failures = [
                 ("a launch", launch(&library, 1)),
                 ("a first launch", launch(&library, 2)),
                 ("a planned launch", planned),
-                (
-                    "prewarming",
-                    library.prewarm_kda_recurrent(&args(3).unwrap()),
-                ),
-                (
-                    "a plan",
-                    library.plan_kda_recurrent(&args(4).unwrap()).map(drop),
-                ),
-                (
-                    "resources",
-                    library.kda_recurrent_resources(&args(1).unwrap()).map(drop),
-                ),
+                ("prewarming", library.prewarm(&args(3).unwrap())),
+                ("a plan", library.plan(&args(4).unwrap()).map(drop)),
+                ("resources", library.resources(&args(1).unwrap()).map(drop)),
                 ("the self-test", library.self_test().map(drop)),
                 ("waiting", stream.synchronize()),
                 ("waiting for all", context.synchronize()),

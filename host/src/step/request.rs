@@ -195,18 +195,18 @@ impl<'a> Request<'a> {
     /// another constant than 0.
     pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
         let (gates, options) = (&self.gates, self.options);
-        let bits = |value: Option<f32>| value.map_or([0, 0], |value| [1, value.to_bits()]);
-        let [has_scale, scale] = bits(options.scale);
-        let [has_bound, bound] = bits(gates.lower_bound);
+        let scale = options
+            .scale
+            .map_or(u64::MAX, |scale| scale.to_bits().into());
         let switches: [u64; SWITCHES] = [
             u64::from(gates.per_channel),
             gates.kind as u64,
-            u64::from(has_bound) << 32 | u64::from(bound),
+            gates.lower_bound.map_or(0, f32::to_bits).into(),
             u64::from(gates.beta_logit) << 32 | u64::from(gates.beta_scale.to_bits()),
             options.state_layout as u64,
             options.head_map as u64,
             u64::from(options.qk_l2norm),
-            u64::from(has_scale) << 32 | u64::from(scale),
+            scale,
             options.null_slot.map_or(u64::MAX, u64::from),
             options.formulation as u64,
             u64::from(self.read_only),

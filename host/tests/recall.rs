@@ -1,0 +1,790 @@
+//! What tells launches apart: on a stand-in for the driver, arguments are launched, and then others that differ in one
+//! field. Whatever is compiled in is compiled again, once; whatever is not, is not.
+#![cfg(all(feature = "cust", target_os = "linux"))]
+
+mod fixtures;
+
+use std::ffi::{CString, c_char};
+use std::process::Command;
+use std::{env, fs, path::PathBuf};
+
+use gated_delta::DType::{self, Bf16, F16, F32, I32, I64, U32};
+use gated_delta::step::Update;
+use gated_delta::{
+    BetaScale, Commit, Context, Device, Error, Formulation, Gates, Gdn, GdnCommit, GdnGates,
+    HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, Library, Options, Previous,
+    StateLayout, States, Step, Stored, StreamRef, Tensor, Work,
+};
+
+/// Set in the process that has the stand-in as its driver.
+const ON_STAND_IN: &str = "GATED_DELTA_ON_STAND_IN";
+
+/// The stand-in that is this process's driver.
+struct StandIn {
+    library: libloading::Library,
+    context: Context,
+}
+
+impl StandIn {
+    fn new() -> Self {
+        // SAFETY: the stand-in has no initialisers.
+        let library = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+        let context = Context::primary(Device::get(0).unwrap()).unwrap();
+        Self { library, context }
+    }
+
+    /// Compilations so far.
+    fn compiled(&self) -> u32 {
+        let calls = |name: &str| {
+            let name = CString::new(name).unwrap();
+            // SAFETY: the function has this type, and the text is terminated.
+            unsafe {
+                let calls = self
+                    .library
+                    .get::<unsafe extern "C" fn(*const c_char) -> u32>("stand_in_calls");
+                calls.unwrap()(name.as_ptr())
+            }
+        };
+        calls("cuModuleLoadDataEx") + calls("cuLibraryLoadData")
+    }
+
+    /// Launches `one`, then `other`, and asserts that the second launch compiles `wanted` kernels, and that both are
+    /// then at hand.
+    #[track_caller]
+    fn flip(&self, what: &str, one: &dyn Work, other: &dyn Work, wanted: u32) {
+        let library = Library::new(&self.context);
+        let launch = |work: &dyn Work| {
+            let before = self.compiled();
+            launch(&library, work).unwrap_or_else(|error| panic!("{what}: {error}"));
+            self.compiled() - before
+        };
+        let compiled = [one, other, one, other].map(launch);
+        assert_eq!(compiled, [1, wanted, 0, 0], "{what}");
+    }
+
+    /// Launches `one`, and asserts that `other` is refused, not taken for it.
+    #[track_caller]
+    fn refused(&self, what: &str, one: &dyn Work, other: &dyn Work) {
+        let library = Library::new(&self.context);
+        launch(&library, one).unwrap();
+        assert!(launch(&library, other).is_err(), "{what}");
+    }
+}
+
+fn launch(library: &Library, work: &dyn Work) -> Result<(), Error> {
+    // SAFETY: the stand-in runs nothing.
+    unsafe { library.launch(StreamRef::default_stream(), work) }
+}
+
+/// The test of this name in a process whose driver is the stand-in; `None` in that process itself.
+fn elsewhere(test: &str) -> Option<()> {
+    if env::var_os(ON_STAND_IN).is_some() {
+        return None;
+    }
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("driver-{test}"));
+    fs::create_dir_all(&folder).unwrap();
+    let library = fixtures::path("libfixture_driver.so");
+    fs::copy(library, folder.join("libcuda.so.1")).unwrap();
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(ON_STAND_IN, test)
+        .env("LD_LIBRARY_PATH", folder)
+        .output()
+        .unwrap();
+    let text =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(
+        output.status.success() && text[0].contains("1 passed"),
+        "{}\n{}",
+        output.status,
+        text.concat()
+    );
+    Some(())
+}
+
+/// What the dims of tensors are made of; K = V.
+#[derive(Clone, Copy)]
+struct Sizes {
+    rows: usize,
+    tokens: usize,
+    /// T'
+    previous: usize,
+    heads: usize,
+    value_heads: usize,
+    dim: usize,
+    slots: usize,
+    /// Dim 1 of snapshots.
+    steps: usize,
+}
+
+const SIZES: Sizes = Sizes {
+    rows: 2,
+    tokens: 2,
+    previous: 3,
+    heads: 2,
+    value_heads: 4,
+    dim: 64,
+    slots: 5,
+    steps: 4,
+};
+
+const DECODE: Sizes = Sizes { tokens: 1, ..SIZES };
+
+/// How much farther apart the entries of a dim are than they need to be.
+const GAP: usize = 64;
+
+fn tensor(dtype: DType, dims: &[usize]) -> Tensor<'static> {
+    // SAFETY: the stand-in follows no address.
+    unsafe { Tensor::from_raw(0x1_0000, dtype, dims) }.unwrap()
+}
+
+/// With gaps between the entries of the `free` outermost dims.
+fn apart(dtype: DType, dims: &[usize], free: usize) -> Tensor<'static> {
+    let mut strides = vec![1; dims.len()];
+    for dim in (0..dims.len() - 1).rev() {
+        let gap = if dim < free { GAP } else { 0 };
+        strides[dim] = strides[dim + 1] * dims[dim + 1] + gap;
+    }
+    tensor(dtype, dims).with_strides(&strides).unwrap()
+}
+
+impl Sizes {
+    fn keys(&self, tokens: usize) -> Tensor<'static> {
+        apart(Bf16, &[self.rows, tokens, self.heads, self.dim], 3)
+    }
+
+    fn values(&self, tokens: usize) -> Tensor<'static> {
+        apart(Bf16, &[self.rows, tokens, self.value_heads, self.dim], 3)
+    }
+
+    fn per_head(&self, tokens: usize) -> Tensor<'static> {
+        apart(Bf16, &[self.rows, tokens, self.value_heads], 2)
+    }
+
+    fn rows(&self) -> Tensor<'static> {
+        tensor(I32, &[self.rows])
+    }
+
+    fn pool(&self) -> Tensor<'static> {
+        apart(Bf16, &[self.slots, self.value_heads, self.dim, self.dim], 1)
+    }
+
+    fn snapshots(&self) -> Tensor<'static> {
+        let state = [self.value_heads, self.dim, self.dim];
+        apart(Bf16, &[&[self.rows, self.steps], &state[..]].concat(), 2)
+    }
+
+    fn update(&self) -> Update<'static> {
+        let (states, slots) = (States::update(self.pool()), self.rows());
+        states
+            .slots(slots)
+            .write_slots(slots)
+            .write_pool(self.pool())
+    }
+
+    fn raw(&self, tokens: usize) -> GdnGates<'static> {
+        let (gate, parameter) = (self.per_head(tokens), tensor(F32, &[self.value_heads]));
+        GdnGates::raw(gate, gate, parameter, parameter)
+    }
+
+    fn kda(&self, tokens: usize, kind: KdaGate<'static>) -> KdaGates<'static> {
+        KdaGates::new(
+            self.values(tokens),
+            kind,
+            self.per_head(tokens),
+            KdaBeta::Logit,
+        )
+    }
+
+    fn softplus(&self) -> KdaGate<'static> {
+        KdaGate::Softplus {
+            a_log: tensor(F32, &[self.value_heads]),
+            dt_bias: Some(tensor(F32, &[self.value_heads, self.dim])),
+        }
+    }
+
+    fn lower_bound(&self) -> KdaGate<'static> {
+        let KdaGate::Softplus { a_log, dt_bias, .. } = self.softplus() else {
+            unreachable!("it is")
+        };
+        KdaGate::LowerBound {
+            lower_bound: -5.0,
+            a_log: Some(a_log),
+            dt_bias,
+        }
+    }
+
+    fn step<G>(&self, gates: G, states: impl Into<States<'static>>) -> Step<'static, G> {
+        let (qk, v) = (self.keys(self.tokens), self.values(self.tokens));
+        Step::new(Inputs::qkv(qk, qk, v), gates, v, states)
+    }
+
+    fn stored(&self) -> Stored<'static> {
+        Stored::kv(self.keys(self.previous), self.values(self.previous))
+    }
+
+    fn gdn(&self) -> Gdn<'static> {
+        self.step(self.raw(self.tokens), self.update())
+    }
+
+    fn gdn_snapshots(&self) -> Gdn<'static> {
+        self.gdn().snapshots(self.snapshots())
+    }
+
+    fn gdn_per_token(&self) -> Gdn<'static> {
+        let slots = apart(I32, &[self.rows, self.tokens], 1);
+        let states = States::per_token(self.pool(), slots).accepted(self.rows());
+        self.step(self.raw(self.tokens), states.write_pool(self.pool()))
+    }
+
+    fn gdn_packed(&self) -> Gdn<'static> {
+        let one = Sizes { rows: 1, ..*self };
+        let gate = one.per_head(one.tokens);
+        let states = States::read_only(self.pool()).slots(self.rows());
+        one.step(GdnGates::given(gate, gate), states)
+            .packed(tensor(I32, &[self.rows + 1]), 2)
+    }
+
+    fn gdn_resume(&self) -> Gdn<'static> {
+        let gate = self.per_head(self.previous);
+        let previous = Previous::new(self.stored(), gate, gate, self.rows());
+        self.gdn().previous(previous)
+    }
+
+    fn gdn_parallel(&self) -> Gdn<'static> {
+        let parallel = Options::default().formulation(Formulation::Parallel);
+        self.gdn_resume().options(parallel)
+    }
+
+    fn gdn_commit(&self) -> GdnCommit<'static> {
+        let gates = self.raw(self.previous);
+        Commit::new(self.stored(), gates, self.rows(), self.update())
+    }
+
+    fn kda_softplus(&self) -> Kda<'static> {
+        let gates = self.kda(self.tokens, self.softplus());
+        self.step(gates, self.update()).snapshots(self.snapshots())
+    }
+
+    fn kda_lower_bound(&self) -> Kda<'static> {
+        self.step(self.kda(self.tokens, self.lower_bound()), self.update())
+    }
+
+    fn kda_resume(&self) -> Kda<'static> {
+        let (g, beta) = (self.values(self.previous), self.per_head(self.previous));
+        let previous = Previous::new(self.stored(), g, beta, self.rows());
+        self.kda_lower_bound().previous(previous)
+    }
+
+    fn kda_parallel(&self) -> Kda<'static> {
+        let parallel = Options::default().formulation(Formulation::Parallel);
+        self.kda_lower_bound().options(parallel)
+    }
+
+    fn kda_commit(&self) -> KdaCommit<'static> {
+        let gates = self.kda(self.previous, self.lower_bound());
+        Commit::new(self.stored(), gates, self.rows(), self.update())
+    }
+}
+
+/// What a kernel has compiled in of a tensor.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    /// Its dtype, strides and alignment: q, k, v, o, and the `g` of a KDA layer.
+    Channels,
+    /// Its dtype and strides.
+    PerHead,
+    /// Nothing: a parameter of the gates for each head.
+    Parameter,
+    /// Its alignment: a parameter for each channel.
+    ChannelParameter,
+    /// All, with the dtype in common.
+    States,
+    /// Its dtype, and the stride of rows.
+    Indices,
+}
+
+/// The tensors of arguments.
+type Tensors<'b> = Vec<(&'static str, Role, &'b mut Tensor<'static>)>;
+
+trait HasTensors: Work + Copy {
+    fn tensors(&mut self) -> Tensors<'_>;
+    fn options(&mut self) -> &mut Options;
+}
+
+trait HasGates: Gates + Copy {
+    const ROLE: Role;
+    fn tensors(&mut self) -> Tensors<'_>;
+}
+
+impl HasGates for GdnGates<'static> {
+    const ROLE: Role = Role::PerHead;
+
+    fn tensors(&mut self) -> Tensors<'_> {
+        match self {
+            GdnGates::Raw {
+                a,
+                b,
+                a_log,
+                dt_bias,
+                ..
+            } => vec![
+                ("gate", Role::PerHead, a),
+                ("beta", Role::PerHead, b),
+                ("A_log", Role::Parameter, a_log),
+                ("dt_bias", Role::Parameter, dt_bias),
+            ],
+            GdnGates::Given { g, beta, .. } => {
+                vec![("gate", Role::PerHead, g), ("beta", Role::PerHead, beta)]
+            }
+            _ => unreachable!("other gates"),
+        }
+    }
+}
+
+impl HasGates for KdaGates<'static> {
+    const ROLE: Role = Role::Channels;
+
+    fn tensors(&mut self) -> Tensors<'_> {
+        let mut tensors = vec![
+            ("gate", Role::Channels, &mut self.g),
+            ("beta", Role::PerHead, &mut self.beta),
+        ];
+        let (a_log, dt_bias) = match &mut self.kind {
+            KdaGate::Log => (None, None),
+            KdaGate::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_mut()),
+            KdaGate::LowerBound { a_log, dt_bias, .. } => (a_log.as_mut(), dt_bias.as_mut()),
+            _ => unreachable!("other gates"),
+        };
+        tensors.extend(a_log.map(|tensor| ("A_log", Role::Parameter, tensor)));
+        tensors.extend(dt_bias.map(|tensor| ("dt_bias", Role::ChannelParameter, tensor)));
+        tensors
+    }
+}
+
+fn stored<'b>(stored: &'b mut Stored<'static>) -> Tensors<'b> {
+    let Stored::Kv { k, v, .. } = stored else {
+        unreachable!("other inputs")
+    };
+    vec![("k", Role::Channels, k), ("v", Role::Channels, v)]
+}
+
+fn update<'b>(states: &'b mut Update<'static>) -> Tensors<'b> {
+    let mut tensors = vec![("pool", Role::States, &mut states.pool)];
+    let others = [
+        ("write_pool", Role::States, &mut states.write_pool),
+        ("read_slots", Role::Indices, &mut states.read_slots),
+        ("write_slots", Role::Indices, &mut states.write_slots),
+    ];
+    tensors.extend(others.into_iter().filter_map(given));
+    tensors
+}
+
+fn given<'b>(
+    (name, role, tensor): (&'static str, Role, &'b mut Option<Tensor<'static>>),
+) -> Option<(&'static str, Role, &'b mut Tensor<'static>)> {
+    Some((name, role, tensor.as_mut()?))
+}
+
+impl<G: HasGates> HasTensors for Step<'static, G>
+where
+    Self: Work,
+{
+    fn tensors(&mut self) -> Tensors<'_> {
+        let Inputs::Qkv { q, k, v, .. } = &mut self.inputs else {
+            unreachable!("other inputs")
+        };
+        let mut tensors = vec![
+            ("q", Role::Channels, q),
+            ("k", Role::Channels, k),
+            ("v", Role::Channels, v),
+            ("o", Role::Channels, &mut self.o),
+        ];
+        tensors.extend(self.gates.tensors());
+        if let Some(previous) = &mut self.previous {
+            tensors.extend(stored(&mut previous.stored));
+            tensors.extend([
+                ("gate", G::ROLE, &mut previous.gate),
+                ("beta", Role::PerHead, &mut previous.beta),
+                ("keep", Role::Indices, &mut previous.keep),
+            ]);
+        }
+        match &mut self.states {
+            States::Update(states) => tensors.extend(update(states)),
+            States::ReadOnly(states) => {
+                tensors.push(("pool", Role::States, &mut states.pool));
+                let slots = ("read_slots", Role::Indices, &mut states.read_slots);
+                tensors.extend(given(slots));
+            }
+            States::PerToken(states) => {
+                tensors.push(("pool", Role::States, &mut states.pool));
+                tensors.push(("token_slots", Role::Indices, &mut states.token_slots));
+                let others = [
+                    ("write_pool", Role::States, &mut states.write_pool),
+                    ("accepted", Role::Indices, &mut states.accepted),
+                ];
+                tensors.extend(others.into_iter().filter_map(given));
+            }
+            _ => unreachable!("other states"),
+        }
+        tensors.extend(given(("snapshots", Role::States, &mut self.snapshots)));
+        if let Some(packed) = &mut self.packed {
+            tensors.push(("cu_seqlens", Role::Indices, &mut packed.cu_seqlens));
+        }
+        tensors
+    }
+
+    fn options(&mut self) -> &mut Options {
+        &mut self.options
+    }
+}
+
+impl<G: HasGates> HasTensors for Commit<'static, G>
+where
+    Self: Work,
+{
+    fn tensors(&mut self) -> Tensors<'_> {
+        let mut tensors = stored(&mut self.stored);
+        tensors.extend(self.gates.tensors());
+        tensors.push(("keep", Role::Indices, &mut self.keep));
+        tensors.extend(update(&mut self.states));
+        tensors
+    }
+
+    fn options(&mut self) -> &mut Options {
+        &mut self.options
+    }
+}
+
+fn with<W: Copy>(work: W, change: impl FnOnce(&mut W)) -> W {
+    let mut changed = work;
+    change(&mut changed);
+    changed
+}
+
+/// The same tensor at another address, of another dtype.
+fn at(tensor: Tensor<'static>, past: usize, dtype: DType) -> Tensor<'static> {
+    // SAFETY: the stand-in follows no address.
+    let moved = unsafe { Tensor::from_raw(tensor.address() + past as u64, dtype, tensor.dims()) };
+    moved.unwrap().with_strides(tensor.strides()).unwrap()
+}
+
+/// Every tensor's address, alignment, dtype and strides. `dtypes_of_states`: whether the kernels take both.
+fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_of_states: bool) {
+    let all = with(work, |_| {}).tensors().len();
+    for index in 0..all {
+        let mut original = work;
+        let (name, role, tensor) = original.tensors().swap_remove(index);
+        let (tensor, what) = (*tensor, format!("{what}: {name}"));
+        let changed = |tensor: Tensor<'static>| {
+            with(work, |work| *work.tensors().swap_remove(index).2 = tensor)
+        };
+        let flip = |field: &str, other: &W, wanted: bool| {
+            stand_in.flip(&format!("{what}, {field}"), &work, other, u32::from(wanted));
+        };
+
+        flip("address", &changed(at(tensor, 4096, tensor.dtype())), false);
+        let wide = matches!(role, Role::Channels | Role::ChannelParameter | Role::States);
+        let past = tensor.dtype().size_of();
+        flip(
+            "alignment",
+            &changed(at(tensor, past, tensor.dtype())),
+            wide,
+        );
+
+        let free = match role {
+            Role::Channels => 3,
+            Role::PerHead => 2,
+            Role::Parameter | Role::ChannelParameter => 0,
+            Role::States => tensor.dims().len() - 3,
+            Role::Indices => tensor.dims().len() - 1,
+        };
+        for dim in 0..free {
+            let mut strides = tensor.strides().to_vec();
+            strides[dim] += GAP / 2;
+            let strided = changed(tensor.with_strides(&strides).unwrap());
+            flip(
+                &format!("stride of dim {dim}"),
+                &strided,
+                tensor.dims()[dim] > 1,
+            );
+        }
+
+        let dtypes: &[DType] = match role {
+            Role::Channels | Role::PerHead => &[F16, F32],
+            Role::Indices => &[I64, U32],
+            Role::States if dtypes_of_states && name == "pool" => &[F32],
+            _ => &[],
+        };
+        for &dtype in dtypes {
+            // Previous tokens have the dtypes of the new ones, and all states the pool's.
+            let other = with(work, |work| {
+                for (other, other_role, tensor) in work.tensors() {
+                    if other == name || role == Role::States && other_role == role {
+                        *tensor = at(*tensor, 0, dtype);
+                    }
+                }
+            });
+            flip(&format!("dtype {dtype}"), &other, true);
+        }
+    }
+}
+
+/// Every option. The factor of q is none of a commit's.
+fn flip_options<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, has_q: bool) {
+    let flip = |field: &str, from: fn(&mut Options), to: fn(&mut Options), wanted: bool| {
+        let (one, other) = (
+            with(work, |work| from(work.options())),
+            with(work, |work| to(work.options())),
+        );
+        stand_in.flip(&format!("{what}: {field}"), &one, &other, wanted.into());
+    };
+    if with(work, |_| {}).options().formulation == Formulation::Recurrent {
+        flip(
+            "layout",
+            |_| {},
+            |o| o.state_layout = StateLayout::VLast,
+            true,
+        );
+    }
+    flip("head map", |_| {}, |o| o.head_map = HeadMap::Tiled, true);
+    flip("norm", |_| {}, |o| o.qk_l2norm = false, true);
+    flip("scale", |_| {}, |o| o.scale = Some(0.0), has_q);
+    flip(
+        "bits of the scale",
+        |o| o.scale = Some(0.5),
+        |o| o.scale = Some(0.5f32.next_up()),
+        has_q,
+    );
+    flip(
+        "sign of the scale",
+        |o| o.scale = Some(0.0),
+        |o| o.scale = Some(-0.0),
+        has_q,
+    );
+    flip("null slot", |_| {}, |o| o.null_slot = Some(0), true);
+    flip(
+        "other null slot",
+        |o| o.null_slot = Some(0),
+        |o| o.null_slot = Some(1),
+        true,
+    );
+}
+
+fn flip_formulation<W: HasTensors>(stand_in: &StandIn, what: &str, work: W) {
+    let parallel = with(work, |work| {
+        work.options().formulation = Formulation::Parallel;
+    });
+    stand_in.flip(&format!("{what}: formulation"), &work, &parallel, 1);
+}
+
+/// Every tensor and every option of every way to keep states.
+#[test]
+fn every_field_of_every_tensor_and_option_is_told_apart() {
+    if elsewhere("every_field_of_every_tensor_and_option_is_told_apart").is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    fn flip<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, has_q: bool) {
+        let formulation = with(work, |_| {}).options().formulation;
+        flip_tensors(stand_in, what, work, formulation == Formulation::Recurrent);
+        flip_options(stand_in, what, work, has_q);
+    }
+    flip(stand_in, "decode", DECODE.gdn(), true);
+    flip(stand_in, "snapshots", SIZES.gdn_snapshots(), true);
+    flip(stand_in, "token slots", SIZES.gdn_per_token(), true);
+    flip(stand_in, "packed", SIZES.gdn_packed(), true);
+    flip(stand_in, "resume", SIZES.gdn_resume(), true);
+    flip(stand_in, "parallel", SIZES.gdn_parallel(), true);
+    flip(stand_in, "commit", SIZES.gdn_commit(), false);
+    flip(stand_in, "KDA decode", DECODE.kda_lower_bound(), true);
+    flip(stand_in, "KDA snapshots", SIZES.kda_softplus(), true);
+    flip(stand_in, "KDA resume", SIZES.kda_resume(), true);
+    flip(stand_in, "KDA parallel", SIZES.kda_parallel(), true);
+    flip(stand_in, "KDA commit", SIZES.kda_commit(), false);
+
+    flip_formulation(stand_in, "decode", DECODE.gdn());
+    flip_formulation(stand_in, "resume", SIZES.gdn_resume());
+    flip_formulation(stand_in, "commit", SIZES.gdn_commit());
+    flip_formulation(stand_in, "KDA verify", SIZES.kda_lower_bound());
+    flip_formulation(stand_in, "KDA commit", SIZES.kda_commit());
+}
+
+/// Every size: B, P and the steps of snapshots are a launch's own.
+#[test]
+fn every_size_but_b_and_p_is_told_apart() {
+    if elsewhere("every_size_but_b_and_p_is_told_apart").is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    let flip = |what: &str, of: &dyn Fn(Sizes) -> Box<dyn Work>, wanted: [bool; 7]| {
+        let s = SIZES;
+        let sizes = [
+            ("B", Sizes { rows: 3, ..s }, wanted[0]),
+            ("P", Sizes { slots: 6, ..s }, wanted[1]),
+            ("T", Sizes { tokens: 3, ..s }, wanted[2]),
+            ("T'", Sizes { previous: 4, ..s }, wanted[3]),
+            ("H", Sizes { heads: 4, ..s }, wanted[4]),
+            (
+                "HV",
+                Sizes {
+                    value_heads: 8,
+                    ..s
+                },
+                wanted[5],
+            ),
+            ("K", Sizes { dim: 128, ..s }, wanted[6]),
+        ];
+        for (size, sizes, wanted) in sizes {
+            let what = format!("{what}: {size}");
+            stand_in.flip(&what, &*of(s), &*of(sizes), wanted.into());
+        }
+    };
+    let (y, n) = (true, false);
+    flip("update", &|s| Box::new(s.gdn()), [n, n, y, n, y, y, y]);
+    flip(
+        "resume",
+        &|s| Box::new(s.gdn_resume()),
+        [n, n, y, y, y, y, y],
+    );
+    flip(
+        "commit",
+        &|s| Box::new(s.gdn_commit()),
+        [n, n, n, y, y, y, y],
+    );
+    // T is `max_tokens` there.
+    flip(
+        "packed",
+        &|s| Box::new(s.gdn_packed()),
+        [n, n, n, n, y, y, y],
+    );
+    flip("KDA", &|s| Box::new(s.kda_resume()), [n, n, y, y, y, y, y]);
+
+    let longer = |work: &mut Gdn<'_>| work.packed.as_mut().unwrap().max_tokens = 3;
+    let packed = SIZES.gdn_packed();
+    stand_in.flip("max_tokens", &packed, &with(packed, longer), 1);
+    let dims = [2, 3, 4, 64, 64];
+    let fewer = tensor(Bf16, &dims).with_strides(SIZES.snapshots().strides());
+    let other = SIZES.gdn().snapshots(fewer.unwrap());
+    stand_in.flip("steps", &SIZES.gdn_snapshots(), &other, 0);
+}
+
+/// Which tensors there are, what the gates are, where states go, and which variant.
+#[test]
+fn every_choice_is_told_apart() {
+    if elsewhere("every_choice_is_told_apart").is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    for (what, sizes) in [("decode", DECODE), ("verify", SIZES)] {
+        let one = sizes.gdn();
+        let flip = |field: &str, states: States<'static>| {
+            let states = with(one, |work| work.states = states);
+            stand_in.flip(&format!("{what}: {field}"), &one, &states, 1);
+        };
+        let (full, plain) = (sizes.update(), States::update(sizes.pool()));
+        flip("read_slots", with(full, |s| s.read_slots = None).into());
+        flip("write_slots", with(full, |s| s.write_slots = None).into());
+        let read_only = States::read_only(sizes.pool()).slots(sizes.rows());
+        flip("read-only", read_only.into());
+        // Of the same tensors.
+        let [updated, read] = [plain.slots(sizes.rows()).into(), read_only.into()]
+            .map(|states: States<'static>| with(one, |work| work.states = states));
+        stand_in.flip("update", &read, &updated, 1);
+        // The pool that is written is named by an address alone.
+        let in_place = with(one, |work| {
+            work.states = with(full, |states| states.write_pool = None).into();
+        });
+        stand_in.flip(&format!("{what}: write_pool"), &one, &in_place, 0);
+        let raw = |scale| with(one, |work| work.gates = work.gates.beta_scale(scale));
+        stand_in.flip("beta_scale", &raw(BetaScale::One), &raw(BetaScale::Two), 1);
+        let gate = sizes.per_head(sizes.tokens);
+        let given = with(one, |work| work.gates = GdnGates::given(gate, gate));
+        stand_in.flip("given gates", &one, &given, 1);
+        stand_in.flip("snapshots", &one, &one.snapshots(sizes.snapshots()), 1);
+
+        let library = Library::new(&stand_in.context);
+        launch(&library, &one).unwrap();
+        let (selected, before) = (one.selected().unwrap(), stand_in.compiled());
+        let mut variants = one.variants().unwrap();
+        variants.retain(|&variant| variant != selected);
+        for variant in &variants {
+            // SAFETY: the stand-in runs nothing.
+            unsafe { library.launch_with(StreamRef::default_stream(), &one, *variant) }.unwrap();
+        }
+        assert_eq!(stand_in.compiled() - before, variants.len() as u32);
+    }
+    let per_token = SIZES.gdn_per_token();
+    let no_accepted = with(per_token, |work| {
+        let States::PerToken(states) = &mut work.states else {
+            unreachable!("they are");
+        };
+        states.accepted = None;
+    });
+    stand_in.flip("accepted", &per_token, &no_accepted, 1);
+    let one = Sizes { rows: 1, ..SIZES };
+    let packed = one.gdn_packed();
+    let dense = with(packed, |work| work.packed = None);
+    stand_in.flip("packed", &packed, &dense, 1);
+    stand_in.flip("previous", &SIZES.gdn(), &SIZES.gdn_resume(), 1);
+
+    // With the same tensors, where the kinds have them.
+    let of = |kind| SIZES.step(SIZES.kda(2, kind), SIZES.update());
+    let (softplus, bounded) = (of(SIZES.softplus()), of(SIZES.lower_bound()));
+    let of_bound = |lower_bound, a_log, dt_bias| {
+        of(KdaGate::LowerBound {
+            lower_bound,
+            a_log,
+            dt_bias,
+        })
+    };
+    let KdaGate::Softplus { a_log, dt_bias, .. } = SIZES.softplus() else {
+        unreachable!("it is")
+    };
+    let by_heads = of_bound(-5.0, Some(tensor(F32, &[2])), Some(tensor(F32, &[2, 64])));
+    let flip = |what: &str, one: &Kda<'_>, other: &Kda<'_>| stand_in.flip(what, one, other, 1);
+    flip("lower bound", &softplus, &bounded);
+    flip("softplus", &bounded, &softplus);
+    flip("log", &of(KdaGate::Log), &of_bound(-5.0, None, None));
+    flip(
+        "bits of the bound",
+        &bounded,
+        &of_bound((-5.0f32).next_up(), Some(a_log), dt_bias),
+    );
+    flip("A_log", &bounded, &of_bound(-5.0, None, dt_bias));
+    flip("dt_bias", &bounded, &of_bound(-5.0, Some(a_log), None));
+    flip("rows of the parameters", &bounded, &by_heads);
+    flip(
+        "dt_bias of softplus",
+        &softplus,
+        &of(KdaGate::Softplus {
+            a_log,
+            dt_bias: None,
+        }),
+    );
+    let given = with(bounded, |work| work.gates.beta_kind = KdaBeta::Given);
+    flip("beta", &bounded, &given);
+
+    // What is refused is not taken for what was launched, of the same tensors.
+    let gate = SIZES.per_head(2);
+    let gdn = SIZES.step(GdnGates::given(gate, gate), SIZES.update());
+    let kda = SIZES.step(
+        KdaGates::new(gate, KdaGate::Log, gate, KdaBeta::Given),
+        SIZES.update(),
+    );
+    stand_in.refused("a KDA layer with a decay per head", &gdn, &kda);
+    stand_in.refused(
+        "a bound of 0",
+        &softplus,
+        &of_bound(0.0, Some(a_log), dt_bias),
+    );
+    stand_in.refused(
+        "a bound of NaN",
+        &bounded,
+        &of_bound(f32::NAN, Some(a_log), dt_bias),
+    );
+    let options = Options::default().null_slot(u32::MAX);
+    stand_in.refused("a null slot", &SIZES.gdn(), &SIZES.gdn().options(options));
+    let options = Options::default().scale(f32::NAN);
+    stand_in.refused("a scale", &SIZES.gdn(), &SIZES.gdn().options(options));
+}
