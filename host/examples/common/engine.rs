@@ -59,7 +59,7 @@ impl Engine {
     }
 }
 
-/// A piece of an engine's memory.
+/// Memory of an engine.
 pub enum Buffer<T> {
     /// Of a GPU.
     Device(DeviceMemory, PhantomData<T>),
