@@ -2,12 +2,13 @@
 
 use std::{ffi::c_void, ptr};
 
-use gated_delta_kernels::device::sim;
-use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
+#[cfg(feature = "simulator")]
+use gated_delta_kernels::{device::sim, entries::Entry};
 
 use crate::driver::{Driver, RawFunction};
 use crate::error::Error;
+#[cfg(feature = "simulator")]
 use crate::shapes::Named;
 use crate::stream::StreamRef;
 
@@ -47,6 +48,7 @@ pub(crate) unsafe fn enqueue(
 ///
 /// # Safety
 /// `params` are the entry's, and nothing else touches the tensors meanwhile.
+#[cfg(feature = "simulator")]
 pub(crate) unsafe fn simulate(
     entry: Entry,
     constants: &[u32],

@@ -64,6 +64,7 @@ mod ptx;
 pub mod raw;
 mod recall;
 mod select;
+#[cfg(feature = "self-test")]
 mod self_test;
 mod shapes;
 pub mod step;
@@ -76,6 +77,7 @@ pub use driver::{Context, Device};
 pub use error::{DriverError, Error};
 pub use gated_delta_kernels::entries::Entry;
 pub use library::{KernelResources, Library};
+#[cfg(feature = "self-test")]
 pub use self_test::SelfTest;
 pub use step::{
     BetaScale, Commit, Formulation, Gates, Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta,

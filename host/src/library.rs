@@ -8,7 +8,9 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
 
 use crate::driver::{Context, Module, RawFunction, attribute};
-use crate::enqueue::{enqueue, simulate};
+use crate::enqueue::enqueue;
+#[cfg(feature = "simulator")]
+use crate::enqueue::simulate;
 use crate::error::Error;
 use crate::kernel;
 use crate::module_cache::ModuleCache;
@@ -51,6 +53,7 @@ struct Inner {
 #[derive(Clone, Debug)]
 enum Target {
     Gpu(Context),
+    #[cfg(feature = "simulator")]
     Simulator,
 }
 
@@ -83,6 +86,7 @@ impl Library {
 
     /// The kernels' own source on the CPU, with every memory access, race and barrier checked. Its tensors are in
     /// host memory, and a launch is done when it returns.
+    #[cfg(feature = "simulator")]
     #[must_use]
     pub fn simulator() -> Self {
         Self::with_target(Target::Simulator, None)
@@ -90,6 +94,7 @@ impl Library {
 
     /// A library of its own for the same target. Its kernels are unloaded when it is dropped: nothing of it is under
     /// way then, or captured.
+    #[cfg(feature = "self-test")]
     pub(crate) fn scratch(&self) -> Self {
         Self::with_target(self.0.target.clone(), Some(Mutex::default()))
     }
@@ -109,6 +114,7 @@ impl Library {
     pub fn context(&self) -> Option<&Context> {
         match &self.0.target {
             Target::Gpu(context) => Some(context),
+            #[cfg(feature = "simulator")]
             Target::Simulator => None,
         }
     }
@@ -126,6 +132,7 @@ impl Library {
     pub(crate) fn memory(&self) -> Memory {
         match &self.0.target {
             Target::Gpu(_) => Memory::Device,
+            #[cfg(feature = "simulator")]
             Target::Simulator => Memory::Host,
         }
     }
@@ -144,6 +151,10 @@ impl Library {
     /// # Safety
     /// `params` are the parameters of `entry`'s operator and `constants` describe the tensors that they name, which
     /// stay valid until the stream has passed the launch; `tensors` are all of these tensors.
+    #[cfg_attr(
+        not(feature = "simulator"),
+        expect(unused_variables, reason = "the simulator asks for the tensors")
+    )]
     pub(crate) unsafe fn launch_entry(
         &self,
         stream: StreamRef<'_>,
@@ -160,6 +171,7 @@ impl Library {
                 unsafe { self.launch_function(stream, function, shape, params) }?;
                 Ok(Some(function))
             }
+            #[cfg(feature = "simulator")]
             Target::Simulator => {
                 // SAFETY: the caller's promise.
                 unsafe { simulate(entry, constants, shape, params, tensors) }?;
@@ -179,7 +191,7 @@ impl Library {
         shape: LaunchShape,
         params: &[u8],
     ) -> Result<(), Error> {
-        let Target::Gpu(context) = &self.0.target else {
+        let Some(context) = self.context() else {
             return Err(nothing_compiled());
         };
         let _current = context.enter()?;
@@ -194,7 +206,7 @@ impl Library {
         constants: &[u32],
         shared_bytes: u32,
     ) -> Result<RawFunction, Error> {
-        let Target::Gpu(context) = &self.0.target else {
+        let Some(context) = self.context() else {
             return Err(nothing_compiled());
         };
         self.0.caches[entry as usize].get_or_compile(constants, || {
@@ -218,7 +230,7 @@ impl Library {
         constants: &[u32],
         shared_bytes: u32,
     ) -> Result<KernelResources, Error> {
-        let Target::Gpu(context) = &self.0.target else {
+        let Some(context) = self.context() else {
             return Err(nothing_compiled());
         };
         let function = self.function(entry, constants, shared_bytes)?;

@@ -6,6 +6,9 @@ use crate::*;
 
 const fn is_shared<T: Send + Sync>() {}
 
+#[cfg(feature = "self-test")]
+const _: () = is_shared::<SelfTest>();
+
 const _: () = {
     is_shared::<Library>();
     is_shared::<Plan>();
@@ -26,7 +29,6 @@ const _: () = {
     is_shared::<KdaCommit<'_>>();
     is_shared::<Kernel>();
     is_shared::<Recipe>();
-    is_shared::<SelfTest>();
     is_shared::<IndexReport>();
     is_shared::<Error>();
 };

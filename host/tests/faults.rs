@@ -15,8 +15,8 @@ use std::{env, thread};
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Graph, Module, Stream};
 use gated_delta::{
-    DType, Error, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Library, Options, Previous,
-    StateLayout, States, Stored, StreamRef, Tensor, Work,
+    DType, Error, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Library, Options, Previous, StateLayout,
+    States, Stored, StreamRef, Tensor, Work,
 };
 
 /// Set to the name of the test in the process that has the stand-in as its driver.
