@@ -1,10 +1,11 @@
 //! Every compiled variant, one line each: `symbol = operator::Body<parameters>`.
 //!
-//! Symbols read kernel, layout, state dtype, dims, tile, and warps of a block where two share a tile. A line makes the PTX entry, the [`Entry`] variant
-//! that the host selects, and the simulator's call.
+//! Symbols read kernel, layout, state dtype, dims (`k128` where V = K, `k96v192` where they differ), tile, and warps of a
+//! block where two entries share a tile. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the
+//! simulator's call.
 
 use crate::kernels;
-use crate::launch::Kernel;
+use crate::launch::{Computes, Kernel};
 use crate::state::{Bf16, F32};
 
 /// Calls `$callback!` with the table of variants.
@@ -154,6 +155,13 @@ macro_rules! define_entries {
                 }
             }
 
+            /// What an operator on states computes with it; nothing of other kernels.
+            pub const fn computes(self) -> Option<Computes> {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::COMPUTES,)*
+                }
+            }
+
             /// Load-time constants of its operator.
             pub fn symbols(self) -> &'static [&'static str] {
                 use crate::constants::Constants;
@@ -187,4 +195,63 @@ unsafe fn simulate<Body: Kernel>(params: &[u8]) {
     let params = bytemuck::pod_read_unaligned(params);
     // SAFETY: the caller's promise.
     unsafe { Body::run(&params) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Entry;
+    use crate::constants::Element;
+    use crate::launch::{Computes, Family, Layout};
+
+    /// The symbol that the table should give an entry, but for the warps of its block.
+    fn symbol(entry: Entry, computes: Computes) -> String {
+        let Computes {
+            family,
+            layout,
+            state,
+            k,
+            v,
+        } = computes;
+        let family = match family {
+            Family::GdnDecode => "gdn_decode",
+            Family::GdnMtp => "gdn_mtp",
+            Family::GdnMtpParallel => "gdn_mtp_parallel",
+            Family::KdaRecurrent => "kda_recurrent",
+            Family::KdaRecurrentParallel => "kda_recurrent_parallel",
+        };
+        let layout = match layout {
+            Layout::KLast => "klast",
+            Layout::VLast => "vlast",
+        };
+        let state = match state {
+            Element::F32 => "f32",
+            Element::Bf16 => "bf16",
+            Element::F16 => "f16",
+        };
+        let dims = if k == v {
+            format!("k{k}")
+        } else {
+            format!("k{k}v{v}")
+        };
+        let tile = v / entry.tiles();
+        format!("{family}_{layout}_{state}_{dims}_tile{tile}")
+    }
+
+    #[test]
+    fn symbols_say_what_entries_compute() {
+        for &entry in Entry::ALL {
+            let Some(computes) = entry.computes() else {
+                assert!(matches!(entry, Entry::device_contract | Entry::state_floor));
+                continue;
+            };
+            assert!(computes.v.is_multiple_of(entry.tiles()), "{entry:?}");
+            let symbol = symbol(entry, computes);
+            let warps = entry.block() / 32 - u32::from(computes.family.is_parallel());
+            let rest = entry.name().strip_prefix(&symbol);
+            assert!(
+                rest.is_some_and(|rest| rest.is_empty() || rest == format!("_warps{warps}")),
+                "{entry:?} is {symbol}, of {warps} warps"
+            );
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What a kernel is to the host and the simulator: parameters, constants, and the shape of a launch.
 
-use crate::constants::Constants;
+use crate::constants::{Constants, Element};
 
 /// A kernel body with its compile-time parameters filled in.
 pub trait Kernel {
@@ -18,12 +18,85 @@ pub trait Kernel {
     const SHARED_BYTES: u32 = 0;
     /// What it grows by with every token of a row, bytes.
     const SHARED_BYTES_PER_TOKEN: u32 = 0;
+    /// What an operator on states computes with it; nothing of other kernels.
+    const COMPUTES: Option<Computes> = None;
 
     /// The body, as run by every thread.
     ///
     /// # Safety
     /// `params` and the load-time constants describe live tensors.
     unsafe fn run(params: &Self::Params);
+}
+
+/// What a kernel of an operator on states computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Computes {
+    /// Which recurrence, and how.
+    pub family: Family,
+    /// Of its states.
+    pub layout: Layout,
+    /// Element of its states.
+    pub state: Element,
+    /// Head dim of q and k.
+    pub k: u32,
+    /// Head dim of v and o.
+    pub v: u32,
+}
+
+/// Kernels that compute the same, in the same way; the symbols of a family's entries begin with its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Family {
+    /// GDN, one token.
+    GdnDecode,
+    /// GDN, token by token.
+    GdnMtp,
+    /// GDN, all tokens at once.
+    GdnMtpParallel,
+    /// KDA, token by token.
+    KdaRecurrent,
+    /// KDA, all tokens at once.
+    KdaRecurrentParallel,
+}
+
+impl Family {
+    /// Most tokens of a row, and most previous ones.
+    #[must_use]
+    pub const fn max_tokens(self) -> u32 {
+        match self {
+            Self::GdnDecode => 1,
+            Self::GdnMtp | Self::KdaRecurrent => 16,
+            Self::GdnMtpParallel | Self::KdaRecurrentParallel => 8,
+        }
+    }
+
+    /// Whether it takes previous tokens, to commit them.
+    #[must_use]
+    pub const fn takes_previous(self) -> bool {
+        !matches!(self, Self::GdnDecode)
+    }
+
+    /// Whether all tokens are computed at once, on the tensor cores: no state between the first and the last is made.
+    #[must_use]
+    pub const fn is_parallel(self) -> bool {
+        matches!(self, Self::GdnMtpParallel | Self::KdaRecurrentParallel)
+    }
+
+    /// Whether each key channel has its own decay: KDA's.
+    #[must_use]
+    pub const fn decays_channels(self) -> bool {
+        matches!(self, Self::KdaRecurrent | Self::KdaRecurrentParallel)
+    }
+}
+
+/// Which dim of a state is contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// `[P, HV, V, K]`
+    KLast,
+    /// `[P, HV, K, V]`
+    VLast,
 }
 
 /// Shape of one launch.

@@ -9,7 +9,7 @@
 //! | bf16 | 8l .. 8l+8 |
 //! | f32 | 4l .. 4l+4 and 4L+4l .. 4L+4l+4 |
 
-use crate::constants::Index;
+use crate::constants::{Element, Index};
 use crate::device::{float, global};
 use crate::math::elements::{Raw, bf16_to_f32, bytes_of};
 
@@ -21,6 +21,8 @@ pub type RawFragment = [u32; 8];
 
 /// Element type of a state.
 pub trait StateElement {
+    /// This type, as a value.
+    const ELEMENT: Element;
     /// Bytes of an element.
     const BYTES: u32;
     /// Elements in a 16-byte piece.
@@ -42,6 +44,7 @@ pub struct Bf16;
 pub struct F32;
 
 impl StateElement for Bf16 {
+    const ELEMENT: Element = Element::Bf16;
     const BYTES: u32 = 2;
 
     #[inline(always)]
@@ -69,6 +72,7 @@ impl StateElement for Bf16 {
 }
 
 impl StateElement for F32 {
+    const ELEMENT: Element = Element::F32;
     const BYTES: u32 = 4;
 
     #[inline(always)]

@@ -24,6 +24,7 @@
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; tests/kda_recurrent.rs, kernels-gpu/tests/parallel
 
+use crate::launch::Family;
 use crate::recurrent::{self, Gating};
 
 /// One decay per key channel.
@@ -31,6 +32,8 @@ pub struct PerChannel;
 
 impl Gating for PerChannel {
     const PER_CHANNEL: bool = true;
+    const RECURRENT: Family = Family::KdaRecurrent;
+    const PARALLEL: Family = Family::KdaRecurrentParallel;
 }
 
 /// K-last states.

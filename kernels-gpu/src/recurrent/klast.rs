@@ -11,7 +11,7 @@ use crate::device::shared::{
     store_shared_b64, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::Kernel;
+use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
@@ -201,6 +201,13 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
     const TILES: u32 = K / Self::TILE;
     const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::RECURRENT,
+        layout: Layout::KLast,
+        state: S::ELEMENT,
+        k: K,
+        v: K,
+    });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {

@@ -2,6 +2,7 @@
 
 use crate::device::global::load_b32;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::launch::Family;
 use crate::math::elements::{Raw, bytes_of, load_one};
 use crate::math::gate;
 use crate::row::Row;
@@ -12,6 +13,10 @@ use crate::step::{Gate, StepConstants, StepParams};
 pub trait Gating {
     /// KDA: one decay per key channel; GDN: one per value head.
     const PER_CHANNEL: bool;
+    /// Of the kernels that go token by token.
+    const RECURRENT: Family;
+    /// Of the kernels that take all tokens at once.
+    const PARALLEL: Family;
 }
 
 /// One tensor of one row and head: element `i` of token t is `i` behind `first + t · token`.

@@ -12,7 +12,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::Kernel;
+use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
@@ -53,6 +53,13 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
     const MIN_BLOCKS_PER_SM: u32 = 512 / Self::THREADS;
     const SHARED_BYTES: u32 = Self::TOKENS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::RECURRENT,
+        layout: Layout::VLast,
+        state: S::ELEMENT,
+        k: K,
+        v: K,
+    });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use super::row::{RawGates, Slots};
 use crate::device::float::fma;
 use crate::device::thread::thread_idx_x;
-use crate::launch::Kernel;
+use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
@@ -23,6 +23,13 @@ impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kerne
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = K / (THREADS / (K / FRAGMENT) * ROWS as u32);
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: Family::GdnDecode,
+        layout: Layout::KLast,
+        state: S::ELEMENT,
+        k: K,
+        v: K,
+    });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {

@@ -10,7 +10,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::Kernel;
+use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, bytes_of, load, load_one};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
@@ -44,6 +44,13 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
     const BLOCK: u32 = Self::THREADS;
     const TILES: u32 = K / Self::COLUMNS;
     const SHARED_BYTES: u32 = Self::DECAY + 16;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: Family::GdnDecode,
+        layout: Layout::VLast,
+        state: S::ELEMENT,
+        k: K,
+        v: K,
+    });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {

@@ -25,6 +25,7 @@
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; kernels-gpu/tests/parallel
 
+use crate::launch::Family;
 use crate::recurrent::{self, Gating};
 
 /// One decay per value head.
@@ -32,6 +33,8 @@ pub struct PerHead;
 
 impl Gating for PerHead {
     const PER_CHANNEL: bool = false;
+    const RECURRENT: Family = Family::GdnMtp;
+    const PARALLEL: Family = Family::GdnMtpParallel;
 }
 
 /// Token by token on K-last states.

@@ -14,12 +14,12 @@ use core::marker::PhantomData;
 
 use crate::constants::Element;
 use crate::device::thread::thread_idx_x;
-use crate::launch::Kernel;
+use crate::launch::{Computes, Kernel, Layout};
 use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
-use crate::state::Bf16;
+use crate::state::{Bf16, StateElement};
 use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
@@ -43,6 +43,13 @@ impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
     } else {
         Map::<K, WARPS, TILES16>::BYTES
     };
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::PARALLEL,
+        layout: Layout::KLast,
+        state: Bf16::ELEMENT,
+        k: K,
+        v: K,
+    });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
