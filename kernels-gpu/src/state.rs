@@ -152,6 +152,47 @@ impl Share {
     }
 }
 
+/// Stops the compiler where K-last states of these dims do not part into groups of K/8 lanes with `rows` rows each, and
+/// these into blocks of `threads`.
+pub const fn check_k_last(k: u32, v: u32, rows: u32, threads: u32) {
+    let lanes = k / FRAGMENT;
+    assert!(
+        k.is_multiple_of(FRAGMENT) && lanes.is_power_of_two() && lanes <= 32,
+        "K: 8 to 256, a power of two"
+    );
+    assert!(threads.is_multiple_of(32), "whole warps");
+    assert!(
+        v.is_multiple_of(threads / lanes * rows),
+        "V: whole tiles of rows"
+    );
+}
+
+/// Stops the compiler where V-last states of these dims do not part into groups of `lanes` lanes with `rows` rows each,
+/// and these into a block of `8 * lanes` columns.
+pub const fn check_v_last(k: u32, v: u32, lanes: u32, rows: u32) {
+    let (columns, threads) = (FRAGMENT * lanes, k / rows * lanes);
+    assert!(
+        k == 64 || k == 128,
+        "K: a lane of a warp has 2 or 4 channels"
+    );
+    assert!(
+        rows.is_power_of_two() && 2 <= rows && rows <= 16,
+        "rows are summed pair by pair"
+    );
+    assert!(
+        lanes.is_power_of_two() && 4 <= lanes && lanes <= 32,
+        "columns of whole warps"
+    );
+    assert!(v.is_multiple_of(columns), "V: whole tiles of columns");
+    assert!(
+        threads.is_multiple_of(32) && threads >= columns && threads <= 512,
+        "a thread for each column"
+    );
+}
+
+/// Rows of a head's state, and elements of a row: `[V, K]` (K-last) or `[K, V]` (V-last).
+pub type Shape = [u32; 2];
+
 /// One head's state.
 #[derive(Clone, Copy)]
 pub struct Head {
@@ -164,19 +205,20 @@ pub struct Head {
 }
 
 impl Head {
-    /// Head `hv` of `slot`, which is in range, of a pool with `stride` elements between its slots; V = K.
+    /// Head `hv`, of `shape`, of `slot`, which is in range, of a pool with `stride` elements between its slots.
     #[inline(always)]
-    pub fn of_slot<S: StateElement, const K: u32>(
+    pub fn of_slot<S: StateElement>(
         pool: u64,
         slot: u64,
         stride: u32,
-        hv: u32,
+        (hv, shape): (u32, Shape),
         wide: bool,
     ) -> Self {
+        let [rows, row_elements] = shape;
+        let first = slot as u32 as u64 * stride as u64 + (hv * rows * row_elements) as u64;
         Self {
-            address: pool
-                + (slot as u32 as u64 * stride as u64 + (hv * K * K) as u64) * S::BYTES as u64,
-            row_elements: K,
+            address: pool + first * S::BYTES as u64,
+            row_elements,
             wide,
         }
     }

@@ -37,13 +37,13 @@ impl Gating for PerChannel {
 }
 
 /// K-last states.
-pub type KLast<S, const K: u32, const ROWS: usize, const THREADS: u32> =
-    recurrent::KLast<PerChannel, S, K, ROWS, THREADS>;
+pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
+    recurrent::KLast<PerChannel, S, K, V, ROWS, THREADS>;
 
 /// V-last states.
-pub type VLast<S, const K: u32, const LANES: u32, const ROWS: usize> =
-    recurrent::VLast<PerChannel, S, K, LANES, ROWS>;
+pub type VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =
+    recurrent::VLast<PerChannel, S, K, V, LANES, ROWS>;
 
 /// All tokens at once on bf16 K-last states.
-pub type Parallel<const K: u32, const WARPS: u32, const TILES16: usize> =
-    recurrent::Parallel<PerChannel, K, WARPS, TILES16>;
+pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
+    recurrent::Parallel<PerChannel, K, V, WARPS, TILES16>;

@@ -16,17 +16,19 @@ use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement};
+use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
 use crate::step::{StepConstants, StepParams};
 
-/// K-last states: `ROWS` rows of S per group of K/8 lanes; `THREADS` of a block. V = K.
+/// K-last states: `ROWS` rows of S per group of K/8 lanes; `THREADS` of a block.
 ///
 /// A single token is loaded by every group for itself. Of several, each group prepares some for the whole block, in
 /// shared memory, and then all groups walk through them.
-pub struct KLast<G, S, const K: u32, const ROWS: usize, const THREADS: u32>(PhantomData<(G, S)>);
+pub struct KLast<G, S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>(
+    PhantomData<(G, S)>,
+);
 
-impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32>
-    KLast<G, S, K, ROWS, THREADS>
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
+    KLast<G, S, K, V, ROWS, THREADS>
 {
     /// Lanes of a group.
     const LANES: u32 = K / FRAGMENT;
@@ -192,13 +194,13 @@ fn step<G: Gating, const ROWS: usize>(
     o
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kernel
-    for KLast<G, S, K, ROWS, THREADS>
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
+    Kernel for KLast<G, S, K, V, ROWS, THREADS>
 {
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
-    const TILES: u32 = K / Self::TILE;
+    const TILES: u32 = V / Self::TILE;
     const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
@@ -206,11 +208,12 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
         layout: Layout::KLast,
         state: S::ELEMENT,
         k: K,
-        v: K,
+        v: V,
     });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
+        const { check_k_last(K, V, ROWS as u32, THREADS) };
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let group = thread_idx_x() / Self::LANES;
@@ -235,7 +238,7 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
                 earliest = Tokens::previous(&c, params, row);
                 live = live && earliest.live;
             }
-            let start = slots.start::<S, K>(&c, params, row.hv);
+            let start = slots.start::<S>(&c, params, (row.hv, [V, K]));
             let load_states = || {
                 let mut raw = [[0; 8]; ROWS];
                 let mut r = 0;
@@ -307,7 +310,7 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
                     step::<G, ROWS>(&mut states, token, v, Self::LANES);
                     t += 1;
                 }
-                let write = slots.write::<S, K>(&c, params, row.hv);
+                let write = slots.write::<S>(&c, params, (row.hv, [V, K]));
                 let mut r = 0;
                 while r < ROWS {
                     let rounded = S::narrow(states[r]);
@@ -339,8 +342,8 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
     }
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32>
-    KLast<G, S, K, ROWS, THREADS>
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
+    KLast<G, S, K, V, ROWS, THREADS>
 {
     /// Stores this group's rows wherever the state after a token goes: see [`Slots::after`].
     #[inline(always)]
@@ -355,7 +358,7 @@ impl<G: Gating, S: StateElement, const K: u32, const ROWS: usize, const THREADS:
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            slots.after::<S, K>(c, params, row, after, |head| {
+            slots.after::<S>(c, params, row, [V, K], after, |head| {
                 let mut r = 0;
                 while r < ROWS {
                     head.store::<S>(share, first + r as u32, S::narrow(states[r]));

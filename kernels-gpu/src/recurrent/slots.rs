@@ -1,7 +1,7 @@
 //! Where a row's state comes from and goes to.
 
 use crate::row::Row;
-use crate::state::{Head, StateElement, is_live, slot_of};
+use crate::state::{Head, Shape, StateElement, is_live, slot_of};
 use crate::step::{StepConstants, StepParams};
 
 /// The start and the final slot of a row; its state after each token goes elsewhere besides.
@@ -45,57 +45,59 @@ impl Slots {
             && (!writes_final(c) || is_live(self.write, params.write_pool_slots, c.null_slot))
     }
 
-    /// The state that the row starts from.
+    /// The state of a head that the row starts from.
     #[inline(always)]
-    pub fn start<S: StateElement, const K: u32>(
+    pub fn start<S: StateElement>(
         &self,
         c: &StepConstants,
         params: &StepParams,
-        hv: u32,
+        head: (u32, Shape),
     ) -> Head {
         let wide = c.wide_state != 0;
-        Head::of_slot::<S, K>(params.read_pool, self.start, c.read_slot, hv, wide)
+        Head::of_slot::<S>(params.read_pool, self.start, c.read_slot, head, wide)
     }
 
-    /// The state that the row ends with.
+    /// The state of a head that the row ends with.
     #[inline(always)]
-    pub fn write<S: StateElement, const K: u32>(
+    pub fn write<S: StateElement>(
         &self,
         c: &StepConstants,
         params: &StepParams,
-        hv: u32,
+        head: (u32, Shape),
     ) -> Head {
         let wide = c.wide_state != 0;
-        Head::of_slot::<S, K>(params.write_pool, self.write, c.write_slot, hv, wide)
+        Head::of_slot::<S>(params.write_pool, self.write, c.write_slot, head, wide)
     }
 
     /// Calls `store` with every place that the state after token `t` goes to; `token_slot` is [`token_slot`]'s.
     #[inline(always)]
-    pub fn after<S: StateElement, const K: u32>(
+    pub fn after<S: StateElement>(
         &self,
         c: &StepConstants,
         params: &StepParams,
         row: Row,
+        shape: Shape,
         (t, is_last, token_slot): (u32, bool, u64),
         store: impl Fn(Head),
     ) {
+        let head = (row.hv, shape);
         let wide = c.wide_state != 0;
         if c.has_snapshots != 0 {
             let first = row.b as u64 * c.snapshot_row as u64 + t as u64 * c.snapshot_token as u64;
             let address = params.snapshots + first * S::BYTES as u64;
-            store(Head::of_slot::<S, K>(address, 0, 0, row.hv, wide));
+            store(Head::of_slot::<S>(address, 0, 0, head, wide));
         }
         if c.token_index != 0 && is_live(token_slot, params.write_pool_slots, c.null_slot) {
-            store(Head::of_slot::<S, K>(
+            store(Head::of_slot::<S>(
                 params.write_pool,
                 token_slot,
                 c.write_slot,
-                row.hv,
+                head,
                 wide,
             ));
         }
         if c.update_state != 0 && is_last {
-            store(self.write::<S, K>(c, params, row.hv));
+            store(self.write::<S>(c, params, head));
         }
     }
 }

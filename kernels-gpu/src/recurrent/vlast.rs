@@ -17,17 +17,21 @@ use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement};
+use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{StepConstants, StepParams};
 
-/// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes. V = K.
+/// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes.
 ///
 /// Warps prepare the tokens for the whole block, in shared memory; then all walk through them. As many threads as
 /// there are columns, whole warps, own one each: they turn the block's sums into δ and o while the others wait.
 /// Whatever `LANES` and `ROWS` are, sums over the rows are taken pair by pair, neighbours first.
-pub struct VLast<G, S, const K: u32, const LANES: u32, const ROWS: usize>(PhantomData<(G, S)>);
+pub struct VLast<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>(
+    PhantomData<(G, S)>,
+);
 
-impl<G: Gating, S, const K: u32, const LANES: u32, const ROWS: usize> VLast<G, S, K, LANES, ROWS> {
+impl<G: Gating, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+    VLast<G, S, K, V, LANES, ROWS>
+{
     /// Columns of a block.
     const COLUMNS: u32 = LANES * FRAGMENT;
     const THREADS: u32 = K / ROWS as u32 * LANES;
@@ -43,13 +47,13 @@ impl<G: Gating, S, const K: u32, const LANES: u32, const ROWS: usize> VLast<G, S
     const TOKEN_BYTES: u32 = Self::FACTORS + 32;
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
-    for VLast<G, S, K, LANES, ROWS>
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+    Kernel for VLast<G, S, K, V, LANES, ROWS>
 {
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = Self::THREADS;
-    const TILES: u32 = K / Self::COLUMNS;
+    const TILES: u32 = V / Self::COLUMNS;
     const MIN_BLOCKS_PER_SM: u32 = 512 / Self::THREADS;
     const SHARED_BYTES: u32 = Self::TOKENS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
@@ -58,11 +62,18 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
         layout: Layout::VLast,
         state: S::ELEMENT,
         k: K,
-        v: K,
+        v: V,
     });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
+        const { check_v_last(K, V, LANES, ROWS as u32) };
+        const {
+            assert!(
+                ROWS.is_multiple_of(4),
+                "prepared channels are loaded by fours"
+            )
+        };
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let share = Share {
@@ -88,7 +99,7 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
                 live = live && previous.live;
                 kept = previous.count;
             }
-            let start = slots.start::<S, K>(&c, params, row.hv);
+            let start = slots.start::<S>(&c, params, (row.hv, [K, V]));
             let mut raw = [[0; 8]; ROWS];
             let mut r = 0;
             while r < ROWS {
@@ -122,7 +133,7 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
                     Self::update(&mut states, t, share, first);
                     t += 1;
                 }
-                let write = slots.write::<S, K>(&c, params, row.hv);
+                let write = slots.write::<S>(&c, params, (row.hv, [K, V]));
                 r = 0;
                 while r < ROWS {
                     let rounded = S::narrow(states[r]);
@@ -144,7 +155,7 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
                 Self::update(&mut states, kept + t, share, first);
                 let is_last = t + 1 == tokens.count;
                 let slot = Self::slot(&c, kept + t);
-                slots.after::<S, K>(&c, params, row, (t, is_last, slot), |head| {
+                slots.after::<S>(&c, params, row, [K, V], (t, is_last, slot), |head| {
                     let mut r = 0;
                     while r < ROWS {
                         head.store::<S>(share, first + r as u32, S::narrow(states[r]));
@@ -157,8 +168,8 @@ impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usi
     }
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const LANES: u32, const ROWS: usize>
-    VLast<G, S, K, LANES, ROWS>
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+    VLast<G, S, K, V, LANES, ROWS>
 {
     /// The column that this thread owns; `COLUMNS` or more where it owns none.
     #[inline(always)]

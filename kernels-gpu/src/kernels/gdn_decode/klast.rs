@@ -10,29 +10,32 @@ use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement};
+use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
 use crate::step::{StepConstants, StepParams};
 
-/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block. V = K.
-pub struct KLast<S, const K: u32, const ROWS: usize, const THREADS: u32>(PhantomData<S>);
+/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block.
+pub struct KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>(
+    PhantomData<S>,
+);
 
-impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kernel
-    for KLast<S, K, ROWS, THREADS>
+impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> Kernel
+    for KLast<S, K, V, ROWS, THREADS>
 {
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
-    const TILES: u32 = K / (THREADS / (K / FRAGMENT) * ROWS as u32);
+    const TILES: u32 = V / (THREADS / (K / FRAGMENT) * ROWS as u32);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnDecode,
         layout: Layout::KLast,
         state: S::ELEMENT,
         k: K,
-        v: K,
+        v: V,
     });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
+        const { check_k_last(K, V, ROWS as u32, THREADS) };
         let lanes = K / FRAGMENT;
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
@@ -47,7 +50,7 @@ impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kerne
         unsafe {
             let slots = Slots::load(&c, params, row.b);
             let live = slots.live(&c, params);
-            let read = slots.read_head::<S, K>(&c, params, row.hv);
+            let read = slots.read_head::<S>(&c, params, (row.hv, [V, K]));
             let mut raw = [[0; 8]; ROWS];
             let mut r = 0;
             while r < ROWS {
@@ -87,7 +90,7 @@ impl<S: StateElement, const K: u32, const ROWS: usize, const THREADS: u32> Kerne
                 r += 1;
             }
             let products = butterfly_sum_pairs(products, 1, lanes);
-            let write = slots.write_head::<S, K>(&c, params, row.hv);
+            let write = slots.write_head::<S>(&c, params, (row.hv, [V, K]));
             let mut o = [0.0; ROWS];
             r = 0;
             while r < ROWS {

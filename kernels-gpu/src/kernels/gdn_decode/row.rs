@@ -4,7 +4,7 @@ use crate::device::global::load_b32;
 use crate::math::elements::{Raw, load_one};
 use crate::math::gate;
 use crate::row::Row;
-use crate::state::{Head, StateElement, is_live, slot_of};
+use crate::state::{Head, Shape, StateElement, is_live, slot_of};
 use crate::step::{Gate, StepConstants, StepParams};
 
 impl Row {
@@ -54,36 +54,36 @@ impl Slots {
             && (c.update_state == 0 || is_live(self.write, params.write_pool_slots, c.null_slot))
     }
 
-    /// Head hv of the read slot.
+    /// A head of the read slot.
     #[inline(always)]
-    pub fn read_head<S: StateElement, const K: u32>(
+    pub fn read_head<S: StateElement>(
         &self,
         c: &StepConstants,
         params: &StepParams,
-        hv: u32,
+        head: (u32, Shape),
     ) -> Head {
-        Head::of_slot::<S, K>(
+        Head::of_slot::<S>(
             params.read_pool,
             self.read,
             c.read_slot,
-            hv,
+            head,
             c.wide_state != 0,
         )
     }
 
-    /// Head hv of the write slot.
+    /// A head of the write slot.
     #[inline(always)]
-    pub fn write_head<S: StateElement, const K: u32>(
+    pub fn write_head<S: StateElement>(
         &self,
         c: &StepConstants,
         params: &StepParams,
-        hv: u32,
+        head: (u32, Shape),
     ) -> Head {
-        Head::of_slot::<S, K>(
+        Head::of_slot::<S>(
             params.write_pool,
             self.write,
             c.write_slot,
-            hv,
+            head,
             c.wide_state != 0,
         )
     }

@@ -15,16 +15,20 @@ use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, bytes_of, load, load_one};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement};
+use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{StepConstants, StepParams};
 
-/// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes. V = K.
+/// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes.
 ///
 /// As many threads as there are columns, whole warps, own one each: they turn the block's sums into δ and o while
 /// the others wait. Whatever `LANES` and `ROWS` are, sums over the rows are taken pair by pair, neighbours first.
-pub struct VLast<S, const K: u32, const LANES: u32, const ROWS: usize>(PhantomData<S>);
+pub struct VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>(
+    PhantomData<S>,
+);
 
-impl<S, const K: u32, const LANES: u32, const ROWS: usize> VLast<S, K, LANES, ROWS> {
+impl<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+    VLast<S, K, V, LANES, ROWS>
+{
     /// Columns of a block.
     const COLUMNS: u32 = LANES * FRAGMENT;
     const THREADS: u32 = K / ROWS as u32 * LANES;
@@ -36,24 +40,25 @@ impl<S, const K: u32, const LANES: u32, const ROWS: usize> VLast<S, K, LANES, RO
     const DECAY: u32 = Self::STEPS + Self::COLUMNS * 4;
 }
 
-impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
-    for VLast<S, K, LANES, ROWS>
+impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> Kernel
+    for VLast<S, K, V, LANES, ROWS>
 {
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = Self::THREADS;
-    const TILES: u32 = K / Self::COLUMNS;
+    const TILES: u32 = V / Self::COLUMNS;
     const SHARED_BYTES: u32 = Self::DECAY + 16;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnDecode,
         layout: Layout::VLast,
         state: S::ELEMENT,
         k: K,
-        v: K,
+        v: V,
     });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
+        const { check_v_last(K, V, LANES, ROWS as u32) };
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let (warp, group) = (thread_idx_x() / 32, thread_idx_x() / LANES);
@@ -77,7 +82,7 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
         unsafe {
             let slots = Slots::load(&c, params, row.b);
             let live = slots.live(&c, params);
-            let read = slots.read_head::<S, K>(&c, params, row.hv);
+            let read = slots.read_head::<S>(&c, params, (row.hv, [K, V]));
             let mut raw = [[0; 8]; ROWS];
             let mut r = 0;
             while r < ROWS {
@@ -168,7 +173,7 @@ impl<S: StateElement, const K: u32, const LANES: u32, const ROWS: usize> Kernel
                 }
                 i += 4;
             }
-            let write = slots.write_head::<S, K>(&c, params, row.hv);
+            let write = slots.write_head::<S>(&c, params, (row.hv, [K, V]));
             r = 0;
             while r < ROWS {
                 let s = S::widen(raw[r]);

@@ -38,13 +38,13 @@ impl Gating for PerHead {
 }
 
 /// Token by token on K-last states.
-pub type KLast<S, const K: u32, const ROWS: usize, const THREADS: u32> =
-    recurrent::KLast<PerHead, S, K, ROWS, THREADS>;
+pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
+    recurrent::KLast<PerHead, S, K, V, ROWS, THREADS>;
 
 /// Token by token on V-last states.
-pub type VLast<S, const K: u32, const LANES: u32, const ROWS: usize> =
-    recurrent::VLast<PerHead, S, K, LANES, ROWS>;
+pub type VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =
+    recurrent::VLast<PerHead, S, K, V, LANES, ROWS>;
 
 /// All tokens at once on bf16 K-last states.
-pub type Parallel<const K: u32, const WARPS: u32, const TILES16: usize> =
-    recurrent::Parallel<PerHead, K, WARPS, TILES16>;
+pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
+    recurrent::Parallel<PerHead, K, V, WARPS, TILES16>;

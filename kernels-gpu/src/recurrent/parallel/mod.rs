@@ -27,16 +27,18 @@ use map::{Map, Operand, Set};
 use worker::Worker;
 
 /// Up to 8 tokens and 8 previous ones on bf16 K-last states: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
-/// solver. V = K.
-pub struct Parallel<G, const K: u32, const WARPS: u32, const TILES16: usize>(PhantomData<G>);
+/// solver.
+pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
+    PhantomData<G>,
+);
 
-impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
-    for Parallel<G, K, WARPS, TILES16>
+impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
+    for Parallel<G, K, V, WARPS, TILES16>
 {
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = 32 * (WARPS + 1);
-    const TILES: u32 = K / (16 * WARPS * TILES16 as u32);
+    const TILES: u32 = V / (16 * WARPS * TILES16 as u32);
     const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
     const SHARED_BYTES: u32 = if G::PER_CHANNEL {
         Map::<K, WARPS, TILES16>::BYTES_OF_CHANNELS
@@ -48,11 +50,25 @@ impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
         layout: Layout::KLast,
         state: Bf16::ELEMENT,
         k: K,
-        v: K,
+        v: V,
     });
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
+        const {
+            assert!(
+                K == 64 || K == 128,
+                "K: a team of lanes and a loader's turns are made for 64 and 128"
+            );
+            assert!(
+                TILES16 == 1 || TILES16 == 2,
+                "a warp's values of 8 tokens are one to a lane"
+            );
+            assert!(
+                V.is_multiple_of(16 * WARPS * TILES16 as u32),
+                "whole tiles of rows of S"
+            );
+        }
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         // SAFETY: the caller's promise.
@@ -72,7 +88,7 @@ impl<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize> Kernel
             if thread_idx_x() / 32 == WARPS {
                 launch.solve::<G, K, WARPS, TILES16>();
             } else {
-                launch.work::<G, K, WARPS, TILES16>();
+                launch.work::<G, K, V, WARPS, TILES16>();
             }
         }
     }
@@ -135,7 +151,15 @@ impl Launch<'_> {
 
     /// A worker: all loads, then the previous tokens, then the new ones.
     #[inline(always)]
-    unsafe fn work<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize>(&self) {
+    unsafe fn work<
+        G: Gating,
+        const K: u32,
+        const V: u32,
+        const WARPS: u32,
+        const TILES16: usize,
+    >(
+        &self,
+    ) {
         let (c, tokens) = (&self.c, &self.tokens);
         let worker = Worker::<K, WARPS, TILES16>::new(c, self.row.tile);
         let element = |operand| match operand {
@@ -161,7 +185,10 @@ impl Launch<'_> {
                 worker.zero_outputs(tokens.o, c.o_element, tokens.count);
                 return;
             }
-            worker.copy_state(self.slots.start::<Bf16, K>(c, self.params, self.row.hv));
+            worker.copy_state(
+                self.slots
+                    .start::<Bf16>(c, self.params, (self.row.hv, [V, K])),
+            );
 
             if let Some(decay_inputs) = &decay_inputs {
                 if let Some(inputs) = &previous {
@@ -185,7 +212,9 @@ impl Launch<'_> {
                 meeting::leave_tokens::<WARPS>(Set::New);
             }
 
-            let write = self.slots.write::<Bf16, K>(c, self.params, self.row.hv);
+            let write = self
+                .slots
+                .write::<Bf16>(c, self.params, (self.row.hv, [V, K]));
             let advance = |set, residuals: &[Split; TILES16], keys, moves| {
                 let keys = if G::PER_CHANNEL { Operand::Step } else { keys };
                 worker.advance_by::<G>(set, residuals, operand(keys), moves)
