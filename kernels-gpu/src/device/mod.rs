@@ -311,6 +311,18 @@ pub mod float {
         backend::fma(a, b, c)
     }
 
+    /// The smaller of two; NaN where either is.
+    #[inline(always)]
+    pub fn minimum(a: f32, b: f32) -> f32 {
+        backend::minimum(a, b)
+    }
+
+    /// The larger of two; NaN where either is.
+    #[inline(always)]
+    pub fn maximum(a: f32, b: f32) -> f32 {
+        backend::maximum(a, b)
+    }
+
     /// 2ˣ, 2 ulp.
     #[inline(always)]
     pub fn exp2(x: f32) -> f32 {

@@ -20,6 +20,10 @@ unsafe extern "C" {
     fn bar_warp_sync(mask: u32);
     #[link_name = "llvm.fma.f32"]
     fn llvm_fma(a: f32, b: f32, c: f32) -> f32;
+    #[link_name = "llvm.minimum.f32"]
+    fn llvm_minimum(a: f32, b: f32) -> f32;
+    #[link_name = "llvm.maximum.f32"]
+    fn llvm_maximum(a: f32, b: f32) -> f32;
 }
 
 #[panic_handler]
@@ -305,6 +309,18 @@ pub fn copy_async_wait<const PENDING: u32>() {
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     // SAFETY: arithmetic.
     unsafe { llvm_fma(a, b, c) }
+}
+
+#[inline(always)]
+pub fn minimum(a: f32, b: f32) -> f32 {
+    // SAFETY: arithmetic.
+    unsafe { llvm_minimum(a, b) }
+}
+
+#[inline(always)]
+pub fn maximum(a: f32, b: f32) -> f32 {
+    // SAFETY: arithmetic.
+    unsafe { llvm_maximum(a, b) }
 }
 
 macro_rules! unary {

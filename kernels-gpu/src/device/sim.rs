@@ -21,7 +21,9 @@ mod view;
 mod workers;
 
 pub use fault::{Fault, FaultKind};
-pub(super) use float::{exp2, f16_to_f32, fma, log2, pack_bf16x2, pack_f16x2, reciprocal, rsqrt};
+pub(super) use float::{
+    exp2, f16_to_f32, fma, log2, maximum, minimum, pack_bf16x2, pack_f16x2, reciprocal, rsqrt,
+};
 
 use crate::launch::LaunchShape;
 use barrier::Barrier;

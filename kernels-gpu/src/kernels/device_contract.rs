@@ -27,7 +27,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 37] = [
+pub const RESULTS: [&str; 39] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -65,6 +65,8 @@ pub const RESULTS: [&str; 37] = [
     "load_matrices_transposed 2",
     "load_matrices_transposed 3",
     "shared b16 of the next thread",
+    "minimum(x, 1)",
+    "maximum(x, 1)",
 ];
 
 /// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
@@ -110,6 +112,8 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(7, float::log2(x).to_bits());
             put(8, float::reciprocal(x).to_bits());
             put(9, float::rsqrt(x).to_bits());
+            put(37, float::minimum(x, 1.0).to_bits());
+            put(38, float::maximum(x, 1.0).to_bits());
             let (bf16, f16) = (float::pack_bf16x2(x, -x), float::pack_f16x2(x, -x));
             put(10, bf16);
             put(11, f16);

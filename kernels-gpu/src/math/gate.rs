@@ -1,6 +1,6 @@
 //! Gates: log decay and beta from their raw forms, in f32.
 
-use crate::device::float::{exp2, fma, reciprocal};
+use crate::device::float::{exp2, fma, maximum, minimum, reciprocal};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
@@ -16,10 +16,10 @@ pub fn sigmoid(x: f32) -> f32 {
     reciprocal(1.0 + exp(-x))
 }
 
-/// max(x, 0) + log1p(e^−|x|): finite for every finite x.
+/// max(x, 0) + log1p(e^−|x|), held finite: so for every x but NaN, which stays NaN by the second term.
 #[inline(always)]
 pub fn softplus(x: f32) -> f32 {
-    x.max(0.0) + log1p_of_unit(exp(-x.abs()))
+    minimum(x.max(0.0), f32::MAX) + log1p_of_unit(exp(-x.abs()))
 }
 
 /// log(1 + y) for y in [0, 1]: y times the polynomial of degree 8 that is nearest to log(1 + y) / y there. Relative error
@@ -35,23 +35,33 @@ fn log1p_of_unit(y: f32) -> f32 {
     y * fma(fma(fma(d, square, c), square, b), square, a)
 }
 
-/// Log decay of a raw GDN gate: −exp(A_log) · softplus(a + dt_bias).
+/// exp(A_log), held finite, so that it times 0 is 0. NaN stays NaN.
+#[inline(always)]
+fn rate(a_log: f32) -> f32 {
+    minimum(exp(a_log), f32::MAX)
+}
+
+/// Log decay of a raw gate: −exp(A_log) · softplus(a + dt_bias).
 ///
-/// Finite or −∞, never NaN: exp(A_log) is held finite, so that it times a softplus of 0 is 0.
+/// Finite or −∞ for every finite a and dt_bias, though their sum or exp(A_log) leave the range of f32: both factors are held
+/// finite, so that one of them may be 0, as it is below 2⁻¹²⁶. NaN where an argument is.
 #[inline(always)]
 pub fn log_decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
-    -exp(a_log).min(f32::MAX) * softplus(a + dt_bias)
+    -rate(a_log) * softplus(a + dt_bias)
 }
 
 /// Log decay of KDA's lower-bound gate: lower_bound · sigmoid(exp(A_log) · (x + dt_bias)), a scale and not a clamp.
+///
+/// Finite for every finite x, bound and dt_bias, as [`log_decay`] is; NaN where an argument is.
 #[inline(always)]
 pub fn lower_bound_log_decay(x: f32, lower_bound: f32, a_log: f32, dt_bias: f32) -> f32 {
-    lower_bound * sigmoid(exp(a_log).min(f32::MAX) * (x + dt_bias))
+    let sum = maximum(minimum(x + dt_bias, f32::MAX), f32::MIN);
+    lower_bound * sigmoid(rate(a_log) * sum)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::log1p_of_unit;
+    use super::{exp, log_decay, log1p_of_unit, lower_bound_log_decay};
 
     #[test]
     fn log1p_is_right_to_f32() {
@@ -60,6 +70,55 @@ mod tests {
             let right = f64::from(y).ln_1p();
             let error = f64::from(log1p_of_unit(y)) / right - 1.0;
             assert!(error.abs() < 3e-7, "log1p({y:e}): relative error {error:e}");
+        }
+    }
+
+    const LOWER_BOUND: f32 = -5.0;
+    /// Beyond 0 and ∞ of exp(A_log) in f32, and between.
+    const A_LOGS: [f32; 6] = [f32::MIN, -200.0, -2.0, 2.0, 200.0, f32::MAX];
+    /// Two of them may add up to more than f32 holds.
+    const TERMS: [f32; 7] = [f32::MIN, -3e38, -20.0, 0.0, 20.0, 3e38, f32::MAX];
+
+    #[test]
+    fn finite_gates_decay_as_they_should() {
+        for a_log in A_LOGS {
+            for (x, dt_bias) in TERMS.into_iter().flat_map(|x| TERMS.map(|y| (x, y))) {
+                let (rate, sum) = (f64::from(a_log).exp(), f64::from(x) + f64::from(dt_bias));
+                let softplus = sum.max(0.0) + (-sum.abs()).exp().ln_1p();
+                // ∞ · 0 is for a softplus of 0, which is one below the range of f64.
+                let right = if softplus == 0.0 {
+                    1.0
+                } else {
+                    (-rate * softplus).exp()
+                };
+                let decay = exp(log_decay(x, a_log, dt_bias));
+                let case = format!("A_log {a_log:e}, x {x:e}, dt_bias {dt_bias:e}");
+                assert!(
+                    (f64::from(decay) - right).abs() < 1e-6,
+                    "{case}: {decay}, not {right}"
+                );
+
+                let product = if sum == 0.0 { 0.0 } else { rate * sum };
+                let right = f64::from(LOWER_BOUND) / (1.0 + (-product).exp());
+                let log_decay = lower_bound_log_decay(x, LOWER_BOUND, a_log, dt_bias);
+                assert!(
+                    (f64::from(log_decay) - right).abs() < 1e-5,
+                    "{case}: {log_decay}, not {right}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_nan_is_not_lost() {
+        for place in 0..3 {
+            for other in TERMS {
+                let [x, a_log, dt_bias] =
+                    [0, 1, 2].map(|i| if i == place { f32::NAN } else { other });
+                assert!(log_decay(x, a_log, dt_bias).is_nan(), "{place}, {other:e}");
+                let log_decay = lower_bound_log_decay(x, LOWER_BOUND, a_log, dt_bias);
+                assert!(log_decay.is_nan(), "{place}, {other:e}");
+            }
         }
     }
 }

@@ -275,3 +275,38 @@ fn decays_to_nothing() {
         }
     }
 }
+
+/// a + dt_bias beyond the range of f32, beside an exp(A_log) of 0: no NaN. A NaN in A_log reaches its own head, all of it.
+#[test]
+fn gates_at_the_ends_of_f32() {
+    for (per_channel, k) in KINDS {
+        let mut s = Setting::new(0, per_channel, k);
+        s.layer.elements = [Element::F32; 6];
+        s.tokens = Tokens::new(&s.layer, ROWS, 8, &mut s.random);
+        let count = ROWS * 8 * 2 * s.layer.decays();
+        (0..count).for_each(|i| s.tokens.g.set(i, 3e38));
+        s.gates.dt_bias.fill(3e38);
+        for (second, is_nan) in [(1.0, false), (f32::NAN, true)] {
+            s.gates.a_log = vec![-200.0, second];
+            let case = Case {
+                update: true,
+                ..s.verify()
+            };
+            let mut o = output(&s.layer, ROWS, 8);
+            let mut pool = s.pool.clone();
+            case.launch(&mut o, &mut pool, None).unwrap();
+            for b in 0..ROWS {
+                let token = |hv| move |t| ((b * 8 + t) * 2 + hv) * k;
+                let of_head = |hv| (0..8).map(token(hv)).flat_map(|at| o.values(at, k));
+                let state = |hv| pool.values((b * 2 + hv) * k * k, k * k);
+                let (wanted_o, wanted_state) =
+                    case.expected(b, 0, &s.pool.values(b * 2 * k * k, k * k));
+                let got: Vec<f64> = of_head(0).collect();
+                assert!(error(&got, &wanted_o, s.layer.elements[3]) < 1e-4);
+                assert!(error(&state(0), &wanted_state, Element::Bf16) < 1e-4);
+                assert!(of_head(1).all(|o| o.is_nan() == is_nan));
+                assert!(state(1).iter().all(|s| s.is_nan() == is_nan));
+            }
+        }
+    }
+}

@@ -6,6 +6,14 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     a.mul_add(b, c)
 }
 
+pub fn minimum(a: f32, b: f32) -> f32 {
+    number(a.min(b), a, b)
+}
+
+pub fn maximum(a: f32, b: f32) -> f32 {
+    number(a.max(b), a, b)
+}
+
 pub fn exp2(x: f32) -> f32 {
     flush(flush(x).exp2())
 }
@@ -32,6 +40,15 @@ pub fn pack_f16x2(low: f32, high: f32) -> u32 {
 
 pub fn f16_to_f32(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32()
+}
+
+/// `value`, unless `a` or `b` is a NaN: then the one that the GPU makes of every NaN.
+fn number(value: f32, a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() {
+        f32::from_bits(0x7fff_ffff)
+    } else {
+        value
+    }
 }
 
 /// A denormal becomes a zero of its sign.

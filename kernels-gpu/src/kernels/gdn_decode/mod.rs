@@ -15,6 +15,8 @@
 //!          V-last: block = groups of LANES lanes; a group owns ROWS rows (one k each), a lane 8 columns, and
 //!          a thread of some warps a column
 //! Padding  an inactive row zeroes o and touches no state
+//! Range    NaN from finite inputs only where Σk², Σq², S k or S q of the raw k and q leaves f32 (|k|, |q| up to 10¹⁸ never
+//!          square out of it), whatever the gates; a NaN among the inputs is never dropped
 //! Cost     2 · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::gdn::decode; tests/gdn_decode.rs
 
