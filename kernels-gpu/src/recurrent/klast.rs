@@ -2,13 +2,13 @@
 
 use core::marker::PhantomData;
 
+use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
 use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{
-    dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
-    store_shared_b64, store_shared_b128,
+    load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
@@ -34,14 +34,15 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
     const LANES: u32 = K / FRAGMENT;
     const GROUPS: u32 = THREADS / Self::LANES;
     const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
-    /// Rows of S of a block.
-    const TILE: u32 = Self::GROUPS * ROWS as u32;
-    /// A prepared token in shared memory: k, q and (KDA) α of every channel, v of the block's rows, and its factors.
-    const Q: u32 = K * 4;
-    const DECAY: u32 = 2 * K * 4;
-    const VALUES: u32 = Self::DECAY + if G::PER_CHANNEL { K * 4 } else { 0 };
-    const FACTORS: u32 = Self::VALUES + Self::TILE * 4;
-    const TOKEN_BYTES: u32 = Self::FACTORS + 32;
+}
+
+impl<G: Gating, S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> Prepared
+    for KLast<G, S, K, V, ROWS, THREADS>
+{
+    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    const K: u32 = K;
+    const TILE: u32 = THREADS / (K / FRAGMENT) * ROWS as u32;
+    const TOKENS: u32 = 0;
 }
 
 /// A token in a lane's registers: its own 8 channels.
@@ -91,17 +92,16 @@ impl RawToken {
             let q = share.load_matching::<S>(tokens.q.at(t, 0), tokens.q.element(), wide);
             let (mut g, mut dt_bias) = (none, none);
             let (mut head_g, mut head_dt_bias) = (Raw([0]), Raw([0]));
-            let f32s = Element::F32 as u32;
             if G::PER_CHANNEL {
                 g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
                 if c.has_dt_bias != 0 {
                     let address = params.dt_bias + gate_row * (K * 4) as u64;
-                    dt_bias = share.load_matching::<S>(address, f32s, wide);
+                    dt_bias = share.load_matching::<S>(address, Element::F32 as u32, wide);
                 }
             } else {
                 head_g = load_one(tokens.g.at(t, 0), c.g_element);
                 if c.has_dt_bias != 0 {
-                    head_dt_bias = load_one(params.dt_bias + gate_row * 4, f32s);
+                    head_dt_bias = load_one(params.dt_bias + gate_row * 4, Element::F32 as u32);
                 }
             }
             let b = load_beta(c, tokens, t);
@@ -401,7 +401,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
         (share, first): (Share, u32),
     ) {
         let group = thread_idx_x() / Self::LANES;
-        let smem = dynamic_shared_mem() + before * Self::TOKEN_BYTES;
+        let smem = Self::token(before);
         let values = smem + Self::VALUES + group * ROWS as u32 * 4;
         // SAFETY: the caller's promise; each token's bytes have one writer, and so has each v.
         unsafe {
@@ -432,14 +432,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                         store_channels(smem + Self::DECAY, share, token.decay);
                     }
                     if share.lane == 0 {
-                        let f = token.factors;
-                        let four = [f.decay, f.beta, f.k, f.q].map(f32::to_bits);
-                        store_shared_b128(smem + Self::FACTORS, four);
-                        store_shared_b32(smem + Self::FACTORS + 16, f.kq.to_bits());
-                        if c.token_index != 0 {
-                            let words = [token.slot as u32, (token.slot >> 32) as u32];
-                            store_shared_b64(smem + Self::FACTORS + 24, words);
-                        }
+                        Self::store_factors(c, smem, token.factors, token.slot);
                     }
                 }
                 t += Self::GROUPS;
@@ -454,12 +447,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
     /// Prepared token `i`, and v of this group's rows.
     #[inline(always)]
     unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token, [f32; ROWS]) {
-        let smem = dynamic_shared_mem() + i * Self::TOKEN_BYTES;
+        let smem = Self::token(i);
         let group = thread_idx_x() / Self::LANES;
         // SAFETY: the caller's promise.
         unsafe {
-            let [decay, beta, k, q] = load_shared_b128(smem + Self::FACTORS).map(f32::from_bits);
-            let kq = f32::from_bits(load_shared_b32(smem + Self::FACTORS + 16));
+            let factors = Self::factors(smem);
             let mut v = [0.0; ROWS];
             let mut r = 0;
             while r < ROWS {
@@ -467,12 +459,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                 v[r] = f32::from_bits(load_shared_b32(address));
                 r += 1;
             }
-            let slot = if c.token_index != 0 {
-                let [low, high] = load_shared_b64(smem + Self::FACTORS + 24);
-                low as u64 | (high as u64) << 32
-            } else {
-                0
-            };
+            let slot = Self::slot(c, smem);
             let token = Token {
                 slot,
                 k: load_channels(smem, share),
@@ -482,13 +469,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                 } else {
                     [0.0; 8]
                 },
-                factors: Factors {
-                    decay: if G::PER_CHANNEL { 1.0 } else { decay },
-                    beta,
-                    k,
-                    q,
-                    kq,
-                },
+                factors,
             };
             (token, v)
         }

@@ -5,6 +5,7 @@
 
 mod klast;
 mod parallel;
+mod prepared;
 pub(crate) mod slots;
 pub(crate) mod tokens;
 mod vlast;

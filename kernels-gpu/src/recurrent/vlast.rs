@@ -2,6 +2,7 @@
 
 use core::marker::PhantomData;
 
+use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
 use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
 use crate::constants::Element;
@@ -29,7 +30,7 @@ pub struct VLast<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS:
     PhantomData<(G, S)>,
 );
 
-impl<G: Gating, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
     VLast<G, S, K, V, LANES, ROWS>
 {
     /// Columns of a block.
@@ -38,13 +39,15 @@ impl<G: Gating, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usi
     const WARPS: u32 = Self::THREADS / 32;
     /// Shared memory: S k and S q of each column from each warp; then δ rk of each column; then the tokens.
     const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
+}
+
+impl<G: Gating, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> Prepared
+    for VLast<G, S, K, V, LANES, ROWS>
+{
+    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    const K: u32 = K;
+    const TILE: u32 = Self::COLUMNS;
     const TOKENS: u32 = Self::STEPS + Self::COLUMNS * 4;
-    /// A token: k, q and (KDA) α of every channel, v of the block's columns, and its factors.
-    const Q: u32 = K * 4;
-    const DECAY: u32 = 2 * K * 4;
-    const VALUES: u32 = Self::DECAY + if G::PER_CHANNEL { K * 4 } else { 0 };
-    const FACTORS: u32 = Self::VALUES + Self::COLUMNS * 4;
-    const TOKEN_BYTES: u32 = Self::FACTORS + 32;
 }
 
 impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
@@ -154,7 +157,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 sync_threads();
                 Self::update(&mut states, kept + t, share, first);
                 let is_last = t + 1 == tokens.count;
-                let slot = Self::slot(&c, kept + t);
+                let slot = Self::slot(&c, Self::token(kept + t));
                 slots.after::<S>(&c, params, row, [K, V], (t, is_last, slot), |head| {
                     let mut r = 0;
                     while r < ROWS {
@@ -232,23 +235,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 let f = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
                 let slot = token_slot(c, params, row.b, t);
                 if lane_id() == 0 {
-                    let four = [f.decay, f.beta, f.k, f.q].map(f32::to_bits);
-                    store_shared_b128(smem + Self::FACTORS, four);
-                    store_shared_b32(smem + Self::FACTORS + 16, f.kq.to_bits());
-                    if c.token_index != 0 {
-                        let words = [slot as u32, (slot >> 32) as u32];
-                        store_shared_b64(smem + Self::FACTORS + 24, words);
-                    }
+                    Self::store_factors(c, smem, f, slot);
                 }
             }
             t += Self::WARPS;
         }
-    }
-
-    /// Shared memory of prepared token `i`.
-    #[inline(always)]
-    fn token(i: u32) -> u32 {
-        dynamic_shared_mem() + Self::TOKENS + i * Self::TOKEN_BYTES
     }
 
     /// Leaves this warp's part of S k and S q of every column in shared memory, after KDA's decay (2).
@@ -298,35 +289,6 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             let step = delta * factors.k;
             store_shared_b32(dynamic_shared_mem() + Self::STEPS + own * 4, step.to_bits());
             factors.output(sq, delta) // (5)
-        }
-    }
-
-    /// Where the state after prepared token `i` goes besides.
-    #[inline(always)]
-    unsafe fn slot(c: &StepConstants, i: u32) -> u64 {
-        if c.token_index == 0 {
-            return 0;
-        }
-        // SAFETY: the caller's promise.
-        let [low, high] = unsafe { load_shared_b64(Self::token(i) + Self::FACTORS + 24) };
-        low as u64 | (high as u64) << 32
-    }
-
-    #[inline(always)]
-    unsafe fn factors(smem: u32) -> Factors {
-        // SAFETY: the caller's promise.
-        let ([decay, beta, k, q], kq) = unsafe {
-            (
-                load_shared_b128(smem + Self::FACTORS).map(f32::from_bits),
-                f32::from_bits(load_shared_b32(smem + Self::FACTORS + 16)),
-            )
-        };
-        Factors {
-            decay: if G::PER_CHANNEL { 1.0 } else { decay },
-            beta,
-            k,
-            q,
-            kq,
         }
     }
 
