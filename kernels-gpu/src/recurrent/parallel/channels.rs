@@ -9,7 +9,7 @@
 
 use super::fragments::{split, store_words};
 use super::inputs::{Inputs, RawTokens};
-use super::map::{Map, Operand, Set, TOKENS};
+use super::map::{Block, Channels, Map, Operand, Set, TOKENS};
 use super::meeting;
 use super::worker::Worker;
 use crate::constants::Element;
@@ -24,67 +24,16 @@ use crate::recurrent::tokens::{RawGates, gate_row, load_a_log};
 use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 
-/// Tokens as f32 in shared memory, for the teams.
-#[derive(Clone, Copy)]
-enum Channels {
-    Key = 0,
-    Query = 1,
-    Decay = 2,
-}
-
-/// Where things lie behind what [`Map`] says; a table of them is there.
-impl<const K: u32, const WARPS: u32, const TILES16: usize> Map<K, WARPS, TILES16> {
-    const CHANNELS: u32 = Self::STEP + 2 * Self::LOW;
-    const COLUMNS: u32 = Self::CHANNELS + 3 * TOKENS * 4 * K;
-    const KEPT: u32 = Self::COLUMNS + 2 * 4 * 128;
-    /// All of it.
-    pub const BYTES_OF_CHANNELS: u32 = Self::KEPT + 4 * K;
-
-    /// Two halves of 16 bytes a lane: of channels 8l .. 8l+4, then of 8l+4 .. 8l+8.
-    fn channels(channels: Channels, t: u32) -> u32 {
-        Self::at(Self::CHANNELS + (channels as u32 * TOKENS + t) * 4 * K)
-    }
-
-    /// What a team finds for columns `pair` and 7 − `pair` of the products: `[2, 2, 8]` f32, of each column its
-    /// products with k and q of every token, 0 before its own. In the place of the second column's products with the
-    /// first two q are q · q of both columns' tokens.
-    fn pair(set: Set, pair: u32) -> u32 {
-        Self::at(Self::COLUMNS + (set as u32 * 4 + pair) * 128)
-    }
-
-    /// p_s · k_t.
-    pub fn key_product(set: Set, t: u32, s: u32) -> u32 {
-        let (side, pair) = if s < 4 { (0, s) } else { (1, 7 - s) };
-        Self::pair(set, pair) + side * 64 + 4 * t
-    }
-
-    /// p_s · q_t.
-    pub fn query_product(set: Set, t: u32, s: u32) -> u32 {
-        Self::key_product(set, t, s) + 32
-    }
-
-    /// q_t · q_t.
-    pub fn query_square(set: Set, t: u32) -> u32 {
-        let (side, pair) = if t < 4 { (0, t) } else { (1, 7 - t) };
-        Self::pair(set, pair) + 96 + 4 * side
-    }
-
-    /// `[K]` f32: what is left of each channel of S₀ after the last token.
-    pub fn kept() -> u32 {
-        Self::at(Self::KEPT)
-    }
-}
-
 /// What the decays of this lane's 8 channels are computed from, besides the tokens' gates.
 pub struct DecayInputs {
     a_log: f32,
     dt_bias: Raw<8>,
 }
 
-impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Lanes of a team.
-    const TEAM: u32 = K / 4;
-    const TEAMS: u32 = WARPS * 32 / Self::TEAM;
+    const TEAM: u32 = B::K / 4;
+    const TEAMS: u32 = B::WARPS * 32 / Self::TEAM;
 
     /// By the lanes that load one of `most` tokens. A choice, because the assembler puts off a load that it may, until
     /// after the tokens have come.
@@ -106,7 +55,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
                 a_log = load_a_log(c, params, row);
                 if c.has_dt_bias != 0 {
                     let channel = lane_id() % Self::LANES * 8;
-                    let address = params.dt_bias + 4 * (gate_row(c, row) * K + channel) as u64;
+                    let address = params.dt_bias + 4 * (gate_row(c, row) * B::K + channel) as u64;
                     dt_bias = load(address, Element::F32 as u32, self.wide_io);
                 }
             }
@@ -149,7 +98,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
             }
             self.store_f32(Channels::Decay, key, inputs.gates, decays, 1.0, count);
             self.store_values(set, inputs, c.v_element);
-            meeting::workers::<WARPS>();
+            meeting::workers::<B>();
             let team = thread_idx_x() / Self::TEAM;
             let mut first = 0;
             while first < TOKENS / 2 {
@@ -159,8 +108,8 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
                 }
                 first += Self::TEAMS;
             }
-            meeting::workers::<WARPS>();
-            meeting::leave_tokens::<WARPS>(set);
+            meeting::workers::<B>();
+            meeting::leave_tokens::<B>(set);
         }
     }
 
@@ -178,14 +127,13 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
         let mut turn = 0;
         while turn < Self::TURNS {
             let t = self.token(operand, turn);
-            let place =
-                Map::<K, WARPS, TILES16>::channels(channels, t) + lane_id() % Self::LANES * 16;
+            let place = Map::<B>::channels(channels, t) + lane_id() % Self::LANES * 16;
             let store = |values: [f32; 8]| {
                 let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
                 // SAFETY: the caller's promise; each place has one writer.
                 unsafe {
                     store_shared_b128(place, [a, b, c, d]);
-                    store_shared_b128(place + 2 * K, [e, f, g, h]);
+                    store_shared_b128(place + 2 * B::K, [e, f, g, h]);
                 }
             };
             if t < count {
@@ -204,7 +152,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
         let lane = thread_idx_x() % Self::TEAM;
         let is_new = matches!(set, Set::New);
         let load = |channels, t| {
-            let place = Map::<K, WARPS, TILES16>::channels(channels, t) + 16 * lane;
+            let place = Map::<B>::channels(channels, t) + 16 * lane;
             // SAFETY: the caller's promise.
             unsafe { load_shared_b128(place) }.map(f32::from_bits)
         };
@@ -258,12 +206,12 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
                 side += 1;
             }
             if advances && pair == 0 {
-                let place = Map::<K, WARPS, TILES16>::kept() + 4 * Self::channel(lane);
+                let place = Map::<B>::kept() + 4 * Self::channel(lane);
                 store_shared_b128(place, decays[1].map(f32::to_bits));
             }
             let sums = butterfly_scatter(sums, 1, Self::TEAM).map(f32::to_bits);
-            let place = Map::<K, WARPS, TILES16>::pair(set, pair);
-            if K == 128 {
+            let place = Map::<B>::pair(set, pair);
+            if B::K == 128 {
                 store_shared_b32(place + 4 * lane, sums[0]);
             } else {
                 store_shared_b64(place + 8 * lane, [sums[0], sums[1]]);
@@ -281,12 +229,12 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     #[inline(always)]
     unsafe fn store_token(operand: Operand, t: u32, lane: u32, [a, b, c, d]: [f32; 4]) {
         let (group, half) = (lane % Self::LANES, lane / Self::LANES);
-        let address = Map::<K, WARPS, TILES16>::operand(operand)
-            + t * Map::<K, WARPS, TILES16>::ROW
+        let address = Map::<B>::operand(operand)
+            + t * Map::<B>::ROW
             + group / 4 * 64
             + group % 4 * 4
             + half * 32;
-        let low = Map::<K, WARPS, TILES16>::LOW;
+        let low = Map::<B>::LOW;
         // SAFETY: the caller's promise.
         unsafe {
             store_words(split(a, b), address, low);

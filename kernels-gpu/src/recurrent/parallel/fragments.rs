@@ -2,7 +2,7 @@
 //!
 //! bf16 factors are taken as they are; any other value x as bf16(x) + bf16(x − bf16(x)), good to 2⁻¹⁷.
 
-use super::map::{Map, Operand};
+use super::map::{Block, Map, Operand};
 use crate::constants::Element;
 use crate::device::float::pack_bf16x2;
 use crate::device::shared::{
@@ -56,16 +56,11 @@ pub struct TokenPiece {
 
 impl Tokens8 {
     #[inline(always)]
-    pub fn new<const K: u32, const WARPS: u32, const TILES16: usize>(
-        operand: Operand,
-        element: u32,
-    ) -> Self {
+    pub fn new<B: Block>(operand: Operand, element: u32) -> Self {
         let (row, matrix) = (lane_id() % 8, lane_id() / 8);
         Self {
-            address: Map::<K, WARPS, TILES16>::operand(operand)
-                + row * Map::<K, WARPS, TILES16>::ROW
-                + matrix * 16,
-            low: Map::<K, WARPS, TILES16>::LOW,
+            address: Map::<B>::operand(operand) + row * Map::<B>::ROW + matrix * 16,
+            low: Map::<B>::LOW,
             split: element != Element::Bf16 as u32,
         }
     }

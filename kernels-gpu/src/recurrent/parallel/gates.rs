@@ -1,9 +1,10 @@
 //! Gates of 8 tokens, one to a lane.
 
+use super::map::Block;
 use crate::constants::Element;
 use crate::device::warp::{lane_id, warp_shuffle_idx};
 use crate::math::elements::{Raw, load_one};
-use crate::recurrent::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
+use crate::recurrent::tokens::{RawGates, Tokens, gate_row, load_a_log, load_beta};
 use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 
@@ -27,7 +28,7 @@ impl GateInputs {
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    pub unsafe fn load<G: Gating>(
+    pub unsafe fn load<B: Block>(
         c: &StepConstants,
         params: &StepParams,
         row: Row,
@@ -42,7 +43,7 @@ impl GateInputs {
             if t < there {
                 b = load_beta(c, tokens, t);
             }
-            if !G::PER_CHANNEL {
+            if !B::PER_CHANNEL {
                 if t < there {
                     g = load_one(tokens.g.at(t, 0), c.g_element);
                 }
@@ -63,11 +64,11 @@ impl GateInputs {
 
     /// Tokens past the `count` first decay nothing and write nothing.
     #[inline(always)]
-    pub fn values<G: Gating>(self, c: &StepConstants, count: u32) -> Gates {
+    pub fn values<B: Block>(self, c: &StepConstants, count: u32) -> Gates {
         let ([log_decay], beta) = self.0.log_values(c);
         let t = lane_id() % 8;
         let beta = if t < count { beta } else { 0.0 };
-        if G::PER_CHANNEL {
+        if B::PER_CHANNEL {
             return Gates { decay: 0.0, beta };
         }
         let decay = log_decay * core::f32::consts::LOG2_E;

@@ -4,13 +4,13 @@
 //! do with a loaded value, it does ahead of the copies of the state, and makes those wait for that load.
 
 use super::fragments::store_channels;
-use super::map::{Map, Operand, Set};
+use super::map::{Block, Map, Operand, Set};
 use super::worker::Worker;
 use crate::constants::Element;
 use crate::device::shared::{load_shared_b128, store_shared_b128};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::{self, Raw, bytes_of, load};
-use crate::recurrent::tokens::{Gating, Run, Tokens};
+use crate::recurrent::tokens::{Run, Tokens};
 
 /// Turns that a warp takes to load 8 tokens of an operand, at most: with one warp and K = 128.
 const MOST_TURNS: usize = 4;
@@ -39,20 +39,20 @@ pub struct Inputs {
 #[derive(Clone, Copy)]
 pub struct RawValues(Raw<8>);
 
-impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Lanes that share a token of an operand.
-    pub const LANES: u32 = K / 8;
+    pub const LANES: u32 = B::K / 8;
     /// Warps that load 8 tokens of an operand in one turn.
-    const LOADERS: u32 = K / 32;
-    pub const TURNS: usize = Self::LOADERS.div_ceil(WARPS) as usize;
+    const LOADERS: u32 = B::K / 32;
+    pub const TURNS: usize = Self::LOADERS.div_ceil(B::WARPS) as usize;
     /// Lanes that share a token's v of the warp's rows.
-    const VALUE_LANES: u32 = 2 * TILES16 as u32;
+    const VALUE_LANES: u32 = B::ROWS / 8;
 
     /// Token of `operand` that this lane loads in `turn`; 8 or more for none.
     #[inline(always)]
     pub fn token(&self, operand: Operand, turn: usize) -> u32 {
-        let shift = operand as u32 * Self::LOADERS % WARPS;
-        let warp = (self.warp + WARPS - shift) % WARPS + turn as u32 * WARPS;
+        let shift = operand as u32 * Self::LOADERS % B::WARPS;
+        let warp = (self.warp + B::WARPS - shift) % B::WARPS + turn as u32 * B::WARPS;
         warp * (32 / Self::LANES) + lane_id() / Self::LANES
     }
 
@@ -61,7 +61,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     /// # Safety
     /// The tokens are live.
     #[inline(always)]
-    pub unsafe fn load_inputs<G: Gating>(&self, set: Set, tokens: &Tokens, there: u32) -> Inputs {
+    pub unsafe fn load_inputs(&self, set: Set, tokens: &Tokens, there: u32) -> Inputs {
         // SAFETY: the caller's promise.
         unsafe {
             Inputs {
@@ -70,7 +70,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
                     Set::New => self.load_tokens(Operand::Query, tokens.q, there),
                     Set::Previous => RawTokens::NONE,
                 },
-                gates: if G::PER_CHANNEL {
+                gates: if B::PER_CHANNEL {
                     self.load_tokens(set.key(), tokens.g, there)
                 } else {
                     RawTokens::NONE
@@ -107,11 +107,9 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
         let mut turn = 0;
         while turn < Self::TURNS {
             let t = self.token(operand, turn);
-            let address = Map::<K, WARPS, TILES16>::operand(operand)
-                + t * Map::<K, WARPS, TILES16>::ROW
-                + lane / 4 * 64
-                + lane % 4 * 4;
-            let low = Map::<K, WARPS, TILES16>::LOW;
+            let address =
+                Map::<B>::operand(operand) + t * Map::<B>::ROW + lane / 4 * 64 + lane % 4 * 4;
+            let low = Map::<B>::LOW;
             // SAFETY: the caller's promise; each word has one writer. Two stores, lest the choice be made where the
             // tokens are loaded, and wait for them there.
             unsafe {
@@ -171,9 +169,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     /// Address of the value of token `t` and the warp's row `row`.
     #[inline(always)]
     pub fn value_address(&self, set: Set, t: u32, row: u32, element: u32) -> u32 {
-        Map::<K, WARPS, TILES16>::values(set, self.warp)
-            + t * Map::<K, WARPS, TILES16>::VALUE_ROW
-            + row * bytes_of(element)
+        Map::<B>::values(set, self.warp) + t * Map::<B>::VALUE_ROW + row * bytes_of(element)
     }
 
     /// Stores the outputs of the `count` first tokens that lie, in f32, in the place of the new tokens' values. All

@@ -23,7 +23,7 @@ use crate::state::{Bf16, StateElement};
 use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
-use map::{Map, Operand, Set};
+use map::{Block, Map, Operand, Set};
 use worker::Worker;
 
 /// Up to 8 tokens and 8 previous ones on bf16 K-last states: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
@@ -38,13 +38,9 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = 32 * (WARPS + 1);
-    const TILES: u32 = V / (16 * WARPS * TILES16 as u32);
+    const TILES: u32 = V / (WARPS * Self::ROWS);
     const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
-    const SHARED_BYTES: u32 = if G::PER_CHANNEL {
-        Map::<K, WARPS, TILES16>::BYTES_OF_CHANNELS
-    } else {
-        Map::<K, WARPS, TILES16>::BYTES
-    };
+    const SHARED_BYTES: u32 = Map::<Self>::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::PARALLEL,
         layout: Layout::KLast,
@@ -65,7 +61,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
                 "a warp's values of 8 tokens are one to a lane"
             );
             assert!(
-                V.is_multiple_of(16 * WARPS * TILES16 as u32),
+                V.is_multiple_of(WARPS * Self::ROWS),
                 "whole tiles of rows of S"
             );
         }
@@ -86,12 +82,22 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
                 row,
             };
             if thread_idx_x() / 32 == WARPS {
-                launch.solve::<G, K, WARPS, TILES16>();
+                launch.solve::<Self>();
             } else {
-                launch.work::<G, K, V, WARPS, TILES16>();
+                launch.work::<Self, TILES16>();
             }
         }
     }
+}
+
+impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
+    for Parallel<G, K, V, WARPS, TILES16>
+{
+    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    const K: u32 = K;
+    const V: u32 = V;
+    const WARPS: u32 = WARPS;
+    const ROWS: u32 = 16 * TILES16 as u32;
 }
 
 /// What a block knows of its row.
@@ -116,12 +122,12 @@ impl Launch<'_> {
 
     /// The solver: GDN's tokens of both sets come together.
     #[inline(always)]
-    unsafe fn solve<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize>(&self) {
+    unsafe fn solve<B: Block>(&self) {
         let (c, tokens) = (&self.c, &self.tokens);
         // SAFETY: the caller's promise.
         unsafe {
             let load =
-                |tokens, there| GateInputs::load::<G>(c, self.params, self.row, tokens, there);
+                |tokens, there| GateInputs::load::<B>(c, self.params, self.row, tokens, there);
             let previous_gates = self
                 .previous
                 .as_ref()
@@ -131,14 +137,14 @@ impl Launch<'_> {
                 return;
             }
             let solve = |gates, set, count| {
-                if G::PER_CHANNEL {
-                    meeting::take_tokens::<WARPS>(set);
+                if B::PER_CHANNEL {
+                    meeting::take_tokens::<B>(set);
                 }
-                solver::solve::<G, K, WARPS, TILES16>(c, gates, set, count);
-                meeting::leave_solution::<WARPS>(set);
+                solver::solve::<B>(c, gates, set, count);
+                meeting::leave_solution::<B>(set);
             };
-            if !G::PER_CHANNEL {
-                meeting::take_tokens::<WARPS>(Set::New);
+            if !B::PER_CHANNEL {
+                meeting::take_tokens::<B>(Set::New);
             }
             if let (Some(previous), Some(gates)) = (&self.previous, previous_gates) {
                 solve(gates, Set::Previous, previous.count);
@@ -151,31 +157,24 @@ impl Launch<'_> {
 
     /// A worker: all loads, then the previous tokens, then the new ones.
     #[inline(always)]
-    unsafe fn work<
-        G: Gating,
-        const K: u32,
-        const V: u32,
-        const WARPS: u32,
-        const TILES16: usize,
-    >(
-        &self,
-    ) {
+    unsafe fn work<B: Block, const TILES16: usize>(&self) {
         let (c, tokens) = (&self.c, &self.tokens);
-        let worker = Worker::<K, WARPS, TILES16>::new(c, self.row.tile);
+        let worker = Worker::<B, TILES16>::new(c, self.row.tile);
         let element = |operand| match operand {
-            _ if G::PER_CHANNEL => Element::F32 as u32,
+            _ if B::PER_CHANNEL => Element::F32 as u32,
             Operand::Query => c.q_element,
             _ => c.k_element,
         };
-        let operand = |operand| Tokens8::new::<K, WARPS, TILES16>(operand, element(operand));
+        let operand = |operand| Tokens8::new::<B>(operand, element(operand));
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
         // reads.
         unsafe {
-            let previous = self.previous.as_ref().map(|previous| {
-                worker.load_inputs::<G>(Set::Previous, previous, c.previous_tokens)
-            });
-            let inputs = worker.load_inputs::<G>(Set::New, tokens, tokens.count);
-            let decay_inputs = if G::PER_CHANNEL {
+            let previous = self
+                .previous
+                .as_ref()
+                .map(|previous| worker.load_inputs(Set::Previous, previous, c.previous_tokens));
+            let inputs = worker.load_inputs(Set::New, tokens, tokens.count);
+            let decay_inputs = if B::PER_CHANNEL {
                 let most = tokens.count.max(c.previous_tokens);
                 Some(worker.load_decay_inputs(c, self.params, self.row, most))
             } else {
@@ -185,10 +184,11 @@ impl Launch<'_> {
                 worker.zero_outputs(tokens.o, c.o_element, tokens.count);
                 return;
             }
-            worker.copy_state(
-                self.slots
-                    .start::<Bf16>(c, self.params, (self.row.hv, [V, K])),
-            );
+            worker.copy_state(self.slots.start::<Bf16>(
+                c,
+                self.params,
+                (self.row.hv, [B::V, B::K]),
+            ));
 
             if let Some(decay_inputs) = &decay_inputs {
                 if let Some(inputs) = &previous {
@@ -208,24 +208,24 @@ impl Launch<'_> {
                     store(Operand::Key, inputs.keys, tokens.count);
                     store(Operand::Query, inputs.queries, tokens.count);
                 }
-                meeting::workers::<WARPS>();
-                meeting::leave_tokens::<WARPS>(Set::New);
+                meeting::workers::<B>();
+                meeting::leave_tokens::<B>(Set::New);
             }
 
             let write = self
                 .slots
-                .write::<Bf16>(c, self.params, (self.row.hv, [V, K]));
+                .write::<Bf16>(c, self.params, (self.row.hv, [B::V, B::K]));
             let advance = |set, residuals: &[Split; TILES16], keys, moves| {
-                let keys = if G::PER_CHANNEL { Operand::Step } else { keys };
-                worker.advance_by::<G>(set, residuals, operand(keys), moves)
+                let keys = if B::PER_CHANNEL { Operand::Step } else { keys };
+                worker.advance_by(set, residuals, operand(keys), moves)
             };
             let mut advanced = None;
             if let Some(inputs) = &previous {
-                if !G::PER_CHANNEL {
+                if !B::PER_CHANNEL {
                     worker.store_values(Set::Previous, inputs, c.v_element);
                 }
                 let sk = worker.key_products(operand(Operand::PreviousKey));
-                meeting::take_solution::<WARPS>(Set::Previous);
+                meeting::take_solution::<B>(Set::Previous);
                 let residuals = worker.residuals(Set::Previous, &sk, c.v_element);
                 advanced = Some(advance(
                     Set::Previous,
@@ -240,7 +240,7 @@ impl Launch<'_> {
                 }
                 return;
             }
-            if !G::PER_CHANNEL {
+            if !B::PER_CHANNEL {
                 worker.store_values(Set::New, &inputs, c.v_element);
             }
             let [sk, sq] = worker.products(
@@ -248,15 +248,14 @@ impl Launch<'_> {
                 operand(Operand::Query),
                 |tile, piece, state| match &advanced {
                     Some(advance) => {
-                        let next =
-                            Worker::<K, WARPS, TILES16>::advance_piece(advance, tile, piece, state);
+                        let next = Worker::<B, TILES16>::advance_piece(advance, tile, piece, state);
                         worker.store_piece(write, tile, piece, next);
                         next
                     }
                     None => state,
                 },
             );
-            meeting::take_solution::<WARPS>(Set::New);
+            meeting::take_solution::<B>(Set::New);
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
             worker.outputs(&residuals, &sq);
             worker.store_outputs(tokens.o, c.o_element, tokens.count);

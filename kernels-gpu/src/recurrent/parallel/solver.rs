@@ -3,13 +3,12 @@
 
 use super::fragments::{TokenPiece, Tokens8};
 use super::gates::{GateInputs, Gates};
-use super::map::{Map, Operand, Set};
+use super::map::{Block, Map, Operand, Set};
 use crate::device::float::{exp2, fma, rsqrt};
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b64,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
-use crate::recurrent::Gating;
 use crate::step::StepConstants;
 
 /// What the products of the tokens with each other give to this lane: row r, columns 2c and 2c + 1.
@@ -51,16 +50,13 @@ fn of_diagonal(value: f32, t: u32) -> f32 {
 impl Gram {
     /// From the tokens themselves.
     #[inline(always)]
-    unsafe fn of_tokens<const K: u32, const WARPS: u32, const TILES16: usize>(
-        c: &StepConstants,
-        set: Set,
-    ) -> Self {
-        let keys = Tokens8::new::<K, WARPS, TILES16>(set.key(), c.k_element);
-        let queries = Tokens8::new::<K, WARPS, TILES16>(Operand::Query, c.q_element);
+    unsafe fn of_tokens<B: Block>(c: &StepConstants, set: Set) -> Self {
+        let keys = Tokens8::new::<B>(set.key(), c.k_element);
+        let queries = Tokens8::new::<B>(Operand::Query, c.q_element);
         // A sum for each piece: four short chains instead of a long one.
         let (mut with_keys, mut with_queries) = ([[0.0; 4]; MOST_PIECES], [[0.0; 4]; MOST_PIECES]);
         let mut piece = 0;
-        while piece < (K / 32) as usize {
+        while piece < (B::K / 32) as usize {
             // SAFETY: the caller's promise.
             unsafe {
                 let k = keys.piece(piece);
@@ -88,16 +84,13 @@ impl Gram {
 
     /// From what the teams have found, decayed channel by channel.
     #[inline(always)]
-    unsafe fn of_columns<const K: u32, const WARPS: u32, const TILES16: usize>(
-        c: &StepConstants,
-        set: Set,
-    ) -> Self {
+    unsafe fn of_columns<B: Block>(c: &StepConstants, set: Set) -> Self {
         let (r, s) = (lane_id() / 4, lane_id() % 4 * 2);
         // SAFETY: the caller's promise.
         let load = |address| f32::from_bits(unsafe { load_shared_b32(address) });
-        let keys = [s, s + 1].map(|s| load(Map::<K, WARPS, TILES16>::key_product(set, r, s)));
-        let queries = [s, s + 1].map(|s| load(Map::<K, WARPS, TILES16>::query_product(set, r, s)));
-        let query = load(Map::<K, WARPS, TILES16>::query_square(set, r));
+        let keys = [s, s + 1].map(|s| load(Map::<B>::key_product(set, r, s)));
+        let queries = [s, s + 1].map(|s| load(Map::<B>::query_product(set, r, s)));
+        let query = load(Map::<B>::query_square(set, r));
         Self::new(c, keys, queries, query)
     }
 
@@ -128,37 +121,28 @@ impl Gram {
 /// # Safety
 /// The tokens are in shared memory, and the solution and the scratch are this warp's to write.
 #[inline(always)]
-pub unsafe fn solve<G: Gating, const K: u32, const WARPS: u32, const TILES16: usize>(
-    c: &StepConstants,
-    inputs: GateInputs,
-    set: Set,
-    count: u32,
-) {
-    let gates = inputs.values::<G>(c, count);
+pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, count: u32) {
+    let gates = inputs.values::<B>(c, count);
     // SAFETY: the caller's promise.
     unsafe {
-        let gram = if G::PER_CHANNEL {
-            Gram::of_columns::<K, WARPS, TILES16>(c, set)
+        let gram = if B::PER_CHANNEL {
+            Gram::of_columns::<B>(c, set)
         } else {
-            Gram::of_tokens::<K, WARPS, TILES16>(c, set)
+            Gram::of_tokens::<B>(c, set)
         };
-        store_factors::<K, WARPS, TILES16>(&gram, gates, set);
+        store_factors::<B>(&gram, gates, set);
         // The matrices of the set before have been read.
         sync_warp(FULL_MASK);
-        store_matrices::<K, WARPS, TILES16>(&gram, gates, set);
+        store_matrices::<B>(&gram, gates, set);
         sync_warp(FULL_MASK);
-        substitute::<K, WARPS, TILES16>(gates, set);
+        substitute::<B>(gates, set);
     }
 }
 
 /// The factors of each token.
 #[inline(always)]
-unsafe fn store_factors<const K: u32, const WARPS: u32, const TILES16: usize>(
-    gram: &Gram,
-    gates: Gates,
-    set: Set,
-) {
-    let solution = Map::<K, WARPS, TILES16>::solution(set);
+unsafe fn store_factors<B: Block>(gram: &Gram, gates: Gates, set: Set) {
+    let solution = Map::<B>::solution(set);
     let t = lane_id() % 8;
     let [key_norm, query_norm] = gram.own_norms.map(|norm| of_diagonal(norm, t));
     let last = warp_shuffle_idx(gates.decay, 7);
@@ -184,11 +168,7 @@ unsafe fn store_factors<const K: u32, const WARPS: u32, const TILES16: usize>(
 /// (a): M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s, and the scores e^(g_r − g_s) q̂_r·k̂_s for r ≥ s; else 0. The decay is
 /// one exponential of a difference, so that no pair of a vanishing and an overflowing one makes a NaN.
 #[inline(always)]
-unsafe fn store_matrices<const K: u32, const WARPS: u32, const TILES16: usize>(
-    gram: &Gram,
-    gates: Gates,
-    set: Set,
-) {
+unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
     let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
     let [row_norm, norms @ ..] = gram.key_norms;
     let (decay, beta) = (
@@ -211,9 +191,9 @@ unsafe fn store_matrices<const K: u32, const WARPS: u32, const TILES16: usize>(
     let place = 8 * lane_id();
     // SAFETY: the caller's promise.
     unsafe {
-        store_shared_b64(Map::<K, WARPS, TILES16>::predictions() + place, predictions);
+        store_shared_b64(Map::<B>::predictions() + place, predictions);
         if let Set::New = set {
-            store_shared_b64(Map::<K, WARPS, TILES16>::scores() + place, scores);
+            store_shared_b64(Map::<B>::scores() + place, scores);
         }
     }
 }
@@ -230,8 +210,8 @@ unsafe fn load_row(matrix: u32, row: usize) -> [f32; 8] {
 
 /// (a), (d): T = (I − M)⁻¹ diag(β), a column to a lane, and W = scores · T.
 #[inline(always)]
-unsafe fn substitute<const K: u32, const WARPS: u32, const TILES16: usize>(gates: Gates, set: Set) {
-    let map = Map::<K, WARPS, TILES16>::solution(set);
+unsafe fn substitute<B: Block>(gates: Gates, set: Set) {
+    let solution = Map::<B>::solution(set);
     let column = lane_id() % 8;
     let mut t = [0.0; 8];
     let mut m = [[0.0; 8]; 8];
@@ -239,7 +219,7 @@ unsafe fn substitute<const K: u32, const WARPS: u32, const TILES16: usize>(gates
     // SAFETY: the caller's promise; lanes 8.. repeat what lanes 0..8 do, and store nothing.
     unsafe {
         while i < 8 {
-            m[i] = load_row(Map::<K, WARPS, TILES16>::predictions(), i);
+            m[i] = load_row(Map::<B>::predictions(), i);
             t[i] = if column == i as u32 { gates.beta } else { 0.0 };
             i += 1;
         }
@@ -252,12 +232,12 @@ unsafe fn substitute<const K: u32, const WARPS: u32, const TILES16: usize>(gates
             }
             s += 1;
         }
-        store_column(map.delta(), t);
+        store_column(solution.delta(), t);
         if let Set::New = set {
             let mut w = [0.0; 8];
             i = 0;
             while i < 8 {
-                let scores = load_row(Map::<K, WARPS, TILES16>::scores(), i);
+                let scores = load_row(Map::<B>::scores(), i);
                 s = 0;
                 while s <= i {
                     w[i] = fma(scores[s], t[s], w[i]);
@@ -265,7 +245,7 @@ unsafe fn substitute<const K: u32, const WARPS: u32, const TILES16: usize>(gates
                 }
                 i += 1;
             }
-            store_column(map.output(), w);
+            store_column(solution.output(), w);
         }
     }
 }

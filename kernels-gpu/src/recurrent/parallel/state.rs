@@ -1,14 +1,13 @@
 //! The state: from global memory to the warp that owns its rows, and back.
 
 use super::fragments::{Piece, Split, SplitMatrix, Tokens8};
-use super::map::{Map, Set};
+use super::map::{Block, Map, Set};
 use super::worker::Worker;
 use crate::device::shared::{
     copy_async_b128, copy_async_commit, copy_async_wait, load_shared_b32, load_shared_b128,
     store_shared_b128,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
-use crate::recurrent::Gating;
 use crate::state::{Bf16, Head, Share};
 
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
@@ -46,9 +45,9 @@ impl Decays {
     }
 }
 
-impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Chunks of 8 channels of a row of S.
-    const CHUNKS: u32 = K / 8;
+    const CHUNKS: u32 = B::K / 8;
 
     /// This lane's chunk of whole rows, a row and its place in shared memory, in the `i`-th of the turns in which a warp
     /// goes through its rows: whole sectors, and lines, of global memory.
@@ -61,18 +60,18 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
             lanes: Self::CHUNKS,
             first: 0,
         };
-        let place = Map::<K, WARPS, TILES16>::state(self.warp, row, chunk);
+        let place = Map::<B>::state(self.warp, row, chunk);
         (share, self.first + row, place)
     }
 
-    const ROW_TURNS: u32 = 16 * TILES16 as u32 * Self::CHUNKS / 32;
+    const ROW_TURNS: u32 = B::ROWS * Self::CHUNKS / 32;
 
     /// Where row 8 `half` + r of a tile has the channels 8c .. 8c+8 of a piece, those of this lane's fragment.
     #[inline(always)]
     fn fragment(&self, tile: usize, piece: usize, half: usize) -> u32 {
         let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
         let chunk = 4 * piece as u32 + lane_id() % 4;
-        Map::<K, WARPS, TILES16>::state(self.warp, row, chunk)
+        Map::<B>::state(self.warp, row, chunk)
     }
 
     /// Starts copying the warp's rows of S to shared memory.
@@ -87,7 +86,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
             // SAFETY: the caller's promise; the warp reads them after it has waited.
             unsafe {
                 if self.wide_state {
-                    let element = row * K + 8 * share.lane;
+                    let element = row * B::K + 8 * share.lane;
                     copy_async_b128(place, head.address + 2 * element as u64);
                 } else {
                     let [a, b, c, d, ..] = head.load::<Bf16>(share, row, true);
@@ -117,14 +116,14 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     /// # Safety
     /// The solution is there.
     #[inline(always)]
-    pub unsafe fn advance_by<G: Gating>(
+    pub unsafe fn advance_by(
         &self,
         set: Set,
         residuals: &[Split; TILES16],
         keys: Tokens8,
         moves: bool,
     ) -> Advance<TILES16> {
-        let solution = Map::<K, WARPS, TILES16>::solution(set);
+        let solution = Map::<B>::solution(set);
         let mut steps = [Split::ZERO; TILES16];
         // SAFETY: the caller's promise.
         unsafe {
@@ -138,8 +137,8 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
             }
             Advance {
                 steps,
-                decays: if G::PER_CHANNEL {
-                    Decays::Channels(Map::<K, WARPS, TILES16>::kept())
+                decays: if B::PER_CHANNEL {
+                    Decays::Channels(Map::<B>::kept())
                 } else {
                     Decays::Head(f32::from_bits(load_shared_b32(solution.decay())))
                 },

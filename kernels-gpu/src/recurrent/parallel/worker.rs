@@ -1,8 +1,9 @@
-//! A warp that owns `TILES16` tiles of 16 rows of S. Its products, from S to o, never leave the four lanes of
-//! a row.
+//! A warp that owns some tiles of 16 rows of S. Its products, from S to o, never leave the four lanes of a row.
+
+use core::marker::PhantomData;
 
 use super::fragments::{Piece, Split, SplitMatrix, Tokens8};
-use super::map::{Map, Set};
+use super::map::{Block, Map, Set};
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{load_shared_b16, load_shared_b32, load_shared_b64, store_shared_b32};
@@ -11,11 +12,12 @@ use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::Raw;
 use crate::step::StepConstants;
 
-/// Products of a warp's tiles with 8 tokens: rows r and r + 8, tokens 2c and 2c + 1.
+/// Products<TILES16> of a warp's tiles with 8 tokens: rows r and r + 8, tokens 2c and 2c + 1.
 pub type Products<const TILES16: usize> = [[f32; 4]; TILES16];
 
 /// This warp.
-pub struct Worker<const K: u32, const WARPS: u32, const TILES16: usize> {
+pub struct Worker<B, const TILES16: usize> {
+    block: PhantomData<B>,
     pub warp: u32,
     /// First row of S.
     pub first: u32,
@@ -23,16 +25,17 @@ pub struct Worker<const K: u32, const WARPS: u32, const TILES16: usize> {
     pub wide_state: bool,
 }
 
-impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILES16> {
+impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Pieces of a row of S.
-    pub const PIECES: usize = (K / 32) as usize;
+    pub const PIECES: usize = (B::K / 32) as usize;
 
     #[inline(always)]
     pub fn new(c: &StepConstants, tile: u32) -> Self {
         let warp = thread_idx_x() / 32;
         Self {
+            block: PhantomData,
             warp,
-            first: (tile * WARPS + warp) * (16 * TILES16 as u32),
+            first: (tile * B::WARPS + warp) * B::ROWS,
             wide_io: c.wide_io != 0,
             wide_state: c.wide_state != 0,
         }
@@ -114,7 +117,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
         let mut residuals = [Split::ZERO; TILES16];
         // SAFETY: the caller's promise.
         unsafe {
-            let factors = token_factors(Map::<K, WARPS, TILES16>::solution(set).key_factors());
+            let factors = token_factors(Map::<B>::solution(set).key_factors());
             let mut tile = 0;
             while tile < TILES16 {
                 let mut r = [0.0; 4];
@@ -138,7 +141,7 @@ impl<const K: u32, const WARPS: u32, const TILES16: usize> Worker<K, WARPS, TILE
     /// The solution is there.
     #[inline(always)]
     pub unsafe fn outputs(&self, residuals: &[Split; TILES16], sq: &Products<TILES16>) {
-        let solution = Map::<K, WARPS, TILES16>::solution(Set::New);
+        let solution = Map::<B>::solution(Set::New);
         let f32s = Element::F32 as u32;
         // SAFETY: the caller's promise; o takes the place of v once every lane has read its own.
         unsafe {
