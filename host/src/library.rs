@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
+use crate::select::MEASURED_ON;
 use crate::shapes::{Named, check_memory};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
@@ -40,6 +41,8 @@ pub struct Library(Arc<Inner>);
 
 struct Inner {
     target: Target,
+    /// Of the GPU, once they are asked for.
+    multiprocessors: OnceLock<u32>,
     /// One for each entry, by load-time constants: the very words that are written into the PTX text, so the key
     /// cannot be narrower than the code.
     caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
@@ -102,6 +105,7 @@ impl Library {
     fn with_target(target: Target, unloaded: Option<Mutex<Vec<Module>>>) -> Self {
         Self(Arc::new(Inner {
             target,
+            multiprocessors: OnceLock::new(),
             caches: Entry::ALL.iter().map(|_| ModuleCache::default()).collect(),
             last_decode: Last::default(),
             last_other: Last::default(),
@@ -117,6 +121,19 @@ impl Library {
             #[cfg(feature = "simulator")]
             Target::Simulator => None,
         }
+    }
+
+    /// Multiprocessors that launches fill: the GPU's; for the simulator, and where the driver does not say, those of the
+    /// GPU that the choice of variants was measured on.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        let count = |context: &Context| {
+            let count = context.device().attribute(attribute::MULTIPROCESSOR_COUNT);
+            count.ok().and_then(|count| u32::try_from(count).ok())
+        };
+        *self.0.multiprocessors.get_or_init(|| {
+            let count = self.context().and_then(count);
+            count.filter(|&count| count > 0).unwrap_or(MEASURED_ON)
+        })
     }
 
     /// Tensors are where this library's kernels reach them, and those written are writable.

@@ -1,6 +1,8 @@
 //! Which variant a shape gets. Each threshold is a measurement (`cargo bench`, docs/lab-notes.md).
 
+use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::launch::{Family, Layout};
 
 use crate::error::Error;
 use crate::step::StateLayout;
@@ -63,7 +65,10 @@ pub(crate) struct Kind {
     pub v_dim: u32,
 }
 
-/// Up to `heads` = B · HV, the entry.
+/// Multiprocessors of the GPU that the thresholds were measured on, an H200.
+pub(crate) const MEASURED_ON: u32 = 132;
+
+/// Up to `heads` = B · HV on that GPU, the entry.
 type Row = (u32, Entry);
 
 /// Any number of heads.
@@ -74,62 +79,70 @@ impl Kind {
     fn rows(self) -> &'static [Row] {
         use Entry as E;
         use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaDecode, KdaRecurrent, KdaRecurrentParallel};
+        use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
-        let (f32_state, k64) = (self.state == DType::F32, self.k_dim == 64);
-        match (self.operator, self.layout, f32_state, k64) {
-            (GdnDecode, KLast, false, true) => &[(384, E::gdn_decode_klast_bf16_k64_tile16), (ANY, E::gdn_decode_klast_bf16_k64_tile32)],
-            (GdnDecode, KLast, false, false) => &[(160, E::gdn_decode_klast_bf16_k128_tile16), (ANY, E::gdn_decode_klast_bf16_k128_tile16_warps2)],
-            (GdnDecode, KLast, true, true) => &[(1024, E::gdn_decode_klast_f32_k64_tile8), (ANY, E::gdn_decode_klast_f32_k64_tile16)],
-            (GdnDecode, KLast, true, false) => &[(1024, E::gdn_decode_klast_f32_k128_tile4), (ANY, E::gdn_decode_klast_f32_k128_tile8)],
-            (GdnDecode, VLast, false, true) => &[(512, E::gdn_decode_vlast_bf16_k64_tile32), (ANY, E::gdn_decode_vlast_bf16_k64_tile64)],
-            (GdnDecode, VLast, false, false) => &[(192, E::gdn_decode_vlast_bf16_k128_tile32), (1024, E::gdn_decode_vlast_bf16_k128_tile64), (ANY, E::gdn_decode_vlast_bf16_k128_tile128)],
-            (GdnDecode, VLast, true, true) => &[(512, E::gdn_decode_vlast_f32_k64_tile32), (ANY, E::gdn_decode_vlast_f32_k64_tile64)],
-            (GdnDecode, VLast, true, false) => &[(768, E::gdn_decode_vlast_f32_k128_tile32), (ANY, E::gdn_decode_vlast_f32_k128_tile64)],
-            (GdnMtp, KLast, false, true) => &[(64, E::gdn_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_mtp_klast_bf16_k64_tile32)],
-            (GdnMtp, KLast, false, false) => &[(64, E::gdn_mtp_klast_bf16_k128_tile16), (ANY, E::gdn_mtp_klast_bf16_k128_tile16_warps2)],
-            (GdnMtp, KLast, true, true) => &[(128, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
-            (GdnMtp, KLast, true, false) => &[(64, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile16_warps2)],
-            (GdnMtp, VLast, false, true) => &[(ANY, E::gdn_mtp_vlast_bf16_k64_tile32)],
-            (GdnMtp, VLast, false, false) => &[(ANY, E::gdn_mtp_vlast_bf16_k128_tile32)],
-            (GdnMtp, VLast, true, true) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
-            (GdnMtp, VLast, true, false) => &[(ANY, E::gdn_mtp_vlast_f32_k128_tile32)],
-            (GdnMtpParallel(Mode::NarrowResume), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
-            (GdnMtpParallel(Mode::NarrowResume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
-            (GdnMtpParallel(Mode::Update), _, _, true) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
-            (GdnMtpParallel(_), _, _, true) => &[(32, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
-            (GdnMtpParallel(Mode::Verify), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
-            (GdnMtpParallel(Mode::Update), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
-            (GdnMtpParallel(Mode::Resume), _, _, false) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
-            (KdaDecode, KLast, false, true) => &[(128, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
-            (KdaDecode, KLast, false, false) => &[(256, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
-            (KdaDecode, KLast, true, true) => &[(256, E::kda_recurrent_klast_f32_k64_tile16), (512, E::kda_recurrent_klast_f32_k64_tile32), (ANY, E::kda_recurrent_klast_f32_k64_tile16)],
-            (KdaDecode, KLast, true, false) => &[(64, E::kda_recurrent_klast_f32_k128_tile8), (128, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile8)],
-            (KdaRecurrent, KLast, false, true) => &[(64, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
-            (KdaRecurrent, KLast, false, false) => &[(32, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
-            (KdaRecurrent, KLast, true, true) => &[(64, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
-            (KdaRecurrent, KLast, true, false) => &[(ANY, E::kda_recurrent_klast_f32_k128_tile16)],
-            (KdaDecode | KdaRecurrent, VLast, false, true) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
-            (KdaDecode, VLast, false, false) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
-            (KdaRecurrent, VLast, false, false) => &[(ANY, E::kda_recurrent_vlast_bf16_k128_tile32)],
-            (KdaDecode | KdaRecurrent, VLast, true, true) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
-            (KdaDecode | KdaRecurrent, VLast, true, false) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
-            (KdaRecurrentParallel(Mode::NarrowResume), _, _, true) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile32)],
-            (KdaRecurrentParallel(Mode::NarrowResume), _, _, false) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile64)],
-            (KdaRecurrentParallel(Mode::Resume), _, _, true) => &[(256, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
-            (KdaRecurrentParallel(_), _, _, true) => &[(64, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
-            (KdaRecurrentParallel(Mode::Verify), _, _, false) => &[(64, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
-            (KdaRecurrentParallel(_), _, _, false) => &[(128, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
+        match (self.operator, self.layout, self.state, [self.k_dim, self.v_dim]) {
+            (GdnDecode, KLast, Bf16, [64, 64]) => &[(384, E::gdn_decode_klast_bf16_k64_tile16), (ANY, E::gdn_decode_klast_bf16_k64_tile32)],
+            (GdnDecode, KLast, Bf16, [128, 128]) => &[(160, E::gdn_decode_klast_bf16_k128_tile16), (ANY, E::gdn_decode_klast_bf16_k128_tile16_warps2)],
+            (GdnDecode, KLast, F32, [64, 64]) => &[(1024, E::gdn_decode_klast_f32_k64_tile8), (ANY, E::gdn_decode_klast_f32_k64_tile16)],
+            (GdnDecode, KLast, F32, [128, 128]) => &[(1024, E::gdn_decode_klast_f32_k128_tile4), (ANY, E::gdn_decode_klast_f32_k128_tile8)],
+            (GdnDecode, VLast, Bf16, [64, 64]) => &[(512, E::gdn_decode_vlast_bf16_k64_tile32), (ANY, E::gdn_decode_vlast_bf16_k64_tile64)],
+            (GdnDecode, VLast, Bf16, [128, 128]) => &[(192, E::gdn_decode_vlast_bf16_k128_tile32), (1024, E::gdn_decode_vlast_bf16_k128_tile64), (ANY, E::gdn_decode_vlast_bf16_k128_tile128)],
+            (GdnDecode, VLast, F32, [64, 64]) => &[(512, E::gdn_decode_vlast_f32_k64_tile32), (ANY, E::gdn_decode_vlast_f32_k64_tile64)],
+            (GdnDecode, VLast, F32, [128, 128]) => &[(768, E::gdn_decode_vlast_f32_k128_tile32), (ANY, E::gdn_decode_vlast_f32_k128_tile64)],
+            (GdnMtp, KLast, Bf16, [64, 64]) => &[(64, E::gdn_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_mtp_klast_bf16_k64_tile32)],
+            (GdnMtp, KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_klast_bf16_k128_tile16), (ANY, E::gdn_mtp_klast_bf16_k128_tile16_warps2)],
+            (GdnMtp, KLast, F32, [64, 64]) => &[(128, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
+            (GdnMtp, KLast, F32, [128, 128]) => &[(64, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile16_warps2)],
+            (GdnMtp, VLast, Bf16, [64, 64]) => &[(ANY, E::gdn_mtp_vlast_bf16_k64_tile32)],
+            (GdnMtp, VLast, Bf16, [128, 128]) => &[(ANY, E::gdn_mtp_vlast_bf16_k128_tile32)],
+            (GdnMtp, VLast, F32, [64, 64]) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
+            (GdnMtp, VLast, F32, [128, 128]) => &[(ANY, E::gdn_mtp_vlast_f32_k128_tile32)],
+            (GdnMtpParallel(Mode::NarrowResume), KLast, Bf16, [64, 64]) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
+            (GdnMtpParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
+            (GdnMtpParallel(Mode::Update), KLast, Bf16, [64, 64]) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
+            (GdnMtpParallel(_), KLast, Bf16, [64, 64]) => &[(32, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
+            (GdnMtpParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
+            (GdnMtpParallel(Mode::Update), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
+            (GdnMtpParallel(Mode::Resume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
+            (KdaDecode, KLast, Bf16, [64, 64]) => &[(128, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
+            (KdaDecode, KLast, Bf16, [128, 128]) => &[(256, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaDecode, KLast, F32, [64, 64]) => &[(256, E::kda_recurrent_klast_f32_k64_tile16), (512, E::kda_recurrent_klast_f32_k64_tile32), (ANY, E::kda_recurrent_klast_f32_k64_tile16)],
+            (KdaDecode, KLast, F32, [128, 128]) => &[(64, E::kda_recurrent_klast_f32_k128_tile8), (128, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile8)],
+            (KdaRecurrent, KLast, Bf16, [64, 64]) => &[(64, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
+            (KdaRecurrent, KLast, Bf16, [128, 128]) => &[(32, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaRecurrent, KLast, F32, [64, 64]) => &[(64, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
+            (KdaRecurrent, KLast, F32, [128, 128]) => &[(ANY, E::kda_recurrent_klast_f32_k128_tile16)],
+            (KdaDecode | KdaRecurrent, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
+            (KdaDecode, VLast, Bf16, [128, 128]) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
+            (KdaRecurrent, VLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_bf16_k128_tile32)],
+            (KdaDecode | KdaRecurrent, VLast, F32, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
+            (KdaDecode | KdaRecurrent, VLast, F32, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
+            (KdaRecurrentParallel(Mode::NarrowResume), KLast, Bf16, [64, 64]) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile32)],
+            (KdaRecurrentParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile64)],
+            (KdaRecurrentParallel(Mode::Resume), KLast, Bf16, [64, 64]) => &[(256, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
+            (KdaRecurrentParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
+            (KdaRecurrentParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
+            (KdaRecurrentParallel(_), KLast, Bf16, [128, 128]) => &[(128, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
+            _ => &[],
         }
     }
 
-    /// The entry for `heads` = B · HV states.
-    pub fn entry(self, heads: u32) -> Result<Entry, Error> {
-        let row = self.rows().iter().find(|&&(up_to, _)| heads <= up_to);
+    /// The entry for `heads` = B · HV states on a GPU of so many multiprocessors: what counts is how many times the blocks
+    /// fill the GPU.
+    pub fn entry(self, heads: u32, multiprocessors: u32) -> Result<Entry, Error> {
+        let measured = u64::from(heads) * u64::from(MEASURED_ON);
+        let reaches =
+            |up_to| up_to == ANY || measured <= u64::from(up_to) * u64::from(multiprocessors);
+        let row = self.rows().iter().find(|&&(up_to, _)| reaches(up_to));
         row.map(|&(_, entry)| entry)
             .ok_or_else(|| Error::Unsupported {
                 what: "kernel",
-                got: self.prefix(),
+                got: format!(
+                    "{:?}, {} {} states, K = {}, V = {}",
+                    self.operator, self.layout, self.state, self.k_dim, self.v_dim
+                ),
                 allowed: "no variant of it is compiled",
             })
     }
@@ -141,32 +154,38 @@ impl Kind {
 
     /// Every entry that computes this kind, selected or not.
     pub fn variants(self) -> impl Iterator<Item = Entry> {
-        let prefix = self.prefix();
         let selected_alone = matches!(
             self.operator,
             Operator::GdnMtpParallel(Mode::NarrowResume)
                 | Operator::KdaRecurrentParallel(Mode::NarrowResume)
         );
         Entry::ALL.iter().copied().filter(move |entry| {
-            let rest = entry.name().strip_prefix(&prefix);
-            rest.is_some_and(|rest| rest.starts_with('_'))
+            self.is_computed_by(*entry)
                 && !(selected_alone && self.entries().all(|selected| selected != *entry))
         })
     }
 
-    fn prefix(self) -> String {
-        let operator = match self.operator {
-            Operator::GdnDecode => "gdn_decode",
-            Operator::GdnMtp => "gdn_mtp",
-            Operator::GdnMtpParallel(_) => "gdn_mtp_parallel",
-            Operator::KdaDecode | Operator::KdaRecurrent => "kda_recurrent",
-            Operator::KdaRecurrentParallel(_) => "kda_recurrent_parallel",
+    fn is_computed_by(self, entry: Entry) -> bool {
+        let family = match self.operator {
+            Operator::GdnDecode => Family::GdnDecode,
+            Operator::GdnMtp => Family::GdnMtp,
+            Operator::GdnMtpParallel(_) => Family::GdnMtpParallel,
+            Operator::KdaDecode | Operator::KdaRecurrent => Family::KdaRecurrent,
+            Operator::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
         };
         let layout = match self.layout {
-            StateLayout::KLast => "klast",
-            StateLayout::VLast => "vlast",
+            StateLayout::KLast => Layout::KLast,
+            StateLayout::VLast => Layout::VLast,
         };
-        format!("{operator}_{layout}_{}_k{}", self.state, self.k_dim)
+        let state = match self.state {
+            DType::F32 => Element::F32,
+            DType::Bf16 => Element::Bf16,
+            _ => return false,
+        };
+        entry.computes().is_some_and(|computes| {
+            (computes.family, computes.layout, computes.state) == (family, layout, state)
+                && [computes.k, computes.v] == [self.k_dim, self.v_dim]
+        })
     }
 }
 
@@ -222,12 +241,52 @@ mod tests {
         let mut of_kinds: Vec<Entry> = kinds().flat_map(Kind::variants).collect();
         of_kinds.sort();
         of_kinds.dedup();
-        let operators = ["gdn_decode", "gdn_mtp", "kda_recurrent"];
         let all = Entry::ALL.iter().copied();
-        let mut all: Vec<Entry> = all
-            .filter(|entry| operators.contains(&entry.operator()))
-            .collect();
+        let mut all: Vec<Entry> = all.filter(|entry| entry.computes().is_some()).collect();
         all.sort();
         assert_eq!(of_kinds, all);
+    }
+
+    #[test]
+    fn a_gpu_with_half_the_multiprocessors_changes_at_half_the_heads() {
+        for kind in kinds() {
+            let measured = |heads| kind.entry(heads, MEASURED_ON);
+            for multiprocessors in 16..=192 {
+                for &(up_to, entry) in kind.rows() {
+                    if up_to == ANY {
+                        assert_eq!(kind.entry(u32::MAX, multiprocessors).unwrap(), entry);
+                        continue;
+                    }
+                    let last = up_to * multiprocessors / MEASURED_ON;
+                    assert_eq!(
+                        kind.entry(last, multiprocessors).unwrap(),
+                        entry,
+                        "{kind:?}"
+                    );
+                    assert_ne!(
+                        kind.entry(last + 1, multiprocessors).unwrap(),
+                        entry,
+                        "{kind:?}"
+                    );
+                    assert_eq!(measured(up_to).unwrap(), entry);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_compiled_is_an_error() {
+        let kind = Kind {
+            operator: Operator::GdnDecode,
+            layout: StateLayout::KLast,
+            state: DType::F16,
+            k_dim: 64,
+            v_dim: 64,
+        };
+        assert_eq!(
+            kind.entry(1, MEASURED_ON).unwrap_err().to_string(),
+            "kernel = GdnDecode, k_last f16 states, K = 64, V = 64 is not supported: no variant of it is compiled"
+        );
+        assert_eq!(kind.variants().count(), 0);
     }
 }

@@ -107,6 +107,16 @@ impl Library {
         })
     }
 
+    /// The variant that a launch takes on this library's GPU.
+    ///
+    /// # Errors
+    /// As [`Work::variants`]'s.
+    pub fn selected<W: Work + ?Sized>(&self, work: &W) -> Result<Entry, Error> {
+        let request = work.request();
+        let problem = request.check()?;
+        problem.entry(request.batch(), self.multiprocessors())
+    }
+
     /// Checks and enqueues `request`, with `variant` or the selected one.
     ///
     /// # Safety
@@ -129,7 +139,7 @@ impl Library {
         let batch = request.batch();
         let entry = match variant {
             Some(variant) => one_of(problem.kind.variants(), variant)?,
-            None => problem.entry(batch)?,
+            None => problem.entry(batch, self.multiprocessors())?,
         };
         self.check_memory(&tensors, |name| request.writes(&problem, name))?;
         if batch == 0 {

@@ -67,7 +67,8 @@ impl Plan {
     /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
         checks::batch(batch)?;
-        let entry = self.problem.entry(batch as u32)?;
+        let multiprocessors = self.library.multiprocessors();
+        let entry = self.problem.entry(batch as u32, multiprocessors)?;
         let planned = self.functions.iter().find(|(planned, _)| *planned == entry);
         match planned {
             Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),

@@ -22,9 +22,10 @@ impl Problem {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// The variant for `batch` rows.
-    pub fn entry(&self, batch: u32) -> Result<Entry, Error> {
-        self.kind.entry(batch * self.value_heads())
+    /// The variant for `batch` rows on a GPU of so many multiprocessors.
+    pub fn entry(&self, batch: u32, multiprocessors: u32) -> Result<Entry, Error> {
+        let heads = batch.saturating_mul(self.value_heads());
+        self.kind.entry(heads, multiprocessors)
     }
 
     pub fn kernel(&self, entry: Entry) -> Kernel {

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::library::TENSORS;
 use crate::raw::Recipe;
 use crate::recall::{SWITCHES, Switches};
+use crate::select::MEASURED_ON;
 use crate::shapes::{Named, check_memory, named, optional};
 use crate::tensor::{Memory, Tensor};
 
@@ -264,13 +265,13 @@ impl<'a> Request<'a> {
     }
 
     /// See [`Work::recipe`](super::Work::recipe).
-    pub(super) fn recipe(&self) -> Result<Recipe, Error> {
+    pub(super) fn recipe(&self, multiprocessors: u32) -> Result<Recipe, Error> {
         let problem = self.check()?;
         check_memory(Memory::Device, &self.tensors(), |name| {
             self.writes(&problem, name)
         })?;
         let batch = self.batch();
-        let entry = problem.entry(batch)?;
+        let entry = problem.entry(batch, multiprocessors)?;
         Ok(Recipe {
             kernel: problem.kernel(entry),
             shape: problem.shape(entry, batch),
@@ -280,7 +281,7 @@ impl<'a> Request<'a> {
 
     /// The variant that a launch takes.
     pub(crate) fn selected(&self) -> Result<Entry, Error> {
-        self.check()?.entry(self.batch())
+        self.check()?.entry(self.batch(), MEASURED_ON)
     }
 
     /// Bytes that a launch must move where every row is active and full.

@@ -5,6 +5,7 @@ use gated_delta_kernels::step::StepParams;
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Recipe;
+use crate::select::MEASURED_ON;
 
 /// A layer's work in one launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit of either.
 pub trait Work: sealed::Work {
@@ -16,7 +17,8 @@ pub trait Work: sealed::Work {
         Ok(self.request().check()?.kind.variants().collect())
     }
 
-    /// The variant that a launch takes.
+    /// The variant that a launch takes on an H200; [`Library::selected`](crate::Library::selected) says it of another GPU.
+    /// Whichever it is, the results have the same bits.
     ///
     /// # Errors
     /// As [`Work::variants`]'s.
@@ -38,12 +40,22 @@ pub trait Work: sealed::Work {
         self.request().params()
     }
 
-    /// Checks the arguments, and says how to launch them by other means than [`Library`](crate::Library).
+    /// Checks the arguments, and says how to launch them by other means than [`Library`](crate::Library), on an H200 or
+    /// a GPU with about as many multiprocessors.
     ///
     /// # Errors
     /// As [`Work::variants`]'s; [`Error::Memory`] for a tensor in host memory.
     fn recipe(&self) -> Result<Recipe, Error> {
-        self.request().recipe()
+        self.recipe_for(MEASURED_ON)
+    }
+
+    /// [`Work::recipe`] for a GPU of so many multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`): which tile is
+    /// fast depends on how often the blocks fill it.
+    ///
+    /// # Errors
+    /// As [`Work::recipe`]'s.
+    fn recipe_for(&self, multiprocessors: u32) -> Result<Recipe, Error> {
+        self.request().recipe(multiprocessors)
     }
 }
 
