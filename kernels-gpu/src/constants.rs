@@ -45,7 +45,7 @@ macro_rules! constants {
             /// The values of the running launch.
             #[cfg(not(target_arch = "nvptx64"))]
             pub(crate) fn get() -> Self {
-                $crate::device::sim::load_time_constants(|words| bytemuck::cast_slice::<u32, Self>(words)[0])
+                $crate::device::load_time_constants(|words| bytemuck::cast_slice::<u32, Self>(words)[0])
             }
         }
     };

@@ -175,7 +175,7 @@ macro_rules! define_entries {
             /// # Safety
             /// `params` are the bytes of the operator's parameters, and the simulation's regions cover what
             /// they point at.
-            #[cfg(not(target_arch = "nvptx64"))]
+            #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
             pub unsafe fn simulate(self, params: &[u8]) {
                 match self {
                     // SAFETY: the caller's promise.
@@ -189,7 +189,7 @@ macro_rules! define_entries {
 for_each_entry!(define_entries);
 
 /// Runs a body as the current simulated thread; never inlined, so that a fiber's stack holds the frame of one body.
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 #[inline(never)]
 unsafe fn simulate<Body: Kernel>(params: &[u8]) {
     let params = bytemuck::pod_read_unaligned(params);

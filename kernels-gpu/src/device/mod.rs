@@ -1,17 +1,21 @@
 //! Everything a kernel may ask of the machine, with one body for the GPU and one for the simulator.
 //!
-//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU) have the same functions; this file holds
-//! the contract of each, once. Modules and names follow `cuda_std`.
+//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU; without the feature `simulator`, `absent.rs`) have the same
+//! functions; this file holds the contract of each, once. Modules and names follow `cuda_std`.
 //!
 //! Every lane-collective function (`sync_threads`, `sync_warp`, the shuffles, `mma_m16n8k16_bf16`,
 //! `load_matrices`) must be reached by all the lanes it names: the simulator reports one that is not.
 
+#[cfg(not(any(target_arch = "nvptx64", feature = "simulator")))]
+mod absent;
 #[cfg(target_arch = "nvptx64")]
 #[path = "ptx.rs"]
 mod backend;
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 pub mod sim;
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(not(any(target_arch = "nvptx64", feature = "simulator")))]
+use absent as backend;
+#[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use sim as backend;
 
 /// Where a thread is in the grid, and the barrier of its block.
@@ -368,3 +372,5 @@ pub mod float {
 
 #[cfg(target_arch = "nvptx64")]
 pub(crate) use backend::load_time_constant;
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) use backend::load_time_constants;

@@ -59,7 +59,7 @@ pub fn lower_bound_log_decay(x: f32, lower_bound: f32, a_log: f32, dt_bias: f32)
     lower_bound * sigmoid(rate(a_log) * sum)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "simulator"))]
 mod tests {
     use super::{exp, log_decay, log1p_of_unit, lower_bound_log_decay};
 

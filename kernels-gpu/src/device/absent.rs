@@ -1,0 +1,101 @@
+//! No machine: what kernels are compiled against where there is neither a GPU as target nor the feature `simulator`.
+//! Nothing runs them then.
+
+macro_rules! absent {
+    ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        $(pub fn $name($($argument: $type),*) $(-> $result)? {
+            let _ = ($($argument,)*);
+            nothing_runs()
+        })*
+    };
+}
+
+macro_rules! absent_memory {
+    ($address:ty: $($load:ident $(, $live:ident)? / $store:ident: $type:ty;)*) => {
+        $(
+            pub unsafe fn $load(address: $address $(, $live: bool)?) -> $type {
+                let _ = (address, $($live)?);
+                nothing_runs()
+            }
+
+            pub unsafe fn $store(address: $address, value: $type) {
+                let _ = (address, value);
+                nothing_runs()
+            }
+        )*
+    };
+}
+
+fn nothing_runs() -> ! {
+    unreachable!("kernels run on a GPU, or with the feature `simulator`")
+}
+
+absent! {
+    thread_idx_x() -> u32;
+    block_idx_x() -> u32;
+    block_idx_y() -> u32;
+    block_idx_z() -> u32;
+    sync_threads();
+    sync_barrier(barrier: u32, threads: u32);
+    arrive_at_barrier(barrier: u32, threads: u32);
+    lane_id() -> u32;
+    sync_warp(mask: u32);
+    warp_shuffle_xor(value: f32, lane_mask: u32) -> f32;
+    warp_shuffle_idx(value: f32, source: u32) -> f32;
+    mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
+    dynamic_shared_mem() -> u32;
+    copy_async_commit();
+    fma(a: f32, b: f32, c: f32) -> f32;
+    exp2(x: f32) -> f32;
+    log2(x: f32) -> f32;
+    reciprocal(x: f32) -> f32;
+    rsqrt(x: f32) -> f32;
+    minimum(a: f32, b: f32) -> f32;
+    maximum(a: f32, b: f32) -> f32;
+    pack_bf16x2(low: f32, high: f32) -> u32;
+    pack_f16x2(low: f32, high: f32) -> u32;
+    f16_to_f32(bits: u16) -> f32;
+}
+
+absent_memory! {
+    u64:
+    load_b16 / store_b16: u16;
+    load_b32 / store_b32: u32;
+    load_b64 / store_b64: [u32; 2];
+    load_b128 / store_b128: [u32; 4];
+    load_state_b16, live / store_state_b16: u16;
+    load_state_b32, live / store_state_b32: u32;
+    load_state_b128, live / store_state_b128: [u32; 4];
+}
+
+absent_memory! {
+    u32:
+    load_shared_b16 / store_shared_b16: u16;
+    load_shared_b32 / store_shared_b32: u32;
+    load_shared_b64 / store_shared_b64: [u32; 2];
+    load_shared_b128 / store_shared_b128: [u32; 4];
+}
+
+pub unsafe fn load_matrices(address: u32) -> [u32; 4] {
+    let _ = address;
+    nothing_runs()
+}
+
+pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
+    let _ = address;
+    nothing_runs()
+}
+
+pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
+    let _ = (shared_address, global_address);
+    nothing_runs()
+}
+
+pub fn copy_async_wait<const PENDING: u32>() {
+    nothing_runs()
+}
+
+/// The words of the load-time constants.
+pub fn load_time_constants<R>(_: impl FnOnce(&[u32]) -> R) -> R {
+    nothing_runs()
+}
