@@ -10,11 +10,10 @@ use std::sync::{Mutex, PoisonError};
 
 use gated_delta::driver::{Context, DeviceMemory, Graph, Module, Stream, attribute, code, driver};
 use gated_delta::module_cache::specialise;
-use gated_delta::{Entry, Error, Library, raw};
-use gated_delta_tests::args::Args;
-use gated_delta_tests::backend::{Backend, cuda, gpu};
+use gated_delta::{Entry, Error, Library, Tensor, raw};
+use gated_delta_harness::arguments::Arguments;
+use gated_delta_tests::backend::{self, Backend, cuda, gpu};
 use gated_delta_tests::compare::check;
-use gated_delta_tests::problem::Operator;
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 
@@ -65,22 +64,16 @@ fn alone<F: FnOnce(&Context)>(scenario: F) {
 
 /// A problem of every family.
 fn specs() -> impl Iterator<Item = Spec> {
-    let operators = [
-        Operator::GdnDecode,
-        Operator::GdnMtp,
-        Operator::KdaRecurrent,
-    ];
-    let families = operators.into_iter().flat_map(Family::all);
-    families.map(|family| Spec {
+    Family::all().into_iter().map(|family| Spec {
         batch: 4,
         slots: SlotChoice::LIVE,
         ..Spec::plain(family)
     })
 }
 
-fn launch(library: &Library, stream: &Stream, args: &Args<'_>) -> Result<(), Error> {
+fn launch(library: &Library, stream: &Stream, args: &Arguments<Tensor<'_>>) -> Result<(), Error> {
     // SAFETY: the callers keep the buffers until they have waited; live rows write slots of their own.
-    unsafe { args.launch(library, stream.as_ref(), None) }
+    unsafe { backend::launch(library, stream.as_ref(), args, None) }
 }
 
 /// The driver's error of a result that has to be one.
@@ -93,11 +86,17 @@ fn fails(what: &str, result: Result<(), Error>) {
 }
 
 /// Whatever needs the context fails, and dropping is quiet.
-fn everything_fails(library: &Library, context: &Context, stream: Stream, args: &Args<'_>) {
+fn everything_fails(
+    library: &Library,
+    context: &Context,
+    stream: Stream,
+    args: &Arguments<Tensor<'_>>,
+) {
     fails("waiting for all", context.synchronize());
     fails("memory", DeviceMemory::allocate(context, 16).map(drop));
     fails("a stream", Stream::new(context).map(drop));
-    fails("prewarming", args.prewarm(&Library::new(context)));
+    let work = args.work().unwrap();
+    fails("prewarming", Library::new(context).prewarm(&*work));
     fails("the self-test", library.self_test().map(drop));
     fails(
         "a first launch",
@@ -264,13 +263,15 @@ fn a_captured_graph_outlives_its_library() {
                     let stream = Stream::new(context).unwrap();
                     let mut graph = {
                         let library = Library::new(context);
-                        args.prewarm(&library).unwrap();
+                        let work = args.work().unwrap();
+                        library.prewarm(&*work).unwrap();
                         // SAFETY: the buffers are alive until `with` has waited.
                         unsafe { Graph::capture(&stream, || launch(&library, &stream, args)) }
                             .unwrap()
                     };
                     // Others may be loaded where its kernels were.
-                    args.prewarm(&Library::new(context)).unwrap();
+                    let work = args.work().unwrap();
+                    Library::new(context).prewarm(&*work).unwrap();
                     // SAFETY: as above.
                     unsafe { graph.launch(&stream) }.unwrap();
                     stream.synchronize().unwrap();

@@ -4,11 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use gated_delta::module_cache::specialise;
-use gated_delta::ops::StateLayout;
-use gated_delta::ops::recurrent::Formulation;
-use gated_delta::{DType, Entry};
+use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_kernels::for_each_entry;
-use gated_delta_tests::problem::Operator;
 use gated_delta_tests::spec::Family;
 
 macro_rules! embed {
@@ -122,9 +119,9 @@ fn the_kernels_are_of_the_expected_instructions() {
         let has = |wanted: &str| {
             instructions(text).any(|instruction| instruction.trim_end_matches(';') == wanted)
         };
-        let state_load = match family.formulation {
-            Formulation::Recurrent => "ld.global.L1::no_allocate.v4.b32",
-            Formulation::Parallel => "cp.async.cg.shared.global",
+        let state_load = match family.is_recurrent() {
+            true => "ld.global.L1::no_allocate.v4.b32",
+            false => "cp.async.cg.shared.global",
         };
         for wanted in [
             state_load,
@@ -136,23 +133,16 @@ fn the_kernels_are_of_the_expected_instructions() {
         ] {
             assert!(has(wanted), "{name}: no {wanted}");
         }
-        let decode = family.operator == Operator::GdnDecode;
+        let decode = family.decode;
         let vlast = family.layout == StateLayout::VLast;
         assert_eq!(has("bar.sync"), vlast || !decode, "{name}: bar.sync");
         let of_columns = ["st.shared.v2.b32", "ld.shared.v2.b32"];
-        for of_columns in of_columns
-            .into_iter()
-            .filter(|_| family.formulation == Formulation::Recurrent)
-        {
+        for of_columns in of_columns.into_iter().filter(|_| family.is_recurrent()) {
             assert!(has(of_columns) || !vlast, "{name}: no {of_columns}");
             assert!(!has(of_columns) || vlast || !decode, "{name}: {of_columns}");
         }
         let mma = instructions(text).any(|instruction| instruction.starts_with("mma.sync."));
-        assert_eq!(
-            mma,
-            family.formulation == Formulation::Parallel,
-            "{name}: mma.sync"
-        );
+        assert_eq!(mma, !family.is_recurrent(), "{name}: mma.sync");
         for inexact in [
             "div.full.f32",
             "div.approx.f32",

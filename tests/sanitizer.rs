@@ -6,18 +6,14 @@
 
 use std::env;
 
-use gated_delta::DType;
-use gated_delta::Entry;
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::recurrent::Formulation;
-use gated_delta::ops::{BetaScale, HeadMap};
+use gated_delta::{BetaScale, DType, Entry, HeadMap, KdaBeta};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
-use gated_delta_tests::is_variant;
 use gated_delta_tests::layout::{Form, Spacing};
-use gated_delta_tests::problem::{GateKind, KdaDecay, Operator};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::variants;
 
 type Change = fn(&mut Spec);
 
@@ -55,7 +51,7 @@ const FORMS: [Change; 6] = [
             ..spec.form
         };
         (spec.form.io, spec.form.pools) = (Spacing::Odd, Spacing::Odd);
-        (spec.options.update_state, spec.slots.write) = (false, false);
+        (spec.update_state, spec.slots.write) = (false, false);
         (spec.parameters.a_log, spec.parameters.dt_bias) = (false, false);
     },
     |spec| {
@@ -81,9 +77,9 @@ const FORMS: [Change; 6] = [
     },
 ];
 
-/// One token, and ways of keeping states, of operators that take several tokens.
+/// One packed token, and ways of keeping states, of operators that take several tokens.
 const SWITCHES: [Change; 6] = [
-    |spec| spec.tokens = 1,
+    |spec| (spec.tokens, spec.packed) = (1, true),
     |spec| (spec.snapshots, spec.packed) = (Some(2), true),
     |spec| {
         let SlotChoice { write_pool, .. } = spec.slots;
@@ -91,18 +87,18 @@ const SWITCHES: [Change; 6] = [
             write_pool,
             ..SlotChoice::OF_TOKENS
         };
-        (spec.snapshots, spec.options.update_state) = (Some(0), true);
+        (spec.snapshots, spec.update_state) = (Some(0), true);
     },
-    |spec| (spec.previous, spec.options.update_state) = (Some(4), true),
-    |spec| (spec.previous, spec.packed, spec.options.update_state) = (Some(2), true, true),
-    |spec| (spec.previous, spec.tokens, spec.options.update_state) = (Some(5), 0, true),
+    |spec| (spec.previous, spec.update_state) = (Some(4), true),
+    |spec| (spec.previous, spec.packed, spec.update_state) = (Some(2), true, true),
+    |spec| (spec.previous, spec.tokens, spec.update_state) = (Some(5), 0, true),
 ];
 
 /// The operator's gates.
 fn gates(spec: &Spec, gdn: GateKind, decay: KdaDecay, beta: KdaBeta) -> GateKind {
-    match spec.operator {
-        Operator::KdaRecurrent => GateKind::Kda(decay, beta),
-        _ => gdn,
+    match spec.gates.operator() {
+        Operator::Kda => GateKind::Kda(decay, beta),
+        Operator::Gdn => gdn,
     }
 }
 
@@ -122,15 +118,15 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         spec
     };
     let mut specs: Vec<_> = FORMS.into_iter().map(|form| of(form, |_| {})).collect();
-    if family.max_tokens() == 1 {
+    if family.decode {
         return specs;
     }
     for (i, switches) in SWITCHES.into_iter().enumerate() {
         let forms = FORMS.iter().cycle().skip(i + turn).take(FORMS.len());
         specs.extend(forms.map(|form| of(*form, switches)).find(|spec| {
             let each_token = spec.snapshots.is_some() || spec.slots.of_tokens.is_some();
-            let takes = family.formulation == Formulation::Recurrent || !each_token;
-            takes && is_variant(&spec.case(), entry)
+            let takes = family.is_recurrent() || !each_token;
+            takes && variants(&spec.case()).contains(&entry)
         }));
     }
     specs
@@ -178,13 +174,7 @@ fn sanitizer_every_entry_and_switch() {
 #[test]
 fn sanitizer_an_empty_batch() {
     let Some(backend) = cuda() else { return };
-    let operators = [
-        Operator::GdnDecode,
-        Operator::GdnMtp,
-        Operator::KdaRecurrent,
-    ];
-    let families: Vec<_> = operators.into_iter().flat_map(Family::all).collect();
-    on_threads(&of_this_process(families), |&family| {
+    on_threads(&of_this_process(Family::all()), |&family| {
         let case = Spec {
             batch: 0,
             slots: SlotChoice {
@@ -210,12 +200,12 @@ fn every_entry_has_its_launches() {
             continue;
         };
         let of_entry = launches.iter().filter(|(of, _)| *of == entry);
-        let taken = of_entry.filter(|(_, spec)| is_variant(&spec.case(), entry));
-        let wanted = match (family.max_tokens(), family.formulation) {
-            (1, _) => FORMS.len(),
-            (_, Formulation::Recurrent) => FORMS.len() + SWITCHES.len(),
+        let taken = of_entry.filter(|(_, spec)| variants(&spec.case()).contains(&entry));
+        let wanted = match (family.decode, family.is_recurrent()) {
+            (true, _) => FORMS.len(),
+            (false, true) => FORMS.len() + SWITCHES.len(),
             // Without snapshots and token slots.
-            (_, Formulation::Parallel) => FORMS.len() + SWITCHES.len() - 2,
+            (false, false) => FORMS.len() + SWITCHES.len() - 2,
         };
         assert_eq!(taken.count(), wanted, "{}", entry.name());
     }

@@ -1,29 +1,17 @@
 //! Both sides of every threshold at which another variant is selected: the same results, bit for bit.
 
-use gated_delta::ops::GdnGates;
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates};
-use gated_delta::ops::recurrent::{Recurrent, RecurrentOptions};
-use gated_delta::{DType, Entry, Tensor};
-use gated_delta_tests::args::Args;
+use gated_delta::{DType, Entry, KdaBeta, Tensor};
+use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, New, Operator, Tokens};
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::compare::check;
-use gated_delta_tests::problem::{Operator, take};
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Change, take};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::variants;
 
 /// More heads than any threshold.
 const MOST_HEADS: usize = 1 << 15;
-
-/// Every family of every operator.
-fn families() -> impl Iterator<Item = Family> {
-    let operators = [
-        Operator::GdnDecode,
-        Operator::GdnMtp,
-        Operator::KdaRecurrent,
-    ];
-    operators.into_iter().flat_map(Family::all)
-}
 
 /// The variant that is selected for `batch` rows of `heads` heads.
 fn selected(family: Family, batch: usize, heads: usize) -> Entry {
@@ -31,64 +19,29 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     // SAFETY: nothing is launched on these addresses.
     let tensor =
         |dtype, dims: &[usize]| unsafe { Tensor::from_raw(0x1_0000, dtype, dims) }.unwrap();
-    let (plain, tokens) = (Spec::plain(family), family.max_tokens().min(2));
+    let tokens = family.max_tokens().min(2);
     let activations = tensor(DType::Bf16, &[batch, tokens, heads, dim]);
-    let gate = tensor(DType::F32, &[batch, tokens, heads]);
-    let pool = tensor(state, &[batch, heads, dim, dim]);
-    let given = GdnGates::Given {
-        g: gate,
-        beta: gate,
+    let beta = tensor(DType::F32, &[batch, tokens, heads]);
+    let (gates, gate) = match family.operator {
+        Operator::Gdn => (GateKind::Given, beta),
+        Operator::Kda => (GateKind::Kda(KdaDecay::Log, KdaBeta::Given), activations),
     };
-    let args = match family.operator {
-        Operator::GdnDecode => Args::GdnDecode(GdnDecode {
-            q: activations,
-            k: activations,
-            v: activations,
-            gates: given,
-            o: activations,
-            pool,
-            write_pool: None,
-            read_slots: None,
-            write_slots: None,
-            options: GdnDecodeOptions {
-                state_layout: family.layout,
-                ..GdnDecodeOptions::default()
-            },
-        }),
-        Operator::GdnMtp => Args::GdnMtp(verify(activations, given, pool, plain.options)),
-        Operator::KdaRecurrent => {
-            let gates = KdaGates {
-                g: activations,
-                kind: KdaGate::Log,
-                beta: gate,
-                beta_kind: KdaBeta::Given,
-            };
-            Args::KdaRecurrent(verify(activations, gates, pool, plain.options))
-        }
-    };
-    let selected = args.selected().unwrap();
-    assert!(
-        args.variants().unwrap().contains(&selected),
-        "{}",
-        selected.name()
-    );
-    selected
-}
-
-/// A verify in place.
-fn verify<'a, G>(
-    activations: Tensor<'a>,
-    gates: G,
-    pool: Tensor<'a>,
-    options: RecurrentOptions,
-) -> Recurrent<'a, G> {
-    Recurrent {
-        q: activations,
-        k: activations,
-        v: activations,
+    let args = Arguments {
         gates,
-        o: activations,
-        pool,
+        a_log: None,
+        dt_bias: None,
+        new: Some(New {
+            q: activations,
+            tokens: Tokens {
+                k: activations,
+                v: activations,
+                gate,
+                beta,
+            },
+            o: activations,
+        }),
+        previous: None,
+        pool: tensor(state, &[batch, heads, dim, dim]),
         write_pool: None,
         read_slots: None,
         write_slots: None,
@@ -96,9 +49,17 @@ fn verify<'a, G>(
         accepted: None,
         snapshots: None,
         packed: None,
-        previous: None,
-        options,
-    }
+        update_state: true,
+        options: Spec::plain(family).options,
+    };
+    let work = args.work().unwrap();
+    let selected = work.selected().unwrap();
+    assert!(
+        work.variants().unwrap().contains(&selected),
+        "{}",
+        selected.name()
+    );
+    selected
 }
 
 /// The batch sizes of single heads after which another variant is selected.
@@ -132,14 +93,10 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
             .map(|b| place(b).unwrap_or(0))
             .collect::<Vec<_>>(),
     );
-    for (b, slot) in over
-        .read_slots
-        .iter_mut()
-        .flatten()
-        .enumerate()
-        .filter(|(b, _)| place(*b).is_none())
-    {
-        *slot = -1 - b as i64;
+    if let Some(slots) = &mut over.read_slots {
+        for b in (0..=threshold).filter(|b| place(*b).is_none()) {
+            slots.values[b] = -1.0 - b as f64;
+        }
     }
     let rows: Vec<usize> = (0..threshold).collect();
     let (over, up_to) = (
@@ -150,7 +107,7 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
     check(&over, &over_after);
     check(&up_to, &up_to_after);
     assert!(
-        take(&over_after.o_bits(), &over.o.dims, 0, &rows) == up_to_after.o_bits(),
+        take(&over_after.o_bits(), &over.o().dims, 0, &rows) == up_to_after.o_bits(),
         "o differs"
     );
     let rows = up_to.rows();
@@ -168,7 +125,7 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
 
 #[test]
 fn results_are_the_same_on_both_sides_of_each_threshold() {
-    for family in families() {
+    for family in Family::all() {
         for threshold in thresholds(family) {
             for backend in backends() {
                 println!("{family:?} at {threshold} heads, {}", backend.name());
@@ -180,7 +137,7 @@ fn results_are_the_same_on_both_sides_of_each_threshold() {
 
 #[test]
 fn thresholds_count_the_heads_of_all_rows() {
-    for family in families() {
+    for family in Family::all() {
         for threshold in thresholds(family) {
             for heads in [2, 8, 64] {
                 let batch = threshold / heads;
@@ -203,16 +160,13 @@ fn thresholds_count_the_heads_of_all_rows() {
 
 #[test]
 fn every_entry_is_a_variant_of_its_family() {
-    for family in families() {
+    for family in Family::all() {
         let case = Spec::plain(family).case();
-        let (variants, _) = backends()[0]
-            .with(&case, |_, _, args| args.variants())
-            .unwrap();
         let wanted: Vec<Entry> = Entry::ALL
             .iter()
             .copied()
             .filter(|entry| Family::of(*entry) == Some(family))
             .collect();
-        assert_eq!(variants.unwrap(), wanted, "{family:?}");
+        assert_eq!(variants(&case), wanted, "{family:?}");
     }
 }

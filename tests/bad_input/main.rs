@@ -5,19 +5,19 @@ mod views;
 
 use std::cell::Cell;
 
-use gated_delta::ops::StateLayout;
-use gated_delta::{DType, Entry, Error, Tensor};
-use gated_delta_tests::args::Args;
-use gated_delta_tests::backend::{Backend, backends};
+use gated_delta::{DType, Entry, Error, StateLayout, Tensor};
+use gated_delta_harness::arguments::{Arguments, Operator};
+use gated_delta_tests::backend::{Backend, backends, launch};
 use gated_delta_tests::buffer::{Buffer, View};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
-use gated_delta_tests::problem::Operator;
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Change, Sizes};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::tensors::{tensor, tensors};
+use gated_delta_tests::variants;
 
-use rules::{Rule, decode, kda, mtp};
+use rules::{Rule, decode, kda, tensor_of, verify};
 
 /// Good arguments, the rules that they keep, and the names of what they write.
 struct Good {
@@ -50,10 +50,10 @@ fn good(
 /// Every operator, with every optional tensor in one of them.
 fn goods() -> Vec<Good> {
     let (in_f32, in_bf16) = (
-        Family::new(Operator::GdnMtp, StateLayout::KLast, DType::F32, 64),
-        Family::new(Operator::GdnMtp, StateLayout::KLast, DType::Bf16, 64),
+        Family::new(Operator::Gdn, StateLayout::KLast, DType::F32, 64),
+        Family::new(Operator::Gdn, StateLayout::KLast, DType::Bf16, 64),
     );
-    let of_kda = Family::new(Operator::KdaRecurrent, StateLayout::KLast, DType::F32, 64);
+    let of_kda = Family::new(Operator::Kda, StateLayout::KLast, DType::F32, 64);
     let token_slots = SlotChoice {
         spare: 3,
         inactive: false,
@@ -61,22 +61,22 @@ fn goods() -> Vec<Good> {
     };
     vec![
         good(
-            Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64),
+            Family::decode(StateLayout::KLast, DType::F32, 64),
             |_| {},
             decode::rules(),
-            &["o", "write state"],
+            &["o", "write_pool"],
         ),
         good(
-            Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64),
+            Family::decode(StateLayout::KLast, DType::F32, 64),
             |spec| spec.slots.write_pool = None,
             Vec::new(),
-            &["o", "state"],
+            &["o", "pool"],
         ),
         good(
             in_f32,
             |spec| spec.snapshots = Some(1),
-            mtp::of_snapshots(),
-            &["o", "write state", "snapshots"],
+            verify::of_snapshots(),
+            &["o", "write_pool", "snapshots"],
         ),
         Good {
             case: {
@@ -86,32 +86,32 @@ fn goods() -> Vec<Good> {
                 };
                 spec.problem().packed().case(&spec.form)
             },
-            rules: mtp::of_token_slots(),
-            writes: &["o", "state"],
+            rules: verify::of_token_slots(),
+            writes: &["o", "pool"],
         },
         good(
             in_bf16,
             |spec| spec.previous = Some(9),
-            mtp::of_previous(),
-            &["o", "write state"],
+            verify::of_previous(),
+            &["o", "write_pool"],
         ),
         good(
             in_f32,
             |spec| (spec.previous, spec.tokens) = (Some(9), 0),
-            mtp::of_commit(),
-            &["write state"],
+            verify::of_commit(),
+            &["write_pool"],
         ),
         good(
             of_kda,
             |spec| spec.previous = Some(2),
             kda::rules(),
-            &["o", "write state"],
+            &["o", "write_pool"],
         ),
         good(
             of_kda,
             |spec| (spec.previous, spec.tokens, spec.slots.write_pool) = (Some(2), 0, None),
             kda::of_commit(),
-            &["state"],
+            &["pool"],
         ),
     ]
 }
@@ -120,7 +120,7 @@ fn goods() -> Vec<Good> {
 fn refused(
     backend: &Backend,
     case: &Case,
-    change: impl Fn(&mut Args<'_>),
+    change: impl Fn(&mut Arguments<Tensor<'_>>),
     variant: Option<Entry>,
 ) -> Error {
     let (result, after) = backend
@@ -128,7 +128,7 @@ fn refused(
             let mut args = *args;
             change(&mut args);
             // SAFETY: the arguments are refused, or their buffers alive until `with` has waited.
-            unsafe { args.launch(library, stream, variant) }
+            unsafe { launch(library, stream, &args, variant) }
         })
         .unwrap();
     assert!(after == *case, "something was launched");
@@ -149,8 +149,7 @@ fn the_good_arguments_are_good() {
 fn broken_rules_are_refused_by_name() {
     for Good { case, rules, .. } in goods() {
         for backend in backends() {
-            let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
-            let variant = variants.unwrap()[0];
+            let variant = variants(&case)[0];
             for rule in &rules {
                 for variant in [None, Some(variant)] {
                     let error = refused(backend, &case, |args| rule.change(args), variant);
@@ -167,15 +166,21 @@ fn nothing_takes_what_a_launch_refuses() {
     for Good { case, rules, .. } in goods() {
         for backend in backends() {
             for rule in &rules {
-                let errors = backend.with(&case, |library, _, args| {
+                let errors = backend.with(&case, |library, stream, args| {
                     let mut args = *args;
                     rule.change(&mut args);
-                    [
-                        args.prewarm(library),
-                        args.plan(library).map(drop),
-                        args.selected().map(drop),
-                        args.variants().map(drop),
-                        args.bytes().map(drop),
+                    let work = match args.work() {
+                        Ok(work) => work,
+                        Err(error) => return vec![Err(error)],
+                    };
+                    vec![
+                        library.prewarm(&*work),
+                        library.plan(&*work).map(drop),
+                        library.validate(stream, &*work).map(drop),
+                        work.selected().map(drop),
+                        work.variants().map(drop),
+                        work.bytes().map(drop),
+                        work.recipe().map(drop),
                     ]
                 });
                 for error in errors.unwrap().0 {
@@ -190,8 +195,7 @@ fn nothing_takes_what_a_launch_refuses() {
 fn a_variant_of_another_problem_is_refused() {
     for Good { case, .. } in goods() {
         for backend in backends() {
-            let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
-            let variants = variants.unwrap();
+            let variants = variants(&case);
             for &variant in Entry::ALL.iter().filter(|entry| !variants.contains(entry)) {
                 let message = refused(backend, &case, |_| {}, Some(variant)).to_string();
                 let wanted = format!("variant = {} is not supported", variant.name());
@@ -211,15 +215,13 @@ fn a_tensor_in_the_wrong_memory_is_refused() {
             } else {
                 ("device", "host")
             };
-            let count = |args: &Args<'_>| tensors(&mut args.clone()).len();
-            let (count, _) = backend.with(&case, |_, _, args| count(args)).unwrap();
-            for i in 0..count {
+            for i in 0..case.args.clone().tensors_mut().len() {
                 let name = Cell::new("");
                 let error = refused(
                     backend,
                     &case,
                     |args| {
-                        let (tensor_name, tensor) = &mut tensors(args)[i];
+                        let (tensor_name, tensor) = &mut args.tensors_mut()[i];
                         let (dtype, dims) = (tensor.dtype(), tensor.dims());
                         // SAFETY: the arguments are refused.
                         let elsewhere = unsafe {
@@ -269,13 +271,13 @@ fn what_is_written_must_be_writable() {
                 &case,
                 |args| {
                     let view = match name {
-                        "o" => &case.o,
+                        "o" => case.o(),
                         "snapshots" => case.snapshots.as_ref().unwrap(),
                         _ => case.written_pool(),
                     };
                     let buffer = Box::leak(Box::new(case.buffers[view.buffer].clone()));
                     let bases = vec![buffer.tensor(false).unwrap(); view.buffer + 1];
-                    *tensor(args, name) = view.of(&bases).unwrap();
+                    *tensor_of(args, name) = view.of(&bases).unwrap();
                 },
                 None,
             );

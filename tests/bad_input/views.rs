@@ -2,20 +2,16 @@
 
 use std::cell::Cell;
 
-use gated_delta::ops::StateLayout;
-use gated_delta::{DType, Error};
+use gated_delta::{DType, Error, StateLayout};
+use gated_delta_harness::arguments::Operator;
 use gated_delta_tests::backend::backends;
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
 use gated_delta_tests::for_all;
-use gated_delta_tests::problem::Operator;
 use gated_delta_tests::spec::Family;
 use gated_delta_tests::strategy::any_specs;
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::sample::select;
-
-/// Most tensors that may not be left out; six others may.
-const REQUIRED: usize = 15;
 
 /// A change to one tensor of a case.
 #[derive(Clone, Debug)]
@@ -30,50 +26,38 @@ enum What {
     Dim(usize),
     Stride(usize),
     Offset(usize),
+    DropDim,
+    /// Where it may be left out.
     Drop,
 }
 
 impl Change {
     fn apply(&self, case: &mut Case) {
-        let optional = [
-            &mut case.write_pool,
-            &mut case.read_slots,
-            &mut case.write_slots,
-            &mut case.token_slots,
-            &mut case.accepted,
-            &mut case.snapshots,
-        ];
-        if let (What::Drop, Some(i)) = (&self.what, self.tensor.checked_sub(REQUIRED)) {
-            if let Some(tensor) = optional.into_iter().nth(i) {
-                *tensor = None;
-            }
-            return;
-        }
-        let mut views = vec![&mut case.q, &mut case.o, &mut case.pool];
-        views.extend(case.tokens.each_mut());
-        views.extend(case.gates.a_log.as_mut());
-        views.extend(case.gates.dt_bias.as_mut());
-        views.extend(case.packed.iter_mut().map(|packed| &mut packed.cu_seqlens));
-        if let Some(previous) = &mut case.previous {
-            views.extend(previous.tokens.each_mut());
-            views.push(&mut previous.keep);
-        }
-        views.truncate(REQUIRED);
-        views.extend(optional.into_iter().flatten());
+        let mut views = case.args.tensors_mut();
         let i = self.tensor % views.len();
-        let view = &mut views[i];
-        if view.dims.is_empty() {
-            return;
-        }
-        let dim = self.dim % view.dims.len();
+        let (name, view) = &mut views[i];
+        let dim = self.dim % view.dims.len().max(1);
         match self.what {
+            _ if view.dims.is_empty() => {}
             What::Dim(size) => view.dims[dim] = size,
             What::Stride(stride) => view.strides[dim] = stride,
             What::Offset(offset) => view.offset = offset,
-            What::Drop => {
+            What::DropDim => {
                 view.dims.remove(dim);
                 view.strides.remove(dim);
             }
+            What::Drop => match *name {
+                "A_log" => case.a_log = None,
+                "dt_bias" => case.dt_bias = None,
+                "write_pool" => case.write_pool = None,
+                "read_slots" => case.read_slots = None,
+                "write_slots" => case.write_slots = None,
+                "token_slots" => case.token_slots = None,
+                "accepted" => case.accepted = None,
+                "snapshots" => case.snapshots = None,
+                "cu_seqlens" => case.packed = None,
+                _ => {}
+            },
         }
     }
 }
@@ -100,13 +84,11 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
         4 => select(sizes).prop_map(What::Dim),
         4 => select(strides).prop_map(What::Stride),
         2 => (0usize..40).prop_map(What::Offset),
+        1 => Just(What::DropDim),
         1 => Just(What::Drop),
     ];
-    let change = (0..REQUIRED + 6, 0usize..5, what).prop_map(|(tensor, dim, what)| Change {
-        tensor,
-        dim,
-        what,
-    });
+    let change =
+        (0usize..21, 0usize..5, what).prop_map(|(tensor, dim, what)| Change { tensor, dim, what });
     proptest::collection::vec(change, 1..=3)
 }
 
@@ -137,10 +119,10 @@ fn is_lawful(case: &Case) -> bool {
 fn arbitrary_views_are_refused_or_computed() {
     let (accepted, refused) = (Cell::new(0), Cell::new(0));
     let families = [
-        Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64),
-        Family::new(Operator::GdnMtp, StateLayout::KLast, DType::F32, 64),
-        Family::new(Operator::GdnMtp, StateLayout::VLast, DType::Bf16, 64),
-        Family::new(Operator::KdaRecurrent, StateLayout::KLast, DType::F32, 64),
+        Family::decode(StateLayout::KLast, DType::F32, 64),
+        Family::new(Operator::Gdn, StateLayout::KLast, DType::F32, 64),
+        Family::new(Operator::Gdn, StateLayout::VLast, DType::Bf16, 64),
+        Family::new(Operator::Kda, StateLayout::KLast, DType::F32, 64),
     ];
     for_all(
         "bad_input",
@@ -151,12 +133,13 @@ fn arbitrary_views_are_refused_or_computed() {
             changes.iter().for_each(|change| change.apply(&mut case));
             for backend in backends() {
                 let launched = backend.with(&case, |library, stream, args| {
-                    if args.selected().is_ok() && !is_lawful(&case) {
+                    let work = args.work()?;
+                    if work.selected().is_ok() && !is_lawful(&case) {
                         return Ok(false);
                     }
                     // SAFETY: every view is checked to lie in its buffer, which lives until `with` has waited, and no
                     // two live rows write one slot.
-                    unsafe { args.launch(library, stream, None) }.map(|()| true)
+                    unsafe { library.launch(stream, &*work) }.map(|()| true)
                 });
                 match launched {
                     Ok((Ok(true), after)) => {

@@ -4,11 +4,12 @@ use gated_delta::Error;
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::for_all;
+use gated_delta_tests::problem::Sizes;
 use gated_delta_tests::rows::Row;
 use gated_delta_tests::spec::Spec;
 use gated_delta_tests::strategy::specs;
 
-use crate::{families, validate};
+use crate::families;
 
 #[test]
 fn rows_are_what_a_launch_makes_of_them() {
@@ -25,7 +26,7 @@ fn rows_are_what_a_launch_makes_of_them() {
 fn check_rows(backend: &Backend, case: &Case) {
     let (report, after) = backend
         .with(case, |library, stream, args| {
-            validate(library, stream, args)
+            library.validate(stream, &*args.work()?)
         })
         .unwrap();
     assert!(after == *case, "validating changes nothing");
@@ -50,7 +51,7 @@ fn bounds_are_right(case: &Case) -> bool {
     let Some(packed) = &case.packed else {
         return true;
     };
-    let (bounds, total) = (case.indices(&packed.cu_seqlens), case.q.dims[1] as i64);
+    let (bounds, total) = (case.indices(&packed.cu_seqlens), case.o().dims[1] as i64);
     let most = case.max_tokens() as i64;
     let rises = |pair: &[i64]| (0..=most).contains(&(pair[1] - pair[0]));
     bounds[0] == 0
@@ -75,11 +76,11 @@ fn a_duplicate_is_found() {
         let slot = case.buffers[slots.buffer].bits(first);
         case.buffers[slots.buffer].set_bits(last, slot);
         let wanted =
-            format!("row 0 writes slot {slot} of state, and row 2 writes slot {slot} of state");
+            format!("row 0 writes slot {slot} of pool, and row 2 writes slot {slot} of pool");
         for backend in backends() {
             let (report, _) = backend
                 .with(&case, |library, stream, args| {
-                    validate(library, stream, args)
+                    library.validate(stream, &*args.work()?)
                 })
                 .unwrap();
             let message = report.unwrap_err().to_string();

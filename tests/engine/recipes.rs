@@ -4,21 +4,20 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 
 use gated_delta::driver::{Context, Module, RawFunction};
-use gated_delta::ops::StateLayout;
-use gated_delta::{DType, Entry, Error, StreamRef, Tensor};
-use gated_delta_tests::args::Args;
+use gated_delta::raw::Recipe;
+use gated_delta::{DType, Entry, Error, StateLayout, StreamRef, Tensor, Work};
 use gated_delta_tests::backend::{Backend, backends, cuda};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
 use gated_delta_tests::for_all;
-use gated_delta_tests::problem::Operator;
+use gated_delta_tests::problem::Sizes;
 use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::strategy::specs;
 
-use crate::{Recipe, each, families, recipe};
+use crate::families;
 
 /// The arguments of a case at addresses where nothing is.
-fn nowhere<R>(case: &Case, body: impl FnOnce(&Args<'_>) -> R) -> R {
+fn nowhere<R>(case: &Case, body: impl FnOnce(&dyn Work) -> R) -> R {
     let base = |(i, dtype, len): (usize, DType, usize)| {
         // SAFETY: nothing is launched.
         unsafe { Tensor::from_raw(0x10_0000_0000 * (i as u64 + 1), dtype, &[len]) }.unwrap()
@@ -27,37 +26,26 @@ fn nowhere<R>(case: &Case, body: impl FnOnce(&Args<'_>) -> R) -> R {
     let bases: Vec<_> = buffers
         .map(|(i, buffer)| base((i, buffer.dtype, buffer.len())))
         .collect();
-    body(&case.args(&bases).unwrap())
+    let args = case.args.map(&|view| view.of(&bases)).unwrap();
+    body(&*args.work().unwrap())
 }
 
 #[test]
 fn a_recipe_is_what_a_launch_is_made_of() {
-    for operator in [
-        Operator::GdnDecode,
-        Operator::GdnMtp,
-        Operator::KdaRecurrent,
-    ] {
-        for family in Family::all(operator) {
-            for_all("recipes", 8, &specs(family, 16), |spec| {
-                let case = spec.case();
-                nowhere(&case, |args| {
-                    check_recipe(args, &recipe(args).unwrap(), case.batch())
-                });
-            });
-        }
+    for family in Family::all() {
+        for_all("recipes", 8, &specs(family, 16), |spec| {
+            let case = spec.case();
+            nowhere(&case, |work| check_recipe(work, case.batch()));
+        });
     }
 }
 
-fn check_recipe(args: &Args<'_>, recipe: &Recipe, batch: usize) {
-    let Recipe {
-        kernel,
-        shape,
-        parameter,
-    } = recipe;
-    assert_eq!(kernel.entry(), args.selected().unwrap());
+fn check_recipe(work: &dyn Work, batch: usize) {
+    let recipe = work.recipe().unwrap();
+    let (kernel, shape, parameter) = (recipe.kernel, recipe.shape, recipe.parameter());
+    assert_eq!(kernel.entry(), work.selected().unwrap());
     assert_eq!(kernel.symbol(), kernel.entry().name());
-    let params = each!(args, args => bytemuck::bytes_of(&args.params()).to_vec());
-    assert_eq!(*parameter, params);
+    assert_eq!(parameter, bytemuck::bytes_of(&work.params()));
     assert_eq!(shape.grid[2] as usize, batch);
     let text = kernel.ptx().unwrap();
     assert!(!text.contains("GD_"), "a constant without a value");
@@ -77,11 +65,11 @@ fn check_recipe(args: &Args<'_>, recipe: &Recipe, batch: usize) {
 /// Everything that is compiled in is part of the kernel, B and the addresses are not.
 #[test]
 fn a_kernel_is_the_key_of_what_is_compiled() {
-    let family = Family::new(Operator::GdnDecode, StateLayout::KLast, DType::F32, 64);
+    let family = Family::decode(StateLayout::KLast, DType::F32, 64);
     let kernel = |change: &dyn Fn(&mut Spec)| {
         let mut spec = Spec::plain(family);
         change(&mut spec);
-        nowhere(&spec.case(), |args| recipe(args).unwrap().kernel)
+        nowhere(&spec.case(), |work| work.recipe().unwrap().kernel)
     };
     let plain = kernel(&|_| {});
     assert_eq!(plain, kernel(&|spec| spec.batch += 1));
@@ -103,7 +91,7 @@ fn tensors_in_host_memory_have_no_recipe() {
     for family in families() {
         let case = Spec::plain(family).case();
         let (error, _) = backends()[0]
-            .with(&case, |_, _, args| recipe(args).map(|recipe| recipe.kernel))
+            .with(&case, |_, _, args| args.work()?.recipe())
             .unwrap();
         assert!(
             matches!(
@@ -148,7 +136,7 @@ fn a_launch_by_recipe_is_a_launch() {
             let (_, after) = backend
                 .with(&case, |library, stream, args| {
                     let context = library.context().unwrap();
-                    let recipe = recipe(args).unwrap();
+                    let recipe = args.work().unwrap().recipe().unwrap();
                     let name = CString::new(recipe.kernel.symbol()).unwrap();
                     let text = CString::new(recipe.kernel.ptx().unwrap()).unwrap();
                     let module = Module::load(context, recipe.kernel.symbol(), &text).unwrap();
@@ -171,7 +159,7 @@ fn a_launch_by_recipe_is_a_launch() {
 /// Launches, and waits, so that the module may go.
 fn launch(context: &Context, function: RawFunction, stream: StreamRef<'_>, recipe: &Recipe) {
     let (driver, stream) = (context.driver(), stream.raw());
-    let mut parameters = [recipe.parameter.as_ptr().cast_mut().cast::<c_void>()];
+    let mut parameters = [recipe.parameter().as_ptr().cast_mut().cast::<c_void>()];
     let [x, y, z] = recipe.shape.grid;
     let _current = context.enter().unwrap();
     // SAFETY: the recipe is of live tensors, which nobody else has; the context is current.

@@ -3,13 +3,14 @@
 use std::io::{self, Write};
 
 use gated_delta::driver::{Context, DeviceMemory};
-use gated_delta_tests::backend::{cuda, gpu};
+use gated_delta_tests::backend::{cuda, gpu, launch};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::Array;
 use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::tensors;
 
-use crate::{families, wait_for_copies};
+use crate::wait_for_copies;
 
 /// A pool in GPU memory of which the host knows only some slots.
 struct LargePool {
@@ -70,7 +71,7 @@ fn large_pool(family: Family) {
         ..Spec::plain(family)
     };
     let mut problem = spec.problem();
-    problem.read_slots = Some((0..ROWS as i64).rev().collect());
+    problem.read_slots = Some(Array::indices((0..ROWS as i64).rev()));
     let small = problem.case(&spec.form);
     let wanted = backend.run(&small, None);
     check(&small, &wanted);
@@ -108,9 +109,9 @@ fn large_pool(family: Family) {
                 .tensor_mut(family.state, &[slots, heads, family.dim, family.dim])
                 .unwrap();
             let mut args = *args;
-            *tensors::tensor(&mut args, "state") = tensor;
+            args.pool = tensor;
             // SAFETY: the pool is alive until `with` has waited, and live rows write slots of their own.
-            unsafe { args.launch(library, stream, None) }.unwrap();
+            unsafe { launch(library, stream, &args, None) }.unwrap();
         })
         .unwrap();
     let (got, want) = (after.o_bits(), wanted.o_bits());
@@ -163,5 +164,5 @@ fn a_pool_beyond_2_32_elements() {
         );
         return;
     }
-    families().into_iter().for_each(large_pool);
+    Family::all().into_iter().for_each(large_pool);
 }

@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 
 use gated_delta::driver::DeviceMemory;
-use gated_delta_tests::args::Args;
-use gated_delta_tests::backend::{cuda, gpu};
-use gated_delta_tests::problem::Operator;
+use gated_delta_tests::backend::{cuda, gpu, launch};
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::Change;
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 
@@ -38,11 +38,11 @@ fn large_snapshots(family: Family) {
         },
         ..Spec::plain(family)
     };
-    spec.options.update_state = false;
+    spec.update_state = false;
     let four = spec.problem();
     let alone = backend.run(&four.case(&spec.form), None);
     let mut many = four.take_rows(&(0..ROWS).map(original).collect::<Vec<_>>());
-    many.snapshot_steps = None;
+    many.snapshots = None;
     let case = many.case(&spec.form);
     let (rows, after) = backend
         .with(&case, |library, stream, args| {
@@ -52,13 +52,9 @@ fn large_snapshots(family: Family) {
             let dims = [ROWS, TOKENS, HEADS, family.dim, family.dim];
             let snapshots = Some(memory.tensor_mut(family.state, &dims).unwrap());
             let mut args = *args;
-            match &mut args {
-                Args::GdnMtp(args) => args.snapshots = snapshots,
-                Args::KdaRecurrent(args) => args.snapshots = snapshots,
-                _ => panic!("a verify"),
-            }
+            args.snapshots = snapshots;
             // SAFETY: the buffers are alive until `with` has waited, and so are the snapshots, for which this waits.
-            unsafe { args.launch(library, stream, None) }.unwrap();
+            unsafe { launch(library, stream, &args, None) }.unwrap();
             let _current = context.enter().unwrap();
             // SAFETY: the stream is alive.
             unsafe { context.driver().stream_synchronize(stream.raw()) }.unwrap();
@@ -90,7 +86,7 @@ fn large_snapshots(family: Family) {
     }
     for b in 0..ROWS {
         assert!(
-            after.bits(&after.o.entry(&[b])) == alone.bits(&alone.o.entry(&[original(b)])),
+            after.bits(&after.o().entry(&[b])) == alone.bits(&alone.o().entry(&[original(b)])),
             "{family:?}: o of row {b} differs"
         );
     }
@@ -108,9 +104,6 @@ fn snapshots_beyond_2_32_elements() {
         );
         return;
     }
-    let operators = [Operator::GdnMtp, Operator::KdaRecurrent];
-    let families = operators.into_iter().flat_map(Family::recurrent);
-    families
-        .filter(|family| family.dim == 128)
-        .for_each(large_snapshots);
+    let wanted = |family: Family| !family.decode && family.is_recurrent() && family.dim == 128;
+    Family::which(wanted).into_iter().for_each(large_snapshots);
 }

@@ -9,23 +9,12 @@ use std::error::Error as StdError;
 
 use gated_delta::driver::{Context, RawContext, RawStream};
 use gated_delta::{Library, StreamRef, Tensor};
-use gated_delta_tests::args::{Args, Plan};
-use gated_delta_tests::backend::{Backend, cuda, gpu};
+use gated_delta_harness::arguments::Arguments;
+use gated_delta_tests::backend::{Backend, cuda, gpu, launch};
 use gated_delta_tests::compare::check;
-use gated_delta_tests::problem::Operator;
+use gated_delta_tests::problem::Sizes;
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
-
-/// Every family of every operator.
-fn families() -> Vec<Family> {
-    [
-        Operator::GdnDecode,
-        Operator::GdnMtp,
-        Operator::KdaRecurrent,
-    ]
-    .map(Family::all)
-    .concat()
-}
 
 /// Four rows with read and write slots in one pool.
 fn spec(family: Family) -> Spec {
@@ -64,7 +53,7 @@ fn a_foreign_stream_and_a_thread_without_a_context() {
         stream
     });
     let stream = stream.join().unwrap();
-    let case = spec(families()[0]).case();
+    let case = spec(Family::all()[0]).case();
     let (_, after) = backend
         .with(&case, |library, _, args| {
             std::thread::scope(|scope| {
@@ -81,7 +70,7 @@ fn a_foreign_stream_and_a_thread_without_a_context() {
     unsafe { context.driver().stream_destroy(stream) }.unwrap();
 }
 
-fn launch_without_a_context(library: &Library, stream: RawStream, args: &Args<'_>) {
+fn launch_without_a_context(library: &Library, stream: RawStream, args: &Arguments<Tensor<'_>>) {
     let context = context_of(library);
     let current = || {
         let mut current = RawContext::NULL;
@@ -91,7 +80,7 @@ fn launch_without_a_context(library: &Library, stream: RawStream, args: &Args<'_
     };
     assert_eq!(current(), RawContext::NULL);
     // SAFETY: the stream is alive, as are the buffers until the stream was waited for.
-    unsafe { args.launch(library, StreamRef::from_raw(stream.0), None) }.unwrap();
+    unsafe { launch(library, StreamRef::from_raw(stream.0), args, None) }.unwrap();
     assert_eq!(
         current(),
         RawContext::NULL,
@@ -107,25 +96,21 @@ fn launch_without_a_context(library: &Library, stream: RawStream, args: &Args<'_
 fn threads_share_a_library_and_its_kernels() {
     let Some(context) = gpu() else { return };
     let backend = Backend::Cuda(Library::new(context), context.clone());
-    let case = spec(families()[0]).case();
-    let launch = || {
+    let case = spec(Family::all()[0]).case();
+    let run = || {
         let (function, after) = backend
             .with(&case, |library, stream, args| {
                 // SAFETY: the buffers are alive until `with` has waited.
-                unsafe { args.launch(library, stream, None) }.unwrap();
-                match args.plan(library).unwrap() {
-                    Plan::Decode(plan) => plan.raw(case.batch()),
-                    Plan::Recurrent(plan) => plan.raw(case.batch()),
-                }
-                .unwrap()
-                .0
+                unsafe { launch(library, stream, args, None) }.unwrap();
+                let plan = library.plan(&*args.work().unwrap()).unwrap();
+                plan.raw(case.batch()).unwrap().0
             })
             .unwrap();
         check(&case, &after);
         function
     };
     let functions: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|_| scope.spawn(launch)).collect();
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(run)).collect();
         threads
             .into_iter()
             .map(|thread| thread.join().unwrap())
@@ -151,7 +136,7 @@ fn tensors_and_streams_of_cust() -> Result<(), Box<dyn StdError>> {
     let _context = CustContext::new(Device::get_device(0)?)?;
     let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
     let library = Library::new(context);
-    for family in families() {
+    for family in Family::all() {
         let case = spec(family).case();
         let copies = case.buffers.iter().map(|buffer| {
             let words: &[u64] = bytemuck::cast_slice(&buffer.words);
@@ -171,9 +156,10 @@ fn tensors_and_streams_of_cust() -> Result<(), Box<dyn StdError>> {
                     Tensor::from_device_as(copy, dtype, &dims)
                 }
             });
-        let args = case.args(&bases.collect::<Result<Vec<_>, _>>()?)?;
+        let bases = bases.collect::<Result<Vec<_>, _>>()?;
+        let args = case.args.map(&|view| view.of(&bases))?;
         // SAFETY: the buffers are alive until the stream was waited for; live rows write slots of their own.
-        unsafe { args.launch(&library, (&stream).into(), None) }?;
+        unsafe { launch(&library, (&stream).into(), &args, None) }?;
         stream.synchronize()?;
         let mut after = case.clone();
         for (buffer, copy) in after.buffers.iter_mut().zip(&copies) {

@@ -1,36 +1,13 @@
 //! Plans, and what the driver's compiler makes of the kernels.
 
-use gated_delta::ops::StateLayout;
-use gated_delta::{DType, Error};
-use gated_delta_tests::args::{Args, Plan};
+use gated_delta::{DType, StateLayout, Tensor};
+use gated_delta_harness::arguments::{Arguments, Operator};
 use gated_delta_tests::backend::cuda;
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::Spacing;
-use gated_delta_tests::problem::Operator;
 use gated_delta_tests::spec::{Family, Spec};
 
-use crate::{families, spec};
-
-#[test]
-fn a_plan_is_the_operator_bit_for_bit() {
-    let Some(backend) = cuda() else { return };
-    for family in families() {
-        for spacing in [Spacing::Dense, Spacing::Odd] {
-            let mut spec = spec(family);
-            (spec.form.io, spec.form.pools) = (spacing, spacing);
-            let case = spec.case();
-            let planned = backend.with(&case, |library, stream, args| {
-                let plan = args.plan(library).unwrap();
-                // SAFETY: the buffers are alive until `with` has waited; the plan is of these arguments.
-                unsafe { plan.launch(stream, spec.batch, args) }.unwrap();
-            });
-            assert!(
-                planned.unwrap().1 == backend.run(&case, None),
-                "{family:?}: the plan differs"
-            );
-        }
-    }
-}
+use crate::spec;
 
 /// A decode, and a launch with new and previous tokens and one with snapshots, aligned or not.
 fn specs(spacing: Spacing) -> [Spec; 3] {
@@ -40,16 +17,11 @@ fn specs(spacing: Spacing) -> [Spec; 3] {
         spec
     };
     [
-        spec(Family::new(
-            Operator::GdnDecode,
-            StateLayout::KLast,
-            DType::Bf16,
-            128,
-        )),
+        spec(Family::decode(StateLayout::KLast, DType::Bf16, 128)),
         Spec {
             previous: Some(2),
             ..spec(Family::new(
-                Operator::KdaRecurrent,
+                Operator::Kda,
                 StateLayout::KLast,
                 DType::Bf16,
                 128,
@@ -58,7 +30,7 @@ fn specs(spacing: Spacing) -> [Spec; 3] {
         Spec {
             snapshots: Some(1),
             ..spec(Family::new(
-                Operator::GdnMtp,
+                Operator::Gdn,
                 StateLayout::VLast,
                 DType::Bf16,
                 128,
@@ -67,7 +39,7 @@ fn specs(spacing: Spacing) -> [Spec; 3] {
     ]
 }
 
-/// A plan for aligned tensors refuses an address that is not, by name.
+/// A plan for aligned tensors refuses an address that is not, by name; and too many rows.
 #[test]
 fn a_plan_refuses_misaligned_addresses() {
     let Some(backend) = cuda() else { return };
@@ -75,79 +47,51 @@ fn a_plan_refuses_misaligned_addresses() {
         let case = spec.case();
         let (_, after) = backend
             .with(&case, |library, stream, args| {
-                let plan = args.plan(library).unwrap();
-                match (&plan, args) {
-                    (Plan::Decode(plan), Args::GdnDecode(args)) => refuses(
-                        &args.params(),
-                        &[
-                            ("q", |params, by| params.q += by),
-                            ("k", |params, by| params.k += by),
-                            ("v", |params, by| params.v += by),
-                            ("o", |params, by| params.o += by),
-                            ("state", |params, by| params.read_pool += by),
-                            ("write state", |params, by| params.write_pool += by),
-                        ],
-                        // SAFETY: it is refused, or nothing is launched for no rows.
-                        |batch, params| unsafe { plan.launch(stream, batch, params) },
-                    ),
-                    (Plan::Recurrent(plan), Args::GdnMtp(args)) => refuses(
-                        &args.params(),
-                        &[
-                            ("q", |params, by| params.q += by),
-                            ("o", |params, by| params.o += by),
-                            ("read_pool", |params, by| params.read_pool += by),
-                            ("write_pool", |params, by| params.write_pool += by),
-                            ("snapshots", |params, by| params.snapshots += by),
-                        ],
-                        // SAFETY: as above.
-                        |batch, params| unsafe { plan.launch(stream, batch, params) },
-                    ),
-                    (Plan::Recurrent(plan), Args::KdaRecurrent(args)) => refuses(
-                        &args.params(),
-                        &[
-                            ("k", |params, by| params.k += by),
-                            ("v", |params, by| params.v += by),
-                            ("previous_k", |params, by| params.previous_k += by),
-                            ("previous_v", |params, by| params.previous_v += by),
-                            ("g", |params, by| params.g += by),
-                            ("previous_g", |params, by| params.previous_g += by),
-                            ("dt_bias", |params, by| params.dt_bias += by),
-                        ],
-                        // SAFETY: as above.
-                        |batch, params| unsafe { plan.launch(stream, batch, params) },
-                    ),
-                    _ => panic!("a plan of another operator"),
+                let plan = library.plan(&*args.work().unwrap()).unwrap();
+                let launch = |args: &Arguments<Tensor<'_>>| {
+                    let work = args.work().unwrap();
+                    // SAFETY: it is refused.
+                    let refused = unsafe { plan.launch(stream, &*work) };
+                    refused.unwrap_err().to_string()
+                };
+                for (i, name) in wide(&mut args.clone()) {
+                    for by in [4, 8] {
+                        let mut args = *args;
+                        let tensor = &mut *args.tensors_mut()[i].1;
+                        let (address, dtype) = (tensor.address() + by, tensor.dtype());
+                        let (dims, strides) = (tensor.dims().to_vec(), tensor.strides().to_vec());
+                        // SAFETY: it is refused.
+                        let misaligned = unsafe { Tensor::from_raw(address, dtype, &dims) };
+                        *tensor = misaligned.unwrap().with_strides(&strides).unwrap();
+                        let wanted = format!("{name}: wanted an alignment of 16 bytes, got {by}");
+                        assert_eq!(launch(&args), wanted);
+                    }
                 }
+                let error = plan.raw(65_536).unwrap_err().to_string();
+                assert!(
+                    error.starts_with("B: wanted at most 65535, got 65536"),
+                    "{error}"
+                );
             })
             .unwrap();
         assert!(after == case, "something was launched");
     }
 }
 
-/// Adds some bytes to one address.
-type Misalign<P> = fn(&mut P, u64);
-
-/// `launch` refuses each address of `good` that is not aligned, and too many rows; of no rows there is nothing to do.
-fn refuses<P: Copy>(
-    good: &P,
-    addresses: &[(&str, Misalign<P>)],
-    launch: impl Fn(usize, &P) -> Result<(), Error>,
-) {
-    for (name, misalign) in addresses {
-        for by in [4, 8] {
-            let mut params = *good;
-            misalign(&mut params, by);
-            let error = launch(4, &params).unwrap_err().to_string();
-            let wanted = format!("{name}: wanted an alignment of 16 bytes, got {by}");
-            assert_eq!(error, wanted);
-        }
-    }
-    let error = launch(65_536, good).unwrap_err().to_string();
-    assert!(
-        error.starts_with("B: wanted at most 65535, got 65536"),
-        "{error}"
-    );
-    launch(0, good).unwrap();
+/// The tensors with wide accesses: their places and names.
+fn wide(args: &mut Arguments<Tensor<'_>>) -> Vec<(usize, &'static str)> {
+    let per_channel = args.gates.operator() == Operator::Kda;
+    let names = args.tensors_mut().into_iter().map(|(name, _)| name);
+    let is_wide = |name: &str| match name {
+        "q" | "k" | "v" | "o" | "previous k" | "previous v" => true,
+        "pool" | "write_pool" | "snapshots" => true,
+        "g" | "previous g" | "dt_bias" => per_channel,
+        _ => false,
+    };
+    names
+        .enumerate()
+        .filter(|(_, name)| is_wide(name))
+        .collect()
 }
 
 /// A plan for tensors that are not aligned takes any address.
@@ -157,9 +101,10 @@ fn a_plan_for_misaligned_tensors_takes_them() {
     for spec in specs(Spacing::Odd) {
         let case = spec.case();
         let planned = backend.with(&case, |library, stream, args| {
-            let plan = args.plan(library).unwrap();
+            let work = args.work().unwrap();
+            let plan = library.plan(&*work).unwrap();
             // SAFETY: the buffers are alive until `with` has waited; the plan is of these arguments.
-            unsafe { plan.launch(stream, 4, args) }.unwrap();
+            unsafe { plan.launch(stream, &*work) }.unwrap();
         });
         check(&case, &planned.unwrap().1);
     }
@@ -169,14 +114,14 @@ fn a_plan_for_misaligned_tensors_takes_them() {
 #[test]
 fn no_kernel_spills() {
     let Some(backend) = cuda() else { return };
-    for family in families() {
+    for family in Family::all() {
         for spacing in [Spacing::Dense, Spacing::Odd] {
             for element in [DType::F32, DType::Bf16, DType::F16] {
                 let mut spec = spec(family);
                 (spec.form.io, spec.form.pools) = (spacing, spacing);
                 (spec.form.qkvo, spec.form.gates) = ([element; 4], [element; 2]);
                 let mut specs = vec![spec.clone()];
-                if family.max_tokens() > 1 {
+                if !family.decode {
                     let tokens = family.max_tokens();
                     specs.extend([1, tokens].map(|tokens| Spec {
                         tokens,
@@ -189,11 +134,8 @@ fn no_kernel_spills() {
                     });
                 }
                 for spec in specs {
-                    let resources = backend.with(&spec.case(), |library, _, args| match args {
-                        Args::GdnDecode(args) => library.gdn_decode_resources(args),
-                        Args::GdnMtp(args) => library.gdn_mtp_resources(args),
-                        Args::KdaRecurrent(args) => library.kda_recurrent_resources(args),
-                        _ => panic!("a commit"),
+                    let resources = backend.with(&spec.case(), |library, _, args| {
+                        library.resources(&*args.work()?)
                     });
                     for (entry, resources) in resources.unwrap().0.unwrap() {
                         println!("{} {element} {spacing:?}: {resources:?}", entry.name());

@@ -4,15 +4,16 @@ use std::ffi::c_void;
 
 use gated_delta::driver::{Context, Graph, Stream};
 use gated_delta::{DType, Tensor};
-use gated_delta_tests::backend::cuda;
-use gated_delta_tests::buffer::{Buffer, View};
+use gated_delta_harness::arguments::Arguments;
+use gated_delta_tests::backend::{cuda, launch};
+use gated_delta_tests::buffer::Buffer;
 use gated_delta_tests::case::Case;
-use gated_delta_tests::problem::{Operator, Problem};
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Array, Change, Problem};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::tensors::tensor;
 
-use crate::{context_of, families, spec, wait_for_copies};
+use crate::{context_of, spec, wait_for_copies};
 
 /// Writes a tensor's buffer, while no work is under way.
 fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
@@ -26,22 +27,20 @@ fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
     wait_for_copies(context);
 }
 
-/// The tensors of indices, by name.
-fn indices(case: &Case) -> Vec<(&'static str, &View)> {
-    let packed = case.packed.as_ref().map(|packed| &packed.cu_seqlens);
-    let keep = case.previous.as_ref().map(|previous| &previous.keep);
-    let all = [
-        ("read_slots", case.read_slots.as_ref()),
-        ("write_slots", case.write_slots.as_ref()),
-        ("token_slots", case.token_slots.as_ref()),
-        ("accepted", case.accepted.as_ref()),
-        ("cu_seqlens", packed),
-        ("keep", keep),
+/// The tensors of indices.
+fn indices<T: Clone>(args: &Arguments<T>) -> Vec<T> {
+    let names = [
+        "read_slots",
+        "write_slots",
+        "token_slots",
+        "accepted",
+        "cu_seqlens",
+        "keep",
     ];
-    let given = all
-        .into_iter()
-        .filter_map(|(name, view)| Some((name, view?)));
-    given.collect()
+    let mut args = args.clone();
+    let all = args.tensors_mut().into_iter();
+    let indices = all.filter(|(name, _)| names.contains(name));
+    indices.map(|(_, tensor)| tensor.clone()).collect()
 }
 
 /// A launch of `problems[0]` is captured, then replayed with the indices of each of them, and leaves what launches
@@ -55,7 +54,7 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
     let first = &cases[0];
     let mut eager = first.clone();
     for case in &cases {
-        for (_, view) in indices(case) {
+        for view in indices(&case.args) {
             assert_eq!(view.offset, 0);
             eager.buffers[view.buffer] = case.buffers[view.buffer].clone();
         }
@@ -65,15 +64,15 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
         .with(first, |library, _, args| {
             let context = context_of(library);
             let stream = Stream::new(context).unwrap();
-            args.prewarm(library).unwrap();
+            library.prewarm(&*args.work().unwrap()).unwrap();
             // SAFETY: the buffers are alive until `with` has waited; live rows write slots of their own.
             let mut graph =
-                unsafe { Graph::capture(&stream, || args.launch(library, stream.as_ref(), None)) }
+                unsafe { Graph::capture(&stream, || launch(library, stream.as_ref(), args, None)) }
                     .unwrap();
             for case in &cases {
-                for (name, view) in indices(case) {
-                    let address = *tensor(&mut args.clone(), name);
-                    overwrite(context, &address, &case.buffers[view.buffer]);
+                let tensors = indices(args).into_iter();
+                for (tensor, view) in tensors.zip(indices(&case.args)) {
+                    overwrite(context, &tensor, &case.buffers[view.buffer]);
                 }
                 // SAFETY: as above.
                 unsafe { graph.launch(&stream) }.unwrap();
@@ -86,12 +85,12 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
 
 #[test]
 fn a_replayed_graph_sees_changed_slots() {
-    for family in families() {
+    for family in Family::all() {
         let spec = spec(family);
         let problem = spec.problem();
-        let slots = problem.read_slots.clone().unwrap();
+        let slots = problem.read_slots.as_ref().unwrap().integers();
         let with_slots = |slots: [i64; 4]| Problem {
-            read_slots: Some(slots.to_vec()),
+            read_slots: Some(Array::indices(slots)),
             ..problem.clone()
         };
         let problems = [
@@ -103,22 +102,16 @@ fn a_replayed_graph_sees_changed_slots() {
     }
 }
 
-fn several() -> impl Iterator<Item = Family> {
-    families()
-        .into_iter()
-        .filter(|family| family.operator != Operator::GdnDecode)
-}
-
 #[test]
 fn a_replayed_graph_sees_changed_lengths() {
-    for family in several() {
+    for family in Family::several() {
         let mut spec = spec(family);
         spec.form.indices[4] = DType::I64;
         let packed = spec.problem().packed();
         let with_lengths = |bounds: [i64; 5]| {
             let mut problem = packed.clone();
             if let Some(packed) = &mut problem.packed {
-                packed.cu_seqlens = bounds.to_vec();
+                packed.cu_seqlens = Array::indices(bounds);
             }
             problem
         };
@@ -135,7 +128,7 @@ fn a_replayed_graph_sees_changed_lengths() {
 /// A resume, packed and not, and a commit.
 #[test]
 fn a_replayed_graph_sees_other_accepted_prefixes() {
-    for family in several() {
+    for family in Family::several() {
         for (tokens, packed) in [(3, false), (3, true), (0, false)] {
             let spec = Spec {
                 previous: Some(5),
@@ -146,11 +139,11 @@ fn a_replayed_graph_sees_other_accepted_prefixes() {
             if packed {
                 problem = problem.packed();
             }
-            let kept = problem.previous.as_ref().unwrap().keep.clone();
+            let kept = problem.previous.as_ref().unwrap().keep.integers();
             let with_keep = |change: fn(i64) -> i64| {
                 let mut problem = problem.clone();
                 if let Some(previous) = &mut problem.previous {
-                    previous.keep = kept.iter().map(|keep| change(*keep)).collect();
+                    previous.keep = Array::indices(kept.iter().map(|keep| change(*keep)));
                 }
                 problem
             };
@@ -167,7 +160,7 @@ fn a_replayed_graph_sees_other_accepted_prefixes() {
 
 #[test]
 fn a_replayed_graph_sees_changed_token_slots() {
-    for family in several().filter(|family| Family::recurrent(family.operator).contains(family)) {
+    for family in Family::which(|family| !family.decode && family.is_recurrent()) {
         let slots = SlotChoice {
             inactive: false,
             spare: 12,
@@ -179,10 +172,10 @@ fn a_replayed_graph_sees_changed_token_slots() {
         };
         let problem = spec.problem();
         let mut other = problem.take_rows(&[1, 0, 3, 2]);
-        (other.q, other.tokens) = (problem.q.clone(), problem.tokens.clone());
-        other.accepted = Some(vec![3, 4, 1, 2]);
+        other.new = problem.new.clone();
+        other.accepted = Some(Array::indices([3, 4, 1, 2]));
         let mut nobody = problem.clone();
-        nobody.accepted = Some(vec![0; 4]);
+        nobody.accepted = Some(Array::indices([0; 4]));
         let problems = [nobody, problem, other];
         replay(&format!("{family:?}"), &spec, &problems);
     }

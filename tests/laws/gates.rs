@@ -1,15 +1,15 @@
 //! Gates and scales: what follows when one changes.
 
-use gated_delta::DType;
-use gated_delta::ops::BetaScale;
-use gated_delta::ops::kda_recurrent::KdaBeta;
+use gated_delta::{BetaScale, DType, KdaBeta};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, Tokens};
 use gated_delta_reference::gate::{lower_bound_log_decay, sigmoid, softplus_log_decay};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::assert_near;
-use gated_delta_tests::problem::{Array, GateKind, Gates, KdaDecay, Operator, Tokens};
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Array, Change, Problem, Sizes};
 use gated_delta_tests::spec::{Family, Spec};
 
-use crate::{all, in_f32, law_of, run, several};
+use crate::{in_f32, law_of, run, several_recurrent};
 
 #[test]
 fn given_gates_are_raw_gates_evaluated() {
@@ -24,54 +24,50 @@ fn given_gates_are_raw_gates_evaluated() {
         (spec.extreme_gates, spec.parameters.of_h) = (false, false);
     };
     // In f32, which the tensor cores do not take.
-    law_of(all(Family::recurrent), adjust, |backend, spec| {
-        let raw = spec.problem();
-        let mut given = raw.clone();
-        let kind = match spec.operator {
-            Operator::KdaRecurrent => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
-            _ => GateKind::Given,
-        };
-        let gates = Gates {
-            kind,
-            a_log: None,
-            dt_bias: None,
-        };
-        let gates = std::mem::replace(&mut given.gates, gates);
-        let previous = given.previous.as_mut().map(|previous| &mut previous.tokens);
-        for tokens in [Some(&mut given.tokens), previous].into_iter().flatten() {
-            evaluate(&gates, tokens, spec.value_heads());
-        }
-        let before = raw.case(&spec.form);
-        let [raw, given] = [raw, given].map(|problem| run(backend, &problem, &spec.form));
-        assert_near(&before, &raw, &given);
-    });
+    law_of(
+        Family::which(Family::is_recurrent),
+        adjust,
+        |backend, spec| {
+            let raw = spec.problem();
+            let given = Problem {
+                gates: match spec.gates.operator() {
+                    Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+                    Operator::Gdn => GateKind::Given,
+                },
+                a_log: None,
+                dt_bias: None,
+                ..raw.map_tokens(|tokens| evaluate(&raw, tokens))
+            };
+            let before = raw.case(&spec.form);
+            let [raw, given] = [raw, given].map(|problem| run(backend, &problem, &spec.form));
+            assert_near(&before, &raw, &given);
+        },
+    );
 }
 
 /// Log decays and β in place of what they are computed from.
-fn evaluate(gates: &Gates<Array>, tokens: &mut Tokens<Array>, heads: usize) {
+fn evaluate(raw: &Problem, tokens: &mut Tokens<Array>) {
+    let heads = raw.value_heads();
     let of_head = tokens.gate.values.len() / tokens.beta.values.len().max(1);
     for (i, x) in tokens.gate.values.iter_mut().enumerate() {
         let (hv, channel) = (i / of_head % heads, i % (of_head * heads));
-        let a_log = gates.a_log.as_ref().map_or(0.0, |array| array.values[hv]);
-        let dt_bias = gates
-            .dt_bias
-            .as_ref()
-            .map_or(0.0, |array| array.values[channel]);
-        let (given, a_log, dt_bias) = (f64::from(*x), a_log.into(), dt_bias.into());
-        *x = match gates.kind {
+        let parameter =
+            |array: &Option<Array>, i| array.as_ref().map_or(0.0, |array| array.values[i]);
+        let (a_log, dt_bias) = (parameter(&raw.a_log, hv), parameter(&raw.dt_bias, channel));
+        *x = match raw.gates {
             GateKind::Kda(KdaDecay::LowerBound(bound), _) => {
-                lower_bound_log_decay(given, bound.into(), a_log, dt_bias) as f32
+                lower_bound_log_decay(*x, bound.into(), a_log, dt_bias)
             }
-            _ => softplus_log_decay(given, a_log, dt_bias) as f32,
+            _ => softplus_log_decay(*x, a_log, dt_bias),
         };
     }
-    let factor = match gates.kind {
+    let factor = match raw.gates {
         GateKind::Raw(BetaScale::Two) => 2.0,
         GateKind::Kda(_, KdaBeta::Given) => return,
         _ => 1.0,
     };
     for x in &mut tokens.beta.values {
-        *x = (factor * sigmoid((*x).into())) as f32;
+        *x = factor * sigmoid(*x);
     }
 }
 
@@ -83,14 +79,14 @@ fn a_beta_scale_of_two_doubles_what_is_learnt() {
         (spec.gates, spec.extreme_gates) = (GateKind::Raw(BetaScale::One), false);
         (spec.tokens, spec.previous) = (1, None);
     };
-    let gdn = [Operator::GdnDecode, Operator::GdnMtp].map(Family::recurrent);
-    law_of(gdn.concat(), adjust, |backend, spec| {
+    let gdn = |family: Family| family.operator == Operator::Gdn && family.is_recurrent();
+    law_of(Family::which(gdn), adjust, |backend, spec| {
         let mut problem = spec.problem();
         problem.pool.values.iter_mut().for_each(|x| *x *= 0.0);
         let one = run(backend, &problem, &spec.form);
-        problem.gates.kind = GateKind::Raw(BetaScale::Two);
+        problem.gates = GateKind::Raw(BetaScale::Two);
         let two = run(backend, &problem, &spec.form);
-        assert_doubled(&one.floats(&one.o), &two.floats(&two.o));
+        assert_doubled(&one.floats(one.o()), &two.floats(two.o()));
         let states = |case: &Case| case.floats(case.written_pool());
         assert_doubled(&states(&one), &states(&two));
     });
@@ -102,14 +98,24 @@ fn twice_the_scale_doubles_o_alone() {
         in_f32(spec);
         spec.options.scale = Some(0.375);
     };
-    law_of(crate::all(Family::recurrent), adjust, |backend, spec| {
-        let mut problem = spec.problem();
-        let one = run(backend, &problem, &spec.form);
-        problem.options.scale = Some(0.75);
-        let two = run(backend, &problem, &spec.form);
-        assert_doubled(&one.floats(&one.o), &two.floats(&two.o));
-        assert!(one.state_bits() == two.state_bits(), "states differ");
-    });
+    law_of(
+        Family::which(Family::is_recurrent),
+        adjust,
+        |backend, spec| {
+            let mut problem = spec.problem();
+            let one = run(backend, &problem, &spec.form);
+            problem.options.scale = Some(0.75);
+            let two = run(backend, &problem, &spec.form);
+            let o = |case: &Case| {
+                case.new
+                    .iter()
+                    .flat_map(|new| case.floats(&new.o))
+                    .collect::<Vec<_>>()
+            };
+            assert_doubled(&o(&one), &o(&two));
+            assert!(one.state_bits() == two.state_bits(), "states differ");
+        },
+    );
 }
 
 #[track_caller]
@@ -125,27 +131,21 @@ fn kda_of_equal_channels_is_gdn() {
         in_f32(spec);
         spec.gates = GateKind::Given;
     };
-    law_of(
-        Family::recurrent(Operator::GdnMtp),
-        adjust,
-        |backend, spec| {
-            let gdn = spec.problem();
-            let mut kda = gdn.clone();
-            kda.operator = Operator::KdaRecurrent;
-            kda.gates.kind = GateKind::Kda(KdaDecay::Log, KdaBeta::Given);
-            let previous = kda.previous.as_mut().map(|previous| &mut previous.tokens);
-            for tokens in [Some(&mut kda.tokens), previous].into_iter().flatten() {
-                let of_each = |x: &f32| std::iter::repeat_n(*x, spec.dim);
-                tokens.gate = Array {
-                    values: tokens.gate.values.iter().flat_map(of_each).collect(),
-                    dims: [&tokens.gate.dims[..], &[spec.dim]].concat(),
-                };
-            }
-            let before = gdn.case(&spec.form);
-            let [gdn, kda] = [gdn, kda].map(|problem| run(backend, &problem, &spec.form));
-            assert_near(&before, &gdn, &kda);
-        },
-    );
+    let gdn = |family: Family| family.operator == Operator::Gdn && family.is_recurrent();
+    law_of(Family::which(gdn), adjust, |backend, spec| {
+        let gdn = spec.problem();
+        let of_each = |x: &f64| std::iter::repeat_n(*x, spec.dim);
+        let mut kda = gdn.map_tokens(|tokens| {
+            tokens.gate = Array {
+                values: tokens.gate.values.iter().flat_map(of_each).collect(),
+                dims: [&tokens.gate.dims[..], &[spec.dim]].concat(),
+            };
+        });
+        kda.gates = GateKind::Kda(KdaDecay::Log, KdaBeta::Given);
+        let before = gdn.case(&spec.form);
+        let [gdn, kda] = [gdn, kda].map(|problem| run(backend, &problem, &spec.form));
+        assert_near(&before, &gdn, &kda);
+    });
 }
 
 /// The sigmoid and the softplus of ±1e4 are finite, and so is all that comes of them.
@@ -162,24 +162,19 @@ fn saturated_gates_give_finite_results() {
             gates => gates,
         };
     };
-    law_of(several(Family::recurrent), adjust, |backend, spec| {
-        let mut problem = spec.problem();
-        let previous = problem
-            .previous
-            .as_mut()
-            .map(|previous| &mut previous.tokens);
-        for tokens in [Some(&mut problem.tokens), previous].into_iter().flatten() {
+    law_of(several_recurrent(), adjust, |backend, spec| {
+        let problem = spec.problem().map_tokens(|tokens| {
             let gates = [&mut tokens.gate, &mut tokens.beta];
             for x in gates.into_iter().flat_map(|array| &mut array.values) {
-                *x = 1e4f32.copysign(*x);
+                *x = 1e4f64.copysign(*x);
             }
-        }
+        });
         let before = problem.case(&spec.form);
         let after = backend.run(&before, None);
         for row in before.rows() {
             let tokens = row.tokens.iter().flat_map(Clone::clone);
             for token in tokens.filter(|_| row.live.is_some()) {
-                let o = after.floats(&after.o.entry(&after.token(token)));
+                let o = after.floats(&after.o().entry(&after.token(token)));
                 assert!(o.iter().all(|x| x.is_finite()), "o of token {token}");
             }
             for slot in row.live.iter().flat_map(|live| live.writes()) {

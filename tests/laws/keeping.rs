@@ -1,12 +1,14 @@
 //! Snapshots, token slots, commits and resumed launches keep the states that an update would.
 
+use gated_delta_harness::arguments::{New, Packed};
 use gated_delta_tests::case::Case;
-use gated_delta_tests::problem::{Array, Packed, Problem};
-use gated_delta_tests::rows::Row;
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Array, Change, Problem, Sizes, of_tokens};
+use gated_delta_tests::rows::{self, Row};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 
-use crate::{law_of, run, several};
+use crate::{law_of, run, several_recurrent};
 
 /// Bits of the snapshot of row `b` after token `t`, and of slot `slot`.
 fn snapshot_and_slot(
@@ -24,16 +26,16 @@ fn snapshots_are_the_pool_after_as_many_tokens() {
     let adjust = |spec: &mut Spec| {
         spec.tokens = spec.tokens.max(1);
         (spec.packed, spec.previous) = (false, None);
-        spec.options.update_state = true;
+        spec.update_state = true;
         spec.slots.of_tokens = None;
         spec.snapshots = spec.snapshots.or(Some(0));
     };
-    law_of(several(Family::recurrent), adjust, |backend, spec| {
+    law_of(several_recurrent(), adjust, |backend, spec| {
         let problem = spec.problem();
         let whole = run(backend, &problem, &spec.form);
         for t in 0..spec.tokens {
             let up_to = Problem {
-                snapshot_steps: None,
+                snapshots: None,
                 ..problem.take_tokens(&(0..=t).collect::<Vec<_>>())
             };
             let before = up_to.case(&spec.form);
@@ -53,7 +55,7 @@ fn token_slots_take_what_snapshots_take() {
     let adjust = |spec: &mut Spec| {
         spec.tokens = spec.tokens.max(1);
         spec.previous = None;
-        spec.options.update_state = true;
+        spec.update_state = true;
         spec.slots = SlotChoice {
             read: false,
             write: false,
@@ -62,7 +64,7 @@ fn token_slots_take_what_snapshots_take() {
         };
         spec.snapshots = spec.snapshots.or(Some(0));
     };
-    law_of(several(Family::recurrent), adjust, |backend, spec| {
+    law_of(several_recurrent(), adjust, |backend, spec| {
         let before = spec.case();
         let after = backend.run(&before, None);
         for (b, row) in before.rows().into_iter().enumerate() {
@@ -78,23 +80,23 @@ fn token_slots_take_what_snapshots_take() {
 fn with_previous(spec: &mut Spec) {
     spec.previous = spec.previous.or(Some(spec.tokens));
     spec.snapshots = None;
-    spec.options.update_state = true;
+    spec.update_state = true;
     spec.slots.of_tokens = None;
 }
 
 /// The commit of the previous tokens of `problem`, but for rows that touch nothing.
 fn commit(problem: &Problem) -> Problem {
-    let slot = |(b, row): (usize, Row)| match (&problem.read_slots, row.tokens) {
+    let given = problem.read_slots.as_ref().map(Array::integers);
+    let slot = |(b, row): (usize, Row)| match (&given, row.tokens) {
         (_, None) => i32::MAX.into(),
         (None, Some(_)) => b as i64,
         (Some(slots), Some(_)) => slots[b],
     };
-    let no_tokens = |array: &Array| array.take(0, &vec![0; problem.batch]).take(1, &[]);
+    let rows = rows::of_problem(problem).into_iter().enumerate();
     Problem {
         packed: None,
-        q: no_tokens(&problem.q),
-        tokens: problem.tokens.map(no_tokens),
-        read_slots: Some(problem.rows().into_iter().enumerate().map(slot).collect()),
+        new: None,
+        read_slots: Some(Array::indices(rows.map(slot))),
         ..problem.clone()
     }
 }
@@ -102,7 +104,7 @@ fn commit(problem: &Problem) -> Problem {
 #[test]
 fn a_resumed_launch_is_a_commit_and_a_verify_without_update() {
     law_of(
-        several(Family::all),
+        Family::several(),
         |spec| {
             with_previous(spec);
             spec.tokens = spec.tokens.max(1);
@@ -117,26 +119,23 @@ fn a_resumed_launch_is_a_commit_and_a_verify_without_update() {
                 "states differ"
             );
 
-            let live = before.rows().into_iter().map(|row| row.live);
-            let states = committed.floats(&committed.as_klast(committed.written_pool()));
-            let dims = &committed.written_pool().dims[..2];
-            let mut verify = Problem {
+            let slot = |row: Row| {
+                let commit = row.live.and_then(|live| live.commit);
+                commit.map_or(i32::MAX.into(), |(_, slot)| slot as i64)
+            };
+            let states = committed.as_klast(committed.written_pool());
+            let verify = Problem {
                 previous: None,
                 pool: Array {
-                    values: states.iter().map(|x| *x as f32).collect(),
-                    dims: [dims, &[spec.dim; 2]].concat(),
+                    values: committed.floats(&states),
+                    dims: states.dims,
                 },
                 write_pool: None,
-                read_slots: Some(
-                    live.map(|live| {
-                        live.map_or(i32::MAX.into(), |live| live.commit.unwrap().1 as i64)
-                    })
-                    .collect(),
-                ),
+                read_slots: Some(Array::indices(before.rows().into_iter().map(slot))),
                 write_slots: None,
+                update_state: false,
                 ..problem.clone()
             };
-            verify.options.update_state = false;
             let verified = run(backend, &verify, &spec.form);
             assert!(verified.o_bits() == resumed.o_bits(), "o differs");
         },
@@ -151,7 +150,7 @@ fn a_commit_is_an_update_with_the_kept_tokens() {
         // A row without tokens touches nothing, one that keeps none writes its state unchanged.
         (spec.slots.write, spec.slots.write_pool) = (false, None);
     };
-    law_of(several(Family::all), adjust, |backend, spec| {
+    law_of(Family::several(), adjust, |backend, spec| {
         let problem = spec.problem();
         let before = problem.case(&spec.form);
         let committed = backend.run(&before, None);
@@ -163,17 +162,20 @@ fn a_commit_is_an_update_with_the_kept_tokens() {
             kept.extend((0..keep).map(|t| b * most + t));
             bounds.push(kept.len() as i64);
         }
-        let take = |array: &Array| {
-            let dims = [&[1, problem.batch * most], &array.dims[2..]].concat();
-            array.clone().reshape(&dims).take(1, &kept)
-        };
-        let tokens = previous.tokens.map(take);
+        let mut tokens = previous.tokens;
+        for array in of_tokens(&mut tokens) {
+            array.dims.splice(..2, [1, problem.batch() * most]);
+            *array = array.take(1, &kept);
+        }
         let update = Problem {
-            q: Array::new(&tokens.k.dims, || 1.0),
-            tokens,
+            new: Some(New {
+                q: Array::new(&tokens.k.dims, || 1.0),
+                o: Array::unread(&tokens.v.dims),
+                tokens,
+            }),
             previous: None,
             packed: Some(Packed {
-                cu_seqlens: bounds,
+                cu_seqlens: Array::indices(bounds),
                 max_tokens: most,
             }),
             ..problem

@@ -13,11 +13,11 @@ mod tokens;
 use gated_delta::DType;
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::case::Case;
-use gated_delta_tests::for_all;
-use gated_delta_tests::layout::Form;
-use gated_delta_tests::problem::{Operator, Problem};
+use gated_delta_tests::layout::{Form, Layout};
+use gated_delta_tests::problem::Problem;
 use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::strategy::any_specs;
+use gated_delta_tests::{for_all, variants};
 
 /// Checks a law on random problems of these families, made fit for it by `adjust`, on every backend.
 fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
@@ -27,21 +27,14 @@ fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Bac
     });
 }
 
-/// [`law_of`] the families of every operator.
+/// [`law_of`] every family.
 fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
-    law_of(all(Family::all), adjust, holds);
+    law_of(Family::all(), adjust, holds);
 }
 
-/// The families of every operator.
-fn all(families: fn(Operator) -> Vec<Family>) -> Vec<Family> {
-    [families(Operator::GdnDecode), several(families)].concat()
-}
-
-/// The families of every operator that takes several tokens.
-fn several(families: fn(Operator) -> Vec<Family>) -> Vec<Family> {
-    [Operator::GdnMtp, Operator::KdaRecurrent]
-        .map(families)
-        .concat()
+/// The families with a state after each of several tokens.
+fn several_recurrent() -> Vec<Family> {
+    Family::which(|family| !family.decode && family.is_recurrent())
 }
 
 fn run(backend: &Backend, problem: &Problem, form: &Form) -> Case {
@@ -83,8 +76,7 @@ fn every_variant_has_the_same_bits() {
         |backend, spec| {
             let case = spec.case();
             let selected = backend.run(&case, None);
-            let (variants, _) = backend.with(&case, |_, _, args| args.variants()).unwrap();
-            for variant in variants.unwrap() {
+            for variant in variants(&case) {
                 assert!(
                     backend.run(&case, Some(variant)) == selected,
                     "{} differs",

@@ -1,7 +1,8 @@
 //! Memory: where states go, the types of indices, strides and alignment change nothing.
 
 use gated_delta::DType;
-use gated_delta_tests::layout::{Form, Spacing};
+use gated_delta_harness::arguments::New;
+use gated_delta_tests::layout::{Form, Layout, Spacing, TENSORS};
 use gated_delta_tests::problem::Array;
 use gated_delta_tests::spec::Spec;
 
@@ -11,13 +12,13 @@ use crate::{assert_same_bits, in_place, law, run};
 fn a_write_pool_is_the_pool_updated_elsewhere() {
     let adjust = |spec: &mut Spec| {
         in_place(spec);
-        spec.options.update_state = true;
+        spec.update_state = true;
     };
     law(adjust, |backend, spec| {
         let mut problem = spec.problem();
         let in_place = run(backend, &problem, &spec.form);
         let dims = problem.pool.dims.clone();
-        problem.write_pool = Some(Array::new(&dims, || f32::NAN));
+        problem.write_pool = Some(Array::unread(&dims));
         let before = problem.case(&spec.form);
         let apart = backend.run(&before, None);
         assert!(in_place.o_bits() == apart.o_bits(), "o differs");
@@ -49,7 +50,7 @@ fn the_type_of_indices_does_not_matter() {
     };
     law(adjust, |backend, spec| {
         let mut problem = spec.problem();
-        let inside = 0..problem.pool.dims[0] as i64;
+        let inside = 0.0..problem.pool.dims[0] as f64;
         let given = [
             &mut problem.read_slots,
             &mut problem.write_slots,
@@ -58,7 +59,7 @@ fn the_type_of_indices_does_not_matter() {
         given
             .into_iter()
             .flatten()
-            .flatten()
+            .flat_map(|slots| &mut slots.values)
             .filter(|slot| !inside.contains(slot))
             .for_each(|slot| *slot = i32::MAX.into());
         let (a, b, c) = (DType::I32, DType::I64, DType::U32);
@@ -89,6 +90,7 @@ fn strides_and_alignment_do_not_matter() {
             let dense = Form {
                 io: Spacing::Dense,
                 pools: Spacing::Dense,
+                apart: None,
                 ..spec.form
             };
             let expected = run(backend, &problem, &dense);
@@ -98,10 +100,15 @@ fn strides_and_alignment_do_not_matter() {
                 (Spacing::Dense, Spacing::Odd),
                 (Spacing::Aligned, Spacing::Aligned),
             ] {
+                let form = Form { io, pools, ..dense };
+                assert_same_bits(&run(backend, &problem, &form), &expected);
+            }
+            // Each tensor of states on its own, and one of the others.
+            let other = TENSORS[3 + spec.seed as usize % (TENSORS.len() - 3)];
+            for name in TENSORS[..3].iter().copied().chain([other]) {
                 let form = Form {
-                    io,
-                    pools,
-                    ..spec.form
+                    apart: Some((name, Spacing::Odd)),
+                    ..dense
                 };
                 assert_same_bits(&run(backend, &problem, &form), &expected);
             }
@@ -124,8 +131,9 @@ fn packed_slices_are_tensors_like_others() {
                 ..spec.form
             })
         });
-        let tokens = &packed.tokens;
-        assert!(packed.q.buffer == tokens.k.buffer && tokens.gate.buffer == tokens.beta.buffer);
+        if let Some(New { q, tokens, .. }) = &packed.new {
+            assert!(q.buffer == tokens.k.buffer && tokens.gate.buffer == tokens.beta.buffer);
+        }
         assert_same_bits(&backend.run(&apart, None), &backend.run(&packed, None));
     });
 }

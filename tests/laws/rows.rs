@@ -1,7 +1,8 @@
 //! Rows and slots: their order, number and neighbours change nothing.
 
 use gated_delta_tests::case::Case;
-use gated_delta_tests::problem::take;
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Change, take};
 use gated_delta_tests::spec::Spec;
 
 use crate::{backwards, in_place, law, run};
@@ -17,7 +18,10 @@ fn movable(spec: &mut Spec) {
 fn row_bits(case: &Case, b: usize) -> [Vec<u64>; 2] {
     let snapshots = case.snapshots.as_ref();
     [
-        case.bits(&case.o.entry(&[b])),
+        case.new
+            .iter()
+            .flat_map(|new| case.bits(&new.o.entry(&[b])))
+            .collect(),
         snapshots.map_or_else(Vec::new, |view| case.bits(&case.as_klast(view).entry(&[b]))),
     ]
 }
@@ -90,11 +94,10 @@ fn padding_rows_change_nothing() {
         let rows: Vec<usize> = (0..spec.batch).chain([0, 0, 0]).collect();
         let mut padded = problem.take_rows(&rows);
         // As i32, i64 and u32 out of range.
-        let bad = i32::MAX.into();
         let slots = [&mut padded.read_slots, &mut padded.token_slots];
         for slots in slots.into_iter().flatten() {
-            let of_row = slots.len() / rows.len();
-            slots[spec.batch * of_row..].fill(bad);
+            let of_row = slots.values.len() / rows.len();
+            slots.values[spec.batch * of_row..].fill(i32::MAX.into());
         }
         let [one, padded] = [problem, padded].map(|problem| run(backend, &problem, &spec.form));
         for b in 0..spec.batch {

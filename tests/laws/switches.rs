@@ -1,17 +1,18 @@
 //! How states are kept does not change what is computed: any two sets of switches agree wherever both define a result.
 
-use gated_delta::ops::recurrent::Formulation;
-use gated_delta_tests::backend::Backend;
-use gated_delta_tests::backend::backends;
+use gated_delta::Formulation;
+use gated_delta_harness::arguments::Kept;
+use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::for_all;
-use gated_delta_tests::problem::{Array, Kept, Problem};
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Array, Change, Problem, Sizes, of_tokens};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::strategy::any_specs;
 use proptest::prelude::{Strategy, any};
 use proptest::sample::select;
 
-use crate::{run, several};
+use crate::run;
 
 /// Where the state after a token goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,12 +66,12 @@ impl Switches {
                 ..self
             },
             (Formulation::Recurrent, _) => self,
-            (Formulation::Parallel, Goal::SlotOfToken) => Self {
+            (_, Goal::SlotOfToken) => Self {
                 goal: Goal::InPlace,
                 snapshots: None,
                 ..self
             },
-            (Formulation::Parallel, _) => Self {
+            _ => Self {
                 snapshots: None,
                 ..self
             },
@@ -79,26 +80,26 @@ impl Switches {
 
     /// `plain`, whose row b starts from slot b, with these switches.
     fn of(self, plain: &Problem) -> Problem {
-        let (batch, tokens) = (plain.batch, plain.q.dims[1]);
+        let (batch, tokens) = (plain.batch(), plain.max_tokens());
         let rows = || 0..batch as i64;
         let mut problem = plain.clone();
         let more_slots = |slots: usize| {
             let mut pool = plain.pool.clone();
             pool.dims[0] += slots;
             let len = pool.dims.iter().product();
-            pool.values.resize(len, f32::NAN);
+            pool.values.resize(len, f64::NAN);
             pool
         };
         match self.goal {
             Goal::InPlace => {}
             Goal::AnotherSlot => {
                 problem.pool = more_slots(batch);
-                problem.write_slots = Some(rows().rev().map(|b| b + batch as i64).collect());
+                problem.write_slots = Some(Array::indices(rows().rev().map(|b| b + batch as i64)));
             }
             Goal::AnotherPool => {
-                problem.write_pool = Some(Array::new(&plain.pool.dims, || f32::NAN));
+                problem.write_pool = Some(Array::unread(&plain.pool.dims));
             }
-            Goal::Nowhere => problem.options.update_state = false,
+            Goal::Nowhere => problem.update_state = false,
             Goal::SlotOfToken => {
                 problem.pool = more_slots(batch * tokens);
                 let accepted = |b: i64| b % tokens as i64 + 1;
@@ -108,24 +109,26 @@ impl Switches {
                         false => batch as i64 + b * tokens as i64 + t,
                     })
                 };
-                problem.token_slots = Some(rows().flat_map(of_row).collect());
-                problem.accepted = Some(rows().map(accepted).collect());
+                let slots = Array::indices(rows().flat_map(of_row));
+                problem.token_slots = Some(slots.reshape(&[batch, tokens]));
+                problem.accepted = Some(Array::indices(rows().map(accepted)));
             }
             Goal::Committed => {
-                let unread = |array: &Array| {
-                    let unread = array.take(1, &[0]);
-                    Array::new(&unread.dims, || f32::NAN)
-                };
-                problem.previous = Some(Kept {
-                    tokens: plain.tokens.map(unread),
-                    keep: vec![0; batch],
-                });
+                let one = plain.take_tokens(&[0]).new;
+                let mut tokens = one.expect("new tokens").tokens;
+                for array in of_tokens(&mut tokens) {
+                    array.values.clear();
+                }
+                let keep = Array::indices(vec![0; batch]);
+                problem.previous = Some(Kept { tokens, keep });
             }
         }
         if self.read_slots && self.goal != Goal::SlotOfToken {
-            problem.read_slots = Some(rows().collect());
+            problem.read_slots = Some(Array::indices(rows()));
         }
-        problem.snapshot_steps = self.snapshots.map(|more| tokens + more);
+        problem.snapshots = self
+            .snapshots
+            .map(|more| Array::unread(&[&[batch, tokens + more], &plain.pool.dims[1..]].concat()));
         if self.packed {
             problem.packed()
         } else {
@@ -160,7 +163,7 @@ fn results(backend: &Backend, plain: &Problem, switches: Switches, spec: &Spec) 
         Results {
             states: (0..tokens.len()).map(state).collect(),
             o: tokens
-                .map(|token| after.bits(&after.o.entry(&after.token(token))))
+                .map(|token| after.bits(&after.o().entry(&after.token(token))))
                 .collect(),
         }
     };
@@ -169,12 +172,12 @@ fn results(backend: &Backend, plain: &Problem, switches: Switches, spec: &Spec) 
 
 #[test]
 fn switches_change_nothing_elsewhere() {
-    let specs = any_specs(several(Family::all), 8);
+    let specs = any_specs(Family::several(), 8);
     let strategy = (specs, switches(), switches());
     for_all("laws", 150, &strategy, |(mut spec, one, other)| {
         spec.tokens = spec.tokens.max(1);
         (spec.packed, spec.previous, spec.snapshots) = (false, None, None);
-        (spec.slots, spec.options.update_state) = (SlotChoice::NONE, true);
+        (spec.slots, spec.update_state) = (SlotChoice::NONE, true);
         spec.options.null_slot = None;
         let plain = spec.problem();
         for backend in backends() {

@@ -1,17 +1,19 @@
 //! Tokens of one launch are tokens of several.
 
 use gated_delta::DType;
-use gated_delta_tests::problem::{Operator, Problem};
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Array, Change};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::variants;
 
-use crate::{assert_same_bits, law_of, run, several};
+use crate::{assert_same_bits, law_of, run, several_recurrent};
 
 /// Every row has all its tokens, and its new states go where the old ones were.
 fn verify_in_place(spec: &mut Spec) {
     spec.tokens = spec.tokens.max(1);
     (spec.packed, spec.previous, spec.snapshots) = (false, None, None);
-    spec.options.update_state = true;
+    spec.update_state = true;
     spec.slots = SlotChoice {
         write: false,
         write_pool: None,
@@ -22,16 +24,21 @@ fn verify_in_place(spec: &mut Spec) {
 
 #[test]
 fn a_verify_of_one_token_is_a_decode() {
-    let families = Family::all(Operator::GdnDecode);
+    let families = Family::which(|family| family.decode);
     law_of(
-        families,
+        families.clone(),
         |_| {},
         |backend, spec| {
-            let mut problem = spec.problem();
-            let decoded = run(backend, &problem, &spec.form);
-            problem.operator = Operator::GdnMtp;
-            let verified = run(backend, &problem, &spec.form);
-            assert!(decoded.buffers == verified.buffers, "not the same bits");
+            let decode = spec.problem();
+            let verify = decode.packed();
+            let kernels = [&decode, &verify].map(|problem| {
+                let case = problem.case(&spec.form);
+                Family::of(variants(&case)[0]).map(|family| family.decode)
+            });
+            assert_eq!(kernels, [Some(true), Some(false)]);
+            let [decoded, verified] =
+                [decode, verify].map(|problem| run(backend, &problem, &spec.form));
+            assert_same_bits(&decoded, &verified);
         },
     );
 }
@@ -39,27 +46,20 @@ fn a_verify_of_one_token_is_a_decode() {
 /// f32 states are not rounded between launches.
 #[test]
 fn several_tokens_are_as_many_launches() {
-    let mut families = several(Family::recurrent);
+    let mut families = several_recurrent();
     families.retain(|family| family.state == DType::F32);
     law_of(families, verify_in_place, |backend, spec| {
         let problem = spec.problem();
         let together = run(backend, &problem, &spec.form);
-        let mut step = Problem {
-            operator: match problem.operator {
-                Operator::KdaRecurrent => Operator::KdaRecurrent,
-                _ => Operator::GdnDecode,
-            },
-            ..problem.clone()
-        };
+        let mut step = problem.clone();
         for t in 0..spec.tokens {
             let after = run(backend, &step.take_tokens(&[t]), &spec.form);
             for b in 0..spec.batch {
-                let together = together.bits(&together.o.entry(&[b, t]));
-                let alone = after.bits(&after.o.entry(&[b, 0]));
+                let together = together.bits(&together.o().entry(&[b, t]));
+                let alone = after.bits(&after.o().entry(&[b, 0]));
                 assert!(together == alone, "o of row {b}, token {t} differs");
             }
-            let states = after.floats(&after.as_klast(&after.pool));
-            step.pool.values = states.iter().map(|x| *x as f32).collect();
+            step.pool.values = after.floats(&after.as_klast(&after.pool));
             if t + 1 == spec.tokens {
                 assert!(together.state_bits() == after.state_bits(), "states differ");
             }
@@ -75,30 +75,26 @@ fn packed_rows_are_rows_of_their_own() {
         spec.slots.of_tokens = None;
         spec.slots.read = true;
     };
-    law_of(several(Family::all), adjust, |backend, spec| {
+    law_of(Family::several(), adjust, |backend, spec| {
         let problem = spec.problem();
         let before = problem.case(&spec.form);
         let together = backend.run(&before, None);
         for (b, row) in before.rows().into_iter().enumerate() {
             let Some(tokens) = row.tokens else { continue };
-            let alone = Problem {
-                batch: 1,
-                packed: None,
-                snapshot_steps: problem.snapshot_steps.map(|_| tokens.len()),
-                read_slots: problem.read_slots.as_ref().map(|slots| vec![slots[b]]),
-                write_slots: problem.write_slots.as_ref().map(|slots| vec![slots[b]]),
-                previous: problem.previous.clone().map(|mut previous| {
-                    previous.tokens = previous.tokens.map(|array| array.take(0, &[b]));
-                    previous.keep = vec![previous.keep[b]];
-                    previous
-                }),
-                ..problem.take_tokens(&tokens.clone().collect::<Vec<_>>())
-            };
+            let mut alone = problem.take_tokens(&tokens.clone().collect::<Vec<_>>());
+            alone.packed = None;
+            let of_row = |array: &Array| array.take(0, &[b]);
+            let alone = alone.each(|name, array| match name {
+                "snapshots" => *array = of_row(array).take(1, &vec![0; tokens.len()]),
+                "read_slots" | "write_slots" | "keep" => *array = of_row(array),
+                _ if name.starts_with("previous") => *array = of_row(array),
+                _ => {}
+            });
             let alone = run(backend, &alone, &spec.form);
             for (t, token) in tokens.enumerate() {
-                let o = together.bits(&together.o.entry(&[0, token]));
+                let o = together.bits(&together.o().entry(&[0, token]));
                 assert!(
-                    o == alone.bits(&alone.o.entry(&[0, t])),
+                    o == alone.bits(&alone.o().entry(&[0, t])),
                     "o of row {b}, token {t}"
                 );
                 if together.snapshots.is_some() && row.live.is_some() {
@@ -121,7 +117,7 @@ fn packed_rows_are_rows_of_their_own() {
 #[test]
 fn rows_of_all_tokens_may_be_packed_or_not() {
     law_of(
-        several(Family::all),
+        Family::several(),
         |spec| spec.packed = false,
         |backend, spec| {
             if spec.tokens == 0 {

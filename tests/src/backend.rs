@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::{env, thread};
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
-use gated_delta::{Entry, Error, Library, StreamRef};
+use gated_delta::{Entry, Error, Library, StreamRef, Tensor};
+use gated_delta_harness::arguments::Arguments;
 
-use crate::args::Args;
 use crate::case::Case;
 
 /// What runs kernels.
@@ -97,6 +97,29 @@ pub fn on_threads<T: Sync>(items: &[T], body: impl Fn(&T) + Sync) {
     });
 }
 
+/// Enqueues `args` with the variant that the library selects, or with `variant`.
+///
+/// # Errors
+/// What contradicts itself, and the library's.
+///
+/// # Safety
+/// As [`Library::launch`]'s.
+pub unsafe fn launch(
+    library: &Library,
+    stream: StreamRef<'_>,
+    args: &Arguments<Tensor<'_>>,
+    variant: Option<Entry>,
+) -> Result<(), Error> {
+    let work = args.work()?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match variant {
+            None => library.launch(stream, &*work),
+            Some(variant) => library.launch_with(stream, &*work, variant),
+        }
+    }
+}
+
 impl Backend {
     /// For messages.
     #[must_use]
@@ -123,7 +146,7 @@ impl Backend {
     pub fn with<R>(
         &self,
         case: &Case,
-        body: impl FnOnce(&Library, StreamRef<'_>, &Args<'_>) -> R,
+        body: impl FnOnce(&Library, StreamRef<'_>, &Arguments<Tensor<'_>>) -> R,
     ) -> Result<(R, Case), Error> {
         let mut after = case.clone();
         let result = match self {
@@ -132,7 +155,11 @@ impl Backend {
                 let bases = buffers
                     .map(|(i, buffer)| buffer.tensor(case.writes(i)))
                     .collect::<Result<Vec<_>, _>>()?;
-                body(library, StreamRef::default_stream(), &case.args(&bases)?)
+                body(
+                    library,
+                    StreamRef::default_stream(),
+                    &case.args.map(&|view| view.of(&bases))?,
+                )
             }
             Self::Cuda(library, context) => {
                 let stream = Stream::new(context)?;
@@ -147,7 +174,8 @@ impl Backend {
                         true => memory.tensor_mut(buffer.dtype, &[buffer.len()]),
                         false => memory.tensor(buffer.dtype, &[buffer.len()]),
                     });
-                    let args = case.args(&bases.collect::<Result<Vec<_>, _>>()?)?;
+                    let bases = bases.collect::<Result<Vec<_>, _>>()?;
+                    let args = case.args.map(&|view| view.of(&bases))?;
                     body(library, stream.as_ref(), &args)
                 };
                 stream.synchronize()?;
@@ -170,7 +198,7 @@ impl Backend {
         let launched = self.with(case, |library, stream, args| {
             // SAFETY: the buffers are alive until `with` has waited, and nobody else has them; a case's live rows
             // write slots of their own.
-            unsafe { args.launch(library, stream, variant) }
+            unsafe { launch(library, stream, args, variant) }
         });
         match launched {
             Ok((Ok(()), after)) => after,

@@ -7,6 +7,7 @@ use gated_delta_reference::compare::{of_underflow, within};
 use crate::backend::backends;
 use crate::buffer::View;
 use crate::case::Case;
+use crate::problem::Sizes;
 use crate::truth::{Allowed, truth};
 
 /// Panics unless `got` is the rounding of something whose distance to `exact` is at most `allowed`.
@@ -26,7 +27,6 @@ pub fn check(before: &Case, after: &Case) {
     let rows = before.rows();
     let allowed = &wanted.allowed;
     let mut written = Vec::new();
-    let o_type = after.buffers[after.o.buffer].dtype;
     let [_, heads, width, _] = before.pool.dims[..] else {
         panic!("a pool has four dims")
     };
@@ -34,7 +34,8 @@ pub fn check(before: &Case, after: &Case) {
         for (t, token) in row.tokens.iter().flat_map(Clone::clone).enumerate() {
             for hv in 0..heads {
                 let i = token * heads + hv;
-                let o = after.o.entry(&after.token(token)).entry(&[hv]);
+                let o = after.o().entry(&after.token(token)).entry(&[hv]);
+                let o_type = after.buffers[o.buffer].dtype;
                 let what = format!("o of row {b}, token {t}, value head {hv}");
                 let got = after.floats(&o);
                 if row.live.is_some() {
@@ -124,7 +125,8 @@ impl States<'_> {
 pub fn assert_near(before: &Case, one: &Case, other: &Case) {
     let Allowed { o, pool, snapshots } = truth(before, None).allowed;
     let states = |case: &Case| Some(case.as_klast(case.written_pool()));
-    near("o", [one, other], |case| Some(case.o.clone()), &o);
+    let o_of = |case: &Case| Some(case.new.as_ref()?.o.clone());
+    near("o", [one, other], o_of, &o);
     near("state", [one, other], states, &pool);
     let of = |case: &Case| Some(case.as_klast(case.snapshots.as_ref()?));
     near("snapshot", [one, other], of, &snapshots);

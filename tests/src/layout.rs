@@ -1,14 +1,14 @@
 //! How a problem lies in memory.
 
-use gated_delta::DType;
-use gated_delta::ops::StateLayout;
+use gated_delta::{DType, StateLayout};
+use gated_delta_harness::arguments::{Arguments, Kept, New, Packed, Tokens};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::buffer::{Buffer, View};
 use crate::case::Case;
-use crate::problem::{Array, Kept, Packed, Problem, Tokens};
+use crate::problem::{Array, Problem};
 
 /// Gaps between the rows, heads and slots of a tensor, and before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +34,12 @@ pub struct Form {
     pub indices: [DType; 6],
     /// q, k and v are slices of one buffer where their dtypes are the same, and so are the gates.
     pub packed: bool,
-    /// Gaps of all tensors but the pools.
+    /// Gaps of all tensors but the pools and the snapshots.
     pub io: Spacing,
-    /// Gaps of the pools.
+    /// Gaps of the pools and the snapshots.
     pub pools: Spacing,
+    /// Gaps of one of the [`TENSORS`], whatever the others have.
+    pub apart: Option<(&'static str, Spacing)>,
     /// Of the gaps' sizes.
     pub seed: u64,
 }
@@ -52,90 +54,137 @@ impl Form {
         packed: false,
         io: Spacing::Dense,
         pools: Spacing::Dense,
+        apart: None,
         seed: 0,
     };
+
+    /// Gaps of the tensor of this name.
+    fn spacing(&self, name: &str) -> Spacing {
+        match (self.apart, name) {
+            (Some((apart, spacing)), _) if apart == name => spacing,
+            (_, "pool" | "write_pool" | "snapshots") => self.pools,
+            _ => self.io,
+        }
+    }
 }
 
-impl Problem {
-    /// Lays it out.
+/// The tensors that a launch may have: those of states first.
+pub const TENSORS: [&str; 21] = [
+    "pool",
+    "write_pool",
+    "snapshots",
+    "q",
+    "k",
+    "v",
+    "gate",
+    "beta",
+    "o",
+    "previous k",
+    "previous v",
+    "previous gate",
+    "previous beta",
+    "A_log",
+    "dt_bias",
+    "read_slots",
+    "write_slots",
+    "token_slots",
+    "accepted",
+    "cu_seqlens",
+    "keep",
+];
+
+/// Lays a problem out.
+pub trait Layout {
+    /// In memory.
     #[must_use]
-    pub fn case(&self, form: &Form) -> Case {
+    fn case(&self, form: &Form) -> Case;
+}
+
+impl Layout for Problem {
+    fn case(&self, form: &Form) -> Case {
         let mut memory = Memory {
             buffers: Vec::new(),
             rng: StdRng::seed_from_u64(form.seed),
-            spacing: form.io,
+            form,
         };
-        let (q, tokens) = memory.tokens(form, &self.q, &self.tokens);
-        let previous = self.previous.as_ref().map(|previous| {
-            let no_q = Array::new(&previous.tokens.k.dims, || f32::NAN);
+        let new = self.new.as_ref().map(|New { q, tokens, o }| {
+            let (q, tokens) = memory.tokens(["q", "k", "v", "gate", "beta"], q, tokens);
+            let o = memory.array("o", form.qkvo[3], o, 1);
+            New { q, tokens, o }
+        });
+        let previous = self.previous.as_ref().map(|Kept { tokens, keep }| {
+            let names = [
+                "",
+                "previous k",
+                "previous v",
+                "previous gate",
+                "previous beta",
+            ];
+            let no_q = Array::unread(&tokens.k.dims);
             Kept {
-                tokens: memory.tokens(form, &no_q, &previous.tokens).1,
-                keep: memory.indices(form.indices[5], &[self.batch], &previous.keep),
+                tokens: memory.tokens(names, &no_q, tokens).1,
+                keep: memory.array("keep", form.indices[5], keep, 1),
             }
         });
-        let gates = self.gates.map(|array| {
-            let view = memory.tensor(DType::F32, &array.dims, array.dims.len());
-            memory.write(&view, array);
-            view
-        });
-        let max_tokens = self.max_tokens();
-        let mut indices = |values: &Option<Vec<i64>>, dtype: usize, dims: &[usize]| {
-            let values = values.as_ref()?;
-            Some(memory.indices(form.indices[dtype], dims, values))
-        };
-        let read_slots = indices(&self.read_slots, 0, &[self.batch]);
-        let write_slots = indices(&self.write_slots, 1, &[self.batch]);
-        let token_slots = indices(&self.token_slots, 2, &[self.batch, max_tokens]);
-        let accepted = indices(&self.accepted, 3, &[self.batch]);
         let packed = self.packed.as_ref().map(|packed| Packed {
-            cu_seqlens: memory.indices(form.indices[4], &[self.batch + 1], &packed.cu_seqlens),
-            max_tokens,
+            cu_seqlens: memory.array("cu_seqlens", form.indices[4], &packed.cu_seqlens, 1),
+            max_tokens: packed.max_tokens,
         });
-        let o = memory.tensor(form.qkvo[3], &self.tokens.v.dims, 1);
-
-        memory.spacing = form.pools;
+        let mut optional = |name, dtype, array: &Option<Array>, inner: fn(usize) -> usize| {
+            let array = array.as_ref()?;
+            Some(memory.array(name, dtype, array, inner(array.dims.len())))
+        };
+        let (all, innermost): (fn(usize) -> usize, fn(usize) -> usize) = (|dims| dims, |_| 1);
+        let [read, write, of_tokens, accepted, ..] = form.indices;
+        let a_log = optional("A_log", DType::F32, &self.a_log, all);
+        let dt_bias = optional("dt_bias", DType::F32, &self.dt_bias, all);
+        let read_slots = optional("read_slots", read, &self.read_slots, innermost);
+        let write_slots = optional("write_slots", write, &self.write_slots, innermost);
+        let token_slots = optional("token_slots", of_tokens, &self.token_slots, innermost);
+        let accepted = optional("accepted", accepted, &self.accepted, innermost);
         let layout = self.options.state_layout;
-        let pool = memory.pool(form.state, layout, &self.pool);
-        let write_pool = self
-            .write_pool
-            .as_ref()
-            .map(|array| memory.pool(form.state, layout, array));
-        let snapshots = self.snapshot_steps.map(|steps| {
-            let dims = [&[self.batch, steps], &self.pool.dims[1..]].concat();
-            memory.tensor(form.state, &dims, 3)
-        });
-        Case {
-            operator: self.operator,
-            buffers: memory.buffers,
-            q,
-            tokens,
-            o,
+        let mut states = |name, array: &Array| memory.states(name, layout, array);
+        let args = Arguments {
+            gates: self.gates,
+            a_log,
+            dt_bias,
+            new,
             previous,
-            gates,
-            pool,
-            write_pool,
+            pool: states("pool", &self.pool),
+            write_pool: self
+                .write_pool
+                .as_ref()
+                .map(|pool| states("write_pool", pool)),
             read_slots,
             write_slots,
             token_slots,
             accepted,
-            snapshots,
+            snapshots: self
+                .snapshots
+                .as_ref()
+                .map(|array| states("snapshots", array)),
             packed,
+            update_state: self.update_state,
             options: self.options,
+        };
+        Case {
+            buffers: memory.buffers,
+            args,
         }
     }
 }
 
 /// Buffers under construction.
-struct Memory {
+struct Memory<'a> {
     buffers: Vec<Buffer>,
     rng: StdRng,
-    spacing: Spacing,
+    form: &'a Form,
 }
 
-impl Memory {
+impl Memory<'_> {
     /// Elements to leave out.
-    fn gap(&mut self) -> usize {
-        match self.spacing {
+    fn gap(&mut self, spacing: Spacing) -> usize {
+        match spacing {
             Spacing::Dense => 0,
             Spacing::Aligned => 8 * self.rng.random_range(0..=2),
             Spacing::Odd => self.rng.random_range(1..=3),
@@ -143,11 +192,12 @@ impl Memory {
     }
 
     /// A tensor in a buffer of its own, its `inner` innermost dims without gaps.
-    fn tensor(&mut self, dtype: DType, dims: &[usize], inner: usize) -> View {
+    fn tensor(&mut self, name: &str, dtype: DType, dims: &[usize], inner: usize) -> View {
+        let spacing = self.form.spacing(name);
         let outer = dims.len() - inner;
         let sizes: Vec<usize> = dims.iter().map(|&dim| dim.max(1)).collect();
         let mut order: Vec<usize> = (0..outer).rev().collect();
-        if self.spacing == Spacing::Odd {
+        if spacing == Spacing::Odd {
             order.shuffle(&mut self.rng);
         }
         let mut strides = vec![1; dims.len()];
@@ -156,11 +206,11 @@ impl Memory {
         }
         let mut extent = sizes[outer..].iter().product();
         for dim in order {
-            strides[dim] = extent + self.gap();
+            strides[dim] = extent + self.gap(spacing);
             extent = sizes[dim] * strides[dim];
         }
-        let offset = self.gap();
-        let len = offset + extent + self.gap();
+        let offset = self.gap(spacing);
+        let len = offset + extent + self.gap(spacing);
         self.buffers.push(Buffer::new(dtype, len));
         View {
             buffer: self.buffers.len() - 1,
@@ -171,10 +221,15 @@ impl Memory {
     }
 
     /// Slices of one buffer, side by side in every token.
-    fn packed<const N: usize>(&mut self, dtype: DType, arrays: [&Array; N]) -> [View; N] {
+    fn packed<const N: usize>(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        arrays: [&Array; N],
+    ) -> [View; N] {
         let widths = arrays.map(|array| array.dims[2..].iter().product::<usize>());
         let [rows, tokens] = [arrays[0].dims[0], arrays[0].dims[1]];
-        let whole = self.tensor(dtype, &[rows, tokens, widths.iter().sum()], 1);
+        let whole = self.tensor(name, dtype, &[rows, tokens, widths.iter().sum()], 1);
         let mut offset = whole.offset;
         std::array::from_fn(|i| {
             let inner = &arrays[i].dims[2..];
@@ -192,46 +247,50 @@ impl Memory {
         })
     }
 
-    /// An array in a buffer of its own.
-    fn array(&mut self, dtype: DType, array: &Array) -> View {
-        let view = self.tensor(dtype, &array.dims, 1);
+    /// An array in a buffer of its own, its `inner` innermost dims without gaps.
+    fn array(&mut self, name: &str, dtype: DType, array: &Array, inner: usize) -> View {
+        let view = self.tensor(name, dtype, &array.dims, inner);
         self.write(&view, array);
         view
     }
 
     /// q, and the other tensors of its tokens.
-    fn tokens(&mut self, form: &Form, q: &Array, tokens: &Tokens<Array>) -> (View, Tokens<View>) {
-        let [q_type, k_type, v_type, _] = form.qkvo;
-        let [gate_type, beta_type] = form.gates;
+    fn tokens(
+        &mut self,
+        names: [&str; 5],
+        q: &Array,
+        tokens: &Tokens<Array>,
+    ) -> (View, Tokens<View>) {
+        let [q_type, k_type, v_type, _] = self.form.qkvo;
+        let [gate_type, beta_type] = self.form.gates;
         let Tokens { k, v, gate, beta } = tokens;
-        let [q, k, v] = if form.packed && q_type == k_type && k_type == v_type {
-            self.packed(q_type, [q, k, v])
+        let [q_name, k_name, v_name, gate_name, beta_name] = names;
+        let [q, k, v] = if self.form.packed && q_type == k_type && k_type == v_type {
+            self.packed(k_name, q_type, [q, k, v])
         } else {
-            [(q_type, q), (k_type, k), (v_type, v)].map(|(dtype, array)| self.array(dtype, array))
+            [
+                (q_name, q_type, q),
+                (k_name, k_type, k),
+                (v_name, v_type, v),
+            ]
+            .map(|(name, dtype, array)| self.array(name, dtype, array, 1))
         };
-        let [beta, gate] = if form.packed && gate_type == beta_type {
-            self.packed(gate_type, [beta, gate])
+        let [beta, gate] = if self.form.packed && gate_type == beta_type {
+            self.packed(gate_name, gate_type, [beta, gate])
         } else {
-            [(beta_type, beta), (gate_type, gate)].map(|(dtype, array)| self.array(dtype, array))
+            [(beta_name, beta_type, beta), (gate_name, gate_type, gate)]
+                .map(|(name, dtype, array)| self.array(name, dtype, array, 1))
         };
         (q, Tokens { k, v, gate, beta })
     }
 
-    /// Integers, the innermost dim without gaps.
-    fn indices(&mut self, dtype: DType, dims: &[usize], values: &[i64]) -> View {
-        let view = self.tensor(dtype, dims, 1);
-        for (i, value) in view.positions().into_iter().zip(values) {
-            self.buffers[view.buffer].set_bits(i, *value as u64);
-        }
-        view
-    }
-
-    /// `array` is `[P, HV, V, K]`.
-    fn pool(&mut self, dtype: DType, layout: StateLayout, array: &Array) -> View {
-        let view = self.tensor(dtype, &array.dims, 3);
+    /// `[…, HV, V, K]` in this layout.
+    fn states(&mut self, name: &str, layout: StateLayout, array: &Array) -> View {
+        let view = self.tensor(name, self.form.state, &array.dims, 3);
         let mut logical = view.clone();
         if layout == StateLayout::VLast {
-            logical.strides.swap(2, 3);
+            let [v, k] = [view.dims.len() - 2, view.dims.len() - 1];
+            logical.strides.swap(v, k);
         }
         self.write(&logical, array);
         view
@@ -239,13 +298,17 @@ impl Memory {
 
     /// Writes all values that are not NaN.
     fn write(&mut self, view: &View, array: &Array) {
+        let buffer = &mut self.buffers[view.buffer];
         for (i, &value) in view
             .positions()
             .into_iter()
             .zip(&array.values)
             .filter(|(_, value)| !value.is_nan())
         {
-            self.buffers[view.buffer].set_float(i, value);
+            match buffer.dtype {
+                DType::I32 | DType::I64 | DType::U32 => buffer.set_bits(i, value as i64 as u64),
+                _ => buffer.set_float(i, value as f32),
+            }
         }
     }
 }

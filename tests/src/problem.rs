@@ -1,25 +1,52 @@
 //! A launch as values.
 
-use gated_delta::ops::BetaScale;
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::recurrent::RecurrentOptions;
+use gated_delta_harness::arguments::{Arguments, Kept, New, Packed, Tokens};
 
-/// A dense row-major array. NaN stands for what nobody may read.
+use crate::buffer::View;
+
+/// A dense row-major array of floats, or of integers. NaN stands for what nobody may read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
     /// Dims, outermost first.
     pub dims: Vec<usize>,
-    /// Elements.
-    pub values: Vec<f32>,
+    /// Elements; none where all of them are NaN.
+    pub values: Vec<f64>,
 }
+
+/// Values of a launch; with `packed`, `[B, T, …]` is `[1, total, …]`. States are `[…, V, K]` whatever the layout.
+pub type Problem = Arguments<Array>;
 
 impl Array {
     /// An array of what `value` returns, element after element.
-    pub fn new(dims: &[usize], mut value: impl FnMut() -> f32) -> Self {
+    pub fn new(dims: &[usize], mut value: impl FnMut() -> f64) -> Self {
         Self {
             dims: dims.to_vec(),
             values: (0..dims.iter().product()).map(|_| value()).collect(),
         }
+    }
+
+    /// An array of what nobody may read.
+    #[must_use]
+    pub fn unread(dims: &[usize]) -> Self {
+        Self {
+            dims: dims.to_vec(),
+            values: Vec::new(),
+        }
+    }
+
+    /// An array of one dim. A value near the ends of an i64 becomes the end.
+    pub fn indices(values: impl IntoIterator<Item = i64>) -> Self {
+        let values: Vec<f64> = values.into_iter().map(|value| value as f64).collect();
+        Self {
+            dims: vec![values.len()],
+            values,
+        }
+    }
+
+    /// The elements of an array of integers.
+    #[must_use]
+    pub fn integers(&self) -> Vec<i64> {
+        self.values.iter().map(|value| *value as i64).collect()
     }
 
     /// As [`take`].
@@ -27,19 +54,16 @@ impl Array {
     pub fn take(&self, axis: usize, order: &[usize]) -> Self {
         let mut dims = self.dims.clone();
         dims[axis] = order.len();
-        Self {
-            values: take(&self.values, &self.dims, axis, order),
-            dims,
-        }
+        let values = match self.values.is_empty() {
+            true => Vec::new(),
+            false => take(&self.values, &self.dims, axis, order),
+        };
+        Self { dims, values }
     }
 
-    /// The same elements under other dims.
-    ///
-    /// # Panics
-    /// Where these are for more or fewer elements.
+    /// The same elements under other dims, as many.
     #[must_use]
     pub fn reshape(self, dims: &[usize]) -> Self {
-        assert_eq!(dims.iter().product::<usize>(), self.values.len());
         Self {
             dims: dims.to_vec(),
             ..self
@@ -47,7 +71,7 @@ impl Array {
     }
 
     /// Entry `i` of the `outer` outermost dims, taken as one.
-    pub fn entry_mut(&mut self, outer: usize, i: usize) -> &mut [f32] {
+    pub fn entry_mut(&mut self, outer: usize, i: usize) -> &mut [f64] {
         let len: usize = self.dims[outer..].iter().product();
         &mut self.values[i * len..][..len]
     }
@@ -68,272 +92,193 @@ pub fn take<T: Copy>(values: &[T], dims: &[usize], axis: usize, order: &[usize])
         .collect()
 }
 
-/// Whose kernels compute a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Operator {
-    /// One token with GDN's gates, by the kernels for that alone.
-    GdnDecode,
-    /// GDN's gates.
-    GdnMtp,
-    /// KDA's gates.
-    KdaRecurrent,
+/// What has dims.
+pub trait Shaped {
+    /// Outermost first.
+    fn dims(&self) -> &[usize];
 }
 
-/// Tensors of tokens, which advance a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tokens<T> {
-    /// `[B, T, H, K]`
-    pub k: T,
-    /// `[B, T, HV, V]`
-    pub v: T,
-    /// GDN `[B, T, HV]`, KDA `[B, T, HV, K]`: `a` or `g`.
-    pub gate: T,
-    /// `[B, T, HV]`: `b` or `beta`.
-    pub beta: T,
+impl Shaped for Array {
+    fn dims(&self) -> &[usize] {
+        &self.dims
+    }
 }
 
-/// Tokens of the last step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept<T, I> {
-    /// Of `[B, T']`.
-    pub tokens: Tokens<T>,
-    /// `[B]`: how many of them are committed.
-    pub keep: I,
+impl Shaped for View {
+    fn dims(&self) -> &[usize] {
+        &self.dims
+    }
 }
 
-/// Rows of different lengths.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed<I> {
-    /// `[B + 1]`
-    pub cu_seqlens: I,
-    /// T
-    pub max_tokens: usize,
-}
-
-/// What the gates of tokens are made of.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum GateKind {
-    /// GDN: log decay and β.
-    Given,
-    /// GDN: `a`, `b` and the factor of sigmoid(b).
-    Raw(BetaScale),
-    /// KDA.
-    Kda(KdaDecay, KdaBeta),
-}
-
-/// What KDA's `g` is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum KdaDecay {
-    /// The log decay.
-    Log,
-    /// Log decay −exp(A_log) · softplus(g + dt_bias).
-    Softplus,
-    /// Log decay of this bound · sigmoid(exp(A_log) · (g + dt_bias)).
-    LowerBound(f32),
-}
-
-/// Gates, and the parameters that they want besides tensors of the tokens.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gates<T> {
-    /// What they are made of.
-    pub kind: GateKind,
-    /// GDN `[HV]`, KDA `[HV]` or `[H]`.
-    pub a_log: Option<T>,
-    /// GDN `[HV]`, KDA `[HV, K]` or `[H, K]`.
-    pub dt_bias: Option<T>,
-}
-
-/// Values of a launch; with `packed`, `[B, T, …]` is `[1, total, …]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Problem {
-    /// Whose kernels compute it.
-    pub operator: Operator,
+/// Sizes of a launch.
+pub trait Sizes<T> {
     /// B
-    pub batch: usize,
-    /// `[B, T, H, K]`, T = 0 for a commit.
-    pub q: Array,
-    /// Of `[B, T]`.
-    pub tokens: Tokens<Array>,
-    /// Tokens to commit.
-    pub previous: Option<Kept<Array, Vec<i64>>>,
-    /// Of new and previous tokens.
-    pub gates: Gates<Array>,
-    /// `[P, HV, V, K]`
-    pub pool: Array,
-    /// As `pool`, but for P.
-    pub write_pool: Option<Array>,
-    /// `[B]`
-    pub read_slots: Option<Vec<i64>>,
-    /// `[B]`
-    pub write_slots: Option<Vec<i64>>,
-    /// `[B, T]`
-    pub token_slots: Option<Vec<i64>>,
-    /// `[B]`
-    pub accepted: Option<Vec<i64>>,
-    /// Steps of the snapshots.
-    pub snapshot_steps: Option<usize>,
-    /// Rows of different lengths.
-    pub packed: Option<Packed<Vec<i64>>>,
-    /// What is fixed for a layer.
-    pub options: RecurrentOptions,
-}
-
-impl<T> Tokens<T> {
-    /// `change` of each tensor.
-    pub fn map<U>(&self, mut change: impl FnMut(&T) -> U) -> Tokens<U> {
-        Tokens {
-            k: change(&self.k),
-            v: change(&self.v),
-            gate: change(&self.gate),
-            beta: change(&self.beta),
-        }
-    }
-
-    /// Each tensor.
-    pub fn each_mut(&mut self) -> [&mut T; 4] {
-        [&mut self.k, &mut self.v, &mut self.gate, &mut self.beta]
-    }
-}
-
-impl<T> Gates<T> {
-    /// `change` of each parameter.
-    pub fn map<U>(&self, mut change: impl FnMut(&T) -> U) -> Gates<U> {
-        Gates {
-            kind: self.kind,
-            a_log: self.a_log.as_ref().map(&mut change),
-            dt_bias: self.dt_bias.as_ref().map(change),
-        }
-    }
-}
-
-impl Problem {
+    fn batch(&self) -> usize;
     /// T; with packed rows the most that one may have, for a commit 0.
-    #[must_use]
-    pub fn max_tokens(&self) -> usize {
+    fn max_tokens(&self) -> usize;
+    /// HV
+    fn value_heads(&self) -> usize;
+    /// The pool that new states go to.
+    fn written_pool(&self) -> &T;
+}
+
+impl<T: Shaped> Sizes<T> for Arguments<T> {
+    fn batch(&self) -> usize {
+        match (&self.packed, &self.new, &self.previous) {
+            (Some(packed), ..) => packed.cu_seqlens.dims()[0].saturating_sub(1),
+            (None, Some(new), _) => new.q.dims()[0],
+            (None, None, Some(previous)) => previous.tokens.k.dims()[0],
+            (None, None, None) => 0,
+        }
+    }
+
+    fn max_tokens(&self) -> usize {
+        let tokens = self.new.as_ref().map_or(0, |new| new.q.dims()[1]);
         self.packed
             .as_ref()
-            .map_or(self.q.dims[1], |packed| packed.max_tokens)
+            .map_or(tokens, |packed| packed.max_tokens)
     }
 
-    /// The same rows, in the order `rows`; pools as they are.
-    ///
-    /// # Panics
-    /// Where slots depend on the order of rows, and where the rows are packed.
+    fn value_heads(&self) -> usize {
+        self.pool.dims()[1]
+    }
+
+    fn written_pool(&self) -> &T {
+        self.write_pool.as_ref().unwrap_or(&self.pool)
+    }
+}
+
+/// Each tensor.
+pub fn of_tokens<T>(tokens: &mut Tokens<T>) -> [&mut T; 4] {
+    [
+        &mut tokens.k,
+        &mut tokens.v,
+        &mut tokens.gate,
+        &mut tokens.beta,
+    ]
+}
+
+/// Other problems that follow from one.
+pub trait Change {
+    /// The same with each tensor, by its name in errors, changed.
     #[must_use]
-    pub fn take_rows(&self, rows: &[usize]) -> Self {
-        let slots = self.read_slots.is_some() || self.token_slots.is_some();
-        assert!(slots, "without read slots row b has slot b");
-        assert!(self.packed.is_none(), "packed rows are not of one length");
-        let of_row = |values: &Vec<i64>| {
-            let dims = [self.batch, values.len() / self.batch.max(1)];
-            take(values, &dims, 0, rows)
-        };
-        let tokens = |tokens: &Tokens<Array>| tokens.map(|array| array.take(0, rows));
-        Self {
-            batch: rows.len(),
-            q: self.q.take(0, rows),
-            tokens: tokens(&self.tokens),
-            previous: self.previous.as_ref().map(|previous| Kept {
-                tokens: tokens(&previous.tokens),
-                keep: of_row(&previous.keep),
-            }),
-            read_slots: self.read_slots.as_ref().map(of_row),
-            write_slots: self.write_slots.as_ref().map(of_row),
-            token_slots: self.token_slots.as_ref().map(of_row),
-            accepted: self.accepted.as_ref().map(of_row),
-            ..self.clone()
-        }
-    }
-
-    /// The tokens `order` of every row, in this order; states and previous tokens as they are.
-    ///
-    /// # Panics
-    /// Where there are token slots, which are of all tokens.
+    fn each(&self, change: impl FnMut(&'static str, &mut Array)) -> Problem;
+    /// The same with each tensor of `[B, T, …]` changed.
     #[must_use]
-    pub fn take_tokens(&self, order: &[usize]) -> Self {
-        assert!(self.token_slots.is_none(), "slots are of all tokens");
-        Self {
-            q: self.q.take(1, order),
-            tokens: self.tokens.map(|array| array.take(1, order)),
-            ..self.clone()
-        }
-    }
-
+    fn each_new(&self, change: impl Fn(&mut Array)) -> Problem;
+    /// The same rows, in the order `rows`; pools as they are. Each row has to say where its states are, and rows not
+    /// to be packed.
+    #[must_use]
+    fn take_rows(&self, rows: &[usize]) -> Problem;
+    /// The tokens `order` of every row, in this order; states and previous tokens as they are, and without token
+    /// slots, which are of all tokens.
+    #[must_use]
+    fn take_tokens(&self, order: &[usize]) -> Problem;
     /// The same rows one behind the other, each of all its tokens.
     #[must_use]
-    pub fn packed(&self) -> Self {
-        let [rows, tokens] = [self.q.dims[0], self.q.dims[1]];
-        let pack = |array: &Array| {
-            let dims = [&[1, rows * tokens], &array.dims[2..]].concat();
-            array.clone().reshape(&dims)
-        };
-        Self {
-            q: pack(&self.q),
-            tokens: self.tokens.map(pack),
-            packed: Some(Packed {
-                cu_seqlens: (0..=rows).map(|b| (b * tokens) as i64).collect(),
-                max_tokens: tokens,
-            }),
-            ..self.clone()
-        }
-    }
-
+    fn packed(&self) -> Problem;
     /// The value heads `heads`, in this order; q and k as they are, and parameters of query/key heads.
     #[must_use]
-    pub fn take_value_heads(&self, heads: &[usize]) -> Self {
-        let value_heads = self.pool.dims[1];
-        let tokens = |tokens: &Tokens<Array>| Tokens {
-            k: tokens.k.clone(),
-            v: tokens.v.take(2, heads),
-            gate: tokens.gate.take(2, heads),
-            beta: tokens.beta.take(2, heads),
-        };
-        let parameter = |array: &Array| match array.dims[0] == value_heads {
-            true => array.take(0, heads),
-            false => array.clone(),
-        };
-        Self {
-            tokens: tokens(&self.tokens),
-            previous: self.previous.as_ref().map(|previous| Kept {
-                tokens: tokens(&previous.tokens),
-                keep: previous.keep.clone(),
-            }),
-            gates: self.gates.map(parameter),
-            pool: self.pool.take(1, heads),
-            write_pool: self.write_pool.as_ref().map(|pool| pool.take(1, heads)),
-            ..self.clone()
-        }
-    }
-
+    fn take_value_heads(&self, heads: &[usize]) -> Problem;
     /// The same with another q and other keys for each head.
     #[must_use]
-    pub fn map_qk(&self, mut change: impl FnMut(&Array) -> Array) -> Self {
+    fn map_qk(&self, change: impl Fn(&Array) -> Array) -> Problem;
+    /// The slots `order` of both pools, with every valid index changed to where its slot went.
+    #[must_use]
+    fn take_slots(&self, order: &[usize]) -> Problem;
+    /// The same with the gates of new and of previous tokens changed.
+    #[must_use]
+    fn map_tokens(&self, change: impl FnMut(&mut Tokens<Array>)) -> Problem;
+}
+
+impl Change for Problem {
+    fn each(&self, mut change: impl FnMut(&'static str, &mut Array)) -> Problem {
         let mut problem = self.clone();
-        problem.q = change(&self.q);
-        problem.tokens.k = change(&self.tokens.k);
-        if let Some(previous) = &mut problem.previous {
-            previous.tokens.k = change(&previous.tokens.k);
+        for (name, array) in problem.tensors_mut() {
+            change(name, array);
         }
         problem
     }
 
-    /// The slots `order` of both pools, with every valid index changed to where its slot went.
-    #[must_use]
-    pub fn take_slots(&self, order: &[usize]) -> Self {
-        let moved = |slot: &i64| {
-            order
-                .iter()
-                .position(|&from| from as i64 == *slot)
-                .map_or(*slot, |to| to as i64)
-        };
-        let pick = |slots: &Vec<i64>| slots.iter().map(moved).collect();
-        Self {
-            pool: self.pool.take(0, order),
-            write_pool: self.write_pool.as_ref().map(|pool| pool.take(0, order)),
-            read_slots: self.read_slots.as_ref().map(pick),
-            write_slots: self.write_slots.as_ref().map(pick),
-            token_slots: self.token_slots.as_ref().map(pick),
-            ..self.clone()
+    fn each_new(&self, change: impl Fn(&mut Array)) -> Problem {
+        let mut problem = self.clone();
+        if let Some(New { q, tokens, o }) = &mut problem.new {
+            of_tokens(tokens).into_iter().chain([q, o]).for_each(change);
         }
+        problem
+    }
+
+    fn take_rows(&self, rows: &[usize]) -> Problem {
+        let slots = self.read_slots.is_some() || self.token_slots.is_some();
+        assert!(slots, "without read slots row b has slot b");
+        assert!(self.packed.is_none(), "packed rows are not of one length");
+        self.each(|name, array| match name {
+            "pool" | "write_pool" | "A_log" | "dt_bias" => {}
+            _ => *array = array.take(0, rows),
+        })
+    }
+
+    fn take_tokens(&self, order: &[usize]) -> Problem {
+        assert!(self.token_slots.is_none(), "slots are of all tokens");
+        self.each_new(|array| *array = array.take(1, order))
+    }
+
+    fn packed(&self) -> Problem {
+        let [rows, tokens] = [self.batch(), self.max_tokens()];
+        let mut problem = self.each_new(|array| {
+            array.dims.splice(..2, [1, rows * tokens]);
+        });
+        problem.packed = Some(Packed {
+            cu_seqlens: Array::indices((0..=rows).map(|b| (b * tokens) as i64)),
+            max_tokens: tokens,
+        });
+        problem
+    }
+
+    fn take_value_heads(&self, heads: &[usize]) -> Problem {
+        let value_heads = self.value_heads();
+        self.each(|name, array| match name {
+            "v" | "a" | "b" | "g" | "beta" | "o" | "snapshots" => *array = array.take(2, heads),
+            "previous v" | "previous a" | "previous b" | "previous g" | "previous beta" => {
+                *array = array.take(2, heads);
+            }
+            "pool" | "write_pool" => *array = array.take(1, heads),
+            "A_log" | "dt_bias" if array.dims[0] == value_heads => *array = array.take(0, heads),
+            _ => {}
+        })
+    }
+
+    fn map_qk(&self, change: impl Fn(&Array) -> Array) -> Problem {
+        self.each(|name, array| {
+            if matches!(name, "q" | "k" | "previous k") {
+                *array = change(array);
+            }
+        })
+    }
+
+    fn take_slots(&self, order: &[usize]) -> Problem {
+        let moved = |slot: i64| {
+            let to = order.iter().position(|&from| from as i64 == slot);
+            to.map_or(slot, |to| to as i64)
+        };
+        self.each(|name, array| match name {
+            "pool" | "write_pool" => *array = array.take(0, order),
+            "read_slots" | "write_slots" | "token_slots" => {
+                let slots = array.integers().into_iter().map(moved);
+                *array = Array::indices(slots).reshape(&array.dims);
+            }
+            _ => {}
+        })
+    }
+
+    fn map_tokens(&self, mut change: impl FnMut(&mut Tokens<Array>)) -> Problem {
+        let mut problem = self.clone();
+        if let Some(New { tokens, .. }) = &mut problem.new {
+            change(tokens);
+        }
+        if let Some(Kept { tokens, .. }) = &mut problem.previous {
+            change(tokens);
+        }
+        problem
     }
 }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::problem::Problem;
+use gated_delta_harness::arguments::{Arguments, Kept};
+
+use crate::problem::{Array, Problem, Shaped, Sizes};
 
 /// What a row of a launch does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,40 +34,65 @@ impl Live {
     }
 }
 
+/// What each row of `args` does, whose indices are `integers`.
+pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<i64>) -> Vec<Row> {
+    let given = |tensor: &Option<T>| tensor.as_ref().map(&integers);
+    let previous = |previous: &Kept<T>| (previous.tokens.k.dims()[1], integers(&previous.keep));
+    let switches = Switches {
+        max_tokens: args.max_tokens(),
+        total: args.new.as_ref().map_or(0, |new| new.q.dims()[1]),
+        pool: args.pool.dims()[0],
+        write_pool: args.written_pool().dims()[0],
+        read_slots: given(&args.read_slots),
+        write_slots: given(&args.write_slots),
+        token_slots: given(&args.token_slots),
+        accepted: given(&args.accepted),
+        cu_seqlens: args
+            .packed
+            .as_ref()
+            .map(|packed| integers(&packed.cu_seqlens)),
+        previous: args.previous.as_ref().map(previous),
+        null_slot: args.options.null_slot,
+        update_state: args.update_state,
+    };
+    let row = |b| {
+        let tokens = switches.tokens(b);
+        let live = tokens
+            .as_ref()
+            .and_then(|tokens| switches.live(b, tokens.len()));
+        Row { tokens, live }
+    };
+    (0..args.batch()).map(row).collect()
+}
+
+/// What each row of a problem does.
+#[must_use]
+pub fn of_problem(problem: &Problem) -> Vec<Row> {
+    rows(problem, Array::integers)
+}
+
 /// All that the rules depend on.
-pub(crate) struct Switches {
-    pub batch: usize,
+struct Switches {
     /// T
-    pub max_tokens: usize,
+    max_tokens: usize,
     /// Tokens of `[1, total, …]`.
-    pub total: usize,
+    total: usize,
     /// P
-    pub pool: usize,
+    pool: usize,
     /// P of the written pool.
-    pub write_pool: usize,
-    pub read_slots: Option<Vec<i64>>,
-    pub write_slots: Option<Vec<i64>>,
-    pub token_slots: Option<Vec<i64>>,
-    pub accepted: Option<Vec<i64>>,
-    pub cu_seqlens: Option<Vec<i64>>,
+    write_pool: usize,
+    read_slots: Option<Vec<i64>>,
+    write_slots: Option<Vec<i64>>,
+    token_slots: Option<Vec<i64>>,
+    accepted: Option<Vec<i64>>,
+    cu_seqlens: Option<Vec<i64>>,
     /// T' and how many of them are kept.
-    pub previous: Option<(usize, Vec<i64>)>,
-    pub null_slot: Option<u32>,
-    pub update_state: bool,
+    previous: Option<(usize, Vec<i64>)>,
+    null_slot: Option<u32>,
+    update_state: bool,
 }
 
 impl Switches {
-    pub fn rows(&self) -> Vec<Row> {
-        let row = |b| {
-            let tokens = self.tokens(b);
-            let live = tokens
-                .as_ref()
-                .and_then(|tokens| self.live(b, tokens.len()));
-            Row { tokens, live }
-        };
-        (0..self.batch).map(row).collect()
-    }
-
     fn tokens(&self, b: usize) -> Option<Range<usize>> {
         let Some(bounds) = &self.cu_seqlens else {
             return Some(b * self.max_tokens..(b + 1) * self.max_tokens);
@@ -113,29 +140,5 @@ impl Switches {
         usize::try_from(slot)
             .ok()
             .filter(|&slot| slot < slots && !null)
-    }
-}
-
-impl Problem {
-    /// What each row does.
-    #[must_use]
-    pub fn rows(&self) -> Vec<Row> {
-        let previous = self.previous.as_ref();
-        let switches = Switches {
-            batch: self.batch,
-            max_tokens: self.max_tokens(),
-            total: self.q.dims[1],
-            pool: self.pool.dims[0],
-            write_pool: self.write_pool.as_ref().unwrap_or(&self.pool).dims[0],
-            read_slots: self.read_slots.clone(),
-            write_slots: self.write_slots.clone(),
-            token_slots: self.token_slots.clone(),
-            accepted: self.accepted.clone(),
-            cu_seqlens: self.packed.as_ref().map(|packed| packed.cu_seqlens.clone()),
-            previous: previous.map(|previous| (previous.tokens.k.dims[1], previous.keep.clone())),
-            null_slot: self.options.null_slot,
-            update_state: self.options.update_state,
-        };
-        switches.rows()
     }
 }

@@ -256,6 +256,6 @@ impl Spec {
             write == write2 || (in_place && (read == write2 || read2 == write))
         };
         let start_of_another = in_place && !self.slots.read && write != b && write < self.batch;
-        self.options.update_state && (start_of_another || others.iter().flatten().any(of_another))
+        self.update_state && (start_of_another || others.iter().flatten().any(of_another))
     }
 }

@@ -1,22 +1,25 @@
 //! Random problems: the values and slots that follow from a shape, some choices and a seed.
 
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::recurrent::{Formulation, MAX_TOKENS, RecurrentOptions};
-use gated_delta::ops::{BetaScale, StateLayout};
-use gated_delta::{DType, Entry};
+use gated_delta::{
+    BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
+};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Kept, New, Operator, Packed, Tokens};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::case::Case;
-use crate::layout::Form;
-use crate::problem::{Array, GateKind, Gates, KdaDecay, Kept, Operator, Packed, Problem, Tokens};
+use crate::layout::{Form, Layout};
+use crate::problem::{Array, Problem, of_tokens};
+use crate::rows;
 use crate::slots::SlotChoice;
 
 /// Which kernels compute a problem: all entries of one operator, formulation, layout, state dtype and K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// Whose kernels.
+    /// Whose layer.
     pub operator: Operator,
+    /// The kernels for one token alone.
+    pub decode: bool,
     /// How they compute.
     pub formulation: Formulation,
     /// Which dim of a state is contiguous.
@@ -28,11 +31,12 @@ pub struct Family {
 }
 
 impl Family {
-    /// The family that computes token by token.
+    /// The family for several tokens, one by one.
     #[must_use]
     pub const fn new(operator: Operator, layout: StateLayout, state: DType, dim: usize) -> Self {
         Self {
             operator,
+            decode: false,
             formulation: Formulation::Recurrent,
             layout,
             state,
@@ -40,22 +44,42 @@ impl Family {
         }
     }
 
-    /// All families of `operator`, in the order of the entries.
-    pub fn all(operator: Operator) -> Vec<Self> {
+    /// The family for one token of GDN.
+    #[must_use]
+    pub const fn decode(layout: StateLayout, state: DType, dim: usize) -> Self {
+        Self {
+            decode: true,
+            ..Self::new(Operator::Gdn, layout, state, dim)
+        }
+    }
+
+    /// All families, in the order of the entries.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        Self::which(|_| true)
+    }
+
+    /// Those that take several tokens.
+    #[must_use]
+    pub fn several() -> Vec<Self> {
+        Self::which(|family| !family.decode)
+    }
+
+    /// Those of which `wanted` holds.
+    pub fn which(wanted: impl Fn(Self) -> bool) -> Vec<Self> {
         let mut families = Vec::new();
         for family in Entry::ALL.iter().filter_map(|entry| Self::of(*entry)) {
-            if family.operator == operator && !families.contains(&family) {
+            if wanted(family) && !families.contains(&family) {
                 families.push(family);
             }
         }
         families
     }
 
-    /// All families whose tokens are computed one by one, so that there is a state after each.
-    pub fn recurrent(operator: Operator) -> Vec<Self> {
-        let mut families = Self::all(operator);
-        families.retain(|family| family.formulation == Formulation::Recurrent);
-        families
+    /// Whether tokens are computed one by one, so that there is a state after each.
+    #[must_use]
+    pub fn is_recurrent(self) -> bool {
+        self.formulation == Formulation::Recurrent
     }
 
     /// The family of an entry, unless it is of no operator on states.
@@ -64,56 +88,44 @@ impl Family {
     /// Where its name is not of the form `gdn_decode_klast_bf16_k128_tile32`.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
-        let name = entry.name();
-        let operators = [
-            ("gdn_decode_", Operator::GdnDecode, Formulation::Recurrent),
-            ("gdn_mtp_parallel_", Operator::GdnMtp, Formulation::Parallel),
-            ("gdn_mtp_", Operator::GdnMtp, Formulation::Recurrent),
-            (
-                "kda_recurrent_parallel_",
-                Operator::KdaRecurrent,
-                Formulation::Parallel,
-            ),
-            (
-                "kda_recurrent_",
-                Operator::KdaRecurrent,
-                Formulation::Recurrent,
-            ),
-        ];
-        let (rest, operator, formulation) = operators.iter().find_map(|of| {
-            let rest = name.strip_prefix(of.0)?;
-            Some((rest, of.1, of.2))
-        })?;
-        let mut words = rest.split('_');
-        let layout = match words.next() {
-            Some("klast") => StateLayout::KLast,
-            Some("vlast") => StateLayout::VLast,
-            _ => panic!("{name}: of no layout"),
+        let operator = match entry.operator() {
+            "gdn_decode" | "gdn_mtp" => Operator::Gdn,
+            "kda_recurrent" => Operator::Kda,
+            _ => return None,
         };
-        let state = match words.next() {
-            Some("f32") => DType::F32,
-            Some("bf16") => DType::Bf16,
-            _ => panic!("{name}: of no state"),
+        let has = |word: &str| entry.name().split('_').any(|part| part == word);
+        let one_of = |words: [&str; 2]| match words.map(has) {
+            [true, false] => true,
+            [false, true] => false,
+            _ => panic!("{}: none of {words:?}", entry.name()),
         };
-        let dim = words
-            .next()
-            .and_then(|word| word.strip_prefix('k')?.parse().ok());
         Some(Self {
             operator,
-            formulation,
-            layout,
-            state,
-            dim: dim.unwrap_or_else(|| panic!("{name}: of no K")),
+            decode: has("decode"),
+            formulation: match has("parallel") {
+                true => Formulation::Parallel,
+                false => Formulation::Recurrent,
+            },
+            layout: match one_of(["klast", "vlast"]) {
+                true => StateLayout::KLast,
+                false => StateLayout::VLast,
+            },
+            state: if one_of(["f32", "bf16"]) {
+                DType::F32
+            } else {
+                DType::Bf16
+            },
+            dim: if one_of(["k64", "k128"]) { 64 } else { 128 },
         })
     }
 
     /// Most tokens, new or previous.
     #[must_use]
     pub fn max_tokens(self) -> usize {
-        match (self.operator, self.formulation) {
-            (Operator::GdnDecode, _) => 1,
-            (_, Formulation::Parallel) => 8,
-            (_, Formulation::Recurrent) => MAX_TOKENS,
+        match (self.decode, self.is_recurrent()) {
+            (true, _) => 1,
+            (_, false) => 8,
+            (_, true) => MAX_TOKENS,
         }
     }
 }
@@ -145,8 +157,6 @@ pub struct Parameters {
 /// A random problem and its form.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Whose kernels compute it.
-    pub operator: Operator,
     /// B
     pub batch: usize,
     /// T; 0 for a commit.
@@ -173,8 +183,10 @@ pub struct Spec {
     pub packed: bool,
     /// There are T' previous tokens.
     pub previous: Option<usize>,
+    /// States are written.
+    pub update_state: bool,
     /// Of the layer.
-    pub options: RecurrentOptions,
+    pub options: Options,
     /// In memory.
     pub form: Form,
     /// Of the values.
@@ -187,15 +199,14 @@ impl Spec {
     #[must_use]
     pub fn plain(family: Family) -> Self {
         Self {
-            operator: family.operator,
             batch: 2,
             tokens: family.max_tokens().min(3),
             heads: 2,
             ratio: 2,
             dim: family.dim,
             gates: match family.operator {
-                Operator::KdaRecurrent => GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
-                _ => GateKind::Raw(BetaScale::One),
+                Operator::Kda => GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+                Operator::Gdn => GateKind::Raw(BetaScale::One),
             },
             parameters: Parameters {
                 a_log: true,
@@ -208,11 +219,10 @@ impl Spec {
             snapshots: None,
             packed: false,
             previous: None,
-            options: RecurrentOptions {
-                state_layout: family.layout,
-                formulation: family.formulation,
-                ..RecurrentOptions::default()
-            },
+            update_state: true,
+            options: Options::default()
+                .state_layout(family.layout)
+                .formulation(family.formulation),
             form: Form {
                 state: family.state,
                 qkvo: [DType::Bf16; 4],
@@ -241,15 +251,12 @@ impl Spec {
         let mut rng = StdRng::seed_from_u64(self.seed);
         let (pool_slots, write_pool_slots) = self.pool_slots();
         let (packed, rows) = if self.packed {
-            let (cu_seqlens, total) = self.draw_lengths(&mut rng);
-            let max_tokens = self.tokens;
-            (
-                Some(Packed {
-                    cu_seqlens,
-                    max_tokens,
-                }),
-                [1, total],
-            )
+            let (bounds, total) = self.draw_lengths(&mut rng);
+            let packed = Packed {
+                cu_seqlens: Array::indices(bounds),
+                max_tokens: self.tokens,
+            };
+            (Some(packed), [1, total])
         } else {
             (None, [self.batch, self.tokens])
         };
@@ -257,29 +264,35 @@ impl Spec {
         let (hv, dim) = (self.value_heads(), self.dim);
         let q = self.draw_qk(rows, &mut rng);
         let tokens = self.draw_tokens(rows, &mut rng);
+        let o = Array::unread(&tokens.v.dims);
         let previous = self.previous.map(|most| Kept {
             tokens: self.draw_tokens([self.batch, most], &mut rng),
-            keep: self.draw_keep(most, &mut rng),
+            keep: Array::indices(self.draw_keep(most, &mut rng)),
         });
-        let states = |slots| [slots, hv, dim, dim];
+        let (a_log, dt_bias) = self.draw_parameters(&mut rng);
+        let states = |slots: &[usize]| [slots, &[hv, dim, dim]].concat();
+        let indices = |slots: Option<Vec<i64>>| slots.map(Array::indices);
         let mut problem = Problem {
-            operator: self.operator,
-            batch: self.batch,
-            q,
-            tokens,
+            gates: self.gates,
+            a_log,
+            dt_bias,
+            new: (self.tokens > 0).then_some(New { q, tokens, o }),
             previous,
-            gates: self.draw_parameters(&mut rng),
-            pool: Array::new(&states(pool_slots), || unit(&mut rng)),
-            write_pool: write_pool_slots.map(|slots| Array::new(&states(slots), || f32::NAN)),
-            read_slots: slots.read,
-            write_slots: slots.write,
-            token_slots: slots.of_tokens,
-            accepted: slots.accepted,
-            snapshot_steps: self.snapshots.map(|more| self.tokens + more),
+            pool: Array::new(&states(&[pool_slots]), || unit(&mut rng).into()),
+            write_pool: write_pool_slots.map(|slots| Array::unread(&states(&[slots]))),
+            read_slots: indices(slots.read),
+            write_slots: indices(slots.write),
+            token_slots: indices(slots.of_tokens)
+                .map(|slots| slots.reshape(&[self.batch, self.tokens])),
+            accepted: indices(slots.accepted),
+            snapshots: self
+                .snapshots
+                .map(|more| Array::unread(&states(&[self.batch, self.tokens + more]))),
             packed,
+            update_state: self.update_state,
             options: self.options,
         };
-        problem.forget_the_unread();
+        forget_the_unread(&mut problem);
         problem
     }
 
@@ -306,7 +319,7 @@ impl Spec {
             false => size / (self.dim as f32).sqrt(),
         };
         let dims = [rows, tokens, self.heads, self.dim];
-        let mut array = Array::new(&dims, || size * unit(rng));
+        let mut array = Array::new(&dims, || (size * unit(rng)).into());
         if matches!(self.magnitude, Magnitude::Zeros) {
             let heads = array.values.chunks_mut(self.dim);
             heads
@@ -319,7 +332,7 @@ impl Spec {
     fn draw_tokens(&self, [rows, tokens]: [usize; 2], rng: &mut StdRng) -> Tokens<Array> {
         let (hv, dim) = (self.value_heads(), self.dim);
         let k = self.draw_qk([rows, tokens], rng);
-        let v = Array::new(&[rows, tokens, hv, dim], || unit(rng));
+        let v = Array::new(&[rows, tokens, hv, dim], || unit(rng).into());
         let (per_head, per_channel) = ([rows, tokens, hv], [rows, tokens, hv, dim]);
         let raw = ([-4.0, 4.0], &[1e4, -1e4][..]);
         let log_decay = ([-3.0, 0.0], &[0.0, -1e4][..]);
@@ -351,15 +364,16 @@ impl Spec {
         (usual, ends): ([f32; 2], &[f32]),
         rng: &mut StdRng,
     ) -> Array {
-        Array::new(dims, || match rng.random_range(0..4) {
+        let mut draw = || match rng.random_range(0..4) {
             0 => rng.random_range(usual[0]..usual[1]),
             _ if !self.extreme_gates => rng.random_range(usual[0]..usual[1]),
             _ => ends[rng.random_range(0..ends.len())],
-        })
+        };
+        Array::new(dims, || draw().into())
     }
 
     /// A_log and dt_bias.
-    fn draw_parameters(&self, rng: &mut StdRng) -> Gates<Array> {
+    fn draw_parameters(&self, rng: &mut StdRng) -> (Option<Array>, Option<Array>) {
         let Parameters {
             a_log,
             dt_bias,
@@ -380,43 +394,40 @@ impl Spec {
         let mut draw = |dims: Option<Vec<usize>>, usual, ends: &[f32]| {
             dims.map(|dims| self.draw_gate(&dims, (usual, ends), rng))
         };
-        Gates {
-            kind: self.gates,
-            a_log: draw(a_log, [0.0, 16f32.ln()], &[100.0, -100.0]),
-            dt_bias: draw(dt_bias, [-2.0, 1.0], &[0.0]),
-        }
+        (
+            draw(a_log, [0.0, 16f32.ln()], &[100.0, -100.0]),
+            draw(dt_bias, [-2.0, 1.0], &[0.0]),
+        )
     }
 }
 
-impl Problem {
-    /// What no live row reads becomes NaN.
-    fn forget_the_unread(&mut self) {
-        let rows = self.rows();
-        let mut tokens = vec![false; self.q.dims[0] * self.q.dims[1]];
-        let mut slots = vec![false; self.pool.dims[0]];
-        let mut kept = vec![0; self.batch];
-        for (b, row) in rows.iter().enumerate() {
-            if let (Some(own), Some(live)) = (&row.tokens, &row.live) {
-                tokens[own.clone()].fill(true);
-                slots[live.start] = true;
-                kept[b] = live.commit.map_or(0, |(keep, _)| keep);
+/// What no live row reads becomes NaN.
+fn forget_the_unread(problem: &mut Problem) {
+    let mut slots = vec![false; problem.pool.dims[0]];
+    let (mut tokens, mut kept) = (Vec::new(), Vec::new());
+    for row in rows::of_problem(problem) {
+        let commit = row.live.as_ref().and_then(|live| live.commit);
+        kept.push(commit.map_or(0, |(keep, _)| keep));
+        if let (Some(own), Some(live)) = (row.tokens, row.live) {
+            tokens.extend(own);
+            slots[live.start] = true;
+        }
+    }
+    if let Some(New { q, tokens: new, .. }) = &mut problem.new {
+        for i in (0..q.dims[0] * q.dims[1]).filter(|i| !tokens.contains(i)) {
+            for array in of_tokens(new).into_iter().chain([&mut *q]) {
+                array.entry_mut(2, i).fill(f64::NAN);
             }
         }
-        for i in (0..tokens.len()).filter(|&i| !tokens[i]) {
-            self.q.entry_mut(2, i).fill(f32::NAN);
-            for array in self.tokens.each_mut() {
-                array.entry_mut(2, i).fill(f32::NAN);
-            }
-        }
-        for i in (0..slots.len()).filter(|&i| !slots[i]) {
-            self.pool.entry_mut(1, i).fill(f32::NAN);
-        }
-        if let Some(previous) = &mut self.previous {
-            let most = previous.tokens.k.dims[1];
-            for i in (0..self.batch * most).filter(|i| i % most >= kept[i / most]) {
-                for array in previous.tokens.each_mut() {
-                    array.entry_mut(2, i).fill(f32::NAN);
-                }
+    }
+    for i in (0..slots.len()).filter(|&i| !slots[i]) {
+        problem.pool.entry_mut(1, i).fill(f64::NAN);
+    }
+    if let Some(Kept { tokens, .. }) = &mut problem.previous {
+        let most = tokens.k.dims[1];
+        for i in (0..kept.len() * most).filter(|i| i % most >= kept[i / most]) {
+            for array in of_tokens(tokens) {
+                array.entry_mut(2, i).fill(f64::NAN);
             }
         }
     }

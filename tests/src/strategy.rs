@@ -1,15 +1,12 @@
 //! What proptest chooses of a problem.
 
-use gated_delta::DType;
-use gated_delta::ops::kda_recurrent::KdaBeta;
-use gated_delta::ops::recurrent::{Formulation, RecurrentOptions};
-use gated_delta::ops::{BetaScale, HeadMap};
+use gated_delta::{BetaScale, DType, HeadMap, KdaBeta, Options};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use proptest::bool::weighted;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::select;
 
-use crate::layout::{Form, Spacing};
-use crate::problem::{GateKind, KdaDecay, Operator};
+use crate::layout::{Form, Spacing, TENSORS};
 use crate::slots::SlotChoice;
 use crate::spec::{Family, Magnitude, Parameters, Spec};
 
@@ -58,9 +55,8 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         let ((gates, parameters), magnitude, extreme_gates, states, options) = values;
         let (keeping, slots, snapshots, packed) = states;
         let fewer = |tokens: usize| tokens.min((3 * most / (batch * heads * ratio)).max(1));
-        let several = family.operator != Operator::GdnDecode;
+        let several = !family.decode;
         let mut spec = Spec {
-            operator: family.operator,
             batch,
             tokens: fewer(tokens),
             heads,
@@ -74,12 +70,13 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
             snapshots: snapshots.filter(|_| several),
             packed: packed && several,
             previous: None,
+            update_state: true,
             options,
             form,
             seed,
         };
         spec.keep(keeping, fewer);
-        if family.formulation == Formulation::Parallel {
+        if !family.is_recurrent() {
             spec.snapshots = None;
         }
         if !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Large) && several {
@@ -105,7 +102,7 @@ impl Spec {
         match keeping {
             Keeping::Last => {}
             Keeping::Nothing => {
-                (self.options.update_state, self.slots) = (false, reads_alone);
+                (self.update_state, self.slots) = (false, reads_alone);
             }
             Keeping::EachToken(accepted) => {
                 self.slots = SlotChoice {
@@ -139,11 +136,9 @@ fn keepings(family: Family) -> impl Strategy<Value = Keeping> {
     let choice = (0..10, any::<bool>(), tokens(family));
     choice.prop_map(move |(choice, accepted, previous)| match choice {
         3 => Keeping::Nothing,
-        4 | 5 if family.formulation == Formulation::Recurrent && family.max_tokens() > 1 => {
-            Keeping::EachToken(accepted)
-        }
-        6 | 7 if family.max_tokens() > 1 => Keeping::Resume(previous),
-        8 if family.max_tokens() > 1 => Keeping::Commit(previous),
+        4 | 5 if family.is_recurrent() && !family.decode => Keeping::EachToken(accepted),
+        6 | 7 if !family.decode => Keeping::Resume(previous),
+        8 if !family.decode => Keeping::Commit(previous),
         9 => Keeping::Nothing,
         _ => Keeping::Last,
     })
@@ -163,8 +158,8 @@ fn gates(operator: Operator) -> impl Strategy<Value = (GateKind, Parameters)> {
         KdaDecay::LowerBound(-0.25),
     ];
     let kinds = match operator {
-        Operator::KdaRecurrent => decays.into_iter().flat_map(of_decay).collect(),
-        _ => gdn,
+        Operator::Kda => decays.into_iter().flat_map(of_decay).collect(),
+        Operator::Gdn => gdn,
     };
     let parameters = (any::<bool>(), any::<bool>(), any::<bool>());
     (select(kinds), parameters).prop_map(|(kind, (a_log, dt_bias, of_h))| {
@@ -195,9 +190,11 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
         [float(), float()],
         [index(), index(), index(), index(), index(), index()],
     );
-    let spaces = (weighted(0.3), spacing(), spacing(), any::<u64>());
+    let tensor = prop_oneof![select(&TENSORS[..3]), select(&TENSORS[..])];
+    let apart = prop_oneof![Just(None), (tensor, spacing()).prop_map(Some)];
+    let spaces = (weighted(0.3), spacing(), spacing(), apart, any::<u64>());
     (dtypes, spaces).prop_map(
-        move |((mut qkvo, mut gates, indices), (packed, io, pools, seed))| {
+        move |((mut qkvo, mut gates, indices), (packed, io, pools, apart, seed))| {
             if packed {
                 (qkvo[1], qkvo[2], gates[1]) = (qkvo[0], qkvo[0], gates[0]);
             }
@@ -209,6 +206,7 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
                 packed,
                 io,
                 pools,
+                apart,
                 seed,
             }
         },
@@ -234,19 +232,19 @@ fn slot_choices() -> impl Strategy<Value = SlotChoice> {
         })
 }
 
-fn options(family: Family) -> impl Strategy<Value = RecurrentOptions> {
+fn options(family: Family) -> impl Strategy<Value = Options> {
     let head_map = prop_oneof![Just(HeadMap::Grouped), Just(HeadMap::Tiled)];
     let scale = prop_oneof![3 => Just(None), 1 => Just(Some(1.0)), 1 => Just(Some(-0.3)), 1 => Just(Some(0.0))];
     let null_slot = prop_oneof![2 => Just(None), 1 => Just(Some(0)), 1 => (1u32..8).prop_map(Some)];
     (head_map, any::<bool>(), scale, null_slot).prop_map(
-        move |(head_map, qk_l2norm, scale, null_slot)| RecurrentOptions {
-            state_layout: family.layout,
-            head_map,
-            qk_l2norm,
-            scale,
-            null_slot,
-            update_state: true,
-            formulation: family.formulation,
+        move |(head_map, qk_l2norm, scale, null_slot)| {
+            let mut options = Options::default()
+                .state_layout(family.layout)
+                .formulation(family.formulation)
+                .head_map(head_map)
+                .qk_l2norm(qk_l2norm);
+            (options.scale, options.null_slot) = (scale, null_slot);
+            options
         },
     )
 }

@@ -1,8 +1,9 @@
 //! What the reference says about a case.
 
-use gated_delta::ops::BetaScale;
-use gated_delta::ops::HeadMap;
-use gated_delta::ops::kda_recurrent::KdaBeta;
+use std::convert::Infallible;
+
+use gated_delta::{BetaScale, DType, HeadMap, KdaBeta};
+use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, Tokens};
 use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays};
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
@@ -13,7 +14,7 @@ use gated_delta_reference::recurrent::{
 
 use crate::buffer::View;
 use crate::case::Case;
-use crate::problem::{GateKind, Gates, KdaDecay, Tokens};
+use crate::problem::Sizes;
 use crate::rows::Row;
 
 /// What a launch has to leave behind.
@@ -38,58 +39,63 @@ pub struct Allowed {
     pub snapshots: Vec<f64>,
 }
 
+/// Those of a commit that are read from the state.
+static NO_TOKENS: Tokens<Vec<f64>> = Tokens {
+    k: Vec::new(),
+    v: Vec::new(),
+    gate: Vec::new(),
+    beta: Vec::new(),
+};
+
 /// Values of a case.
 struct Values {
-    q: Vec<f64>,
-    tokens: Tokens<Vec<f64>>,
-    previous: Option<(usize, Tokens<Vec<f64>>, Vec<i64>)>,
-    gates: Gates<Vec<f64>>,
-    read_slots: Option<Vec<i64>>,
-    write_slots: Option<Vec<i64>>,
-    token_slots: Option<Vec<i64>>,
-    accepted: Option<Vec<i64>>,
-    cu_seqlens: Option<Vec<i64>>,
+    /// States as `[…, V, K]`.
+    floats: Arguments<Vec<f64>>,
+    indices: Arguments<Vec<i64>>,
 }
 
 impl Values {
     fn of(case: &Case) -> Self {
-        let indices = |view: &Option<View>| view.as_ref().map(|view| case.indices(view));
-        let new = |view: &View| match case.is_commit() {
+        let mut klast = case.args.clone();
+        let states = [&mut klast.write_pool, &mut klast.snapshots];
+        for view in states.into_iter().flatten().chain([&mut klast.pool]) {
+            *view = case.as_klast(view);
+        }
+        let is_index = |view: &View| {
+            let dtype = case.buffers[view.buffer].dtype;
+            matches!(dtype, DType::I32 | DType::I64 | DType::U32)
+        };
+        let floats = |view: &View| match is_index(view) {
             true => Vec::new(),
             false => case.floats(view),
         };
+        let indices = |view: &View| match is_index(view) {
+            true => case.indices(view),
+            false => Vec::new(),
+        };
         Self {
-            q: new(&case.q),
-            tokens: case.tokens.map(new),
-            previous: case.previous.as_ref().map(|previous| {
-                let most = previous.tokens.k.dims[1];
-                let tokens = previous.tokens.map(|view| case.floats(view));
-                (most, tokens, case.indices(&previous.keep))
-            }),
-            gates: case.gates.map(|view| case.floats(view)),
-            read_slots: indices(&case.read_slots),
-            write_slots: indices(&case.write_slots),
-            token_slots: indices(&case.token_slots),
-            accepted: indices(&case.accepted),
-            cu_seqlens: case
-                .packed
-                .as_ref()
-                .map(|packed| case.indices(&packed.cu_seqlens)),
+            floats: of_each(&klast, floats),
+            indices: of_each(&klast, indices),
         }
     }
 
     /// The same with every log decay larger by [`MORE_DECAY`] of it.
     fn decaying_more(mut self) -> Self {
         let more = 1.0 + MORE_DECAY;
-        match &mut self.gates.kind {
+        let values = &mut self.floats;
+        match &mut values.gates {
             GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => {
-                let previous = self.previous.as_mut().map(|(_, tokens, _)| tokens);
-                for tokens in [Some(&mut self.tokens), previous].into_iter().flatten() {
+                let new = values.new.as_mut().map(|new| &mut new.tokens);
+                let previous = values
+                    .previous
+                    .as_mut()
+                    .map(|previous| &mut previous.tokens);
+                for tokens in [new, previous].into_iter().flatten() {
                     tokens.gate.iter_mut().for_each(|g| *g *= more);
                 }
             }
             GateKind::Raw(_) | GateKind::Kda(KdaDecay::Softplus, _) => {
-                let a_log = self.gates.a_log.iter_mut().flatten();
+                let a_log = values.a_log.iter_mut().flatten();
                 a_log.for_each(|a_log| *a_log += more.ln());
             }
             GateKind::Kda(KdaDecay::LowerBound(bound), _) => *bound *= more as f32,
@@ -98,10 +104,10 @@ impl Values {
     }
 
     fn gates<'a>(&'a self, tokens: &'a Tokens<Vec<f64>>) -> TokenGates<'a> {
-        let a_log = self.gates.a_log.as_deref();
-        let dt_bias = self.gates.dt_bias.as_deref();
+        let a_log = self.floats.a_log.as_deref();
+        let dt_bias = self.floats.dt_bias.as_deref();
         let (gate, beta) = (&tokens.gate, &tokens.beta);
-        match self.gates.kind {
+        match self.floats.gates {
             GateKind::Given => TokenGates::Gdn(gdn::Gates::Given { g: gate, beta }),
             GateKind::Raw(scale) => TokenGates::Gdn(gdn::Gates::Raw {
                 a: gate,
@@ -127,7 +133,7 @@ impl Values {
                 beta,
                 beta_kind: match beta_kind {
                     KdaBeta::Given => kda::KdaBeta::Given,
-                    KdaBeta::Logit => kda::KdaBeta::Logit,
+                    _ => kda::KdaBeta::Logit,
                 },
             }),
         }
@@ -136,52 +142,67 @@ impl Values {
     /// The launch, as the reference takes it.
     fn problem<'a>(&'a self, case: &Case) -> Recurrent<'a> {
         let options = &case.options;
-        let any = |pick: fn(&Tokens<View>) -> &View| {
-            let tokens = case.previous.as_ref().filter(|_| case.is_commit());
-            pick(tokens.map_or(&case.tokens, |previous| &previous.tokens))
+        let dims = match (&case.new, &case.previous) {
+            (Some(new), _) => &new.tokens,
+            (None, Some(previous)) => &previous.tokens,
+            (None, None) => panic!("there are tokens"),
         };
-        let (k, v) = (any(|tokens| &tokens.k), any(|tokens| &tokens.v));
+        let [k_dims, v_dims] = [&dims.k.dims, &dims.v.dims];
+        let new = self.floats.new.as_ref();
+        let (q, tokens) = new.map_or((&NO_TOKENS.k, &NO_TOKENS), |new| (&new.q, &new.tokens));
+        let previous = self.floats.previous.as_ref();
+        let previous = previous.zip(self.indices.previous.as_ref());
         Recurrent {
             batch: case.batch(),
             tokens: case.max_tokens(),
-            heads: k.dims[2],
-            value_heads: v.dims[2],
-            key_dim: k.dims[3],
-            value_dim: v.dims[3],
-            q: &self.q,
-            k: &self.tokens.k,
-            v: &self.tokens.v,
-            gates: self.gates(&self.tokens),
+            heads: k_dims[2],
+            value_heads: v_dims[2],
+            key_dim: k_dims[3],
+            value_dim: v_dims[3],
+            q,
+            k: &tokens.k,
+            v: &tokens.v,
+            gates: self.gates(tokens),
             l2norm: options.qk_l2norm,
             scale: options
                 .scale
-                .map_or_else(|| default_scale(k.dims[3]), f64::from),
+                .map_or_else(|| default_scale(k_dims[3]), f64::from),
             head_map: match options.head_map {
                 HeadMap::Tiled => reference::HeadMap::Tiled,
                 HeadMap::Grouped => reference::HeadMap::Grouped,
             },
             layout: Layout::KLast,
-            read_slots: self.read_slots.as_deref(),
-            write_slots: self.write_slots.as_deref(),
-            token_slots: self.token_slots.as_deref(),
-            accepted: self.accepted.as_deref(),
-            cu_seqlens: self.cu_seqlens.as_deref(),
-            null_slot: options.null_slot.map(i64::from),
-            update_state: options.update_state,
-            snapshot_steps: case.snapshots.as_ref().map(|snapshots| snapshots.dims[1]),
-            previous: self
-                .previous
+            read_slots: self.indices.read_slots.as_deref(),
+            write_slots: self.indices.write_slots.as_deref(),
+            token_slots: self.indices.token_slots.as_deref(),
+            accepted: self.indices.accepted.as_deref(),
+            cu_seqlens: self
+                .indices
+                .packed
                 .as_ref()
-                .map(|(tokens, previous, keep)| Previous {
-                    tokens: *tokens,
-                    k: &previous.k,
-                    v: &previous.v,
-                    gates: self.gates(previous),
-                    keep,
-                }),
+                .map(|packed| &*packed.cu_seqlens),
+            null_slot: options.null_slot.map(i64::from),
+            update_state: case.update_state,
+            snapshot_steps: case.snapshots.as_ref().map(|snapshots| snapshots.dims[1]),
+            previous: previous.map(|(floats, indices)| Previous {
+                tokens: case
+                    .previous
+                    .as_ref()
+                    .map_or(0, |previous| previous.tokens.k.dims[1]),
+                k: &floats.tokens.k,
+                v: &floats.tokens.v,
+                gates: self.gates(&floats.tokens),
+                keep: &indices.keep,
+            }),
             round_state: |x| x,
         }
     }
+}
+
+/// What `values` says of each tensor.
+fn of_each<T>(args: &Arguments<View>, values: impl Fn(&View) -> T) -> Arguments<T> {
+    let values = |view: &View| Ok::<_, Infallible>(values(view));
+    args.map(&values).unwrap_or_else(|never| match never {})
 }
 
 /// States of every value head, and states of the same problem with [`MORE_DECAY`].
@@ -211,11 +232,14 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
     let problems = [values.problem(before), more.problem(before)];
     let problem = &problems[0];
     let states = |case: &Case, view: &View| case.floats(&case.as_klast(view));
-    let pool = states(before, &before.pool);
-    let write_pool = before.write_pool.as_ref().map(|view| states(before, view));
-    let snapshots = before.snapshots.as_ref().map(|view| states(before, view));
+    let Arguments {
+        pool,
+        write_pool,
+        snapshots,
+        ..
+    } = &values.floats;
     let [kept, more_kept] = problems.each_ref().map(|problem| {
-        recurrent(problem, &pool, write_pool.as_deref(), snapshots.as_deref())
+        recurrent(problem, pool, write_pool.as_deref(), snapshots.as_deref())
             .unwrap_or_else(|error| panic!("{error}"))
     });
     let tolerance = Tolerance::from(before.options.formulation);
@@ -239,7 +263,7 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
     if problem.tokens > 0 {
         let stored = stored.map(|after| states(after, after.written_pool()));
         let from = match (&before.previous, &stored) {
-            (None, _) => [&pool; 2],
+            (None, _) => [pool; 2],
             (Some(_), Some(stored)) => [stored; 2],
             (Some(_), None) => [&kept.pool, &more_kept.pool],
         };

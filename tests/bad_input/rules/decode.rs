@@ -2,39 +2,31 @@
 
 use gated_delta::DType::{Bf16, F16, F32, I32, I64, U32};
 use gated_delta::Tensor;
-use gated_delta::ops::GdnGates;
-use gated_delta::ops::gdn_decode::GdnDecode;
-use gated_delta_tests::args::Args;
+use gated_delta_harness::arguments::{Arguments, GateKind};
 
-use super::{FLOATS, Message, Rule, at, strided, tensor};
-
-/// What is done to good arguments.
-type Change = fn(&mut GdnDecode<'_>);
+use super::{Change, FLOATS, Message, OfTensor, Rule, all, at, strided, tensor};
 
 /// All of them, for arguments with B = 2, H = 2, HV = 4, K = V = 64, P = 5 in f32, and every optional tensor.
 pub fn rules() -> Vec<Rule> {
-    let others = OTHER_RULES.iter().map(|&(change, message)| {
-        let change = move |args: &mut Args<'_>| match args {
-            Args::GdnDecode(args) => change(args),
-            _ => panic!("arguments of a decode"),
-        };
-        Rule::new(change, message)
-    });
-    tensor_rules()
-        .into_iter()
-        .map(Rule::of_tensor)
-        .chain(others)
-        .collect()
+    all(tensor_rules(), OTHER_RULES)
+}
+
+/// Gates of the caller's.
+fn given(args: &mut Arguments<Tensor<'_>>, g: Tensor<'static>, beta: Tensor<'static>) {
+    (args.gates, args.a_log, args.dt_bias) = (GateKind::Given, None, None);
+    if let Some(new) = &mut args.new {
+        (new.tokens.gate, new.tokens.beta) = (g, beta);
+    }
 }
 
 /// A tensor's name, what it becomes, and the message.
 #[rustfmt::skip]
-fn tensor_rules() -> Vec<(&'static str, Tensor<'static>, Message)> {
+fn tensor_rules() -> Vec<OfTensor> {
     vec![
         // Dims.
-        ("q", tensor(Bf16, &[2, 2, 64]), ["q", "[B, T = 1, H, K]", "[2, 2, 64]"]),
-        ("q", tensor(Bf16, &[2, 2, 2, 64]), ["T = 2", "not supported: 1", ""]),
-        ("q", tensor(Bf16, &[2, 0, 2, 64]), ["T = 0", "not supported: 1", ""]),
+        ("q", tensor(Bf16, &[2, 2, 64]), ["q", "[B, T, H, K]", "[2, 2, 64]"]),
+        ("q", tensor(Bf16, &[2, 2, 2, 64]), ["k", "[B, T, H, K] = [2, 2, 2, 64]", "got [2, 1, 2, 64]"]),
+        ("q", tensor(Bf16, &[2, 0, 2, 64]), ["T = 0", "not supported: 1 to 16", ""]),
         ("q", tensor(Bf16, &[2, 1, 2, 96]), ["K = 96", "64 or 128", ""]),
         ("q", tensor(Bf16, &[2, 1, 2, 256]), ["K = 256", "64 or 128", ""]),
         ("q", tensor(Bf16, &[2, 1, 2, 0]), ["K = 0", "64 or 128", ""]),
@@ -45,7 +37,7 @@ fn tensor_rules() -> Vec<(&'static str, Tensor<'static>, Message)> {
         ("k", tensor(Bf16, &[2, 1, 4, 64]), ["k", "[B, T, H, K] = [2, 1, 2, 64]", "got [2, 1, 4, 64]"]),
         ("k", tensor(Bf16, &[2, 1, 2, 128]), ["k", "[B, T, H, K] = [2, 1, 2, 64]", "got [2, 1, 2, 128]"]),
         ("k", tensor(Bf16, &[2, 2, 64]), ["k", "[B, T, H, K] = [2, 1, 2, 64]", "got [2, 2, 64]"]),
-        ("v", tensor(Bf16, &[2, 4, 64]), ["v", "[B, T = 1, HV, V]", "got [2, 4, 64]"]),
+        ("v", tensor(Bf16, &[2, 4, 64]), ["v", "[B, T, HV, V]", "got [2, 4, 64]"]),
         ("v", tensor(Bf16, &[2, 1, 4, 128]), ["V = 128", "the same as K", ""]),
         ("v", tensor(Bf16, &[2, 1, 3, 64]), ["HV", "a multiple of H = 2", "got 3"]),
         ("v", tensor(Bf16, &[2, 1, 1, 64]), ["HV", "a multiple of H = 2", "got 1"]),
@@ -59,11 +51,11 @@ fn tensor_rules() -> Vec<(&'static str, Tensor<'static>, Message)> {
         ("b", tensor(Bf16, &[2, 4]), ["b", "[B, T, HV] = [2, 1, 4]", "got [2, 4]"]),
         ("A_log", tensor(F32, &[2]), ["A_log", "[HV] = [4]", "got [2]"]),
         ("dt_bias", tensor(F32, &[1, 4]), ["dt_bias", "[HV] = [4]", "got [1, 4]"]),
-        ("state", tensor(F32, &[5, 4, 4096]), ["state", "[P, HV, V, K]", "got [5, 4, 4096]"]),
-        ("state", tensor(F32, &[5, 2, 64, 64]), ["state", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 2, 64, 64]"]),
-        ("state", tensor(F32, &[5, 4, 64, 128]), ["state", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 4, 64, 128]"]),
-        ("write state", tensor(F32, &[5, 8, 64, 64]), ["write state", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 8, 64, 64]"]),
-        ("state", tensor(Bf16, &[u32::MAX as usize, 4, 64, 64]), ["P", "below 2^32 - 1", "got 4294967295"]),
+        ("pool", tensor(F32, &[5, 4, 4096]), ["pool", "[P, HV, V, K]", "got [5, 4, 4096]"]),
+        ("pool", tensor(F32, &[5, 2, 64, 64]), ["pool", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 2, 64, 64]"]),
+        ("pool", tensor(F32, &[5, 4, 64, 128]), ["pool", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 4, 64, 128]"]),
+        ("write_pool", tensor(F32, &[5, 8, 64, 64]), ["write_pool", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 8, 64, 64]"]),
+        ("pool", tensor(Bf16, &[u32::MAX as usize, 4, 64, 64]), ["P", "below 2^32 - 1", "got 4294967295"]),
         ("read_slots", tensor(I32, &[3]), ["read_slots", "[B] = [2]", "got [3]"]),
         ("write_slots", tensor(I64, &[2, 1]), ["write_slots", "[B] = [2]", "got [2, 1]"]),
         // Dtypes.
@@ -75,9 +67,9 @@ fn tensor_rules() -> Vec<(&'static str, Tensor<'static>, Message)> {
         ("b", tensor(I64, &[2, 1, 4]), ["b", FLOATS, "got i64"]),
         ("A_log", tensor(Bf16, &[4]), ["A_log", "wanted f32", "got bf16"]),
         ("dt_bias", tensor(F16, &[4]), ["dt_bias", "wanted f32", "got f16"]),
-        ("state", tensor(F16, &[5, 4, 64, 64]), ["state", "f32 or bf16", "got f16"]),
-        ("write state", tensor(F16, &[5, 4, 64, 64]), ["write state", "f32 or bf16", "got f16"]),
-        ("write state", tensor(Bf16, &[5, 4, 64, 64]), ["write state", "the dtype of state", "got bf16"]),
+        ("pool", tensor(F16, &[5, 4, 64, 64]), ["pool", "f32 or bf16", "got f16"]),
+        ("write_pool", tensor(F16, &[5, 4, 64, 64]), ["write_pool", "f32 or bf16", "got f16"]),
+        ("write_pool", tensor(Bf16, &[5, 4, 64, 64]), ["write_pool", "the dtype of pool", "got bf16"]),
         ("read_slots", tensor(F32, &[2]), ["read_slots", "i32, i64 or u32", "got f32"]),
         ("write_slots", tensor(Bf16, &[2]), ["write_slots", "i32, i64 or u32", "got bf16"]),
         // Strides.
@@ -93,16 +85,16 @@ fn tensor_rules() -> Vec<(&'static str, Tensor<'static>, Message)> {
         ("b", strided(Bf16, &[2, 1, 4], &[1, 1, 2]), ["b", "contiguous", "got strides [1, 1, 2]"]),
         ("A_log", strided(F32, &[4], &[2]), ["A_log", "contiguous", "got strides [2]"]),
         ("dt_bias", strided(F32, &[4], &[0]), ["dt_bias", "contiguous", "got strides [0]"]),
-        ("state", strided(F32, &[5, 4, 64, 64], &[16384, 4096, 1, 64]), ["state", "contiguous slots", "got strides [16384, 4096, 1, 64]"]),
-        ("state", strided(F32, &[5, 4, 64, 64], &[20480, 5120, 64, 1]), ["state", "contiguous slots", "got strides [20480, 5120, 64, 1]"]),
-        ("state", strided(F32, &[5, 4, 64, 64], &[16383, 4096, 64, 1]), ["state", "slots that do not overlap", "got strides [16383, 4096, 64, 1]"]),
-        ("write state", strided(F32, &[5, 4, 64, 64], &[0, 4096, 64, 1]), ["write state", "slots that do not overlap", "got strides [0, 4096, 64, 1]"]),
+        ("pool", strided(F32, &[5, 4, 64, 64], &[16384, 4096, 1, 64]), ["pool", "contiguous slots", "got strides [16384, 4096, 1, 64]"]),
+        ("pool", strided(F32, &[5, 4, 64, 64], &[20480, 5120, 64, 1]), ["pool", "contiguous slots", "got strides [20480, 5120, 64, 1]"]),
+        ("pool", strided(F32, &[5, 4, 64, 64], &[16383, 4096, 64, 1]), ["pool", "slots that do not overlap", "got strides [16383, 4096, 64, 1]"]),
+        ("write_pool", strided(F32, &[5, 4, 64, 64], &[0, 4096, 64, 1]), ["write_pool", "slots that do not overlap", "got strides [0, 4096, 64, 1]"]),
         ("read_slots", strided(I32, &[2], &[2]), ["read_slots", "contiguous", "got strides [2]"]),
         ("write_slots", strided(I64, &[2], &[0]), ["write_slots", "contiguous", "got strides [0]"]),
         ("q", strided(Bf16, &[2, 1, 2, 64], &[1 << 32, 128, 64, 1]), ["q", "below 2^32 elements", "got strides [4294967296, 128, 64, 1]"]),
         ("k", strided(Bf16, &[2, 1, 2, 64], &[128, 128, 1 << 32, 1]), ["k", "less than 2^32 elements", "got strides [128, 128, 4294967296, 1]"]),
         ("v", strided(Bf16, &[2, 1, 4, 64], &[256, 256, 1 << 31, 1]), ["v", "less than 2^32 elements", "got strides [256, 256, 2147483648, 1]"]),
-        ("state", strided(F32, &[5, 4, 64, 64], &[1 << 32, 4096, 64, 1]), ["state", "below 2^32 elements", "got strides [4294967296, 4096, 64, 1]"]),
+        ("pool", strided(F32, &[5, 4, 64, 64], &[1 << 32, 4096, 64, 1]), ["pool", "below 2^32 elements", "got strides [4294967296, 4096, 64, 1]"]),
         ("a", strided(Bf16, &[2, 1, 4], &[1 << 32, 4, 1]), ["a", "below 2^32 elements", "got strides [4294967296, 4, 1]"]),
         // Alignment.
         ("q", at(0x1_0001, Bf16, &[2, 1, 2, 64]), ["q", "alignment of 2 bytes", "got 1"]),
@@ -113,8 +105,8 @@ fn tensor_rules() -> Vec<(&'static str, Tensor<'static>, Message)> {
         ("b", at(0x1_0002, F32, &[2, 1, 4]), ["b", "alignment of 4 bytes", "got 2"]),
         ("A_log", at(0x1_0002, F32, &[4]), ["A_log", "alignment of 4 bytes", "got 2"]),
         ("dt_bias", at(0x1_0001, F32, &[4]), ["dt_bias", "alignment of 4 bytes", "got 1"]),
-        ("state", at(0x1_0002, F32, &[5, 4, 64, 64]), ["state", "alignment of 4 bytes", "got 2"]),
-        ("write state", at(0x1_0001, F32, &[5, 4, 64, 64]), ["write state", "alignment of 4 bytes", "got 1"]),
+        ("pool", at(0x1_0002, F32, &[5, 4, 64, 64]), ["pool", "alignment of 4 bytes", "got 2"]),
+        ("write_pool", at(0x1_0001, F32, &[5, 4, 64, 64]), ["write_pool", "alignment of 4 bytes", "got 1"]),
         ("read_slots", at(0x1_0002, U32, &[2]), ["read_slots", "alignment of 4 bytes", "got 2"]),
         ("write_slots", at(0x1_0004, I64, &[2]), ["write_slots", "alignment of 8 bytes", "got 4"]),
     ]
@@ -123,11 +115,11 @@ fn tensor_rules() -> Vec<(&'static str, Tensor<'static>, Message)> {
 /// What becomes of the arguments otherwise, and the message.
 #[rustfmt::skip]
 const OTHER_RULES: &[(Change, Message)] = &[
-    (|args| args.gates = GdnGates::Given { g: tensor(F32, &[2, 1, 4, 64]), beta: tensor(F32, &[2, 1, 4]) }, ["g", "[B, T, HV] = [2, 1, 4]", "got [2, 1, 4, 64]"]),
-    (|args| args.gates = GdnGates::Given { g: tensor(F32, &[2, 1, 4]), beta: tensor(F32, &[2, 4, 1]) }, ["beta", "[B, T, HV] = [2, 1, 4]", "got [2, 4, 1]"]),
+    (|args| given(args, tensor(F32, &[2, 1, 4, 64]), tensor(F32, &[2, 1, 4])), ["g", "[B, T, HV] = [2, 1, 4]", "got [2, 1, 4, 64]"]),
+    (|args| given(args, tensor(F32, &[2, 1, 4]), tensor(F32, &[2, 4, 1])), ["beta", "[B, T, HV] = [2, 1, 4]", "got [2, 4, 1]"]),
     (|args| (args.read_slots, args.pool) = (None, tensor(F32, &[1, 4, 64, 64])), ["B without read_slots", "at most P = 1", "got 2"]),
-    (|args| (args.options.update_state, args.write_pool) = (false, None), ["update_state = false and write_slots exclude each other", "no state is written", ""]),
-    (|args| (args.options.update_state, args.write_slots) = (false, None), ["update_state = false and write_pool exclude each other", "no state is written", ""]),
+    (|args| (args.update_state, args.write_pool) = (false, None), ["update_state = false and write_slots exclude each other", "no state is written", ""]),
+    (|args| (args.update_state, args.write_slots) = (false, None), ["update_state = false and write_pool exclude each other", "no state is written", ""]),
     (|args| args.options.scale = Some(f32::NAN), ["scale", "a finite number", "got NaN"]),
     (|args| args.options.scale = Some(f32::INFINITY), ["scale", "a finite number", "got inf"]),
     (|args| args.options.null_slot = Some(u32::MAX), ["null_slot", "below 2^32 - 1", "got 4294967295"]),

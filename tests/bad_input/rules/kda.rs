@@ -1,25 +1,16 @@
 //! The rules of KDA: what those of GDN do not say.
 
 use gated_delta::DType::{Bf16, F16, F32, I32};
-use gated_delta::Tensor;
-use gated_delta::ops::kda_recurrent::{KdaGate, KdaRecurrent};
-use gated_delta::ops::recurrent::Formulation;
-use gated_delta_tests::args::Args;
+use gated_delta::{Formulation, Tensor};
+use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay};
 
-use super::{FLOATS, Message, Rule, at, strided, tensor};
+use super::{Change, FLOATS, Message, OfTensor, Rule, all, at, strided, tensor};
 
-/// What is done to good arguments.
-type Change = fn(&mut KdaRecurrent<'_>);
-
-/// What becomes of a tensor.
-type OfTensor = (&'static str, Tensor<'static>, Message);
-
-fn with_bound(args: &mut KdaRecurrent<'_>, lower_bound: f32) {
-    args.gates.kind = KdaGate::LowerBound {
-        lower_bound,
-        a_log: None,
-        dt_bias: None,
-    };
+fn with_bound(args: &mut Arguments<Tensor<'_>>, lower_bound: f32) {
+    if let GateKind::Kda(decay, _) = &mut args.gates {
+        *decay = KdaDecay::LowerBound(lower_bound);
+    }
+    (args.a_log, args.dt_bias) = (None, None);
 }
 
 /// For B = 2, T = 3, T' = 2, H = 2, HV = 4, K = V = 64, P = 5 in f32, softplus gates with dt_bias.
@@ -48,7 +39,7 @@ pub fn rules() -> Vec<Rule> {
         ("previous beta", tensor(Bf16, &[2, 3, 4]), ["previous beta", "[B, T', HV] = [2, 2, 4]", "got [2, 3, 4]"]),
         ("previous k", tensor(Bf16, &[2, 17, 2, 64]), ["T' = 17", "not supported: 1 to 16", ""]),
         ("q", tensor(Bf16, &[2, 17, 2, 64]), ["T = 17", "not supported: 1 to 16", ""]),
-        ("state", tensor(F32, &[5, 2, 64, 64]), ["state", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 2, 64, 64]"]),
+        ("pool", tensor(F32, &[5, 2, 64, 64]), ["pool", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 2, 64, 64]"]),
     ];
     #[rustfmt::skip]
     const CHANGES: &[(Change, Message)] = &[
@@ -56,22 +47,11 @@ pub fn rules() -> Vec<Rule> {
         (|args| with_bound(args, 1.5), ["lower_bound", "a finite number below 0", "got 1.5"]),
         (|args| with_bound(args, f32::NAN), ["lower_bound", "a finite number below 0", "got NaN"]),
         (|args| with_bound(args, f32::NEG_INFINITY), ["lower_bound", "a finite number below 0", "got -inf"]),
-        (|args| args.gates.kind = KdaGate::LowerBound { lower_bound: -5.0, a_log: None, dt_bias: Some(tensor(F32, &[3, 64])) }, ["dt_bias", "[H or HV, K] = [4, 64]", "got [3, 64]"]),
+        (|args| { with_bound(args, -5.0); args.dt_bias = Some(tensor(F32, &[3, 64])) }, ["dt_bias", "[H or HV, K] = [4, 64]", "got [3, 64]"]),
         (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and an f32 state exclude each other", "it is for bf16 k_last states", ""]),
-        (|args| args.options.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
+        (|args| args.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
     ];
-    let others = CHANGES.iter().map(|&(change, message)| {
-        let change = move |args: &mut Args<'_>| match args {
-            Args::KdaRecurrent(args) => change(args),
-            _ => panic!("arguments of KDA"),
-        };
-        Rule::new(change, message)
-    });
-    tensors
-        .into_iter()
-        .map(Rule::of_tensor)
-        .chain(others)
-        .collect()
+    all(tensors, CHANGES)
 }
 
 /// For a commit of such, T' = 2.
@@ -84,5 +64,5 @@ pub fn of_commit() -> Vec<Rule> {
         ("dt_bias", tensor(F32, &[4, 32]), ["dt_bias", "[rows of A_log, K] = [4, 64]", "got [4, 32]"]),
         ("keep", tensor(I32, &[1]), ["keep", "[B] = [2]", "got [1]"]),
     ];
-    tensors.into_iter().map(Rule::of_tensor).collect()
+    all(tensors, &[])
 }

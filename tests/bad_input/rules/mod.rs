@@ -2,11 +2,10 @@
 
 pub mod decode;
 pub mod kda;
-pub mod mtp;
+pub mod verify;
 
 use gated_delta::{DType, Tensor};
-use gated_delta_tests::args::Args;
-use gated_delta_tests::tensors;
+use gated_delta_harness::arguments::Arguments;
 
 /// What the message begins with, what it says was wanted, and what it says came.
 pub type Message = [&'static str; 3];
@@ -14,31 +13,53 @@ pub type Message = [&'static str; 3];
 /// What it says of a tensor of floats.
 const FLOATS: &str = "bf16, f16 or f32";
 
+/// What is done to good arguments.
+type Change = fn(&mut Arguments<Tensor<'_>>);
+
+/// What becomes of the tensor of this name.
+type OfTensor = (&'static str, Tensor<'static>, Message);
+
 /// A broken rule.
 pub struct Rule {
-    change: Box<dyn Fn(&mut Args<'_>)>,
+    change: Box<dyn Fn(&mut Arguments<Tensor<'_>>)>,
     message: Message,
 }
 
+/// Rules of tensors, and others.
+fn all(tensors: Vec<OfTensor>, changes: &[(Change, Message)]) -> Vec<Rule> {
+    let changes = changes.iter().copied();
+    let changes = changes.map(|(change, message)| Rule {
+        change: Box::new(change),
+        message,
+    });
+    tensors
+        .into_iter()
+        .map(Rule::of_tensor)
+        .chain(changes)
+        .collect()
+}
+
+/// The tensor of this name.
+///
+/// # Panics
+/// Where there is none.
+pub fn tensor_of<'a, 'b>(args: &'b mut Arguments<Tensor<'a>>, name: &str) -> &'b mut Tensor<'a> {
+    let all = args.tensors_mut().into_iter();
+    let named = all.into_iter().find(|(of, _)| *of == name);
+    named.unwrap_or_else(|| panic!("there is no {name}")).1
+}
+
 impl Rule {
-    /// Arguments after `change` are refused with `message`.
-    pub fn new(change: impl Fn(&mut Args<'_>) + 'static, message: Message) -> Self {
+    /// The tensor of this name is another one.
+    fn of_tensor((name, tensor, message): OfTensor) -> Self {
         Self {
-            change: Box::new(change),
+            change: Box::new(move |args| *tensor_of(args, name) = tensor),
             message,
         }
     }
 
-    /// So are those in which the tensor of this name is another one.
-    fn of_tensor((name, tensor, message): (&'static str, Tensor<'static>, Message)) -> Self {
-        let change = move |args: &mut Args<'_>| {
-            *tensors::tensor(args, name) = tensor;
-        };
-        Self::new(change, message)
-    }
-
     /// Breaks it in good arguments.
-    pub fn change(&self, args: &mut Args<'_>) {
+    pub fn change(&self, args: &mut Arguments<Tensor<'_>>) {
         (self.change)(args);
     }
 

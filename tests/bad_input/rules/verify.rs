@@ -2,31 +2,10 @@
 
 use gated_delta::DType::{Bf16, F16, F32, I32, I64, U32};
 use gated_delta::Tensor;
-use gated_delta::ops::StateLayout;
-use gated_delta::ops::gdn_mtp::{GdnCommit, GdnMtp};
-use gated_delta::ops::recurrent::{Formulation, Packed, Previous};
-use gated_delta_tests::args::Args;
+use gated_delta::{Formulation, StateLayout};
+use gated_delta_harness::arguments::{Kept, Packed, Tokens};
 
-use super::{FLOATS, Message, Rule, at, strided, tensor};
-
-/// What is done to good arguments.
-type Change = fn(&mut GdnMtp<'_>);
-
-/// What is done to a good commit.
-type ChangeCommit = fn(&mut GdnCommit<'_>);
-
-/// What becomes of a tensor.
-type OfTensor = (&'static str, Tensor<'static>, Message);
-
-fn changes(rules: &'static [(Change, Message)]) -> impl Iterator<Item = Rule> {
-    rules.iter().map(|&(change, message)| {
-        let change = move |args: &mut Args<'_>| match args {
-            Args::GdnMtp(args) => change(args),
-            _ => panic!("arguments of a verify"),
-        };
-        Rule::new(change, message)
-    })
-}
+use super::{Change, FLOATS, Message, OfTensor, Rule, all, at, strided, tensor};
 
 /// For B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5 in f32 with snapshots of 4 steps, slots and a write pool.
 pub fn of_snapshots() -> Vec<Rule> {
@@ -50,8 +29,8 @@ pub fn of_snapshots() -> Vec<Rule> {
         ("b", tensor(Bf16, &[6, 4]), ["b", "[B, T, HV] = [2, 3, 4]", "got [6, 4]"]),
         ("A_log", tensor(F32, &[2]), ["A_log", "[HV] = [4]", "got [2]"]),
         ("dt_bias", tensor(F32, &[4, 64]), ["dt_bias", "[HV] = [4]", "got [4, 64]"]),
-        ("state", tensor(F32, &[5, 2, 64, 64]), ["state", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 2, 64, 64]"]),
-        ("write state", tensor(Bf16, &[5, 4, 64, 64]), ["write state", "the dtype of state", "got bf16"]),
+        ("pool", tensor(F32, &[5, 2, 64, 64]), ["pool", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 2, 64, 64]"]),
+        ("write_pool", tensor(Bf16, &[5, 4, 64, 64]), ["write_pool", "the dtype of pool", "got bf16"]),
         ("read_slots", tensor(I32, &[2, 3]), ["read_slots", "[B] = [2]", "got [2, 3]"]),
         ("write_slots", tensor(I32, &[3]), ["write_slots", "[B] = [2]", "got [3]"]),
         ("snapshots", tensor(F32, &[2, 4, 4, 64]), ["snapshots", "[B, steps, HV, V, K]", "got [2, 4, 4, 64]"]),
@@ -62,8 +41,8 @@ pub fn of_snapshots() -> Vec<Rule> {
         ("o", tensor(U32, &[2, 3, 4, 64]), ["o", FLOATS, "got u32"]),
         ("a", tensor(I64, &[2, 3, 4]), ["a", FLOATS, "got i64"]),
         ("A_log", tensor(Bf16, &[4]), ["A_log", "wanted f32", "got bf16"]),
-        ("state", tensor(F16, &[5, 4, 64, 64]), ["state", "f32 or bf16", "got f16"]),
-        ("snapshots", tensor(Bf16, &[2, 4, 4, 64, 64]), ["snapshots", "the dtype of state", "got bf16"]),
+        ("pool", tensor(F16, &[5, 4, 64, 64]), ["pool", "f32 or bf16", "got f16"]),
+        ("snapshots", tensor(Bf16, &[2, 4, 4, 64, 64]), ["snapshots", "the dtype of pool", "got bf16"]),
         ("read_slots", tensor(F32, &[2]), ["read_slots", "i32, i64 or u32", "got f32"]),
         ("q", strided(Bf16, &[2, 3, 2, 64], &[768, 256, 128, 2]), ["q", "contiguous", "got strides [768, 256, 128, 2]"]),
         ("o", strided(Bf16, &[2, 3, 4, 64], &[768, 0, 64, 1]), ["o", "do not overlap", "got strides [768, 0, 64, 1]"]),
@@ -83,8 +62,8 @@ pub fn of_snapshots() -> Vec<Rule> {
         (|args| args.accepted = Some(tensor(I32, &[2])), ["token_slots is missing", "accepted tokens need it", ""]),
         (|args| args.token_slots = Some(tensor(I32, &[2, 3])), ["token_slots and read_slots exclude each other", "they say where states start", ""]),
         (|args| (args.token_slots, args.read_slots) = (Some(tensor(I32, &[2, 3])), None), ["token_slots and write_slots exclude each other", "where each of them goes", ""]),
-        (|args| args.options.update_state = false, ["update_state = false and write_slots exclude each other", "no state is written", ""]),
-        (|args| (args.options.update_state, args.write_slots) = (false, None), ["update_state = false and write_pool exclude each other", "no state is written", ""]),
+        (|args| args.update_state = false, ["update_state = false and write_slots exclude each other", "no state is written", ""]),
+        (|args| (args.update_state, args.write_slots) = (false, None), ["update_state = false and write_pool exclude each other", "no state is written", ""]),
         (|args| args.previous = Some(previous()), ["previous and snapshots exclude each other", "no other", ""]),
         (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and snapshots exclude each other", "no state after each token", ""]),
         (|args| (args.options.formulation, args.snapshots) = (Formulation::Parallel, None), ["formulation = parallel and an f32 state exclude each other", "bf16 k_last states", ""]),
@@ -92,20 +71,18 @@ pub fn of_snapshots() -> Vec<Rule> {
         (|args| args.options.scale = Some(f32::NAN), ["scale", "a finite number", "got NaN"]),
         (|args| args.options.null_slot = Some(u32::MAX), ["null_slot", "below 2^32 - 1", "got 4294967295"]),
     ];
-    tensors
-        .into_iter()
-        .map(Rule::of_tensor)
-        .chain(changes(CHANGES))
-        .collect()
+    all(tensors, CHANGES)
 }
 
 /// Previous tokens that go with the others.
-fn previous() -> Previous<'static> {
-    Previous {
-        k: tensor(Bf16, &[2, 2, 2, 64]),
-        v: tensor(Bf16, &[2, 2, 4, 64]),
-        gate: tensor(Bf16, &[2, 2, 4]),
-        beta: tensor(Bf16, &[2, 2, 4]),
+fn previous() -> Kept<Tensor<'static>> {
+    Kept {
+        tokens: Tokens {
+            k: tensor(Bf16, &[2, 2, 2, 64]),
+            v: tensor(Bf16, &[2, 2, 4, 64]),
+            gate: tensor(Bf16, &[2, 2, 4]),
+            beta: tensor(Bf16, &[2, 2, 4]),
+        },
         keep: tensor(I32, &[2]),
     }
 }
@@ -144,14 +121,10 @@ pub fn of_token_slots() -> Vec<Rule> {
         (|args| args.read_slots = Some(tensor(I32, &[2])), ["token_slots and read_slots exclude each other", "they say where states start", ""]),
         (|args| args.write_slots = Some(tensor(I32, &[2])), ["token_slots and write_slots exclude each other", "where each of them goes", ""]),
         (|args| args.previous = Some(previous()), ["token_slots and previous exclude each other", "where each of them goes", ""]),
-        (|args| args.options.update_state = false, ["token_slots and update_state = false exclude each other", "where each of them goes", ""]),
+        (|args| args.update_state = false, ["token_slots and update_state = false exclude each other", "where each of them goes", ""]),
         (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and token_slots exclude each other", "no state after each token", ""]),
     ];
-    tensors
-        .into_iter()
-        .map(Rule::of_tensor)
-        .chain(changes(CHANGES))
-        .collect()
+    all(tensors, CHANGES)
 }
 
 /// For two rows of 3 tokens after 9 previous ones, states in bf16, otherwise as above.
@@ -182,16 +155,12 @@ pub fn of_previous() -> Vec<Rule> {
     #[rustfmt::skip]
     const CHANGES: &[(Change, Message)] = &[
         (|args| args.snapshots = Some(tensor(Bf16, &[2, 3, 4, 64, 64])), ["previous and snapshots exclude each other", "no other", ""]),
-        (|args| args.options.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
+        (|args| args.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
         (|args| args.options.formulation = Formulation::Parallel, ["T' of the parallel formulation = 9", "not supported: 1 to 8", ""]),
         (|args| (args.options.formulation, args.options.state_layout) = (Formulation::Parallel, StateLayout::VLast), ["formulation = parallel and a v_last state exclude each other", "bf16 k_last states", ""]),
-        (|args| (args.options.formulation, args.q) = (Formulation::Parallel, tensor(Bf16, &[2, 9, 2, 64])), ["T of the parallel formulation = 9", "not supported: 1 to 8", ""]),
+        (|args| { args.options.formulation = Formulation::Parallel; args.new.iter_mut().for_each(|new| new.q = tensor(Bf16, &[2, 9, 2, 64])) }, ["T of the parallel formulation = 9", "not supported: 1 to 8", ""]),
     ];
-    tensors
-        .into_iter()
-        .map(Rule::of_tensor)
-        .chain(changes(CHANGES))
-        .collect()
+    all(tensors, CHANGES)
 }
 
 /// For a commit of two rows of 9 tokens with slots and a write pool, states in f32.
@@ -210,27 +179,16 @@ pub fn of_commit() -> Vec<Rule> {
         ("A_log", tensor(F32, &[1]), ["A_log", "[HV] = [4]", "got [1]"]),
         ("keep", tensor(I32, &[2, 9]), ["keep", "[B] = [2]", "got [2, 9]"]),
         ("keep", tensor(F32, &[2]), ["keep", "i32, i64 or u32", "got f32"]),
-        ("state", tensor(F32, &[5, 4, 64, 32]), ["state", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 4, 64, 32]"]),
-        ("write state", tensor(Bf16, &[5, 4, 64, 64]), ["write state", "the dtype of state", "got bf16"]),
+        ("pool", tensor(F32, &[5, 4, 64, 32]), ["pool", "[P, HV, V, K] = [5, 4, 64, 64]", "got [5, 4, 64, 32]"]),
+        ("write_pool", tensor(Bf16, &[5, 4, 64, 64]), ["write_pool", "the dtype of pool", "got bf16"]),
         ("read_slots", tensor(I32, &[9]), ["read_slots", "[B] = [2]", "got [9]"]),
         ("write_slots", tensor(F32, &[2]), ["write_slots", "i32, i64 or u32", "got f32"]),
     ];
     #[rustfmt::skip]
-    const CHANGES: &[(ChangeCommit, Message)] = &[
-        (|args| args.options.update_state = false, ["a commit and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
+    const CHANGES: &[(Change, Message)] = &[
+        (|args| args.update_state = false, ["a commit and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
         (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and an f32 state exclude each other", "bf16 k_last states", ""]),
         (|args| args.options.null_slot = Some(u32::MAX), ["null_slot", "below 2^32 - 1", "got 4294967295"]),
     ];
-    let others = CHANGES.iter().map(|&(change, message)| {
-        let change = move |args: &mut Args<'_>| match args {
-            Args::GdnCommit(args) => change(args),
-            _ => panic!("arguments of a commit"),
-        };
-        Rule::new(change, message)
-    });
-    tensors
-        .into_iter()
-        .map(Rule::of_tensor)
-        .chain(others)
-        .collect()
+    all(tensors, CHANGES)
 }

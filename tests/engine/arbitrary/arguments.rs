@@ -1,13 +1,9 @@
 //! Arguments of tensors most of which have the right dims.
 
-use gated_delta::ops::gdn_decode::{GdnDecode, GdnDecodeOptions};
-use gated_delta::ops::gdn_mtp::{GdnCommit, GdnMtp};
-use gated_delta::ops::kda_recurrent::{KdaBeta, KdaGate, KdaGates, KdaRecurrent};
-use gated_delta::ops::recurrent::{Formulation, Packed, Previous, RecurrentOptions};
-use gated_delta::ops::{BetaScale, GdnGates, HeadMap, StateLayout};
-use gated_delta::{DType, Tensor};
-use gated_delta_tests::args::Args;
-use proptest::collection::vec;
+use gated_delta::{BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout, Tensor};
+use gated_delta_harness::arguments::{
+    Arguments, GateKind, KdaDecay, Kept, New, Operator, Packed, Tokens,
+};
 use proptest::option;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::select;
@@ -93,8 +89,9 @@ impl Tensors {
 /// All that is drawn for one set of arguments.
 pub type Draw = (
     Dims,
+    GateKind,
     Vec<Twist>,
-    [bool; 10],
+    [bool; 16],
     [DType; 5],
     (Option<f32>, Option<u32>, usize),
 );
@@ -104,81 +101,28 @@ pub fn draws() -> impl Strategy<Value = Draw> {
     let null_slot = option::weighted(0.2, select(vec![0, 7, u32::MAX]));
     let floats = || prop_oneof![19 => select(vec![DType::Bf16, DType::F32]), 1 => dtype()];
     let indices = prop_oneof![19 => Just(DType::I32), 1 => dtype()];
+    let gates = vec![
+        GateKind::Raw(BetaScale::Two),
+        GateKind::Given,
+        GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+        GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+        GateKind::Kda(KdaDecay::LowerBound(-5.0), KdaBeta::Logit),
+        GateKind::Kda(KdaDecay::LowerBound(f32::NAN), KdaBeta::Logit),
+    ];
     (
         dims(),
-        vec(twist(), 24),
-        any::<[bool; 10]>(),
+        select(gates),
+        proptest::collection::vec(twist(), 24),
+        any::<[bool; 16]>(),
         (floats(), floats(), floats(), indices).prop_map(|(a, b, c, d)| [a, b, c, d, DType::F32]),
         (scale, null_slot, prop_oneof![4 => 0usize..=2, 1 => size()]),
     )
 }
 
-pub fn decode((dims, twists, flags, dtypes, (scale, null_slot, _)): Draw) -> Option<Args<'static>> {
-    let mut tensors = Tensors {
-        twists: twists.into_iter(),
-        dtypes,
-    };
-    let Dims {
-        rows,
-        heads,
-        value_heads,
-        dim,
-        slots,
-        ..
-    } = dims;
-    let layout = if flags[0] {
-        StateLayout::KLast
-    } else {
-        StateLayout::VLast
-    };
-    let state = [slots, value_heads, dim, dim];
-    Some(Args::GdnDecode(GdnDecode {
-        q: tensors.next(0, &[rows, 1, heads, dim])?,
-        k: tensors.next(0, &[rows, 1, heads, dim])?,
-        v: tensors.next(0, &[rows, 1, value_heads, dim])?,
-        gates: GdnGates::Raw {
-            a: tensors.next(1, &[rows, 1, value_heads])?,
-            b: tensors.next(1, &[rows, 1, value_heads])?,
-            a_log: tensors.next(4, &[value_heads])?,
-            dt_bias: tensors.next(4, &[value_heads])?,
-            beta_scale: BetaScale::Two,
-        },
-        o: tensors.next(0, &[rows, 1, value_heads, dim])?,
-        pool: tensors.next(2, &state)?,
-        write_pool: if flags[1] {
-            Some(tensors.next(2, &state)?)
-        } else {
-            None
-        },
-        read_slots: if flags[2] {
-            Some(tensors.next(3, &[rows])?)
-        } else {
-            None
-        },
-        write_slots: if flags[3] {
-            Some(tensors.next(3, &[rows])?)
-        } else {
-            None
-        },
-        options: GdnDecodeOptions {
-            state_layout: layout,
-            head_map: if flags[4] {
-                HeadMap::Tiled
-            } else {
-                HeadMap::Grouped
-            },
-            scale,
-            null_slot,
-            update_state: flags[5],
-            ..GdnDecodeOptions::default()
-        },
-    }))
-}
-
-/// A verify, its commit, and a KDA of the same tensors.
-pub fn recurrent(
-    (dims, twists, flags, dtypes, (scale, null_slot, steps)): Draw,
-) -> Option<[Args<'static>; 3]> {
+/// A step or a commit of either operator.
+pub fn arguments(
+    (dims, gates, twists, flags, dtypes, (scale, null_slot, steps)): Draw,
+) -> Option<Arguments<Tensor<'static>>> {
     let mut tensors = Tensors {
         twists: twists.into_iter(),
         dtypes,
@@ -191,138 +135,77 @@ pub fn recurrent(
         dim,
         slots,
     } = dims;
-    let is_packed = flags[9];
+    let mut flags = flags.into_iter();
+    let mut flag = || flags.next().unwrap_or_default();
+    let (is_packed, is_commit, of_tokens, with_previous) = (flag(), flag(), flag(), flag());
     let [b, t] = if is_packed {
         [1, rows * tokens]
     } else {
         [rows, tokens]
     };
     let state = [slots, value_heads, dim, dim];
-    let keys = [b, t, heads, dim];
-    let values = [b, t, value_heads, dim];
-    let options = RecurrentOptions {
-        state_layout: if flags[0] {
-            StateLayout::KLast
-        } else {
-            StateLayout::VLast
-        },
-        scale,
-        null_slot,
-        update_state: flags[1],
-        formulation: if flags[2] {
-            Formulation::Parallel
-        } else {
-            Formulation::Recurrent
-        },
-        ..RecurrentOptions::default()
+    let per_channel = gates.operator() == Operator::Kda;
+    let mut of = |b, t| {
+        let gate = [b, t, value_heads, dim];
+        Some(Tokens {
+            k: tensors.next(0, &[b, t, heads, dim])?,
+            v: tensors.next(0, &[b, t, value_heads, dim])?,
+            gate: tensors.next(1, &gate[..if per_channel { 4 } else { 3 }])?,
+            beta: tensors.next(1, &[b, t, value_heads])?,
+        })
     };
-    let (gate, beta) = (
-        tensors.next(1, &[b, t, value_heads])?,
-        tensors.next(1, &[b, t, value_heads])?,
-    );
-    let previous = Previous {
-        k: tensors.next(0, &[rows, steps, heads, dim])?,
-        v: tensors.next(0, &[rows, steps, value_heads, dim])?,
-        gate: tensors.next(1, &[rows, steps, value_heads])?,
-        beta: tensors.next(1, &[rows, steps, value_heads])?,
-        keep: tensors.next(3, &[rows])?,
+    let (new, previous) = (of(b, t)?, of(rows, steps)?);
+    let new = New {
+        q: tensors.next(0, &[b, t, heads, dim])?,
+        tokens: new,
+        o: tensors.next(0, &[b, t, value_heads, dim])?,
     };
-    let token_slots = flags[3];
-    let verify = GdnMtp {
-        q: tensors.next(0, &keys)?,
-        k: tensors.next(0, &keys)?,
-        v: tensors.next(0, &values)?,
-        gates: GdnGates::Given { g: gate, beta },
-        o: tensors.next(0, &values)?,
-        pool: tensors.next(2, &state)?,
-        write_pool: if flags[4] {
-            Some(tensors.next(2, &state)?)
-        } else {
-            None
-        },
-        read_slots: if flags[5] && !token_slots {
-            Some(tensors.next(3, &[rows])?)
-        } else {
-            None
-        },
-        write_slots: if flags[6] && !token_slots {
-            Some(tensors.next(3, &[rows])?)
-        } else {
-            None
-        },
-        token_slots: if token_slots {
-            Some(tensors.next(3, &[rows, tokens])?)
-        } else {
-            None
-        },
-        accepted: if token_slots && flags[5] {
-            Some(tensors.next(3, &[rows])?)
-        } else {
-            None
-        },
-        snapshots: if flags[7] {
-            Some(tensors.next(2, &[rows, steps, value_heads, dim, dim])?)
-        } else {
-            None
-        },
-        packed: if is_packed {
-            Some(Packed {
-                cu_seqlens: tensors.next(3, &[rows.wrapping_add(1)])?,
+    let keep = tensors.next(3, &[rows])?;
+    let mut optional = |dtype: usize, dims: &[usize], is_there: bool| match is_there {
+        true => tensors.next(dtype, dims).map(Some),
+        false => Some(None),
+    };
+    let has_parameters = !matches!(gates, GateKind::Given | GateKind::Kda(KdaDecay::Log, _));
+    let dt_bias: &[usize] = &[value_heads, dim];
+    let mut options = Options::default();
+    options.state_layout = if flag() {
+        StateLayout::KLast
+    } else {
+        StateLayout::VLast
+    };
+    options.head_map = if flag() {
+        HeadMap::Tiled
+    } else {
+        HeadMap::Grouped
+    };
+    if flag() && flag() {
+        options.formulation = Formulation::Parallel;
+    }
+    (options.scale, options.null_slot) = (scale, null_slot);
+    Some(Arguments {
+        gates,
+        a_log: optional(4, &[value_heads], has_parameters)?,
+        dt_bias: optional(4, &dt_bias[..1 + usize::from(per_channel)], has_parameters)?,
+        new: (!is_commit).then_some(new),
+        previous: ((with_previous && !of_tokens) || is_commit).then_some(Kept {
+            tokens: previous,
+            keep,
+        }),
+        pool: optional(2, &state, true)??,
+        write_pool: optional(2, &state, flag())?,
+        read_slots: optional(3, &[rows], flag() && !of_tokens)?,
+        write_slots: optional(3, &[rows], flag() && !of_tokens)?,
+        token_slots: optional(3, &[rows, tokens], of_tokens)?,
+        accepted: optional(3, &[rows], of_tokens && flag())?,
+        snapshots: optional(2, &[rows, steps, value_heads, dim, dim], flag() && flag())?,
+        packed: match optional(3, &[rows + 1], is_packed)? {
+            Some(cu_seqlens) => Some(Packed {
+                cu_seqlens,
                 max_tokens: tokens,
-            })
-        } else {
-            None
+            }),
+            None => None,
         },
-        previous: if flags[8] && !token_slots {
-            Some(previous)
-        } else {
-            None
-        },
+        update_state: flag() || flag(),
         options,
-    };
-    let commit = GdnCommit {
-        k: previous.k,
-        v: previous.v,
-        gates: GdnGates::Given {
-            g: previous.gate,
-            beta: previous.beta,
-        },
-        keep: previous.keep,
-        pool: verify.pool,
-        write_pool: verify.write_pool,
-        read_slots: verify.read_slots,
-        write_slots: verify.write_slots,
-        options,
-    };
-    let kda = KdaRecurrent {
-        q: verify.q,
-        k: verify.k,
-        v: verify.v,
-        gates: KdaGates {
-            g: tensors.next(1, &[b, t, value_heads, dim])?,
-            kind: KdaGate::LowerBound {
-                lower_bound: scale.unwrap_or(-5.0),
-                a_log: Some(tensors.next(4, &[heads])?),
-                dt_bias: Some(tensors.next(4, &[heads, dim])?),
-            },
-            beta,
-            beta_kind: KdaBeta::Logit,
-        },
-        o: verify.o,
-        pool: verify.pool,
-        write_pool: verify.write_pool,
-        read_slots: verify.read_slots,
-        write_slots: verify.write_slots,
-        token_slots: verify.token_slots,
-        accepted: verify.accepted,
-        snapshots: verify.snapshots,
-        packed: verify.packed,
-        previous: None,
-        options,
-    };
-    Some([
-        Args::GdnMtp(verify),
-        Args::GdnCommit(commit),
-        Args::KdaRecurrent(kda),
-    ])
+    })
 }

@@ -3,27 +3,31 @@
 mod arguments;
 mod tensors;
 
-use gated_delta::{Library, StreamRef};
-use gated_delta_tests::args::Args;
+use gated_delta::{Library, StreamRef, Tensor};
+use gated_delta_harness::arguments::Arguments;
 use gated_delta_tests::for_all;
 
-use crate::{each, recipe, validate};
-use arguments::{decode, draws, recurrent};
+use arguments::{arguments, draws};
 use tensors::{view, wild};
 
 /// Calls everything that takes arguments.
-fn call_everything(args: &Args<'_>) {
+fn call_everything(args: &Arguments<Tensor<'_>>) {
+    let Ok(work) = args.work() else { return };
     let library = Library::simulator();
     let stream = StreamRef::default_stream();
-    each!(args, args => drop(args.params()));
-    let _ = (args.variants(), args.selected(), args.bytes());
-    let _ = (args.prewarm(&library), args.plan(&library).is_ok());
-    let _ = validate(&library, stream, args);
-    if let Ok(recipe) = recipe(args) {
+    let _ = (
+        work.params(),
+        work.variants(),
+        work.selected(),
+        work.bytes(),
+    );
+    let _ = (library.prewarm(&*work), library.plan(&*work).is_ok());
+    let _ = library.validate(stream, &*work);
+    if let Ok(recipe) = work.recipe() {
         assert!(recipe.kernel.ptx().is_ok());
     }
     // SAFETY: the simulator refuses tensors in GPU memory, and reads none of them.
-    let launched = unsafe { args.launch(&library, stream, None) };
+    let launched = unsafe { library.launch(stream, &*work) };
     assert!(launched.is_err(), "a launch on memory that is not there");
 }
 
@@ -47,10 +51,7 @@ fn views_of_any_tensor_are_tensors_or_errors() {
 #[test]
 fn arguments_of_any_tensors_are_taken_or_refused() {
     for_all("arbitrary_arguments", 4000, &draws(), |draw| {
-        if let Some(args) = decode(draw.clone()) {
-            call_everything(&args);
-        }
-        for args in recurrent(draw).into_iter().flatten() {
+        if let Some(args) = arguments(draw) {
             call_everything(&args);
         }
     });

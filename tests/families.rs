@@ -1,0 +1,398 @@
+//! Every family of kernels against the reference, case by case: see `gdn_decode`, `gdn_mtp` and `kda_recurrent` for random
+//! ones.
+
+use gated_delta::{BetaScale, DType, KdaBeta, StateLayout};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_reference::gate::{sigmoid, softplus_log_decay};
+use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
+use gated_delta_tests::backend::backends;
+use gated_delta_tests::compare::{assert_close, check, check_everywhere, norm};
+use gated_delta_tests::layout::{Form, Layout, Spacing};
+use gated_delta_tests::problem::{Array, Change, Problem, Sizes};
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{Family, Magnitude, Spec};
+
+/// Launches of `plain` with each way of keeping states that its family has.
+fn ways(family: Family, plain: &Spec) -> Vec<Spec> {
+    let of_tokens = SlotChoice {
+        inactive: plain.slots.inactive,
+        ..SlotChoice::OF_TOKENS
+    };
+    let mut frozen = plain.clone();
+    (frozen.update_state, frozen.slots.write) = (false, false);
+    let mut ways = vec![plain.clone(), frozen];
+    if family.decode {
+        return ways;
+    }
+    if family.is_recurrent() {
+        ways.push(Spec {
+            snapshots: Some(1),
+            ..plain.clone()
+        });
+        ways.push(Spec {
+            slots: of_tokens,
+            ..plain.clone()
+        });
+    }
+    for tokens in [plain.tokens, 0] {
+        ways.push(Spec {
+            previous: Some(2),
+            tokens,
+            ..plain.clone()
+        });
+    }
+    ways
+}
+
+/// The variant that is selected for the arguments, whichever it is.
+#[test]
+fn the_selected_variant() {
+    for family in Family::all() {
+        let spec = Spec {
+            slots: SlotChoice::BOTH,
+            batch: 3,
+            ..Spec::plain(family)
+        };
+        check_everywhere(&spec.case(), None);
+    }
+}
+
+#[test]
+fn every_number_of_tokens() {
+    for family in Family::which(|family| !family.decode && family.dim == 64) {
+        for tokens in 1..=family.max_tokens() {
+            let spec = Spec {
+                batch: 1,
+                heads: 1,
+                ratio: 2,
+                tokens,
+                seed: tokens as u64,
+                ..Spec::plain(family)
+            };
+            check_everywhere(&spec.case(), None);
+            let previous = Some(family.max_tokens() + 1 - tokens);
+            check_everywhere(&Spec { previous, ..spec }.case(), None);
+        }
+    }
+}
+
+/// Every element type of every tensor, aligned and not.
+#[test]
+fn every_element_type() {
+    for family in Family::all() {
+        for spacing in [Spacing::Dense, Spacing::Odd] {
+            for element in [DType::F32, DType::Bf16, DType::F16] {
+                let mut spec = Spec {
+                    batch: 1,
+                    heads: 1,
+                    previous: (!family.decode).then_some(2),
+                    ..Spec::plain(family)
+                };
+                spec.form = Form {
+                    qkvo: [element; 4],
+                    gates: [element; 2],
+                    io: spacing,
+                    pools: spacing,
+                    ..spec.form
+                };
+                check_everywhere(&spec.case(), None);
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_at_the_ends_of_their_range() {
+    let of_kda = |decay| GateKind::Kda(decay, KdaBeta::Logit);
+    for family in Family::all() {
+        let gates = match family.operator {
+            Operator::Gdn => [
+                GateKind::Raw(BetaScale::One),
+                GateKind::Raw(BetaScale::Two),
+                GateKind::Given,
+            ],
+            Operator::Kda => [
+                of_kda(KdaDecay::Softplus),
+                of_kda(KdaDecay::LowerBound(-5.0)),
+                of_kda(KdaDecay::Log),
+            ],
+        };
+        for (seed, gates) in (1..).zip(gates) {
+            let mut spec = Spec {
+                extreme_gates: true,
+                gates,
+                seed,
+                heads: 2,
+                ratio: 3,
+                batch: 1,
+                ..Spec::plain(family)
+            };
+            spec.form.gates = [DType::F32; 2];
+            check_everywhere(&spec.case(), None);
+        }
+    }
+}
+
+#[test]
+fn zero_queries_and_keys() {
+    for family in Family::all() {
+        for qk_l2norm in [true, false] {
+            let mut spec = Spec {
+                magnitude: Magnitude::Zeros,
+                seed: 5,
+                ..Spec::plain(family)
+            };
+            spec.options.qk_l2norm = qk_l2norm;
+            check_everywhere(&spec.case(), None);
+        }
+    }
+}
+
+/// Many inactive rows among few live ones, all kinds of indices.
+#[test]
+fn inactive_rows() {
+    for family in Family::all() {
+        for (seed, index) in [DType::I32, DType::I64, DType::U32].into_iter().enumerate() {
+            for null_slot in [None, Some(0)] {
+                let mut spec = Spec {
+                    batch: 8,
+                    tokens: 1,
+                    heads: 1,
+                    ratio: 1,
+                    slots: SlotChoice::BOTH,
+                    packed: !family.decode,
+                    ..Spec::plain(family)
+                };
+                spec.form.indices = [index; 6];
+                spec.options.null_slot = null_slot;
+                spec.seed = seed as u64;
+                let case = spec.case();
+                let live = case.rows().iter().filter(|row| row.live.is_some()).count();
+                assert!(
+                    (1..spec.batch).contains(&live),
+                    "{live} live rows of {}: choose another seed",
+                    spec.batch
+                );
+                check_everywhere(&case, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_empty_batch_does_nothing() {
+    for family in Family::all() {
+        let spare = SlotChoice {
+            spare: 2,
+            ..SlotChoice::NONE
+        };
+        for slots in [spare, SlotChoice::LIVE] {
+            let plain = Spec {
+                batch: 0,
+                slots,
+                ..Spec::plain(family)
+            };
+            for spec in ways(family, &plain) {
+                for packed in [false, spec.tokens > 0 && !family.decode] {
+                    let case = Spec {
+                        packed,
+                        ..spec.clone()
+                    }
+                    .case();
+                    for backend in backends() {
+                        let after = backend.run(&case, None);
+                        assert!(after == case, "{}: something was written", backend.name());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An all-padding batch, as engines launch to warm up: zeros, and every state as it was.
+#[test]
+fn an_inactive_batch_touches_no_state() {
+    for family in Family::all() {
+        let plain = Spec {
+            slots: SlotChoice::LIVE,
+            ..Spec::plain(family)
+        };
+        for spec in ways(family, &plain) {
+            let good = spec.problem();
+            let fill = |wanted: &[&str], with: i64| {
+                good.each(|name, array| {
+                    if wanted.contains(&name) {
+                        array.values.fill(with as f64);
+                    }
+                })
+            };
+            let mut problems = vec![fill(&["read_slots", "token_slots"], -1)];
+            if good.accepted.is_some() {
+                problems.extend([0, 4].map(|accepted| fill(&["accepted"], accepted)));
+            }
+            if good.previous.is_some() {
+                problems.extend([-1, 3].map(|keep| fill(&["keep"], keep)));
+            }
+            for problem in problems {
+                let case = problem.case(&spec.form);
+                for backend in backends() {
+                    let after = backend.run(&case, None);
+                    assert!(
+                        after.o_bits().iter().all(|bits| *bits == 0),
+                        "{}",
+                        backend.name()
+                    );
+                    check(&case, &after);
+                    assert!(after.state_bits() == case.state_bits(), "states differ");
+                }
+            }
+        }
+    }
+}
+
+/// A pool that is not written may be borrowed read-only, as may everything else but o.
+#[test]
+fn without_update_the_pool_is_only_read() {
+    for family in Family::all() {
+        let mut spec = Spec::plain(family);
+        spec.update_state = false;
+        let case = spec.case();
+        assert!(!case.writes(case.pool.buffer));
+        check_everywhere(&case, None);
+    }
+}
+
+/// Packed rows without a token, or with too many, or of which the bounds are nowhere: not even o is touched.
+#[test]
+fn rows_without_tokens_touch_nothing() {
+    for family in Family::several() {
+        let plain = Spec {
+            slots: SlotChoice::LIVE,
+            ..Spec::plain(family)
+        };
+        for spec in ways(family, &plain).iter().filter(|spec| spec.tokens > 0) {
+            for cu_seqlens in [[0, 0, 0], [6, 6, 6], [4, 3, 2], [-3, 0, -1], [5, 7, 6]] {
+                let mut problem = spec.problem().packed();
+                if let Some(packed) = &mut problem.packed {
+                    packed.cu_seqlens = Array::indices(cu_seqlens);
+                }
+                let case = problem.case(&spec.form);
+                for backend in backends() {
+                    let after = backend.run(&case, None);
+                    assert!(after == case, "{cu_seqlens:?}: something was written");
+                }
+            }
+        }
+    }
+}
+
+/// Hundreds of launches in place, f32: rounding errors do not add up, since the decay forgets them.
+#[test]
+fn a_long_sequence_stays_near_the_truth() {
+    const STEPS: u64 = 300;
+    let wanted = |family: Family| family.decode && family.state == DType::F32 && family.dim == 64;
+    for family in Family::which(wanted) {
+        let spec = Spec {
+            batch: 1,
+            heads: 1,
+            ratio: 1,
+            form: Form::PLAIN,
+            ..Spec::plain(family)
+        };
+        let start = spec.problem().pool;
+        let step = |seed| {
+            let spec = spec.clone();
+            Spec { seed, ..spec }.problem()
+        };
+        let steps: Vec<Problem> = (0..STEPS).map(step).collect();
+        let tokens: Vec<Token> = steps.iter().map(token).collect();
+        let truth = recurrence(&start.values, &tokens).unwrap();
+        for backend in backends() {
+            let mut pool = start.clone();
+            for (step, truth) in steps.iter().zip(&truth) {
+                let mut step = step.clone();
+                step.pool = pool.clone();
+                let after = backend.run(&step.case(&spec.form), None);
+                pool.values = after.floats(&after.as_klast(&after.pool));
+                let allowed = 1e-5 * norm(&truth.state);
+                assert_close("state", &pool.values, &truth.state, DType::F32, allowed);
+            }
+        }
+    }
+}
+
+/// The token of one row and head.
+fn token(problem: &Problem) -> Token {
+    let new = problem.new.as_ref().unwrap();
+    let (q, k, v) = (&new.q.values, &new.tokens.k.values, &new.tokens.v.values);
+    let [gate, beta] = [&new.tokens.gate, &new.tokens.beta].map(|array| array.values[0]);
+    let parameter = |array: &Option<Array>| array.as_ref().unwrap().values[0];
+    let (a_log, dt_bias) = (parameter(&problem.a_log), parameter(&problem.dt_bias));
+    Token {
+        q: normalise(q, true, default_scale(k.len())),
+        k: normalise(k, true, 1.0),
+        log_decay: vec![softplus_log_decay(gate, a_log, dt_bias); k.len()],
+        beta: sigmoid(beta),
+        v: v.clone(),
+    }
+}
+
+/// Each state that is read or written once, every other tensor once.
+#[test]
+fn bytes_are_what_must_be_moved() {
+    let bytes_of = |plain: &Spec, change: fn(&mut Spec)| {
+        let mut spec = plain.clone();
+        change(&mut spec);
+        let case = spec.case();
+        assert_eq!(case.batch(), 3);
+        let (bytes, _) = backends()[0]
+            .with(&case, |_, _, args| args.work()?.bytes())
+            .unwrap();
+        bytes.unwrap()
+    };
+    let plain = |family| Spec {
+        batch: 3,
+        ..Spec::plain(family)
+    };
+    let state = 3 * 4 * 64 * 64 * 4;
+    let of_tokens = |tokens: u64| 2 * tokens * ((2 + 4) * 64 + 4 + 4);
+    let new = |tokens| of_tokens(tokens) + 2 * tokens * (2 + 4) * 64 + 4 * (4 + 4);
+
+    let decode = plain(Family::decode(StateLayout::KLast, DType::F32, 64));
+    let bytes = |change| bytes_of(&decode, change);
+    assert_eq!(bytes(|_| {}), 2 * state + new(3));
+    assert_eq!(
+        bytes(|spec| spec.slots.read = true),
+        2 * state + new(3) + 12
+    );
+    assert_eq!(bytes(|spec| spec.update_state = false), state + new(3));
+
+    let verify = plain(Family::new(
+        Operator::Gdn,
+        StateLayout::KLast,
+        DType::F32,
+        64,
+    ));
+    let bytes = |change| bytes_of(&verify, change);
+    let new = new(9);
+    assert_eq!(bytes(|_| {}), 2 * state + new);
+    assert_eq!(bytes(|spec| spec.slots.read = true), 2 * state + new + 12);
+    assert_eq!(bytes(|spec| spec.update_state = false), state + new);
+    assert_eq!(bytes(|spec| spec.snapshots = Some(2)), 5 * state + new);
+    assert_eq!(
+        bytes(|spec| (spec.snapshots, spec.update_state) = (Some(0), false)),
+        4 * state + new
+    );
+    assert_eq!(
+        bytes(|spec| spec.slots = SlotChoice::OF_TOKENS),
+        4 * state + new + 4 * (9 + 3)
+    );
+    assert_eq!(
+        bytes(|spec| spec.previous = Some(5)),
+        2 * state + new + of_tokens(15) + 12
+    );
+    assert_eq!(
+        bytes(|spec| (spec.previous, spec.tokens) = (Some(5), 0)),
+        2 * state + of_tokens(15) + 4 * (4 + 4) + 12
+    );
+}
