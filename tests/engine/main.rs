@@ -4,6 +4,7 @@
 mod arbitrary;
 mod context;
 mod indices;
+mod plans;
 mod recipes;
 mod self_test;
 

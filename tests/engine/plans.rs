@@ -1,0 +1,111 @@
+//! Plans: launches with everything but addresses, B and P settled.
+
+use gated_delta::{DType, Error, HeadMap, Work};
+use gated_delta_harness::arguments::GateKind;
+use gated_delta_tests::backend::backends;
+use gated_delta_tests::for_all;
+use gated_delta_tests::layout::{Layout, Spacing};
+use gated_delta_tests::problem::Change;
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::strategy::any_specs;
+
+use crate::families;
+
+#[test]
+fn a_planned_launch_has_the_bits_of_a_launch() {
+    for_all("plans", 100, &any_specs(Family::all(), 8), |spec| {
+        let case = spec.case();
+        for backend in backends() {
+            let planned = backend.with(&case, |library, stream, args| {
+                let work = args.work()?;
+                let plan = library.plan(&*work)?;
+                // SAFETY: the buffers are alive until `with` has waited; the plan is of these arguments.
+                unsafe { plan.launch(stream, &*work) }
+            });
+            let (launched, after) = planned.unwrap();
+            launched.unwrap();
+            assert!(after == backend.run(&case, None), "the plan differs");
+        }
+    });
+}
+
+/// A plan of one row, launched with three, and with none.
+#[test]
+fn a_plan_is_for_any_number_of_rows() {
+    for family in Family::all() {
+        let spec = Spec {
+            batch: 3,
+            slots: SlotChoice::LIVE,
+            ..Spec::plain(family)
+        };
+        let problem = spec.problem();
+        let [one, all, none] = [&[0][..], &[0, 1, 2], &[]]
+            .map(|rows: &[usize]| problem.take_rows(rows).case(&spec.form));
+        for backend in backends() {
+            let plan = |work: &dyn Work| backend.library().plan(work).unwrap();
+            let planned = backend.with(&one, |_, _, args| plan(&*args.work().unwrap()));
+            let (plan, _) = planned.unwrap();
+            for case in [&all, &none] {
+                let launched = backend.with(case, |_, stream, args| {
+                    // SAFETY: the buffers are alive until `with` has waited; the plan is of such arguments.
+                    unsafe { plan.launch(stream, &*args.work()?) }
+                });
+                let (launched, after) = launched.unwrap();
+                launched.unwrap();
+                assert!(after == backend.run(case, None), "the plan differs");
+            }
+        }
+    }
+}
+
+/// Where a launch is checked in full, so that an engine's tests find what its plans are not for.
+#[test]
+fn the_simulator_refuses_what_is_not_planned() {
+    let changes: [fn(&mut Spec); 14] = [
+        |spec| spec.heads += 1,
+        |spec| spec.ratio += 1,
+        |spec| spec.dim = 128,
+        |spec| spec.update_state = false,
+        |spec| spec.options.head_map = HeadMap::Tiled,
+        |spec| spec.options.qk_l2norm = false,
+        |spec| spec.options.scale = Some(0.25),
+        |spec| spec.options.null_slot = Some(9),
+        |spec| spec.form.qkvo[0] = DType::F16,
+        |spec| spec.form.qkvo[3] = DType::F32,
+        |spec| spec.form.gates[1] = DType::F32,
+        |spec| spec.form.io = Spacing::Odd,
+        |spec| spec.form.pools = Spacing::Odd,
+        |spec| match &mut spec.gates {
+            GateKind::Kda(_, beta) => *beta = gated_delta::KdaBeta::Given,
+            gates => *gates = GateKind::Given,
+        },
+    ];
+    let backend = &backends()[0];
+    for family in families() {
+        let planned = backend.with(&Spec::plain(family).case(), |library, _, args| {
+            library.plan(&*args.work().unwrap()).unwrap()
+        });
+        let (plan, _) = planned.unwrap();
+        for (i, change) in changes.iter().enumerate() {
+            let mut spec = Spec::plain(family);
+            change(&mut spec);
+            let case = spec.case();
+            let launched = backend.with(&case, |_, stream, args| {
+                // SAFETY: the buffers are alive until `with` has waited; it is refused.
+                unsafe { plan.launch(stream, &*args.work()?) }
+            });
+            let (launched, after) = launched.unwrap();
+            let refused = matches!(
+                launched,
+                Err(Error::Contradiction {
+                    one: "the plan",
+                    other: "these arguments",
+                    ..
+                })
+            );
+            assert!(refused, "{family:?}, change {i}: {launched:?}");
+            assert!(after == case, "something was launched");
+        }
+    }
+}
