@@ -4,7 +4,7 @@ use gated_delta::{BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, Tokens};
 use gated_delta_reference::gate::{lower_bound_log_decay, sigmoid, softplus_log_decay};
 use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::assert_near;
+use gated_delta_tests::compare::{assert_near, check};
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Array, Change, Problem, Sizes};
 use gated_delta_tests::spec::{Family, Spec};
@@ -181,6 +181,34 @@ fn saturated_gates_give_finite_results() {
                 let state = after.floats(&after.written_pool().entry(&[slot]));
                 assert!(state.iter().all(|x| x.is_finite()), "state of slot {slot}");
             }
+        }
+    });
+}
+
+/// Decays down to nothing, of whole heads and of some channels: no NaN, and what comes after is right.
+#[test]
+fn decays_to_nothing() {
+    let adjust = |spec: &mut Spec| {
+        spec.gates = match spec.gates {
+            GateKind::Kda(_, beta) => GateKind::Kda(KdaDecay::Log, beta),
+            _ => GateKind::Given,
+        };
+        spec.extreme_gates = false;
+    };
+    law_of(Family::all(), adjust, |backend, spec| {
+        for lowest in [-80.0, -1e4, -1e30, f64::NEG_INFINITY] {
+            let problem = spec.problem().map_tokens(|tokens| {
+                let of_head = tokens.gate.values.len() / tokens.beta.values.len().max(1);
+                for (i, g) in tokens.gate.values.iter_mut().enumerate() {
+                    let (head, channel) = (i / of_head, i % of_head);
+                    let channels = of_head > 1 && head % 2 == 0 && channel % 7 == 0;
+                    if !g.is_nan() && (head % 5 == 2 || channels) {
+                        *g = lowest;
+                    }
+                }
+            });
+            let before = problem.case(&spec.form);
+            check(&before, &backend.run(&before, None));
         }
     });
 }

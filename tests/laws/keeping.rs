@@ -1,5 +1,6 @@
 //! Snapshots, token slots, commits and resumed launches keep the states that an update would.
 
+use gated_delta::{DType, Formulation};
 use gated_delta_harness::arguments::{New, Packed};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::Layout;
@@ -185,5 +186,44 @@ fn a_commit_is_an_update_with_the_kept_tokens() {
             committed.state_bits() == updated.state_bits(),
             "states differ"
         );
+    });
+}
+
+/// −0, a denormal, an infinity and NaN too. Token by token a bf16 NaN is another one when it has been f32.
+#[test]
+fn a_commit_of_no_tokens_keeps_every_bit() {
+    let adjust = |spec: &mut Spec| {
+        with_previous(spec);
+        (spec.tokens, spec.packed) = (0, false);
+    };
+    law_of(Family::several(), adjust, |backend, spec| {
+        let keeps_nan =
+            spec.form.state == DType::F32 || spec.options.formulation == Formulation::Parallel;
+        let mut problem = spec.problem();
+        if let Some(previous) = &mut problem.previous {
+            previous.keep.values.fill(0.0);
+        }
+        let unread = problem.pool.values.iter_mut();
+        unread.filter(|x| x.is_nan()).for_each(|x| *x = 0.5);
+        for state in problem.pool.values.chunks_mut(spec.dim * spec.dim) {
+            let special = [-0.0, 1e-40, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+            for (i, x) in special.into_iter().enumerate() {
+                if keeps_nan || !x.is_nan() {
+                    state[13 * i + 7] = x;
+                    state[spec.dim * (spec.dim - i) - 1] = x;
+                }
+            }
+        }
+        let before = problem.case(&spec.form);
+        let after = backend.run(&before, None);
+        for live in before.rows().into_iter().filter_map(|row| row.live) {
+            for slot in live.writes() {
+                let start = before.as_klast(&before.pool).entry(&[live.start]);
+                assert!(
+                    before.bits(&start) == after.slot_bits(slot),
+                    "slot {slot} differs"
+                );
+            }
+        }
     });
 }

@@ -131,3 +131,49 @@ fn rows_of_all_tokens_may_be_packed_or_not() {
         },
     );
 }
+
+/// Neither new tokens behind the last row's nor previous ones that are not kept: they may be NaN.
+#[test]
+fn tokens_that_are_not_there_change_nothing() {
+    let adjust = |spec: &mut Spec| {
+        verify_in_place(spec);
+        (spec.batch, spec.slots.inactive, spec.options.null_slot) = (1, false, None);
+        spec.previous = Some(spec.tokens);
+    };
+    law_of(Family::several(), adjust, |backend, spec| {
+        let part = spec.problem();
+        let there = 1 + spec.seed as usize % spec.tokens;
+        let not_nan = |array: &mut Array| {
+            let unread = array.values.iter_mut().filter(|x| x.is_nan());
+            unread.for_each(|x| *x = 0.5);
+        };
+        let whole = part.each(|_, array| not_nan(array)).packed();
+        let mut part = part.packed().each_new(|array| {
+            let absent = match array.values.is_empty() {
+                true => 0..0,
+                false => there..spec.tokens,
+            };
+            absent.for_each(|i| array.entry_mut(2, i).fill(f64::NAN));
+        });
+        if let Some(packed) = &mut part.packed {
+            packed.cu_seqlens = Array::indices([0, there as i64]);
+        }
+        let [whole, part] = [whole, part].map(|problem| run(backend, &problem, &spec.form));
+        for t in 0..spec.tokens {
+            let [whole, part] = [&whole, &part].map(|case| case.floats(&case.o().entry(&[0, t])));
+            let right = match t < there {
+                true => whole == part,
+                false => part.iter().all(|x| x.is_nan()),
+            };
+            assert!(right, "o of token {t} of {there}");
+        }
+        let slot = match &whole.read_slots {
+            Some(slots) => whole.indices(slots)[0] as usize,
+            None => 0,
+        };
+        assert!(
+            whole.slot_bits(slot) == part.slot_bits(slot),
+            "the state differs"
+        );
+    });
+}
