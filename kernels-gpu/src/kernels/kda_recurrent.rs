@@ -24,7 +24,7 @@
 //! Range    NaN from finite inputs only where Σk², Σq², S k or S q of the raw k and q leaves f32 (|k|, |q| up to 10¹⁸ never
 //!          square out of it), whatever the gates; a NaN among the inputs is never dropped
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
-//! Truth    reference::recurrent; tests/kda_recurrent.rs, kernels-gpu/tests/parallel
+//! Truth    reference::recurrent; tests/kda_recurrent.rs, tests/laws
 
 use crate::launch::Family;
 use crate::recurrent::{self, Gating};
