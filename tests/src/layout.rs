@@ -130,18 +130,22 @@ impl Layout for Problem {
             cu_seqlens: memory.array("cu_seqlens", form.indices[4], &packed.cu_seqlens, 1),
             max_tokens: packed.max_tokens,
         });
-        let mut optional = |name, dtype, array: &Option<Array>, inner: fn(usize) -> usize| {
+        // Parameters of gates have no gaps at all, indices none within a row.
+        let mut optional = |name, dtype: DType, array: &Option<Array>| {
             let array = array.as_ref()?;
-            Some(memory.array(name, dtype, array, inner(array.dims.len())))
+            let inner = match dtype {
+                DType::F32 => array.dims.len(),
+                _ => 1,
+            };
+            Some(memory.array(name, dtype, array, inner))
         };
-        let (all, innermost): (fn(usize) -> usize, fn(usize) -> usize) = (|dims| dims, |_| 1);
         let [read, write, of_tokens, accepted, ..] = form.indices;
-        let a_log = optional("A_log", DType::F32, &self.a_log, all);
-        let dt_bias = optional("dt_bias", DType::F32, &self.dt_bias, all);
-        let read_slots = optional("read_slots", read, &self.read_slots, innermost);
-        let write_slots = optional("write_slots", write, &self.write_slots, innermost);
-        let token_slots = optional("token_slots", of_tokens, &self.token_slots, innermost);
-        let accepted = optional("accepted", accepted, &self.accepted, innermost);
+        let a_log = optional("A_log", DType::F32, &self.a_log);
+        let dt_bias = optional("dt_bias", DType::F32, &self.dt_bias);
+        let read_slots = optional("read_slots", read, &self.read_slots);
+        let write_slots = optional("write_slots", write, &self.write_slots);
+        let token_slots = optional("token_slots", of_tokens, &self.token_slots);
+        let accepted = optional("accepted", accepted, &self.accepted);
         let layout = self.options.state_layout;
         let mut states = |name, array: &Array| memory.states(name, layout, array);
         let args = Arguments {

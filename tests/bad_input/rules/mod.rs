@@ -21,22 +21,28 @@ type OfTensor = (&'static str, Tensor<'static>, Message);
 
 /// A broken rule.
 pub struct Rule {
-    change: Box<dyn Fn(&mut Arguments<Tensor<'_>>)>,
+    broken: Broken,
     message: Message,
+}
+
+/// How it is broken.
+enum Broken {
+    /// The tensor of this name is another one.
+    Tensor(&'static str, Tensor<'static>),
+    Otherwise(Change),
 }
 
 /// Rules of tensors, and others.
 fn all(tensors: Vec<OfTensor>, changes: &[(Change, Message)]) -> Vec<Rule> {
-    let changes = changes.iter().copied();
-    let changes = changes.map(|(change, message)| Rule {
-        change: Box::new(change),
+    let tensors = tensors.into_iter().map(|(name, tensor, message)| Rule {
+        broken: Broken::Tensor(name, tensor),
         message,
     });
-    tensors
-        .into_iter()
-        .map(Rule::of_tensor)
-        .chain(changes)
-        .collect()
+    let changes = changes.iter().map(|&(change, message)| Rule {
+        broken: Broken::Otherwise(change),
+        message,
+    });
+    tensors.chain(changes).collect()
 }
 
 /// The tensor of this name.
@@ -50,17 +56,12 @@ pub fn tensor_of<'a, 'b>(args: &'b mut Arguments<Tensor<'a>>, name: &str) -> &'b
 }
 
 impl Rule {
-    /// The tensor of this name is another one.
-    fn of_tensor((name, tensor, message): OfTensor) -> Self {
-        Self {
-            change: Box::new(move |args| *tensor_of(args, name) = tensor),
-            message,
-        }
-    }
-
     /// Breaks it in good arguments.
     pub fn change(&self, args: &mut Arguments<Tensor<'_>>) {
-        (self.change)(args);
+        match self.broken {
+            Broken::Tensor(name, tensor) => *tensor_of(args, name) = tensor,
+            Broken::Otherwise(change) => change(args),
+        }
     }
 
     /// Panics unless `message` is the one that the rule asks for.

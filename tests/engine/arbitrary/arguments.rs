@@ -198,13 +198,10 @@ pub fn arguments(
         token_slots: optional(3, &[rows, tokens], of_tokens)?,
         accepted: optional(3, &[rows], of_tokens && flag())?,
         snapshots: optional(2, &[rows, steps, value_heads, dim, dim], flag() && flag())?,
-        packed: match optional(3, &[rows + 1], is_packed)? {
-            Some(cu_seqlens) => Some(Packed {
-                cu_seqlens,
-                max_tokens: tokens,
-            }),
-            None => None,
-        },
+        packed: optional(3, &[rows + 1], is_packed)?.map(|cu_seqlens| Packed {
+            cu_seqlens,
+            max_tokens: tokens,
+        }),
         update_state: flag() || flag(),
         options,
     })
