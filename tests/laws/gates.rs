@@ -7,7 +7,7 @@ use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::{assert_near, check};
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Array, Change, Problem, Sizes};
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::spec::{Family, Magnitude, Spec};
 
 use crate::{in_f32, law_of, run, several_recurrent};
 
@@ -209,6 +209,58 @@ fn decays_to_nothing() {
             });
             let before = problem.case(&spec.form);
             check(&before, &backend.run(&before, None));
+        }
+    });
+}
+
+/// Gates that are computed, of f32.
+fn raw_in_f32(spec: &mut Spec) {
+    spec.form.gates = [DType::F32; 2];
+    spec.extreme_gates = false;
+    spec.gates = match spec.gates {
+        GateKind::Given => GateKind::Raw(BetaScale::One),
+        GateKind::Kda(KdaDecay::Log, beta) => GateKind::Kda(KdaDecay::Softplus, beta),
+        gates => gates,
+    };
+    (spec.parameters.a_log, spec.parameters.dt_bias) = (true, true);
+}
+
+/// a + dt_bias beyond f32, and a factor of it that is none: finite, and the reference's.
+#[test]
+fn a_sum_of_gates_beyond_f32_is_no_nan() {
+    law_of(Family::all(), raw_in_f32, |backend, spec| {
+        let mut problem = spec.problem().map_tokens(|tokens| {
+            let given = tokens.gate.values.iter_mut().filter(|x| !x.is_nan());
+            given.for_each(|x| *x = 3e38);
+        });
+        for (parameter, x) in [(&mut problem.a_log, -200.0), (&mut problem.dt_bias, 3e38)] {
+            let array = parameter.as_mut().expect("a parameter of raw gates");
+            array.values.fill(x);
+        }
+        let before = problem.case(&spec.form);
+        check(&before, &backend.run(&before, None));
+    });
+}
+
+/// A NaN in A_log is seen, and does not pass for a decay to nothing.
+#[test]
+fn a_nan_in_a_log_is_a_nan_in_o() {
+    let adjust = |spec: &mut Spec| {
+        raw_in_f32(spec);
+        (spec.slots.inactive, spec.options.null_slot) = (false, None);
+        (spec.options.scale, spec.magnitude) = (None, Magnitude::Usual);
+        (spec.tokens, spec.packed, spec.previous) = (spec.tokens.max(1), false, None);
+    };
+    law_of(Family::all(), adjust, |backend, spec| {
+        let mut problem = spec.problem();
+        let a_log = problem.a_log.as_mut().expect("a parameter of raw gates");
+        a_log.values.fill(f64::NAN);
+        let before = problem.case(&spec.form);
+        let after = backend.run(&before, None);
+        for (b, row) in before.rows().into_iter().enumerate() {
+            let o = after.floats(&after.o().entry(&[b]));
+            let is_nan = o.iter().all(|x| x.is_nan());
+            assert!(row.live.is_none() || is_nan, "o of row {b}");
         }
     });
 }
