@@ -4,6 +4,7 @@ use gated_delta::{
     BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
 };
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Kept, New, Operator, Packed, Tokens};
+use gated_delta_kernels::constants::Element;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -83,39 +84,30 @@ impl Family {
     }
 
     /// The family of an entry, unless it is of no operator on states.
-    ///
-    /// # Panics
-    /// Where its name is not of the form `gdn_decode_klast_bf16_k128_tile32`.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
-        let operator = match entry.operator() {
-            "gdn_decode" | "gdn_mtp" => Operator::Gdn,
-            "kda_recurrent" => Operator::Kda,
-            _ => return None,
-        };
-        let has = |word: &str| entry.name().split('_').any(|part| part == word);
-        let one_of = |words: [&str; 2]| match words.map(has) {
-            [true, false] => true,
-            [false, true] => false,
-            _ => panic!("{}: none of {words:?}", entry.name()),
-        };
+        let computes = entry.computes()?;
+        let family = computes.family;
         Some(Self {
-            operator,
-            decode: has("decode"),
-            formulation: match has("parallel") {
+            operator: match family.decays_channels() {
+                true => Operator::Kda,
+                false => Operator::Gdn,
+            },
+            decode: family.max_tokens() == 1,
+            formulation: match family.is_parallel() {
                 true => Formulation::Parallel,
                 false => Formulation::Recurrent,
             },
-            layout: match one_of(["klast", "vlast"]) {
-                true => StateLayout::KLast,
-                false => StateLayout::VLast,
+            layout: match computes.layout {
+                gated_delta_kernels::launch::Layout::KLast => StateLayout::KLast,
+                gated_delta_kernels::launch::Layout::VLast => StateLayout::VLast,
             },
-            state: if one_of(["f32", "bf16"]) {
-                DType::F32
-            } else {
-                DType::Bf16
+            state: match computes.state {
+                Element::F32 => DType::F32,
+                Element::Bf16 => DType::Bf16,
+                Element::F16 => DType::F16,
             },
-            dim: if one_of(["k64", "k128"]) { 64 } else { 128 },
+            dim: computes.k as usize,
         })
     }
 
