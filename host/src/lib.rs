@@ -63,7 +63,7 @@ pub mod module_cache;
 mod ptx;
 pub mod raw;
 mod recall;
-mod select;
+
 #[cfg(feature = "self-test")]
 mod self_test;
 mod shapes;

@@ -15,7 +15,6 @@ use crate::error::Error;
 use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
-use crate::select::MEASURED_ON;
 use crate::shapes::{Named, check_memory};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
@@ -42,7 +41,7 @@ pub struct Library(Arc<Inner>);
 struct Inner {
     target: Target,
     /// Of the GPU, once they are asked for.
-    multiprocessors: OnceLock<u32>,
+    multiprocessors: OnceLock<Option<u32>>,
     /// One for each entry, by load-time constants: the very words that are written into the PTX text, so the key
     /// cannot be narrower than the code.
     caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
@@ -123,16 +122,12 @@ impl Library {
         }
     }
 
-    /// Multiprocessors that launches fill: the GPU's; for the simulator, and where the driver does not say, those of the
-    /// GPU that the choice of variants was measured on.
-    pub(crate) fn multiprocessors(&self) -> u32 {
-        let count = |context: &Context| {
-            let count = context.device().attribute(attribute::MULTIPROCESSOR_COUNT);
-            count.ok().and_then(|count| u32::try_from(count).ok())
-        };
+    /// Multiprocessors of the GPU; `None` for the simulator, and where the driver does not say.
+    pub(crate) fn multiprocessors(&self) -> Option<u32> {
         *self.0.multiprocessors.get_or_init(|| {
-            let count = self.context().and_then(count);
-            count.filter(|&count| count > 0).unwrap_or(MEASURED_ON)
+            let device = self.context()?.device();
+            let count = device.attribute(attribute::MULTIPROCESSOR_COUNT).ok()?;
+            u32::try_from(count).ok().filter(|&count| count > 0)
         })
     }
 

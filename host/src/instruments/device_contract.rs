@@ -22,6 +22,7 @@ impl Library {
     ///
     /// # Safety
     /// The tensors stay valid, and `output` is used by nobody else, until `stream` has passed the launch.
+    #[doc(hidden)]
     pub unsafe fn device_contract(
         &self,
         stream: StreamRef<'_>,

@@ -22,6 +22,7 @@ impl Library {
     ///
     /// # Safety
     /// `states` stay valid, and are used by nobody else, until `stream` has passed the launch.
+    #[doc(hidden)]
     pub unsafe fn state_floor(
         &self,
         stream: StreamRef<'_>,

@@ -3,7 +3,7 @@
 
 use gated_delta_kernels::entries::Entry;
 
-use crate::select::{Kind, Mode, Operator};
+use crate::step::select::{Kind, Mode, Operator};
 use crate::step::{HeadMap, StateLayout};
 use crate::tensor::DType;
 

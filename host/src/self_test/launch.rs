@@ -4,7 +4,7 @@ use super::cases::{Case, Keep, ROWS};
 use super::tensors::{Inputs, Outputs, Views};
 use crate::error::Error;
 use crate::library::Library;
-use crate::select::Operator;
+use crate::step::select::Operator;
 use crate::step::{
     self, Commit, Formulation, Gates, Options, Previous, States, Step, Stored, Update, Work,
 };

@@ -1,6 +1,6 @@
 use super::cases::Keep;
 use super::*;
-use crate::select::Operator;
+use crate::step::select::Operator;
 use crate::tensor::DType;
 
 #[test]

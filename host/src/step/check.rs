@@ -5,8 +5,8 @@ use super::checks::{self, Pools, Strides, indices, parameter, same_dtype};
 use super::extent::{Extents, TokenStrides};
 use super::problem::Problem;
 use super::request::Request;
+use super::select::{Kind, Operator};
 use crate::error::Error;
-use crate::select::{Kind, Operator};
 use crate::shapes::{Named, range};
 
 /// What the checks find besides errors. Of a tensor that is not there, its default.

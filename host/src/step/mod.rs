@@ -65,6 +65,7 @@ mod options;
 mod plan;
 mod problem;
 mod request;
+pub(crate) mod select;
 mod states;
 mod switches;
 #[cfg(test)]

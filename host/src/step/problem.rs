@@ -4,10 +4,10 @@ use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::StepConstants;
 
+use super::select::{Kind, MEASURED_ON};
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Kernel;
-use crate::select::Kind;
 
 /// What a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,10 +22,11 @@ impl Problem {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// The variant for `batch` rows on a GPU of so many multiprocessors.
-    pub fn entry(&self, batch: u32, multiprocessors: u32) -> Result<Entry, Error> {
+    /// The variant for `batch` rows on a GPU of so many multiprocessors, where that is known.
+    pub fn entry(&self, batch: u32, multiprocessors: Option<u32>) -> Result<Entry, Error> {
         let heads = batch.saturating_mul(self.value_heads());
-        self.kind.entry(heads, multiprocessors)
+        self.kind
+            .entry(heads, multiprocessors.unwrap_or(MEASURED_ON))
     }
 
     pub fn kernel(&self, entry: Entry) -> Kernel {

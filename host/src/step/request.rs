@@ -11,7 +11,6 @@ use crate::error::Error;
 use crate::library::TENSORS;
 use crate::raw::Recipe;
 use crate::recall::{SWITCHES, Switches};
-use crate::select::MEASURED_ON;
 use crate::shapes::{Named, check_memory, named, optional};
 use crate::tensor::{Memory, Tensor};
 
@@ -265,7 +264,7 @@ impl<'a> Request<'a> {
     }
 
     /// See [`Work::recipe`](super::Work::recipe).
-    pub(super) fn recipe(&self, multiprocessors: u32) -> Result<Recipe, Error> {
+    pub(super) fn recipe(&self, multiprocessors: Option<u32>) -> Result<Recipe, Error> {
         let problem = self.check()?;
         check_memory(Memory::Device, &self.tensors(), |name| {
             self.writes(&problem, name)
@@ -281,7 +280,7 @@ impl<'a> Request<'a> {
 
     /// The variant that a launch takes.
     pub(crate) fn selected(&self) -> Result<Entry, Error> {
-        self.check()?.entry(self.batch(), MEASURED_ON)
+        self.check()?.entry(self.batch(), None)
     }
 
     /// Bytes that a launch must move where every row is active and full.

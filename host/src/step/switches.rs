@@ -2,9 +2,9 @@
 
 use super::checks::excludes;
 use super::request::Request;
+use super::select::{Mode, Operator};
 use super::{Formulation, MAX_TOKENS, StateLayout};
 use crate::error::Error;
-use crate::select::{Mode, Operator};
 use crate::shapes::unsupported;
 use crate::tensor::DType;
 

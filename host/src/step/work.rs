@@ -5,7 +5,6 @@ use gated_delta_kernels::step::StepParams;
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Recipe;
-use crate::select::MEASURED_ON;
 
 /// A layer's work in one launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit of either.
 pub trait Work: sealed::Work {
@@ -46,7 +45,7 @@ pub trait Work: sealed::Work {
     /// # Errors
     /// As [`Work::variants`]'s; [`Error::Memory`] for a tensor in host memory.
     fn recipe(&self) -> Result<Recipe, Error> {
-        self.recipe_for(MEASURED_ON)
+        self.request().recipe(None)
     }
 
     /// [`Work::recipe`] for a GPU of so many multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`): which tile is
@@ -55,7 +54,7 @@ pub trait Work: sealed::Work {
     /// # Errors
     /// As [`Work::recipe`]'s.
     fn recipe_for(&self, multiprocessors: u32) -> Result<Recipe, Error> {
-        self.request().recipe(multiprocessors)
+        self.request().recipe(Some(multiprocessors))
     }
 }
 

@@ -4,8 +4,8 @@ use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Layout};
 
+use super::StateLayout;
 use crate::error::Error;
-use crate::step::StateLayout;
 use crate::tensor::DType;
 
 /// A family of kernels.
