@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use gated_delta::module_cache::specialise;
+use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_kernels::for_each_entry;
 use gated_delta_tests::spec::Family;

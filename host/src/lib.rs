@@ -56,7 +56,8 @@ pub mod driver;
 mod enqueue;
 pub mod error;
 mod instruments;
-mod kernel;
+#[doc(hidden)]
+pub mod kernel;
 pub mod library;
 #[doc(hidden)]
 pub mod module_cache;

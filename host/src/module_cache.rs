@@ -9,8 +9,6 @@ use std::{
 
 use rustc_hash::FxBuildHasher;
 
-pub use crate::kernel::specialise;
-
 /// Compiled values by key: each is compiled once, however many threads ask for it first.
 ///
 /// A hit costs one read lock and one look-up. No lock is held while another key compiles. A failure goes

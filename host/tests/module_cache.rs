@@ -11,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use gated_delta::module_cache::{ModuleCache, specialise};
+use gated_delta::kernel::specialise;
+use gated_delta::module_cache::ModuleCache;
 
 const THREADS: usize = 16;
 
