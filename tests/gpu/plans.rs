@@ -2,7 +2,7 @@
 
 use gated_delta::{DType, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
-use gated_delta_tests::backend::cuda;
+use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::Spacing;
 use gated_delta_tests::spec::{Family, Spec};
@@ -114,40 +114,42 @@ fn a_plan_for_misaligned_tensors_takes_them() {
 #[test]
 fn no_kernel_spills() {
     let Some(backend) = cuda() else { return };
+    let mut all = Vec::new();
     for family in Family::all() {
         for spacing in [Spacing::Dense, Spacing::Odd] {
             for element in [DType::F32, DType::Bf16, DType::F16] {
                 let mut spec = spec(family);
                 (spec.form.io, spec.form.pools) = (spacing, spacing);
                 (spec.form.qkvo, spec.form.gates) = ([element; 4], [element; 2]);
-                let mut specs = vec![spec.clone()];
+                all.push(spec.clone());
                 if !family.decode {
                     let tokens = family.max_tokens();
-                    specs.extend([1, tokens].map(|tokens| Spec {
+                    all.extend([1, tokens].map(|tokens| Spec {
                         tokens,
                         ..spec.clone()
                     }));
-                    specs.push(Spec {
+                    all.push(Spec {
                         previous: Some(tokens),
                         tokens,
                         ..spec
                     });
                 }
-                for spec in specs {
-                    let resources = backend.with(&spec.case(), |library, _, args| {
-                        library.resources(&*args.work()?)
-                    });
-                    for (entry, resources) in resources.unwrap().0.unwrap() {
-                        println!("{} {element} {spacing:?}: {resources:?}", entry.name());
-                        assert_eq!(resources.local_bytes, 0, "{}", entry.name());
-                        assert!(
-                            resources.registers <= 65_536 / entry.block(),
-                            "{}",
-                            entry.name()
-                        );
-                    }
-                }
             }
         }
     }
+    on_threads(&all, |spec| {
+        let resources = backend.with(&spec.case(), |library, _, args| {
+            library.resources(&*args.work()?)
+        });
+        for (entry, resources) in resources.unwrap().0.unwrap() {
+            let form = (spec.form.qkvo[0], spec.form.io);
+            println!("{} {form:?}: {resources:?}", entry.name());
+            assert_eq!(resources.local_bytes, 0, "{}", entry.name());
+            assert!(
+                resources.registers <= 65_536 / entry.block(),
+                "{}",
+                entry.name()
+            );
+        }
+    });
 }

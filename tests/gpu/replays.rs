@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use gated_delta::driver::{Context, Graph, Stream};
 use gated_delta::{DType, Tensor};
 use gated_delta_harness::arguments::Arguments;
-use gated_delta_tests::backend::{cuda, launch};
+use gated_delta_tests::backend::{cuda, launch, on_threads};
 use gated_delta_tests::buffer::Buffer;
 use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::Layout;
@@ -85,7 +85,7 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
 
 #[test]
 fn a_replayed_graph_sees_changed_slots() {
-    for family in Family::all() {
+    on_threads(&Family::all(), |&family| {
         let spec = spec(family);
         let problem = spec.problem();
         let slots = problem.read_slots.as_ref().unwrap().integers();
@@ -99,12 +99,12 @@ fn a_replayed_graph_sees_changed_slots() {
             with_slots([slots[0], -1, slots[2], i32::MAX.into()]),
         ];
         replay(&format!("{family:?}"), &spec, &problems);
-    }
+    });
 }
 
 #[test]
 fn a_replayed_graph_sees_changed_lengths() {
-    for family in Family::several() {
+    on_threads(&Family::several(), |&family| {
         let mut spec = spec(family);
         spec.form.indices[4] = DType::I64;
         let packed = spec.problem().packed();
@@ -122,13 +122,13 @@ fn a_replayed_graph_sees_changed_lengths() {
             with_lengths([3, 6, 9, -1, 12]),
         ];
         replay(&format!("{family:?}"), &spec, &problems);
-    }
+    });
 }
 
 /// A resume, packed and not, and a commit.
 #[test]
 fn a_replayed_graph_sees_other_accepted_prefixes() {
-    for family in Family::several() {
+    on_threads(&Family::several(), |&family| {
         for (tokens, packed) in [(3, false), (3, true), (0, false)] {
             let spec = Spec {
                 previous: Some(5),
@@ -155,28 +155,31 @@ fn a_replayed_graph_sees_other_accepted_prefixes() {
             ];
             replay(&format!("{family:?}, {tokens} tokens"), &spec, &problems);
         }
-    }
+    });
 }
 
 #[test]
 fn a_replayed_graph_sees_changed_token_slots() {
-    for family in Family::which(|family| !family.decode && family.is_recurrent()) {
-        let slots = SlotChoice {
-            inactive: false,
-            spare: 12,
-            ..SlotChoice::OF_TOKENS
-        };
-        let spec = Spec {
-            slots,
-            ..spec(family)
-        };
-        let problem = spec.problem();
-        let mut other = problem.take_rows(&[1, 0, 3, 2]);
-        other.new = problem.new.clone();
-        other.accepted = Some(Array::indices([3, 4, 1, 2]));
-        let mut nobody = problem.clone();
-        nobody.accepted = Some(Array::indices([0; 4]));
-        let problems = [nobody, problem, other];
-        replay(&format!("{family:?}"), &spec, &problems);
-    }
+    on_threads(
+        &Family::which(|family| !family.decode && family.is_recurrent()),
+        |&family| {
+            let slots = SlotChoice {
+                inactive: false,
+                spare: 12,
+                ..SlotChoice::OF_TOKENS
+            };
+            let spec = Spec {
+                slots,
+                ..spec(family)
+            };
+            let problem = spec.problem();
+            let mut other = problem.take_rows(&[1, 0, 3, 2]);
+            other.new = problem.new.clone();
+            other.accepted = Some(Array::indices([3, 4, 1, 2]));
+            let mut nobody = problem.clone();
+            nobody.accepted = Some(Array::indices([0; 4]));
+            let problems = [nobody, problem, other];
+            replay(&format!("{family:?}"), &spec, &problems);
+        },
+    );
 }
