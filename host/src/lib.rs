@@ -17,7 +17,13 @@
 //! [`Library::simulator`] for tests without a GPU, [`raw`] for an engine with a launcher of its own, and [`driver`] for
 //! one that has no binding of the driver. Every failure is an [`Error`] that names what was wanted and what came.
 //!
-//! Without the feature `cust`, which is on by default, there is no trace of `cust` here.
+//! How an engine does all of it is in [`guide::engines`], what the words mean in [`guide::notation`].
+//!
+//! | feature | default | |
+//! |---|---|---|
+//! | `simulator` | on | [`Library::simulator`] |
+//! | `self-test` | on | [`Library::self_test`] |
+//! | `cust` | off | views of cust's buffers and streams; what cust links to goes to the driver's library |
 //!
 //! ```
 //! use gated_delta::{Gdn, GdnGates, Inputs, Library, Options, States, StreamRef, Tensor};
@@ -48,6 +54,7 @@
 //! # Ok::<(), gated_delta::Error>(())
 //! ```
 #![deny(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod compile;
 #[cfg(feature = "cust")]
@@ -55,6 +62,8 @@ mod cust_views;
 pub mod driver;
 mod enqueue;
 pub mod error;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 mod instruments;
 #[doc(hidden)]
 pub mod kernel;
