@@ -33,7 +33,7 @@ struct Cli {
 enum Command {
     /// Decode random tokens of a model's layer, then verify drafts, each step checked against the reference (the default)
     Demo(DemoArgs),
-    /// Run the layer of a safetensors file and write what comes out
+    /// Run the layer of a safetensors file (docs/files.md) and write what comes out
     Run {
         /// Inputs and options of the layer
         input: PathBuf,
@@ -43,7 +43,7 @@ enum Command {
         #[command(flatten)]
         how: How,
     },
-    /// Compare the layer of a safetensors file with its expected.* tensors, or with the reference
+    /// Compare the layer of a safetensors file (docs/files.md) with its expected.* tensors, or with the reference
     Check {
         /// Inputs, options and expectations of the layer
         input: PathBuf,
