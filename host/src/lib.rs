@@ -98,7 +98,7 @@ pub use stream::StreamRef;
 pub use tensor::{DType, DeviceElement, Tensor};
 pub use validate::{InactiveRow, IndexReport};
 
-/// The README's example compiles.
+/// The example of the README that is packaged compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
