@@ -5,8 +5,8 @@ use std::env;
 use bytemuck::Pod;
 use gated_delta::driver::{Device, DeviceMemory, Stream};
 use gated_delta::{
-    Context, DType, DeviceElement, Error, GdnCommit, GdnGates, KdaBeta, KdaCommit, KdaGate,
-    KdaGates, Library, Options, StateLayout, States, Stored, StreamRef, Tensor, Work,
+    Context, DType, DeviceElement, Error, Formulation, GdnCommit, GdnGates, KdaBeta, KdaCommit,
+    KdaGate, KdaGates, Library, Options, StateLayout, States, Stored, StreamRef, Tensor, Work,
 };
 use half::bf16;
 
@@ -23,6 +23,7 @@ struct Case {
     is_kda: bool,
     k: usize,
     layout: StateLayout,
+    formulation: Formulation,
 }
 
 /// Tensors of a launch.
@@ -57,7 +58,9 @@ impl Case {
     fn commit(self, of: Launch<'_>) -> Box<dyn Work + '_> {
         let stored = Stored::kv(of.tokens, of.tokens);
         let states = States::update(of.pool).slots(of.read).write_slots(of.write);
-        let options = Options::default().state_layout(self.layout);
+        let options = Options::default()
+            .state_layout(self.layout)
+            .formulation(self.formulation);
         if self.is_kda {
             let gates = KdaGates::new(of.gate, KdaGate::Log, of.beta, KdaBeta::Given);
             Box::new(KdaCommit::new(stored, gates, of.keep, states).options(options))
@@ -166,13 +169,27 @@ fn a_commit_that_keeps_nothing_copies_slots_bit_for_bit() {
             (64, StateLayout::VLast),
             (128, StateLayout::KLast),
         ] {
-            let case = Case { is_kda, k, layout };
+            let formulation = Formulation::Recurrent;
+            let case = Case {
+                is_kda,
+                k,
+                layout,
+                formulation,
+            };
             let bits = || patterns(P * HV * k * k);
             let f32_states: Vec<_> = bits().map(f32::from_bits).collect();
             case.check(context.as_ref(), &f32_states);
             let high_half = |bits| bf16::from_bits((bits >> 16) as u16);
             let bf16_states: Vec<_> = bits().map(high_half).collect();
             case.check(context.as_ref(), &bf16_states);
+            if layout == StateLayout::KLast {
+                let formulation = Formulation::Parallel;
+                let parallel = Case {
+                    formulation,
+                    ..case
+                };
+                parallel.check(context.as_ref(), &bf16_states);
+            }
         }
     }
 }
