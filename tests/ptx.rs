@@ -181,11 +181,32 @@ fn the_symbols_of_a_text_are_those_of_its_operator() {
     }
 }
 
-/// The constants that an entry uses: those of its operator, but that no snapshot is asked of the parallel formulation.
+/// Parts of the names of constants that a decode, of one token without other ways of keeping states, has no use for.
+const NOT_OF_A_DECODE: [&str; 10] = [
+    "_TOKEN",
+    "PREVIOUS",
+    "SNAPSHOT",
+    "ACCEPTED",
+    "CU_SEQLENS",
+    "KEEP",
+    "BETA_LOGIT",
+    "LOWER_BOUND",
+    "HAS_",
+    "G_HEAD",
+];
+
+/// The constants that an entry uses: all of a step, but for a decode, and that no snapshot is asked of the parallel
+/// formulation.
 fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
-    let parallel = entry.name().contains("_parallel_");
+    let family = Family::of(entry);
     let symbols = entry.symbols().iter().copied();
-    symbols.filter(move |symbol| !(parallel && symbol.contains("SNAPSHOT")))
+    symbols.filter(move |symbol| {
+        family.is_none_or(|family| {
+            let of_decode = !NOT_OF_A_DECODE.iter().any(|part| symbol.contains(part))
+                && *symbol != "GD_GATE_ROWS_H";
+            (family.is_recurrent() || !symbol.contains("SNAPSHOT")) && (!family.decode || of_decode)
+        })
+    })
 }
 
 #[test]

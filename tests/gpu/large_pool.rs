@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use gated_delta::driver::{Context, DeviceMemory};
-use gated_delta_tests::backend::{cuda, gpu, launch};
+use gated_delta_tests::backend::{cuda, gpu, launch, on_threads};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::Layout;
@@ -164,5 +164,9 @@ fn a_pool_beyond_2_32_elements() {
         );
         return;
     }
-    Family::all().into_iter().for_each(large_pool);
+    // As many at a time as have their pools in the memory.
+    const AT_ONCE: usize = 5;
+    for families in Family::all().chunks((memory / WANTED).clamp(1, AT_ONCE)) {
+        on_threads(families, |&family| large_pool(family));
+    }
 }

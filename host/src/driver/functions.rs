@@ -35,10 +35,8 @@ handles! {
     RawContext,
     /// `CUmodule`.
     RawModule,
-    /// `CUlibrary`.
-    RawLibrary,
-    /// `CUkernel`.
-    RawKernel,
+    /// `CUlinkState`.
+    RawLink,
     /// `CUfunction`.
     RawFunction,
     /// `CUstream`.
@@ -136,27 +134,28 @@ functions! {
         module: RawModule,
         name: *const c_char,
     );
-    /// Loads PTX text or a binary for any context; in drivers of CUDA 12.0 and newer, like the next three.
-    library_load_data = cuLibraryLoadData(
-        library: *mut RawLibrary,
-        code: *const c_void,
-        jit_option: *mut i32,
-        jit_value: *mut *mut c_void,
-        jit_options: c_uint,
-        option: *mut i32,
-        value: *mut *mut c_void,
-        options: c_uint,
+    /// Begins to link.
+    link_create = cuLinkCreate_v2(
+        options_count: u32,
+        options: *mut i32,
+        values: *mut *mut c_void,
+        state: *mut RawLink,
     );
-    /// Unloads a library.
-    library_unload = cuLibraryUnload(library: RawLibrary);
-    /// A kernel of a library.
-    library_get_kernel = cuLibraryGetKernel(
-        kernel: *mut RawKernel,
-        library: RawLibrary,
+    /// Compiles and adds to what is linked.
+    link_add_data = cuLinkAddData_v2(
+        state: RawLink,
+        kind: i32,
+        data: *mut c_void,
+        bytes: usize,
         name: *const c_char,
+        options_count: u32,
+        options: *mut i32,
+        values: *mut *mut c_void,
     );
-    /// A kernel's function in the current context.
-    kernel_get_function = cuKernelGetFunction(function: *mut RawFunction, kernel: RawKernel);
+    /// Links; the image is the state's.
+    link_complete = cuLinkComplete(state: RawLink, image: *mut *mut c_void, bytes: *mut usize);
+    /// Ends a state with its image.
+    link_destroy = cuLinkDestroy(state: RawLink);
     /// A number about a function: see [`super::attribute`].
     func_get_attribute = cuFuncGetAttribute(value: *mut i32, attribute: i32, function: RawFunction);
     /// Sets a number of a function: see [`super::attribute`].
