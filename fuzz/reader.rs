@@ -73,7 +73,7 @@ fn data_bytes(header: &[u8]) -> u64 {
 
 /// States times tokens, K = V = 128 counting fourfold.
 fn steps(problem: &Problem) -> usize {
-    let rows = problem.rows().len();
+    let rows = problem.tokens().len();
     let of_state = |dim| {
         let state = problem.tensors.get("state");
         state
