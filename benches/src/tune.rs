@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use gated_delta::{DType, Formulation, StateLayout};
+use gated_delta_harness::arguments::Operator;
 
-use crate::cell::{Cell, Op};
+use crate::cell::{Cell, Mode, Op};
 use crate::record::Row;
 
 /// Variants this close to the best of a batch size are as good, so that a table has no more rows than it needs.
@@ -170,17 +171,28 @@ fn heads(cell: &Cell) -> u32 {
 
 /// The left side of a row of `select.rs`.
 fn kind(cell: &Cell) -> String {
-    let operator = match (cell.op, cell.formulation) {
-        (Op::GdnDecode, _) => "GdnDecode",
-        (Op::GdnMtp, Formulation::Parallel) => "GdnMtpParallel",
-        (Op::GdnMtp, _) => "GdnMtp",
-        (Op::KdaRecurrent, Formulation::Parallel) => "KdaRecurrentParallel",
-        (Op::KdaRecurrent, _) => "KdaRecurrent",
+    let (f32_state, k64) = (cell.state == DType::F32, cell.dim == 64);
+    if cell.formulation == Formulation::Parallel {
+        let operator = match cell.op.operator() {
+            Operator::Gdn => "GdnMtpParallel",
+            Operator::Kda => "KdaRecurrentParallel",
+        };
+        let mode = match cell.mode {
+            Mode::Verify => "Verify",
+            Mode::Resume => "Resume",
+            _ => "Update",
+        };
+        return format!("({operator}(Mode::{mode}), _, _, {k64})");
+    }
+    let operator = match cell.op {
+        Op::GdnDecode => "GdnDecode",
+        Op::GdnMtp => "GdnMtp",
+        Op::KdaRecurrent if cell.tokens == 1 && !cell.mode.has_previous() => "KdaDecode",
+        Op::KdaRecurrent => "KdaRecurrent",
     };
     let layout = match cell.layout {
         StateLayout::KLast => "KLast",
         StateLayout::VLast => "VLast",
     };
-    let (f32_state, k64) = (cell.state == DType::F32, cell.dim == 64);
     format!("({operator}, {layout}, {f32_state}, {k64})")
 }

@@ -257,6 +257,52 @@ fn what_to_select_has_as_few_rows_as_are_good() {
 }
 
 #[test]
+fn what_to_select_is_said_under_the_names_of_its_table() {
+    let kda = |mode, tokens| Cell {
+        op: Op::KdaRecurrent,
+        model: shapes::KDA[0],
+        mode,
+        tokens,
+        ..cell(1)
+    };
+    let gdn = |mode, tokens| Cell {
+        op: Op::GdnMtp,
+        mode,
+        tokens,
+        ..cell(1)
+    };
+    let parallel = |cell| Cell {
+        formulation: Formulation::Parallel,
+        ..cell
+    };
+    for (cell, name) in [
+        (gdn(Mode::Snapshots, 1), "(GdnMtp, KLast, false, false)"),
+        (kda(Mode::Update, 1), "(KdaDecode, KLast, false, false)"),
+        (kda(Mode::Commit, 1), "(KdaRecurrent, KLast, false, false)"),
+        (kda(Mode::Update, 4), "(KdaRecurrent, KLast, false, false)"),
+        (
+            parallel(gdn(Mode::Verify, 1)),
+            "(GdnMtpParallel(Mode::Verify), _, _, false)",
+        ),
+        (
+            parallel(gdn(Mode::Commit, 4)),
+            "(GdnMtpParallel(Mode::Update), _, _, false)",
+        ),
+        (
+            parallel(kda(Mode::Update, 1)),
+            "(KdaRecurrentParallel(Mode::Update), _, _, false)",
+        ),
+        (
+            parallel(kda(Mode::Resume, 8)),
+            "(KdaRecurrentParallel(Mode::Resume), _, _, false)",
+        ),
+    ] {
+        let text = advice(&[row(cell, "tile16", 2.0)]);
+        assert!(text.contains(&format!("\n{name} => &[")), "{name}: {text}");
+    }
+}
+
+#[test]
 fn a_figure_has_both_series_and_every_batch() {
     let folder = std::env::temp_dir().join(format!("gated-delta-figures-{}", std::process::id()));
     let rows = [row(cell(1), "tile16", 2.0), row(cell(4), "tile16", 4.0)];
