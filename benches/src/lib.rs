@@ -1,6 +1,7 @@
 //! What the latency bench is made of: [`options`] ask for cells, [`suite`] for all that a release shows; a [`cell`] says
 //! what a row measures, [`buffers`] hold it, [`check`] compares it with the reference. A [`record`] keeps rows, [`peers`]
 //! are what others took, [`report`] shows rows as tables, [`figures`] draws them, [`tune`] says which variants to take.
+//! [`latency`] is all of it, for `cargo bench` and the command.
 
 pub mod buffers;
 pub mod cell;
@@ -11,6 +12,7 @@ pub mod figures;
 pub mod host_cost;
 pub mod host_parts;
 pub mod inputs;
+pub mod latency;
 pub mod options;
 pub mod peers;
 pub mod record;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use gated_delta_harness::arguments::KdaDecay;
 use gated_delta_harness::timing::Micros;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::cell::{self, Cell, Mode, Op};
 
@@ -139,6 +139,13 @@ struct Line {
     commit: String,
 }
 
+/// As a line of a record.
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Line::from(self).serialize(serializer)
+    }
+}
+
 impl From<&Row> for Line {
     fn from(row: &Row) -> Self {
         let Row {
@@ -261,7 +268,7 @@ impl Csv {
 
     /// Writes a row, at once.
     pub fn write(&mut self, row: &Row) -> Result<()> {
-        self.0.serialize(Line::from(row))?;
+        self.0.serialize(row)?;
         Ok(self.0.flush()?)
     }
 }

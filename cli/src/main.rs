@@ -8,6 +8,8 @@ use anstyle::{AnsiColor, Style};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use gated_delta::Entry;
+use gated_delta_benches::latency::{self, Outcome};
+use gated_delta_benches::options::Options;
 use gated_delta_cli::demo::Demo;
 use gated_delta_cli::model::Model;
 use gated_delta_cli::{Backend, Choice, Error, Report, check, file, info, note};
@@ -52,6 +54,8 @@ enum Command {
     },
     /// Show the device, the kernels, and which of them a layer gets
     Info,
+    /// Time the kernels on the GPU, each row checked before, beside the ceilings of the same run
+    Bench(Box<Options>),
     /// Print what a shell completes the command by
     Completions {
         /// For this shell
@@ -161,6 +165,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
             check::check(&pick(how.backend)?, &problem, &expected, how.variant)
         }
         Command::Info => info::info(),
+        Command::Bench(options) => bench(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "gated-delta", &mut script);
@@ -172,6 +177,21 @@ fn run(cli: Cli) -> Result<Report, Error> {
             })
         }
     }
+}
+
+/// What `cargo bench` says.
+fn bench(options: &Options) -> Result<Report, Error> {
+    let measured = latency::run(options);
+    let Outcome {
+        text,
+        rows,
+        failures,
+    } = measured.map_err(|error| Error::Input(format!("{error:#}")))?;
+    Ok(Report {
+        text,
+        passed: failures.is_empty(),
+        json: json!({ "rows": rows, "failures": failures }),
+    })
 }
 
 /// The backend of a choice, told to the user.

@@ -4,6 +4,7 @@
 //! command where it is not the one just built; with `GATED_DELTA_REQUIRE_GPU=1`, having no GPU is a failure.
 
 mod bad_input;
+mod bench;
 mod check;
 mod command;
 mod recurrent;
