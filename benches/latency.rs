@@ -6,7 +6,7 @@ use gated_delta_benches::latency::run;
 use gated_delta_benches::options::Options;
 
 fn main() -> Result<()> {
-    let outcome = run(&Options::parse())?;
+    let outcome = run(&Options::parse(), &[])?;
     print!("{}", outcome.text);
     let failed = outcome.failures.len();
     ensure!(failed == 0, "{failed} failed");

@@ -19,6 +19,7 @@ use crate::host_cost::host_cost;
 use crate::host_parts::host_parts;
 use crate::options::Options;
 use crate::peers::Peers;
+use crate::prewarm;
 use crate::record::{Csv, Row, Run, read};
 use crate::report::{Before, tables};
 use crate::tune::advice;
@@ -34,11 +35,12 @@ pub struct Outcome {
     pub failures: Vec<String>,
 }
 
-/// Measures what `options` ask for, or shows what they name. Without a GPU, what the host does for one row.
+/// Measures what `options` ask for, or shows what they name. Without a GPU, what the host does for one row. `again` are
+/// the arguments that bring a process of this program here.
 ///
 /// # Errors
 /// Options that ask for nothing, a file that cannot be read or written, a GPU that fails before its first row.
-pub fn run(options: &Options) -> Result<Outcome> {
+pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     let before = options.compare.as_deref().map(before).transpose()?;
     if !options.from.is_empty() {
         let rows: Vec<Vec<Row>> = options
@@ -70,6 +72,12 @@ pub fn run(options: &Options) -> Result<Outcome> {
     };
     let context = Context::primary(device)?;
     let library = Library::new(&context);
+    if options.prewarm_once {
+        return Ok(Outcome {
+            text: format!("{}\n", prewarm::millis(&library)?),
+            ..Outcome::default()
+        });
+    }
     let timer = Timer::new(&library, &context)?;
     let (copy, empty) = (copy_ceiling(&context)?, empty_kernel(&timer, &context)?);
     let run = Run::now(device.name()?, copy, empty);
@@ -117,6 +125,9 @@ pub fn run(options: &Options) -> Result<Outcome> {
     )?;
     let ended = stopped.and(shown).and_then(|()| {
         text += &bench.host_costs(&cells)?;
+        if options.prewarm {
+            text += &prewarm::table(again)?;
+        }
         Ok(())
     });
     let Bench {

@@ -15,6 +15,7 @@ pub mod inputs;
 pub mod latency;
 pub mod options;
 pub mod peers;
+pub mod prewarm;
 pub mod record;
 pub mod report;
 pub mod shapes;

@@ -86,6 +86,13 @@ pub struct Options {
     /// Show the rows of CSV files, all of them, instead of measuring; needs no GPU.
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     pub from: Vec<PathBuf>,
+    /// Time too what it takes to get ready for a layer: all that it is launched with compiled, without the driver's cache
+    /// and with it.
+    #[arg(long)]
+    pub prewarm: bool,
+    /// Print the ms of getting ready in this process, and end.
+    #[arg(long, hide = true)]
+    pub prewarm_once: bool,
     /// Passed by `cargo bench`; without meaning.
     #[arg(long, hide = true)]
     bench: bool,

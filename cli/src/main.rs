@@ -181,7 +181,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
 
 /// What `cargo bench` says.
 fn bench(options: &Options) -> Result<Report, Error> {
-    let measured = latency::run(options);
+    let measured = latency::run(options, &["bench"]);
     let Outcome {
         text,
         rows,
