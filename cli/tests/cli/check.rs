@@ -297,6 +297,23 @@ fn wrong_results_fail() {
     }
 }
 
+/// A NaN that the truth has too is not held against the result, and is told.
+#[test]
+fn nan_on_both_sides_is_counted() {
+    let folder = folder();
+    let mut fixture = Contents::fixture(POOL);
+    let (_, _, v) = fixture.tensors.get_mut("v").unwrap();
+    v[..2].copy_from_slice(&[0xc0, 0x7f]);
+    check(&fixture.write(&folder, "expected"), &["--backend", "sim"]).fails_the_check("NaN at");
+    let by_reference = fixture.without_expected().write(&folder, "nan");
+    let nan = check(&by_reference, &["--backend", "sim"]).succeeds();
+    assert!(
+        nan.stdout.contains("not finite on both sides: 1 NaN"),
+        "{}",
+        nan.stdout
+    );
+}
+
 #[test]
 fn failures_are_coloured_where_colours_are_wanted() {
     let folder = folder();
