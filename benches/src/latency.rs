@@ -214,7 +214,7 @@ impl Bench {
     fn measure(&mut self, cell: &Cell, title: &str) -> Result<()> {
         let mut buffers = Buffers::new(&self.library, *cell)?;
         let work = buffers.work(0)?;
-        let selected = match work.selected() {
+        let selected = match self.library.selected(&*work) {
             Ok(selected) => selected,
             Err(refusal) => {
                 self.skipped.push(format!("{title}: {refusal}"));

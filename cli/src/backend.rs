@@ -155,10 +155,15 @@ impl Backend {
     /// kernel that the simulator stopped.
     pub fn run(&self, problem: &Problem, variant: Option<Entry>) -> Result<Outputs, Error> {
         let Validated { selected, rows } = problem.validate()?;
-        let entry = variant.unwrap_or(selected);
         let (after, ran) = match self {
-            Self::Cuda(cuda) => (cuda.run(problem, entry)?, Some(entry)),
-            Self::Simulator { library, .. } => (simulate(library, problem, entry)?, Some(entry)),
+            Self::Cuda(cuda) => {
+                let (after, entry) = cuda.run(problem, variant)?;
+                (after, Some(entry))
+            }
+            Self::Simulator { library, .. } => {
+                let entry = variant.unwrap_or(selected);
+                (simulate(library, problem, entry)?, Some(entry))
+            }
             Self::Reference => match variant {
                 Some(variant) => {
                     return Err(Error::Input(format!(

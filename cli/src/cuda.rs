@@ -59,10 +59,19 @@ impl Cuda {
         &self.stream
     }
 
-    /// Runs a problem that [`Problem::validate`] has passed.
-    pub(crate) fn run(&self, problem: &Problem, entry: Entry) -> Result<Problem, Error> {
+    /// Runs a problem that [`Problem::validate`] has passed, with `variant` or the one that is selected on this GPU; what
+    /// it leaves, and the variant.
+    pub(crate) fn run(
+        &self,
+        problem: &Problem,
+        variant: Option<Entry>,
+    ) -> Result<(Problem, Entry), Error> {
         let upload = Upload::new(&self.context, problem)?;
         let work = problem.arguments(&upload.views(problem)?)?.work()?;
+        let entry = match variant {
+            Some(variant) => variant,
+            None => self.library.selected(&*work)?,
+        };
         // SAFETY: the memory outlives the launch, which is waited for, and is used by nobody else; the problem has
         // been validated: no two rows meet in a slot.
         unsafe {
@@ -78,7 +87,7 @@ impl Cuda {
                 memory.read(tensor.bytes_mut())?;
             }
         }
-        Ok(after)
+        Ok((after, entry))
     }
 }
 

@@ -160,7 +160,7 @@ fn shared_bytes(entry: Entry) -> String {
     }
 }
 
-/// A table of the selected variants, and each of them by itself.
+/// A table of the variants that are selected on an H200, and each of them by itself.
 fn variants() -> Result<(String, Vec<Value>), Error> {
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for (model, layer) in LAYERS {

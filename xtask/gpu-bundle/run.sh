@@ -24,7 +24,9 @@ export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$PWD/cache} CUDA_CACHE_MAXSIZE=${CUDA_
 unset CUDA_CACHE_DISABLE
 
 # Longest first.
-LONGEST=(tests-gpu tests-laws tests-sanitizer tests-kda_recurrent tests-gdn_mtp tests-recurrent tests-gdn_decode tests-engine)
+LONGEST=(tests-gpu tests-laws tests-kda_recurrent tests-gdn_mtp tests-gdn_decode tests-sanitizer tests-families tests-engine)
+# Takes all of the GPU's memory, and so runs while nothing else does.
+ALONE=tests-faults
 TOOLS=(racecheck memcheck initcheck synccheck)
 
 # clamp VALUE LEAST MOST
@@ -151,7 +153,12 @@ trap 'trap - TERM; kill $(jobs -rp) 2>/dev/null; wait; exit 130' INT TERM
 
 plain=()
 for name in "${names[@]}"; do
-    has_tests "$name" && plain+=("- tests/$name -")
+    has_tests "$name" || continue
+    if [[ $name == "$ALONE" ]]; then
+        execute - "tests/$name" -
+    else
+        plain+=("- tests/$name -")
+    fi
 done
 if ((named == 0)) && [[ -z $filter && ${#tools[@]} == 0 ]]; then
     for example in examples/*; do
