@@ -40,10 +40,28 @@ impl StandIn {
         }
     }
 
-    /// Whether it has the linker, which compiles before a module is loaded.
-    fn has_linker(&self) -> bool {
+    /// Whether it has libraries beside modules.
+    fn has_libraries(&self) -> bool {
         // SAFETY: the function is looked for, not called.
-        unsafe { self.0.get::<*mut c_void>("cuLinkCreate_v2") }.is_ok()
+        unsafe { self.0.get::<*mut c_void>("cuLibraryLoadData") }.is_ok()
+    }
+
+    /// The call that compiles.
+    fn load(&self) -> &'static str {
+        if self.has_libraries() {
+            "cuLibraryLoadData"
+        } else {
+            "cuModuleLoadDataEx"
+        }
+    }
+
+    /// The call that unloads what was compiled.
+    fn unload(&self) -> &'static str {
+        if self.has_libraries() {
+            "cuLibraryUnload"
+        } else {
+            "cuModuleUnload"
+        }
     }
 
     /// The most compilations that were under way at once.
@@ -126,8 +144,8 @@ fn launch(library: &Library, heads: usize) -> Result<(), Error> {
 fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
     on_stand_in(|stand_in, context| {
         assert!(args(1).unwrap().recipe().unwrap().shape.shared_bytes > 48 << 10);
-        // With the linker, both ways have to fail.
-        stand_in.fault("cuLinkAddData_v2", 2);
+        // With libraries, both ways have to fail.
+        stand_in.fault("cuLibraryLoadData", 2);
         let loaded = || {
             let calls = |name| stand_in.calls(name);
             calls("cuModuleLoadDataEx") - calls("cuModuleUnload")
@@ -167,35 +185,40 @@ fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
     });
 }
 
-/// Whatever fails of the linker, nothing of it is left, and the text is loaded as it is.
+/// Whatever fails of a library, nothing of it is left, and the kernel is compiled as a module.
 #[test]
-fn what_the_linker_refuses_is_loaded_as_text() {
+fn what_is_refused_as_a_library_is_loaded_as_a_module() {
     on_stand_in(|stand_in, context| {
-        if !stand_in.has_linker() {
+        if !stand_in.has_libraries() {
             return;
         }
-        let calls = || {
-            ["cuLinkCreate_v2", "cuLinkDestroy", "cuModuleLoadDataEx"]
-                .map(|call| stand_in.calls(call))
-        };
-        for call in ["cuLinkCreate_v2", "cuLinkAddData_v2", "cuLinkComplete"] {
-            let before = calls();
+        for call in [
+            "cuLibraryLoadData",
+            "cuLibraryGetKernel",
+            "cuKernelGetFunction",
+        ] {
+            let calls = ["cuLibraryLoadData", "cuLibraryUnload", "cuModuleLoadDataEx"];
+            let before = calls.map(|call| stand_in.calls(call));
             stand_in.fault(call, 2);
             launch(&Library::new(context), 1).unwrap();
             stand_in.fault(call, 0);
-            let after = calls();
-            let destroyed = if call == "cuLinkCreate_v2" { 0 } else { 1 };
+            let after = calls.map(|call| stand_in.calls(call));
+            let unloaded = if call == "cuLibraryLoadData" { 0 } else { 1 };
             assert_eq!(after[0] - before[0], 1, "{call}");
-            assert_eq!(after[1] - before[1], destroyed, "{call}");
+            assert_eq!(after[1] - before[1], unloaded, "{call}");
             assert_eq!(after[2] - before[2], 1, "{call}");
         }
+        // The kernel is loaded, and then refused what it needs.
+        let calls = || [stand_in.load(), stand_in.unload()].map(|call| stand_in.calls(call));
         let before = calls();
-        launch(&Library::new(context), 1).unwrap();
+        stand_in.fault("cuFuncSetAttribute", 2);
+        launch(&Library::new(context), 1).unwrap_err();
         let after = calls();
-        assert_eq!([0, 1, 2].map(|i| after[i] - before[i]), [1, 1, 1]);
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [1, 1]);
     });
 }
 
+/// A library is of no context: it goes when that is gone, and a module does not.
 #[test]
 fn a_module_is_unloaded_when_dropped() {
     on_stand_in(|stand_in, context| {
@@ -204,13 +227,13 @@ fn a_module_is_unloaded_when_dropped() {
             Module::load(context, "empty", text).unwrap()
         };
         drop(load());
-        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), 1);
-        assert_eq!(stand_in.calls("cuModuleUnload"), 1);
-        // It goes with its context.
+        assert_eq!(stand_in.calls(stand_in.load()), 1);
+        assert_eq!(stand_in.calls(stand_in.unload()), 1);
         let module = load();
+        let library = u32::from(stand_in.has_libraries());
         stand_in.fault("cuCtxPushCurrent_v2", 709);
         drop(module);
-        assert_eq!(stand_in.calls("cuModuleUnload"), 1);
+        assert_eq!(stand_in.calls(stand_in.unload()), 1 + library);
     });
 }
 
@@ -228,10 +251,10 @@ fn threads_compile_at_once_where_the_driver_can() {
                 });
             }
         });
-        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), THREADS as u32);
+        assert_eq!(stand_in.calls(stand_in.load()), THREADS as u32);
         let most = stand_in.most_compiling();
         assert!(
-            if stand_in.has_linker() {
+            if stand_in.has_libraries() {
                 most > 1
             } else {
                 most == 1
@@ -247,7 +270,7 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
         let library = Library::new(context);
         let refused = |result| {
             stand_in.fault("cuModuleLoadDataEx", result);
-            stand_in.fault("cuLinkAddData_v2", result);
+            stand_in.fault("cuLibraryLoadData", result);
             let launched = launch(&library, 1).unwrap_err();
             let warmed = library.prewarm(&args(1).unwrap()).unwrap_err();
             assert_eq!(launched.to_string(), warmed.to_string());
@@ -265,7 +288,7 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
         // Without a log, the driver's own name is all that there is.
         assert!(matches!(refused(218), Error::Driver(error) if error.code == 218));
         stand_in.fault("cuModuleLoadDataEx", 0);
-        stand_in.fault("cuLinkAddData_v2", 0);
+        stand_in.fault("cuLibraryLoadData", 0);
         launch(&library, 1).unwrap();
     });
 }
@@ -326,7 +349,7 @@ fn threads_that_race_for_a_kernel_compile_it_once() {
                 });
             }
         });
-        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), 2);
+        assert_eq!(stand_in.calls(stand_in.load()), 2);
         assert_eq!(stand_in.calls("cuLaunchKernel"), THREADS as u32);
     });
 }
@@ -340,8 +363,8 @@ fn a_dropped_library_leaves_its_kernels_and_their_context() {
             let library = Library::new(&own);
             launch(&library, 1).unwrap();
         }
-        assert_eq!(stand_in.calls("cuModuleLoadDataEx"), 1);
-        assert_eq!(stand_in.calls("cuModuleUnload"), 0);
+        assert_eq!(stand_in.calls(stand_in.load()), 1);
+        assert_eq!(stand_in.calls(stand_in.unload()), 0);
         assert_eq!(stand_in.calls("cuDevicePrimaryCtxRetain"), 2);
         assert_eq!(stand_in.calls("cuDevicePrimaryCtxRelease_v2"), 0);
     });
@@ -388,7 +411,7 @@ fn a_binary_is_refused_unseen() {
             refused.to_string(),
             r#"PTX text: wanted .version first, got "\x7fELF\x02\x01\x01""#
         );
-        for call in ["cuModuleLoadDataEx", "cuLinkAddData_v2"] {
+        for call in ["cuModuleLoadDataEx", "cuLibraryLoadData"] {
             assert_eq!(stand_in.calls(call), 0, "{call}");
         }
     });

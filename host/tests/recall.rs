@@ -45,7 +45,7 @@ impl StandIn {
                 calls.unwrap()(name.as_ptr())
             }
         };
-        calls("cuModuleLoadDataEx")
+        calls("cuModuleLoadDataEx") + calls("cuLibraryLoadData")
     }
 
     /// Launches `one`, then `other`, and asserts that the second launch compiles `wanted` kernels, and that both are

@@ -215,6 +215,16 @@ impl Context {
         unsafe { Current::push(self.0.driver, self.0.raw) }
     }
 
+    /// [`Context::enter`], where the context has not been destroyed or reset by others: the driver follows the handles of
+    /// a stream or an event of one that is no more.
+    pub(super) fn enter_live(&self) -> Result<Current<'_>, Error> {
+        let current = self.enter()?;
+        let mut version = 0;
+        // SAFETY: `version` is written; the driver knows the handle of a context that is no more.
+        unsafe { (self.0.driver).ctx_get_api_version(self.0.raw, &raw mut version) }?;
+        Ok(current)
+    }
+
     /// Waits for all of its work.
     ///
     /// # Errors

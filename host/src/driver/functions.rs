@@ -35,8 +35,10 @@ handles! {
     RawContext,
     /// `CUmodule`.
     RawModule,
-    /// `CUlinkState`.
-    RawLink,
+    /// `CUlibrary`.
+    RawLibrary,
+    /// `CUkernel`.
+    RawKernel,
     /// `CUfunction`.
     RawFunction,
     /// `CUstream`.
@@ -114,6 +116,8 @@ functions! {
     ctx_push_current = cuCtxPushCurrent_v2(context: RawContext);
     /// Pops a context off the calling thread's stack.
     ctx_pop_current = cuCtxPopCurrent_v2(context: *mut RawContext);
+    /// The API version that a context was made for; fails for one that is no more.
+    ctx_get_api_version = cuCtxGetApiVersion(context: RawContext, version: *mut u32);
     /// The GPU of the current context.
     ctx_get_device = cuCtxGetDevice(device: *mut i32);
     /// Waits for all work of the current context.
@@ -134,28 +138,27 @@ functions! {
         module: RawModule,
         name: *const c_char,
     );
-    /// Begins to link.
-    link_create = cuLinkCreate_v2(
-        options_count: u32,
-        options: *mut i32,
-        values: *mut *mut c_void,
-        state: *mut RawLink,
+    /// Loads PTX text or a binary for any context; in drivers of CUDA 12.0 and newer, like the next three.
+    library_load_data = cuLibraryLoadData(
+        library: *mut RawLibrary,
+        code: *const c_void,
+        jit_option: *mut i32,
+        jit_value: *mut *mut c_void,
+        jit_options: c_uint,
+        option: *mut i32,
+        value: *mut *mut c_void,
+        options: c_uint,
     );
-    /// Compiles and adds to what is linked.
-    link_add_data = cuLinkAddData_v2(
-        state: RawLink,
-        kind: i32,
-        data: *mut c_void,
-        bytes: usize,
+    /// Unloads a library.
+    library_unload = cuLibraryUnload(library: RawLibrary);
+    /// A kernel of a library.
+    library_get_kernel = cuLibraryGetKernel(
+        kernel: *mut RawKernel,
+        library: RawLibrary,
         name: *const c_char,
-        options_count: u32,
-        options: *mut i32,
-        values: *mut *mut c_void,
     );
-    /// Links; the image is the state's.
-    link_complete = cuLinkComplete(state: RawLink, image: *mut *mut c_void, bytes: *mut usize);
-    /// Ends a state with its image.
-    link_destroy = cuLinkDestroy(state: RawLink);
+    /// A kernel's function in the current context.
+    kernel_get_function = cuKernelGetFunction(function: *mut RawFunction, kernel: RawKernel);
     /// A number about a function: see [`super::attribute`].
     func_get_attribute = cuFuncGetAttribute(value: *mut i32, attribute: i32, function: RawFunction);
     /// Sets a number of a function: see [`super::attribute`].

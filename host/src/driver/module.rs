@@ -1,11 +1,11 @@
 //! PTX, compiled by the driver.
 
 use std::{
-    ffi::{CStr, c_void},
+    ffi::{CStr, CString, c_void},
     ptr,
 };
 
-use super::{Context, Driver, RawFunction, RawLink, RawModule, attribute, code};
+use super::{Context, RawFunction, RawKernel, RawLibrary, RawModule, attribute, code};
 use crate::error::{DriverError, Error};
 
 /// Bytes kept of what ptxas says.
@@ -15,15 +15,23 @@ const LOG_BYTES: usize = 8192;
 #[derive(Debug)]
 pub struct Module {
     context: Context,
-    raw: RawModule,
+    image: Image,
+}
+
+/// What the driver made of the text.
+#[derive(Debug)]
+enum Image {
+    /// Compiled under a lock of its own, so that threads compile at once.
+    Library(RawLibrary),
+    /// Compiled under the context's lock.
+    Module(RawModule),
 }
 
 impl Module {
     /// Compiles PTX text for the context's GPU. `entry` is its kernel, and names it in errors.
     ///
-    /// Threads compile at once: the driver's linker does it (`cuLinkAddData`), which holds no lock of the context as a
-    /// module's loading would; what it makes is then loaded as a module. What it refuses is loaded as text, or refused
-    /// with a reason.
+    /// Threads compile at once where the driver has libraries (`cuLibraryLoadData`, CUDA 12.0 and newer), one after the
+    /// other where it has modules only. What is refused as a library is loaded as a module, or refused with a reason.
     ///
     /// Text only: the driver would take a binary as well, and follow whatever offsets stand in it. A text it compiles
     /// or refuses, and what it compiles runs by an unsafe launch.
@@ -34,46 +42,37 @@ impl Module {
     pub fn load(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
         check_text(ptx)?;
         let _current = context.enter()?;
-        Self::link(context, ptx).or_else(|_refused| Self::load_module(context, entry, ptx))
+        Self::load_library(context, entry, ptx)
+            .or_else(|_refused| Self::load_module(context, entry, ptx))
     }
 
-    /// Compiled by the linker, and loaded into the context, which is current.
-    fn link(context: &Context, ptx: &CStr) -> Result<Self, Error> {
-        const PTX: i32 = 1;
-        /// Ends a state.
-        struct Link<'a>(&'a Driver, RawLink);
-        impl Drop for Link<'_> {
-            fn drop(&mut self) {
-                // SAFETY: created once, ended once. A failure leaves nothing to be done.
-                let _ = unsafe { self.0.link_destroy(self.1) };
-            }
-        }
-        let (driver, none) = (context.driver(), ptr::null_mut::<c_void>());
-        let (mut image, mut bytes, mut raw) = (ptr::null_mut::<c_void>(), 0, RawModule::NULL);
-        let mut state = RawLink::NULL;
-        let text = ptx.to_bytes_with_nul();
-        // SAFETY: there are no options; the state is live until the image, which is its, is loaded; the text is as long
-        // as is said, and read alone.
+    /// As a library, with the code of the kernel `entry` in the context, which is current: when that comes depends on
+    /// the driver and its settings, and a refusal may come with it. No log is asked for: the driver might write to it
+    /// as late as that.
+    fn load_library(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
+        let mut library = RawLibrary::NULL;
+        let none = ptr::null_mut();
+        // SAFETY: the text is terminated, and copied by the driver; there are no options.
         unsafe {
-            driver.link_create(0, none.cast(), none.cast(), &raw mut state)?;
-            let link = Link(driver, state);
-            driver.link_add_data(
-                link.1,
-                PTX,
-                text.as_ptr().cast_mut().cast(),
-                text.len(),
-                c"".as_ptr(),
+            context.driver().library_load_data(
+                &raw mut library,
+                ptx.as_ptr().cast(),
+                none,
+                none.cast(),
                 0,
+                none,
                 none.cast(),
-                none.cast(),
-            )?;
-            driver.link_complete(link.1, &raw mut image, &raw mut bytes)?;
-            driver.module_load_data_ex(&raw mut raw, image.cast(), 0, none.cast(), none.cast())?;
-        }
-        Ok(Self {
+                0,
+            )
+        }?;
+        let module = Self {
             context: context.clone(),
-            raw,
-        })
+            image: Image::Library(library),
+        };
+        let name = CString::new(entry).unwrap_or_default();
+        let function = module.function(&name)?;
+        function.attribute(attribute::FUNCTION_NUM_REGS)?;
+        Ok(module)
     }
 
     /// As a module of the context, which is current.
@@ -100,7 +99,7 @@ impl Module {
         match loaded {
             Ok(()) => Ok(Self {
                 context: context.clone(),
-                raw,
+                image: Image::Module(raw),
             }),
             Err(Error::Driver(error)) => Err(explain(context, entry, ptx, &log, error)),
             Err(error) => Err(error),
@@ -113,12 +112,22 @@ impl Module {
     /// [`Error::Driver`] where there is none of that name.
     pub fn function(&self, name: &CStr) -> Result<Function<'_>, Error> {
         let _current = self.context.enter()?;
+        let driver = self.context.driver();
         let mut raw = RawFunction::NULL;
-        // SAFETY: the module is live, the name terminated, and `raw` is written.
-        unsafe {
-            self.context
-                .driver()
-                .module_get_function(&raw mut raw, self.raw, name.as_ptr())
+        match self.image {
+            Image::Library(library) => {
+                let mut kernel = RawKernel::NULL;
+                // SAFETY: the library is live, the name terminated, and `kernel` is written; then the kernel is live,
+                // a context is current, and `raw` is written.
+                unsafe {
+                    driver.library_get_kernel(&raw mut kernel, library, name.as_ptr())?;
+                    driver.kernel_get_function(&raw mut raw, kernel)
+                }
+            }
+            // SAFETY: the module is live, the name terminated, and `raw` is written.
+            Image::Module(module) => unsafe {
+                driver.module_get_function(&raw mut raw, module, name.as_ptr())
+            },
         }?;
         Ok(Function { module: self, raw })
     }
@@ -126,9 +135,17 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
+        let driver = self.context.driver();
+        let current = self.context.enter();
+        match self.image {
+            // A library is of no context, and stays when one is destroyed.
             // SAFETY: loaded once, unloaded once. A failure leaves nothing to be done.
-            let _ = unsafe { self.context.driver().module_unload(self.raw) };
+            Image::Library(library) => drop(unsafe { driver.library_unload(library) }),
+            Image::Module(module) if current.is_ok() => {
+                // SAFETY: as above.
+                let _ = unsafe { driver.module_unload(module) };
+            }
+            Image::Module(_) => {}
         }
     }
 }
