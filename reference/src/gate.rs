@@ -44,7 +44,8 @@ pub fn lower_bound_log_decay(g: f64, lower_bound: f64, a_log: f64, dt_bias: f64)
     lower_bound * sigmoid(finite_exp(a_log) * (g + dt_bias))
 }
 
-/// `exp(x)`, the largest f64 where that overflows, so that its product with 0 is 0.
+/// `exp(x)`, the largest f64 where that overflows, so that its product with 0 is 0; NaN stays NaN.
 fn finite_exp(x: f64) -> f64 {
-    x.exp().min(f64::MAX)
+    let exp = x.exp();
+    if exp == f64::INFINITY { f64::MAX } else { exp }
 }

@@ -210,3 +210,12 @@ fn saturated_gates() {
         }
     }
 }
+
+/// A NaN is not taken for an A_log that forgets everything.
+#[test]
+fn a_nan_in_a_log_stays_one() {
+    use gated_delta_reference::gate::{lower_bound_log_decay, softplus_log_decay};
+    assert!(softplus_log_decay(1.0, f64::NAN, 0.0).is_nan());
+    assert!(lower_bound_log_decay(1.0, -5.0, f64::NAN, 0.0).is_nan());
+    assert_eq!(softplus_log_decay(-1e6, 1e6, 0.0), 0.0);
+}
