@@ -13,7 +13,8 @@ pub fn of_text(text: &str) -> String {
     hex(Sha256::digest(text))
 }
 
-/// SHA-256 of everything that decides the PTX but the compiler: kernel sources without the simulator,
+/// SHA-256 of everything that decides the PTX but the compiler: kernel sources without the simulator
+/// and what is there in its place,
 /// the manifest, the compile flags.
 pub fn of_sources() -> Result<String> {
     let package = shell::root().join("kernels-gpu");
@@ -24,7 +25,7 @@ pub fn of_sources() -> Result<String> {
     let mut digest = Sha256::new();
     for file in &files {
         let name = file.strip_prefix(&package)?.to_string_lossy();
-        if name.starts_with("src/device/sim") {
+        if name.starts_with("src/device/sim") || name == "src/device/absent.rs" {
             continue;
         }
         let content = fs::read(file).with_context(|| file.display().to_string())?;
