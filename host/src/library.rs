@@ -286,7 +286,8 @@ fn compile(
     Ok((module, function))
 }
 
-fn nothing_compiled() -> Error {
+/// What the simulator says to whoever asks for a compiled kernel.
+pub(crate) fn nothing_compiled() -> Error {
     Error::Unsupported {
         what: "a compiled kernel",
         got: "the simulator".to_owned(),

@@ -7,6 +7,7 @@ use super::request::Request;
 use super::work::Work;
 use crate::Entry;
 use crate::compile::on_threads;
+use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
 use crate::stream::StreamRef;
@@ -72,22 +73,26 @@ impl Library {
     pub fn prewarm_all(&self, works: &[&dyn Work]) -> Result<(), Error> {
         let problems = works.iter().map(|work| work.request().check());
         let problems = problems.collect::<Result<Vec<_>, _>>()?;
+        self.functions(&problems).map(drop)
+    }
+
+    /// Every kernel that some batch size of these problems gets, compiled side by side; none in the simulator.
+    pub(super) fn functions(
+        &self,
+        problems: &[Problem],
+    ) -> Result<Vec<(Entry, RawFunction)>, Error> {
         if self.context().is_none() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let kernels = |problem: &Problem| problem.kind.entries().collect::<Vec<_>>();
-        let jobs: Vec<_> = problems
-            .iter()
-            .flat_map(|problem| {
-                kernels(problem)
-                    .into_iter()
-                    .map(move |entry| (problem, entry))
-            })
-            .collect();
-        on_threads(&jobs, |&(problem, entry)| {
-            self.function(entry, problem.words(), problem.shared_bytes(entry))
+        let mut kernels = Vec::new();
+        for problem in problems {
+            kernels.extend(problem.kind.entries().map(|entry| (problem, entry)));
+        }
+        on_threads(&kernels, |&(problem, entry)| {
+            let shared_bytes = problem.shared_bytes(entry);
+            let function = self.function(entry, problem.words(), shared_bytes)?;
+            Ok((entry, function))
         })
-        .map(drop)
     }
 
     /// Registers and memory of every variant of `work`, compiled for it.
@@ -121,7 +126,7 @@ impl Library {
     ///
     /// # Safety
     /// As [`Library::launch`]'s.
-    unsafe fn launch_request(
+    pub(super) unsafe fn launch_request(
         &self,
         stream: StreamRef<'_>,
         request: &Request<'_>,

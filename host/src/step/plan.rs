@@ -7,10 +7,9 @@ use super::checks::{self, aligned};
 use super::problem::Problem;
 use super::work::Work;
 use crate::Entry;
-use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
-use crate::library::Library;
+use crate::library::{Library, nothing_compiled};
 use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 
@@ -44,15 +43,7 @@ pub struct Plan {
 
 impl Plan {
     pub(super) fn new(library: &Library, problem: Problem) -> Result<Self, Error> {
-        let entries: Vec<Entry> = match library.context() {
-            Some(_) => problem.kind.entries().collect(),
-            None => Vec::new(),
-        };
-        let functions = on_threads(&entries, |&entry| {
-            let shared_bytes = problem.shared_bytes(entry);
-            let function = library.function(entry, problem.words(), shared_bytes)?;
-            Ok((entry, function))
-        })?;
+        let functions = library.functions(std::slice::from_ref(&problem))?;
         Ok(Self {
             library: library.clone(),
             problem,
@@ -72,11 +63,7 @@ impl Plan {
         let planned = self.functions.iter().find(|(planned, _)| *planned == entry);
         match planned {
             Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),
-            None if self.library.context().is_none() => Err(Error::Unsupported {
-                what: "a compiled kernel",
-                got: "the simulator".to_owned(),
-                allowed: "a library made from a GPU's context",
-            }),
+            None if self.library.context().is_none() => Err(nothing_compiled()),
             None => Err(unsupported(
                 "B",
                 batch,
@@ -110,7 +97,7 @@ impl Plan {
                 });
             }
             // SAFETY: the caller's promise.
-            return unsafe { self.library.launch(stream, work) };
+            return unsafe { self.library.launch_request(stream, &request, None) };
         }
         let batch = request.batch();
         if batch == 0 {
