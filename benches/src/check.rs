@@ -1,15 +1,13 @@
 //! The gate: what a launch leaves in the first and the last row, against the reference.
 
 use anyhow::{Context as _, Result, ensure};
-use gated_delta::{DType, Entry, Library, StateLayout, StreamRef};
+use gated_delta::{DType, Entry, Library, StreamRef};
 use gated_delta_harness::arguments::KdaDecay;
 use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
 use gated_delta_reference::recurrence::default_scale;
-use gated_delta_reference::recurrent::{
-    HeadMap, Layout, Previous, Recurrent, TokenGates, recurrent,
-};
+use gated_delta_reference::recurrent::{HeadMap, Previous, Recurrent, TokenGates, recurrent};
 use half::bf16;
 
 use crate::buffers::Buffers;
@@ -146,10 +144,7 @@ impl Buffers {
             l2norm: true,
             scale: default_scale(dim),
             head_map: HeadMap::Grouped,
-            layout: match self.cell.layout {
-                StateLayout::KLast => Layout::KLast,
-                StateLayout::VLast => Layout::VLast,
-            },
+            layout: self.cell.layout.into(),
             read_slots: None,
             write_slots: None,
             token_slots: token_slots.then_some(&local[..]),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use gated_delta::{BetaScale, DType, HeadMap, KdaBeta, StateLayout};
+use gated_delta::{BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{self, KdaGates};
@@ -65,14 +65,8 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
             scale: options
                 .scale
                 .map_or_else(|| default_scale(key_dim), f64::from),
-            head_map: match options.head_map {
-                HeadMap::Grouped => recurrent::HeadMap::Grouped,
-                HeadMap::Tiled => recurrent::HeadMap::Tiled,
-            },
-            layout: match options.state_layout {
-                StateLayout::KLast => recurrent::Layout::KLast,
-                StateLayout::VLast => recurrent::Layout::VLast,
-            },
+            head_map: options.head_map.into(),
+            layout: options.state_layout.into(),
             read_slots: values.indices("read_slots"),
             write_slots: values.indices("write_slots"),
             token_slots: values.indices("token_slots"),

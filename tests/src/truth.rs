@@ -2,15 +2,13 @@
 
 use std::convert::Infallible;
 
-use gated_delta::{BetaScale, DType, HeadMap, KdaBeta};
+use gated_delta::{BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, Tokens};
 use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays};
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
-use gated_delta_reference::recurrence::{default_scale, normalise};
-use gated_delta_reference::recurrent::{
-    self as reference, Layout, Previous, Recurrent, TokenGates, recurrent,
-};
+use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::recurrent::{Layout, Previous, Recurrent, TokenGates, recurrent};
 
 use crate::buffer::View;
 use crate::case::Case;
@@ -167,10 +165,7 @@ impl Values {
             scale: options
                 .scale
                 .map_or_else(|| default_scale(k_dims[3]), f64::from),
-            head_map: match options.head_map {
-                HeadMap::Tiled => reference::HeadMap::Tiled,
-                HeadMap::Grouped => reference::HeadMap::Grouped,
-            },
+            head_map: options.head_map.into(),
             layout: Layout::KLast,
             read_slots: self.indices.read_slots.as_deref(),
             write_slots: self.indices.write_slots.as_deref(),
@@ -278,7 +273,10 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
             .into_iter()
             .enumerate();
         allowed.o = of_tokens
-            .map(|(i, of_state)| of_state * query(problem, i))
+            .map(|(i, of_state)| {
+                let q = problem.query(i / problem.value_heads, i % problem.value_heads);
+                of_state * finite_norm(&q)
+            })
             .collect();
         if before.previous.is_some() {
             o = exact.0;
@@ -290,17 +288,6 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
         snapshots: kept.snapshots,
         allowed,
     }
-}
-
-/// The norm of q̂ of token and value head `i` of `[B, T, HV]`.
-fn query(problem: &Recurrent<'_>, i: usize) -> f64 {
-    let (token, hv) = (i / problem.value_heads, i % problem.value_heads);
-    let h = match problem.head_map {
-        reference::HeadMap::Tiled => hv % problem.heads,
-        reference::HeadMap::Grouped => hv / (problem.value_heads / problem.heads),
-    };
-    let q = &problem.q[(token * problem.heads + h) * problem.key_dim..][..problem.key_dim];
-    finite_norm(&normalise(q, problem.l2norm, problem.scale))
 }
 
 /// The norm of what is finite: nobody reads the rest.

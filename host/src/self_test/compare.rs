@@ -1,9 +1,27 @@
-//! What the reference holds results to, by this crate's names.
+//! The reference's names for what this crate calls otherwise.
 
-use gated_delta_reference::compare;
+use gated_delta_reference::{compare, recurrent};
 
-use crate::step::Formulation;
+use crate::step::{Formulation, HeadMap, StateLayout};
 use crate::tensor::DType;
+
+impl From<HeadMap> for recurrent::HeadMap {
+    fn from(head_map: HeadMap) -> Self {
+        match head_map {
+            HeadMap::Grouped => Self::Grouped,
+            HeadMap::Tiled => Self::Tiled,
+        }
+    }
+}
+
+impl From<StateLayout> for recurrent::Layout {
+    fn from(layout: StateLayout) -> Self {
+        match layout {
+            StateLayout::KLast => Self::KLast,
+            StateLayout::VLast => Self::VLast,
+        }
+    }
+}
 
 impl From<Formulation> for compare::Tolerance {
     fn from(formulation: Formulation) -> Self {

@@ -3,15 +3,12 @@
 use gated_delta_reference::compare::norm;
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
-use gated_delta_reference::recurrence::{default_scale, normalise};
-use gated_delta_reference::recurrent::{
-    HeadMap, Layout, Previous, Recurrent, TokenGates, recurrent,
-};
+use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
 
 use super::LOWER_BOUND;
 use super::cases::{Case, GateKind, ROWS};
 use super::values::{Tokens, Values};
-use crate::step::{self, StateLayout};
 
 /// What a launch has to leave behind in the rows that are active.
 pub struct Truth {
@@ -116,14 +113,8 @@ fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
         gates: gates(case, values, &values.tokens),
         l2norm: case.l2norm,
         scale: default_scale(case.dim()),
-        head_map: match case.head_map {
-            step::HeadMap::Tiled => HeadMap::Tiled,
-            step::HeadMap::Grouped => HeadMap::Grouped,
-        },
-        layout: match case.kind.layout {
-            StateLayout::KLast => Layout::KLast,
-            StateLayout::VLast => Layout::VLast,
-        },
+        head_map: case.head_map.into(),
+        layout: case.kind.layout.into(),
         read_slots: None,
         write_slots: None,
         token_slots: None,
@@ -178,16 +169,7 @@ fn gates<'a>(case: &Case, values: &'a Values, tokens: &'a Tokens) -> TokenGates<
 
 /// [`Truth::sizes`].
 fn sizes(case: &Case, problem: &Recurrent<'_>, states: &[f64]) -> Vec<f64> {
-    let (h, hv) = case.heads();
-    let (dim, ratio) = (case.dim(), hv / h);
-    let size = |(i, state): (usize, &[f64])| {
-        let (token, value_head) = (i / hv, i % hv);
-        let head = match case.head_map {
-            step::HeadMap::Tiled => value_head % h,
-            step::HeadMap::Grouped => value_head / ratio,
-        };
-        let q = &problem.q[(token * h + head) * dim..][..dim];
-        norm(&normalise(q, problem.l2norm, problem.scale)) * norm(state)
-    };
+    let ((_, hv), dim) = (case.heads(), case.dim());
+    let size = |(i, state)| norm(&problem.query(i / hv, i % hv)) * norm(state);
     states.chunks(dim * dim).enumerate().map(size).collect()
 }

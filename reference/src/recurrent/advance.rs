@@ -202,11 +202,17 @@ impl Recurrent<'_> {
         Ok(())
     }
 
-    fn token(&self, token: usize, hv: usize) -> Token {
+    /// q̂ `[K]` of a token, counted over all rows, as value head `hv` reads it.
+    #[must_use]
+    pub fn query(&self, token: usize, hv: usize) -> Vec<f64> {
         let head = token * self.heads + self.sizes().of(hv);
         let q = &self.q[head * self.key_dim..][..self.key_dim];
+        normalise(q, self.l2norm, self.scale)
+    }
+
+    fn token(&self, token: usize, hv: usize) -> Token {
         Token {
-            q: normalise(q, self.l2norm, self.scale),
+            q: self.query(token, hv),
             ..self.keys_and_values(self.k, self.v, &self.gates, token, hv)
         }
     }
