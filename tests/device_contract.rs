@@ -1,13 +1,23 @@
 //! The simulator and the GPU give the same answer for every primitive of the device facade.
 
-use bytemuck::cast_slice;
-use gated_delta::driver::{DeviceMemory, Stream};
-use gated_delta::{DType, Error, Library, StreamRef, Tensor};
-use gated_delta_kernels::kernels::device_contract::{RESULTS, matrix_element};
+use bytemuck::{Pod, cast_slice};
+use gated_delta::driver::{Context, DeviceMemory, Stream};
+use gated_delta::{DType, DeviceElement, Entry, Error, Library, StreamRef, Tensor};
+use gated_delta_kernels::kernels::device_contract::{
+    CLUSTER_BLOCKS, CLUSTER_RESULTS, RESULTS, matrix_element,
+};
 use gated_delta_tests::backend::gpu;
 
 const THREADS: usize = 64;
 const NUMBER: u32 = 3_141_592_653;
+/// Dims of what every primitive returns.
+const OUTPUT: [usize; 2] = [RESULTS.len(), THREADS];
+/// Blocks of a cluster.
+const CLUSTER: usize = Entry::cluster_contract.cluster() as usize;
+/// Blocks that exchange words.
+const BLOCKS: usize = CLUSTER_BLOCKS as usize;
+/// Dims of what they get.
+const EXCHANGED: [usize; 3] = [CLUSTER_RESULTS.len(), BLOCKS, THREADS];
 
 /// Values over several binades, with the signs, zeros, infinities and NaN that the primitives treat apart.
 fn inputs() -> Vec<f32> {
@@ -31,35 +41,47 @@ fn inputs() -> Vec<f32> {
     inputs
 }
 
-fn simulated(inputs: &[f32]) -> Vec<u32> {
-    let mut output = vec![u32::MAX; RESULTS.len() * THREADS];
-    let input = Tensor::from_slice(inputs, &[THREADS]).unwrap();
-    let written = Tensor::from_slice_mut(&mut output, &[RESULTS.len(), THREADS]).unwrap();
+/// One of the two instruments: it reads an input, and writes an output of words.
+type Launch = unsafe fn(&Library, StreamRef<'_>, Tensor<'_>, Tensor<'_>, u32) -> Result<(), Error>;
+
+/// What `launch` makes of `input` in the simulator.
+fn simulated<T: DeviceElement>(
+    launch: Launch,
+    (input, dims): (&[T], &[usize]),
+    output_dims: &[usize],
+) -> Vec<u32> {
+    let mut output = vec![u32::MAX; output_dims.iter().product()];
+    let input = Tensor::from_slice(input, dims).unwrap();
+    let written = Tensor::from_slice_mut(&mut output, output_dims).unwrap();
+    let (library, stream) = (Library::simulator(), StreamRef::default_stream());
     // SAFETY: the simulator is done when the call returns.
-    unsafe {
-        Library::simulator().device_contract(StreamRef::default_stream(), input, written, NUMBER)
-    }
-    .unwrap();
+    unsafe { launch(&library, stream, input, written, NUMBER) }.unwrap();
     output
 }
 
-fn on_gpu(inputs: &[f32]) -> Option<Result<Vec<u32>, Error>> {
-    let context = gpu()?;
-    let run = || {
-        let input = DeviceMemory::from_slice(context, inputs)?;
-        let mut output = DeviceMemory::allocate(context, RESULTS.len() * THREADS * 4)?;
-        output.fill(0xff)?;
-        let stream = Stream::new(context)?;
-        let written = output.tensor_mut(DType::U32, &[RESULTS.len(), THREADS])?;
-        let input = input.tensor(DType::F32, &[THREADS])?;
-        // SAFETY: the stream is waited for before the memory is read or freed.
-        unsafe { Library::new(context).device_contract(stream.as_ref(), input, written, NUMBER) }?;
-        stream.synchronize()?;
-        let mut words = vec![0u32; RESULTS.len() * THREADS];
-        output.read(&mut words)?;
-        Ok(words)
-    };
-    Some(run())
+/// The same on a GPU.
+fn on_gpu<T: DeviceElement + Pod>(
+    context: &Context,
+    launch: Launch,
+    (input, dims): (&[T], &[usize]),
+    output_dims: &[usize],
+) -> Result<Vec<u32>, Error> {
+    let mut words = vec![0u32; output_dims.iter().product()];
+    let input = DeviceMemory::from_slice(context, input)?;
+    let mut output = DeviceMemory::allocate(context, words.len() * 4)?;
+    output.fill(0xff)?;
+    let stream = Stream::new(context)?;
+    let written = output.tensor_mut(DType::U32, output_dims)?;
+    let (library, input) = (Library::new(context), input.tensor(T::DTYPE, dims)?);
+    // SAFETY: the stream is waited for before the memory is read or freed.
+    unsafe { launch(&library, stream.as_ref(), input, written, NUMBER) }?;
+    stream.synchronize()?;
+    output.read(&mut words)?;
+    Ok(words)
+}
+
+fn every_primitive(inputs: &[f32]) -> Vec<u32> {
+    simulated(Library::device_contract, (inputs, &[THREADS]), &OUTPUT)
 }
 
 /// Bits must agree, but for the four approximations, whose bounds are those of the facade's documentation.
@@ -92,7 +114,7 @@ fn agree(row: &str, input: f32, one: u32, other: u32) -> bool {
 #[test]
 fn what_the_simulator_computes_is_right() {
     let inputs = inputs();
-    let output = simulated(&inputs);
+    let output = every_primitive(&inputs);
     let row = |name: &str| {
         let row = RESULTS.iter().position(|known| *known == name).unwrap();
         &output[row * THREADS..(row + 1) * THREADS]
@@ -171,8 +193,10 @@ fn what_the_simulator_computes_is_right() {
 #[test]
 fn sanitizer_the_gpu_agrees_with_the_simulator() {
     let inputs = inputs();
-    let Some(words) = on_gpu(&inputs) else { return };
-    let (words, simulated) = (words.unwrap(), simulated(&inputs));
+    let Some(context) = gpu() else { return };
+    let launch = Library::device_contract;
+    let words = on_gpu(context, launch, (&inputs, &[THREADS]), &OUTPUT).unwrap();
+    let simulated = every_primitive(&inputs);
     let mut differences = Vec::new();
     for (i, (&gpu, &sim)) in words.iter().zip(&simulated).enumerate() {
         let (row, thread) = (RESULTS[i / THREADS], i % THREADS);
@@ -184,4 +208,57 @@ fn sanitizer_the_gpu_agrees_with_the_simulator() {
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// Words of which no two are the same.
+fn words() -> Vec<u32> {
+    (0..BLOCKS * THREADS)
+        .map(|i| (i as u32 + 1).wrapping_mul(0x9e37_79b9))
+        .collect()
+}
+
+/// What the threads of two clusters are to get.
+fn exchanged() -> Vec<u32> {
+    let words = words();
+    let threads = (0..BLOCKS).flat_map(|block| (0..THREADS).map(move |id| (block, id)));
+    let results = threads.map(|(block, id)| {
+        let next = (id + 1) % THREADS;
+        let further = |blocks: usize| block / CLUSTER * CLUSTER + (block + blocks) % CLUSTER;
+        let word = |blocks: usize| words[further(blocks) * THREADS + next];
+        let across = [word(2), !word(2), next as u32, further(2) as u32];
+        [
+            block as u32,
+            word(CLUSTER - 1),
+            across.into_iter().fold(0, u32::wrapping_add),
+            word(0),
+            word(1) ^ NUMBER,
+            word(CLUSTER - 1),
+            !word(0),
+        ]
+    });
+    let results: Vec<_> = results.collect();
+    let rows = 0..CLUSTER_RESULTS.len();
+    rows.flat_map(|row| results.iter().map(move |words| words[row]))
+        .collect()
+}
+
+#[test]
+fn blocks_of_a_cluster_exchange_words_in_the_simulator() {
+    let words = words();
+    let input = (&words[..], &[BLOCKS, THREADS][..]);
+    let got = simulated(Library::cluster_contract, input, &EXCHANGED);
+    assert_eq!(got, exchanged());
+}
+
+#[test]
+fn sanitizer_blocks_of_a_cluster_exchange_words_on_the_gpu() {
+    let Some(context) = gpu() else { return };
+    if context.device().compute_capability().unwrap() < (9, 0) {
+        println!("skipped: a GPU without clusters");
+        return;
+    }
+    let words = words();
+    let input = (&words[..], &[BLOCKS, THREADS][..]);
+    let got = on_gpu(context, Library::cluster_contract, input, &EXCHANGED).unwrap();
+    assert_eq!(got, exchanged());
 }

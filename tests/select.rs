@@ -27,9 +27,6 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
         Operator::Kda => (GateKind::Kda(KdaDecay::Log, KdaBeta::Given), activations),
     };
     let args = Arguments {
-        gates,
-        a_log: None,
-        dt_bias: None,
         new: Some(New {
             q: activations,
             tokens: Tokens {
@@ -40,17 +37,8 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
             },
             o: activations,
         }),
-        previous: None,
-        pool: tensor(state, &[batch, heads, dim, dim]),
-        write_pool: None,
-        read_slots: None,
-        write_slots: None,
-        token_slots: None,
-        accepted: None,
-        snapshots: None,
-        packed: None,
-        update_state: true,
         options: Spec::plain(family).options,
+        ..Arguments::new(gates, tensor(state, &[batch, heads, dim, dim]))
     };
     let work = args.work().unwrap();
     let selected = work.selected().unwrap();

@@ -4,6 +4,11 @@ From arrays, of NumPy or PyTorch (which bf16 takes):
 
     write("decode.safetensors", "gdn_decode", {"q": q, "k": k, …}, {"o": o, "state": states_after}, state_layout="v_last")
 
+From a layer's projection to what leaves its norm, for one token:
+
+    write("layer.safetensors", "gdn_decode", {"x": x, "conv_weight": weight, "conv_state": windows, "z": z, …},
+          {"o": o, "state": states_after, "conv_state": windows_after}, heads=16, norm_eps=1e-6)
+
 From a GDN layer of Hugging Face's Qwen3-Next or Qwen3.5, its next decode:
 
     record_decode(model.model.layers[0].linear_attn, "decode.safetensors")

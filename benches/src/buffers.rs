@@ -1,12 +1,16 @@
 //! Rotating buffers of a cell, and the arguments of a launch on them.
 
 use anyhow::Result;
-use gated_delta::{DType, Error, Library, Options, Tensor, Work};
-use gated_delta_harness::arguments::{Arguments, Kept, New, Operator, Tokens};
+use gated_delta::{
+    Activation, Convolution, DType, Error, GdnGates, Inputs as StepInputs, KdaBeta, KdaGate,
+    KdaGates, Library, Norm, Options, States, Step, Tensor, Work,
+};
+use gated_delta_harness::arguments::{Arguments, KdaDecay, Kept, New, Operator, Tokens};
 use gated_delta_harness::timing::cold_sets;
 
 use crate::cell::{Cell, Mode};
 use crate::inputs::{self, Inputs};
+use crate::shapes::Model;
 use crate::slab::{Slab, upload};
 
 /// Buffer sets of a cell, and what they started from.
@@ -26,6 +30,29 @@ pub struct Buffers {
     pub(crate) o: Slab,
     pub(crate) pool: Slab,
     pub(crate) snapshots: Slab,
+    pub(crate) around: Option<AroundSlabs>,
+}
+
+/// What a layer's convolution and norm take.
+pub(crate) struct AroundSlabs {
+    projection: Slab,
+    conv_weight: Slab,
+    norm_weight: Slab,
+    /// `[B, D, W − 1]`
+    pub(crate) windows: Slab,
+}
+
+impl AroundSlabs {
+    fn new(library: &Library, sets: usize, cell: &Cell, around: &inputs::Around) -> Result<Self> {
+        let windows = bytemuck::cast_slice(&around.windows);
+        let bytes = cell.batch * windows.len() / inputs::DISTINCT_SLOTS;
+        Ok(Self {
+            projection: upload(library, sets, &around.projection)?,
+            conv_weight: upload(library, sets, &around.conv_weight)?,
+            norm_weight: upload(library, sets, &around.norm_weight)?,
+            windows: Slab::filled(library, sets, bytes, windows)?,
+        })
+    }
 }
 
 struct TokenSlabs {
@@ -71,6 +98,9 @@ impl Buffers {
             o: Slab::new(library, sets, o_bytes)?,
             pool: Slab::filled(library, sets, cell.pool_bytes(), &states)?,
             snapshots: Slab::new(library, sets, cell.snapshot_bytes())?,
+            around: (inputs.around.as_ref())
+                .map(|around| AroundSlabs::new(library, sets, &cell, around))
+                .transpose()?,
             cell,
             inputs,
         })
@@ -92,6 +122,11 @@ impl Buffers {
     pub fn renew(&mut self) -> Result<()> {
         self.pool
             .refill(&self.inputs.state_bytes(self.cell.state))?;
+        if let (Some(slabs), Some(around)) = (&mut self.around, &self.inputs.around) {
+            slabs
+                .windows
+                .refill(bytemuck::cast_slice(&around.windows))?;
+        }
         self.o.spoil()?;
         self.snapshots.spoil()
     }
@@ -102,8 +137,83 @@ impl Buffers {
             .tensor(set, DType::F32, &[self.cell.pool_bytes() / 4])
     }
 
+    /// The layer step on a set.
+    fn layer<'s>(
+        &'s self,
+        around: &'s AroundSlabs,
+        set: usize,
+    ) -> Result<Box<dyn Work + 's>, Error> {
+        let cell = &self.cell;
+        let Model {
+            heads, value_heads, ..
+        } = cell.model;
+        let (batch, channels, before) = (cell.batch, cell.channels(), inputs::TAPS - 1);
+        let values = value_heads * cell.dim;
+        let projection = self.floats(&around.projection, set, &[batch, 1, channels + values])?;
+        let x = projection.narrow(2, 0, channels)?;
+        let z = projection.narrow(2, channels, values)?.split(2, cell.dim)?;
+        let weight = self.floats(&around.conv_weight, set, &[channels, inputs::TAPS])?;
+        let windows = self.floats(&around.windows, set, &[batch, channels, before])?;
+        let convolution = Convolution::new(x, heads, weight, windows);
+        let norm_weight = self.floats(&around.norm_weight, set, &[cell.dim])?;
+        let activation = match cell.op.operator() {
+            Operator::Gdn => Activation::Silu,
+            Operator::Kda => Activation::Sigmoid,
+        };
+        let norm = Norm::new(z, norm_weight, inputs::EPS).activation(activation);
+        let inputs = StepInputs::conv(convolution);
+        let o = self.floats(&self.o, set, &self.value_dims())?;
+        let pool = self.states(set)?;
+        let read_slots = self.read_slots(set)?;
+        let states: States<'_> = match cell.mode {
+            Mode::Update => {
+                let mut states = States::update(pool);
+                states.read_slots = read_slots;
+                states.into()
+            }
+            _ => {
+                let mut states = States::read_only(pool);
+                states.read_slots = read_slots;
+                states.into()
+            }
+        };
+        let gate = self.floats(&self.tokens.gate, set, &self.gate_dims())?;
+        let beta = self.floats(&self.tokens.beta, set, &self.beta_dims())?;
+        let a_log = self.a_log.tensor(0, DType::F32, &[value_heads])?;
+        let options = Options::default().state_layout(cell.layout);
+        Ok(match cell.op.operator() {
+            Operator::Gdn => {
+                let dt_bias = self.dt_bias.tensor(0, DType::F32, &[value_heads])?;
+                let gates = GdnGates::raw(gate, beta, a_log, dt_bias);
+                let step = Step::new(inputs, gates, o, states).norm(norm);
+                Box::new(step.options(options))
+            }
+            Operator::Kda => {
+                let dt_bias = self
+                    .dt_bias
+                    .tensor(0, DType::F32, &[value_heads, cell.dim])?;
+                let dt_bias = Some(dt_bias);
+                let kind = match cell.gate {
+                    KdaDecay::Log => KdaGate::Log,
+                    KdaDecay::Softplus => KdaGate::Softplus { a_log, dt_bias },
+                    KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                        lower_bound,
+                        a_log: Some(a_log),
+                        dt_bias,
+                    },
+                };
+                let gates = KdaGates::new(gate, kind, beta, KdaBeta::Given);
+                let step = Step::new(inputs, gates, o, states).norm(norm);
+                Box::new(step.options(options))
+            }
+        })
+    }
+
     /// The launch on a set.
     pub fn work(&self, set: usize) -> Result<Box<dyn Work + '_>, Error> {
+        if let Some(around) = &self.around {
+            return self.layer(around, set);
+        }
         let Cell {
             mode,
             model,
@@ -137,15 +247,11 @@ impl Buffers {
         let snapshots = [batch, tokens, model.value_heads, dim, dim];
         let [a_log, dt_bias] = self.parameters()?;
         Arguments {
-            gates: self.cell.gates(),
             a_log,
             dt_bias,
             new,
             previous,
-            pool: self.states(set)?,
-            write_pool: None,
             read_slots: self.read_slots(set)?,
-            write_slots: None,
             token_slots: only(
                 Mode::TokenSlots,
                 &self.token_slots,
@@ -154,11 +260,11 @@ impl Buffers {
             )?,
             accepted: only(Mode::TokenSlots, &self.accepted, DType::I32, &[batch])?,
             snapshots: only(Mode::Snapshots, &self.snapshots, state, &snapshots)?,
-            packed: None,
             update_state: !matches!(mode, Mode::Verify | Mode::Snapshots),
             options: Options::default()
                 .state_layout(self.cell.layout)
                 .formulation(self.cell.formulation),
+            ..Arguments::new(self.cell.gates(), self.states(set)?)
         }
         .work()
     }

@@ -18,6 +18,10 @@ pub enum Op {
     GdnMtp,
     /// KDA, one token or several.
     KdaRecurrent,
+    /// GDN's layer step: convolution, one token, gated norm.
+    GdnLayer,
+    /// KDA's.
+    KdaLayer,
 }
 
 /// Where states go.
@@ -75,15 +79,23 @@ impl Op {
             Self::GdnDecode => "gdn_decode",
             Self::GdnMtp => "gdn_mtp",
             Self::KdaRecurrent => "kda_recurrent",
+            Self::GdnLayer => "gdn_layer",
+            Self::KdaLayer => "kda_layer",
         }
+    }
+
+    /// Whether there are a convolution and a norm around the recurrence.
+    #[must_use]
+    pub fn is_layer(self) -> bool {
+        matches!(self, Self::GdnLayer | Self::KdaLayer)
     }
 
     /// Whose layer it is.
     #[must_use]
     pub fn operator(self) -> Operator {
         match self {
-            Self::GdnDecode | Self::GdnMtp => Operator::Gdn,
-            Self::KdaRecurrent => Operator::Kda,
+            Self::GdnDecode | Self::GdnMtp | Self::GdnLayer => Operator::Gdn,
+            Self::KdaRecurrent | Self::KdaLayer => Operator::Kda,
         }
     }
 
@@ -195,6 +207,11 @@ impl Cell {
     /// Whether the operator has it.
     #[must_use]
     pub fn exists(&self) -> bool {
+        if self.op.is_layer() {
+            return self.tokens == 1
+                && self.formulation == Formulation::Recurrent
+                && matches!(self.mode, Mode::Update | Mode::Verify);
+        }
         let decode = self.op.operator() == Operator::Gdn
             && self.tokens == 1
             && self.formulation == Formulation::Recurrent
@@ -215,6 +232,12 @@ impl Cell {
             Operator::Gdn => GateKind::Raw(BetaScale::One),
             Operator::Kda => GateKind::Kda(self.gate, KdaBeta::Given),
         }
+    }
+
+    /// D: channels of a layer's convolution.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        (2 * self.model.heads + self.model.value_heads) * self.dim
     }
 
     /// State of the level-2 cache: cold or warm.

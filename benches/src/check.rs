@@ -2,17 +2,21 @@
 
 use anyhow::{Context as _, Result, ensure};
 use gated_delta::{DType, Entry, Library, StreamRef};
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_reference::compare::{DType as Stored, relative_error};
+use gated_delta_reference::conv::Conv;
+use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
+use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{HeadMap, Previous, Recurrent, TokenGates, recurrent};
 use half::bf16;
 
 use crate::buffers::Buffers;
-use crate::cell::{Cell, Mode, Op};
-use crate::inputs::{DISTINCT_SLOTS, Tokens};
+use crate::cell::{Cell, Mode};
+use crate::inputs::{Around, DISTINCT_SLOTS, EPS, TAPS, Tokens};
 
 /// What the rows that are checked have to hold.
 pub struct Truth {
@@ -23,6 +27,8 @@ pub struct Truth {
     pool: Vec<f64>,
     /// `[rows, T, HV, V, K]`
     snapshots: Vec<f64>,
+    /// `[rows, D, W − 1]`
+    windows: Vec<f64>,
 }
 
 /// f64 values of some rows' tokens.
@@ -44,7 +50,7 @@ impl Wide {
     }
 
     fn gates<'a>(&'a self, cell: &Cell, a_log: &'a [f64], dt_bias: &'a [f64]) -> TokenGates<'a> {
-        if cell.op != Op::KdaRecurrent {
+        if cell.op.operator() == Operator::Gdn {
             return TokenGates::Gdn(Gates::Raw {
                 a: &self.gate,
                 b: &self.beta,
@@ -159,6 +165,9 @@ impl Buffers {
                 _ => |x| f64::from(x as f32),
             },
         };
+        if let Some(around) = &inputs.around {
+            return self.layer_truth(rows, &problem, around, &start);
+        }
         let output = recurrent(
             &problem,
             &start,
@@ -170,6 +179,78 @@ impl Buffers {
             o: output.o,
             pool: output.pool,
             snapshots: output.snapshots.unwrap_or_default(),
+            windows: Vec::new(),
+        })
+    }
+
+    /// The same of a layer step.
+    fn layer_truth(
+        &self,
+        rows: Vec<usize>,
+        step: &Recurrent<'_>,
+        around: &Around,
+        start: &[f64],
+    ) -> Result<Truth> {
+        let cell = &self.cell;
+        let (batch, channels) = (cell.batch, cell.channels());
+        let projection = wide(&around.projection, &rows, batch);
+        let row = projection.len() / rows.len();
+        let (mut x, mut z) = (Vec::new(), Vec::new());
+        for projection in projection.chunks(row) {
+            let (of_x, of_z) = projection.split_at(channels);
+            x.extend(of_x);
+            z.extend(of_z);
+        }
+        let before = channels * (TAPS - 1);
+        let windows: Vec<f64> = self
+            .slots_of(&rows)
+            .iter()
+            .flat_map(|slot| &around.windows[slot % DISTINCT_SLOTS * before..][..before])
+            .map(|x| x.to_f64())
+            .collect();
+        let [conv_weight, norm_weight] = [&around.conv_weight, &around.norm_weight]
+            .map(|values| values.iter().map(|x| x.to_f64()).collect::<Vec<_>>());
+        let problem = Layer {
+            step: Recurrent {
+                q: &[],
+                k: &[],
+                v: &[],
+                ..*step
+            },
+            projection: Some(Projection {
+                x: &x,
+                previous: None,
+                conv: Conv {
+                    channels,
+                    width: TAPS,
+                    weight: &conv_weight,
+                    bias: None,
+                    activation: Activation::Silu,
+                },
+            }),
+            norm: Some(GatedNorm {
+                z: &z,
+                weight: &norm_weight,
+                eps: EPS.into(),
+                activation: match cell.op.operator() {
+                    Operator::Gdn => Activation::Silu,
+                    Operator::Kda => Activation::Sigmoid,
+                },
+            }),
+            fresh: None,
+        };
+        let pools = Pools {
+            states: start,
+            windows: Some(&windows),
+            ..Pools::default()
+        };
+        let output = layer(&problem, &pools)?;
+        Ok(Truth {
+            rows,
+            o: output.o,
+            pool: output.states,
+            snapshots: Vec::new(),
+            windows: output.windows.unwrap_or_default(),
         })
     }
 
@@ -223,6 +304,20 @@ impl Buffers {
             }
             let got = states(&self.pool, &self.slots_of(&truth.rows))?;
             compare("the states", state, got, &truth.pool)?;
+            if let Some(around) = &self.around {
+                let bytes = size_of::<bf16>() * self.cell.channels() * (TAPS - 1);
+                let mut got = Vec::new();
+                for slot in self.slots_of(&truth.rows) {
+                    got.extend(decoded(
+                        DType::Bf16,
+                        &around.windows.read(slot * bytes, bytes)?,
+                    ));
+                }
+                ensure!(
+                    got == truth.windows,
+                    "the windows are not bit for bit the inputs"
+                );
+            }
             if !truth.snapshots.is_empty() {
                 let steps: Vec<usize> = truth
                     .rows

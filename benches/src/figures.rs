@@ -6,7 +6,9 @@ use anyhow::{Context as _, Result};
 use gated_delta::Formulation;
 use plotters::style::RGBColor;
 
-use crate::cell::{self, Cell, Op};
+use gated_delta_harness::arguments::Operator;
+
+use crate::cell::{self, Cell};
 use crate::chart::{Axis, Marks, Panel, Picture, Series, draw};
 use crate::peers::Peers;
 use crate::record::Row;
@@ -159,7 +161,10 @@ fn slug(cell: &Cell) -> String {
     let mut name = format!("{operator}-{model}-k{}-{state}-{layout}-{mode}", cell.dim);
     for (is_so, part) in [
         (cell.formulation == Formulation::Parallel, "parallel"),
-        (cell.op == Op::KdaRecurrent, cell::gate_name(cell.gate)),
+        (
+            cell.op.operator() == Operator::Kda,
+            cell::gate_name(cell.gate),
+        ),
         (cell.slots, "slots"),
         (!cell.cold, "warm"),
     ] {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use gated_delta::driver::{RawFunction, Stream};
-use gated_delta::raw::{LaunchShape, StepParams};
+use gated_delta::raw::{LaunchShape, LayerParams};
 use gated_delta::{Error, Library};
 
 use crate::buffers::Buffers;
@@ -45,7 +45,7 @@ pub fn host_cost(library: &Library, stream: &Stream, buffers: &Buffers) -> Resul
 unsafe fn turns(
     stream: &Stream,
     (function, shape): (RawFunction, LaunchShape),
-    params: &StepParams,
+    params: &LayerParams,
     planned: &dyn Fn() -> Result<(), Error>,
     cached: &dyn Fn() -> Result<(), Error>,
 ) -> Result<HostCost> {

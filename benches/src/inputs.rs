@@ -7,9 +7,9 @@ use rand::{Rng, SeedableRng};
 
 use gated_delta::DType;
 
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::{KdaDecay, Operator};
 
-use crate::cell::{Cell, Mode, Op};
+use crate::cell::{Cell, Mode};
 
 /// States of rows are alike in every third slot: more are not worth their upload.
 pub const DISTINCT_SLOTS: usize = 3;
@@ -51,6 +51,37 @@ pub struct Inputs {
     pub accepted: Vec<i32>,
     /// States of [`DISTINCT_SLOTS`] slots, rounded to the state's dtype.
     pub states: Vec<f32>,
+    /// Of a layer step: what is around the recurrence.
+    pub around: Option<Around>,
+}
+
+/// Taps of a layer's convolution, W.
+pub const TAPS: usize = 4;
+/// Added to the mean of a layer's norm.
+pub const EPS: f32 = 1e-6;
+
+/// Values of a layer's convolution and norm.
+pub struct Around {
+    /// `[B, D + HV · V]`: x, then z, as one projection gives them.
+    pub projection: Vec<bf16>,
+    /// `[D, W]`
+    pub conv_weight: Vec<bf16>,
+    /// `[D, W − 1]` of [`DISTINCT_SLOTS`] slots.
+    pub windows: Vec<bf16>,
+    /// `[V]`
+    pub norm_weight: Vec<bf16>,
+}
+
+impl Around {
+    fn of(cell: &Cell, rng: &mut SmallRng) -> Self {
+        let (channels, values) = (cell.channels(), cell.model.value_heads * cell.dim);
+        Self {
+            projection: rounded(rng, cell.batch * (channels + values), -2.0, 2.0),
+            conv_weight: rounded(rng, channels * TAPS, -0.7, 0.7),
+            windows: rounded(rng, DISTINCT_SLOTS * channels * (TAPS - 1), -2.0, 2.0),
+            norm_weight: rounded(rng, cell.dim, 0.5, 1.5),
+        }
+    }
 }
 
 impl Inputs {
@@ -65,7 +96,7 @@ impl Inputs {
             ..
         } = *cell;
         let (heads, value_heads) = (cell.model.heads, cell.model.value_heads);
-        let kda = cell.op == Op::KdaRecurrent;
+        let kda = cell.op.operator() == Operator::Kda;
         let q = rounded(&mut rng, batch * steps * heads * dim, -1.0, 1.0);
         let tokens = Tokens::of(cell, &mut rng);
         let previous = (cell.mode == Mode::Resume).then(|| Tokens::of(cell, &mut rng));
@@ -107,6 +138,7 @@ impl Inputs {
             a_log: random(&mut rng, value_heads, -0.7, 1.4),
             dt_bias: random(&mut rng, parameters, -1.2, -0.8),
             states,
+            around: cell.op.is_layer().then(|| Around::of(cell, &mut rng)),
         }
     }
 
@@ -128,12 +160,10 @@ impl Tokens {
     fn of(cell: &Cell, rng: &mut SmallRng) -> Self {
         let tokens = cell.batch * cell.tokens;
         let of_value_heads = tokens * cell.model.value_heads;
-        let ((gates, low, high), (beta_low, beta_high)) = match (cell.op, cell.gate) {
-            (Op::GdnDecode | Op::GdnMtp, _) => ((of_value_heads, -2.0, 2.0), (-2.0, 2.0)),
-            (Op::KdaRecurrent, KdaDecay::Log) => {
-                ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0))
-            }
-            (Op::KdaRecurrent, _) => ((of_value_heads * cell.dim, -2.0, 2.0), (0.0, 1.0)),
+        let ((gates, low, high), (beta_low, beta_high)) = match (cell.op.operator(), cell.gate) {
+            (Operator::Gdn, _) => ((of_value_heads, -2.0, 2.0), (-2.0, 2.0)),
+            (Operator::Kda, KdaDecay::Log) => ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0)),
+            (Operator::Kda, _) => ((of_value_heads * cell.dim, -2.0, 2.0), (0.0, 1.0)),
         };
         Self {
             k: rounded(rng, tokens * cell.model.heads * cell.dim, -1.0, 1.0),

@@ -11,7 +11,8 @@ use crate::cell::{self, Cell, Mode, Op};
 use crate::suite;
 
 /// Options that choose cells.
-const CHOICES: [&str; 11] = [
+const CHOICES: [&str; 12] = [
+    "step",
     "op",
     "model",
     "dim",
@@ -31,6 +32,9 @@ pub struct Options {
     /// Every table of a release instead of chosen cells, and every cell that a peer was recorded for.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub all: bool,
+    /// The layer step, convolution to norm, of both kinds of layer, beside the sum of the launches that peers take for it.
+    #[arg(long, conflicts_with_all = ["all", "op", "gate"])]
+    pub step: bool,
     /// Operators.
     #[arg(long, value_delimiter = ',', default_value = "gdn_decode")]
     pub op: Vec<Op>,
@@ -104,8 +108,13 @@ impl Options {
         if self.all {
             return suite::cells();
         }
+        let ops = if self.step {
+            &[Op::GdnLayer, Op::KdaLayer]
+        } else {
+            &self.op[..]
+        };
         let mut cells = Vec::new();
-        for &op in &self.op {
+        for &op in ops {
             for cell in self.layers(op)? {
                 for &mode in or(&self.modes, default_modes(op)) {
                     for formulation in &self.formulation {
@@ -135,7 +144,9 @@ impl Options {
     /// The layers of an operator, with B = T = 1.
     fn layers(&self, op: Op) -> Result<Vec<Cell>> {
         let names: Vec<&str> = self.model.iter().map(String::as_str).collect();
-        let gates = self.gate.iter().map(|gate| cell::gate(gate));
+        let softplus = ["softplus".to_owned()];
+        let gates = if self.step { &softplus[..] } else { &self.gate };
+        let gates = gates.iter().map(|gate| cell::gate(gate));
         let gates: Vec<KdaDecay> = match op.operator() {
             Operator::Kda => gates.collect::<Result<_>>()?,
             Operator::Gdn => vec![KdaDecay::Log],
@@ -179,12 +190,13 @@ fn default_modes(op: Op) -> &'static [Mode] {
         Op::GdnDecode => &[Mode::Update],
         Op::GdnMtp => &[Mode::Snapshots, Mode::Update, Mode::Verify, Mode::Resume],
         Op::KdaRecurrent => &[Mode::Update, Mode::TokenSlots],
+        Op::GdnLayer | Op::KdaLayer => &[Mode::Update],
     }
 }
 
 fn default_tokens(op: Op) -> &'static [usize] {
     match op {
-        Op::GdnDecode => &[1],
+        Op::GdnDecode | Op::GdnLayer | Op::KdaLayer => &[1],
         Op::GdnMtp => &[2, 4, 8],
         Op::KdaRecurrent => &[1, 2, 4, 8],
     }

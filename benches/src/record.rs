@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_harness::timing::Micros;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -151,7 +151,7 @@ impl From<&Row> for Line {
         let Row {
             cell, micros, run, ..
         } = row;
-        let kda = cell.op == Op::KdaRecurrent;
+        let kda = cell.op.operator() == Operator::Kda;
         Self {
             op: cell.op.name().to_owned(),
             model: cell.model.name.to_owned(),

@@ -189,6 +189,8 @@ fn kind(cell: &Cell) -> String {
         Op::GdnMtp => "GdnMtp",
         Op::KdaRecurrent if cell.tokens == 1 && !cell.mode.has_previous() => "KdaDecode",
         Op::KdaRecurrent => "KdaRecurrent",
+        Op::GdnLayer => "GdnLayer",
+        Op::KdaLayer => "KdaLayer",
     };
     let layout = match cell.layout {
         StateLayout::KLast => "KLast",

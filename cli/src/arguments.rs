@@ -1,13 +1,13 @@
 //! The library's arguments of a problem.
 
 use gated_delta::{Error, Tensor};
-use gated_delta_harness::arguments::{Arguments, Kept, New, Packed, Tokens};
+use gated_delta_harness::arguments::{Arguments, Convolved, GatedNorm, Kept, New, Packed, Tokens};
 
 use crate::op::{Op, excluded, previous_gates};
-use crate::problem::{PREVIOUS, Problem, Views};
+use crate::problem::{CONV, NORM, PREVIOUS, Problem, Views};
 
 /// Names of what a commit, which has no new tokens, does not take.
-const OF_NEW_TOKENS: [&str; 10] = [
+const OF_NEW_TOKENS: [&str; 13] = [
     "k",
     "v",
     "a",
@@ -18,14 +18,17 @@ const OF_NEW_TOKENS: [&str; 10] = [
     "accepted",
     "cu_seqlens",
     "snapshots",
+    "z",
+    "norm_weight",
+    "fresh",
 ];
 
 impl Problem {
     /// The library's arguments, from views of the problem's tensors.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`]; [`Error::Contradiction`] for tensors of other gates, and for new tokens in a commit;
-    /// [`Error::Shape`] for other than one token of each row in [`Op::GdnDecode`].
+    /// [`Error::MissingTensor`]; [`Error::Contradiction`] for tensors of other gates, for new tokens in a commit, and for
+    /// those that a convolution makes; [`Error::Shape`] for other than one token of each row in [`Op::GdnDecode`].
     pub fn arguments<'a>(&self, views: &Views<'a>) -> Result<Arguments<Tensor<'a>>, Error> {
         self.check_excluded()?;
         let view = |name: &&'static str| views.get(name).copied().ok_or_else(|| self.missing(name));
@@ -38,7 +41,25 @@ impl Problem {
     fn places(&self) -> Arguments<&'static str> {
         let optional = |name| self.tensors.contains_key(name).then_some(name);
         let [gate, beta] = self.gates.names();
-        let new = (!self.is_commit()).then_some(New {
+        let convolved = self.has_conv().then(|| Convolved {
+            x: "x",
+            heads: self.heads.unwrap_or(0),
+            gate,
+            beta,
+            o: "o",
+            weight: "conv_weight",
+            bias: optional("conv_bias"),
+            activation: self.conv_activation,
+            windows: "conv_state",
+            write_windows: None,
+        });
+        let norm = self.has_norm().then(|| GatedNorm {
+            z: "z",
+            weight: "norm_weight",
+            eps: self.norm_eps.unwrap_or(0.0),
+            activation: self.norm_activation,
+        });
+        let new = (!self.is_commit() && !self.has_conv()).then_some(New {
             q: "q",
             tokens: Tokens {
                 k: "k",
@@ -76,6 +97,9 @@ impl Problem {
             accepted: optional("accepted"),
             snapshots: optional("snapshots"),
             packed,
+            convolved,
+            norm,
+            fresh: optional("fresh"),
             update_state: self.update_state,
             options: self.options,
         }
@@ -95,13 +119,20 @@ impl Problem {
                 why: "g is the log decay as it is, or gates are computed",
             });
         }
+        if let (Some(one), Some(other)) = (present(&CONV), present(&["q", "k", "v"])) {
+            return Err(Error::Contradiction {
+                one,
+                other,
+                why: "a convolution makes q, k and v of x",
+            });
+        }
         if self.is_commit()
             && let Some(other) = present(&OF_NEW_TOKENS)
         {
             return Err(Error::Contradiction {
                 one: "a commit",
                 other,
-                why: "previous tokens without a q are committed, and there are no new ones",
+                why: "previous tokens without a q or an x are committed, and there are no new ones",
             });
         }
         Ok(())
@@ -109,22 +140,27 @@ impl Problem {
 
     /// A file that says decode has one token of each row; the library's steps have any number.
     fn check_decode(&self, arguments: &Arguments<Tensor<'_>>) -> Result<(), Error> {
-        match arguments.new.as_ref().map(|new| new.q.dims()) {
-            Some(got) if self.op == Op::GdnDecode && !matches!(got[..], [_, 1, _, _]) => {
-                Err(Error::Shape {
-                    tensor: "q",
-                    wanted: "[B, T = 1, H, K] with op = gdn_decode".to_owned(),
-                    got: *got,
-                })
-            }
-            _ => Ok(()),
+        let (tensor, dims, got, rank) = match (&arguments.new, &arguments.convolved) {
+            (Some(new), _) => ("q", "[B, T = 1, H, K]", new.q.dims(), 4),
+            (None, Some(convolved)) => ("x", "[B, T = 1, D]", convolved.x.dims(), 3),
+            (None, None) => return Ok(()),
+        };
+        if self.op == Op::GdnDecode && (got.len() != rank || got[1] != 1) {
+            return Err(Error::Shape {
+                tensor,
+                wanted: format!("{dims} with op = gdn_decode"),
+                got: *got,
+            });
         }
+        Ok(())
     }
 
     /// [`Error::MissingTensor`] of an input.
     pub(crate) fn missing(&self, tensor: &'static str) -> Error {
         let needed_by = match tensor {
             name if PREVIOUS.contains(&name) => "previous tokens",
+            name if CONV.contains(&name) => "convolutions",
+            name if NORM.contains(&name) => "norms",
             "a" | "b" => "raw gates",
             "g" | "beta" if self.op != Op::KdaRecurrent => "given gates",
             _ => self.op.plural(),
@@ -158,6 +194,7 @@ impl Problem {
             Hazard { one, other } => {
                 for place in [one, other] {
                     *place = place.replace(" of pool", " of state");
+                    *place = place.replace(" of windows", " of conv_state");
                 }
             }
             Unsupported { what, .. } | Range { what, .. }
@@ -177,6 +214,7 @@ impl Problem {
     fn name_of(&self, name: &'static str) -> &'static str {
         match (name, self.is_commit()) {
             ("pool", _) => "state",
+            ("windows", _) => "conv_state",
             ("previous", _) => "prev.k",
             ("previous k", _) | ("k", true) => "prev.k",
             ("previous v", _) | ("v", true) => "prev.v",

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cuda::Cuda;
 use crate::error::Error;
-use crate::problem::{Problem, Validated, Views};
+use crate::problem::{Problem, Views};
 use crate::reference;
 use crate::tensor::HostTensor;
 
@@ -49,6 +49,8 @@ pub struct Outputs {
     pub state: HostTensor,
     /// `[B, T, HV, V, K]`, in the layout of the states; `None` where they are not wanted.
     pub snapshots: Option<HostTensor>,
+    /// The whole pool of windows afterwards; `None` without a convolution.
+    pub conv_state: Option<HostTensor>,
     /// The variant that ran; `None` for the reference.
     pub variant: Option<Entry>,
     /// What each row does.
@@ -89,6 +91,7 @@ impl Outputs {
             o: after.tensors.remove("o"),
             state: state.ok_or_else(|| after.missing("state"))?,
             snapshots: after.tensors.remove("snapshots"),
+            conv_state: after.tensors.remove("conv_state"),
             variant,
             rows,
         })
@@ -154,15 +157,15 @@ impl Backend {
     /// What the problem breaks of the library's rules; a variant that does not compute it; a GPU that fails; a
     /// kernel that the simulator stopped.
     pub fn run(&self, problem: &Problem, variant: Option<Entry>) -> Result<Outputs, Error> {
-        let Validated { selected, rows } = problem.validate()?;
+        let rows = problem.validate()?;
         let (after, ran) = match self {
             Self::Cuda(cuda) => {
                 let (after, entry) = cuda.run(problem, variant)?;
                 (after, Some(entry))
             }
             Self::Simulator { library, .. } => {
-                let entry = variant.unwrap_or(selected);
-                (simulate(library, problem, entry)?, Some(entry))
+                let (after, entry) = simulate(library, problem, variant)?;
+                (after, Some(entry))
             }
             Self::Reference => match variant {
                 Some(variant) => {
@@ -192,7 +195,12 @@ impl fmt::Display for Backend {
     }
 }
 
-fn simulate(library: &Library, problem: &Problem, entry: Entry) -> Result<Problem, Error> {
+/// Runs a problem that [`Problem::validate`] has passed; what it leaves, and the variant.
+fn simulate(
+    library: &Library,
+    problem: &Problem,
+    variant: Option<Entry>,
+) -> Result<(Problem, Entry), Error> {
     let mut after = problem.clone();
     let views: Views<'_> = after
         .tensors
@@ -209,9 +217,13 @@ fn simulate(library: &Library, problem: &Problem, entry: Entry) -> Result<Proble
         })
         .collect::<Result<_, gated_delta::Error>>()?;
     let work = problem.arguments(&views)?.work()?;
+    let entry = match variant {
+        Some(variant) => variant,
+        None => library.selected(&*work)?,
+    };
     // SAFETY: a simulated launch is over when the call returns, `after` is this function's own, and the problem has
     // been validated: no two rows meet in a slot.
     unsafe { library.launch_with(StreamRef::default_stream(), &*work, entry) }?;
     drop((work, views));
-    Ok(after)
+    Ok((after, entry))
 }

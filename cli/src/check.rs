@@ -17,8 +17,9 @@ use crate::reference::{self, Truth};
 use crate::table::table;
 use crate::tensor::HostTensor;
 
-/// Runs a problem and compares the written parts of `o`, `state` and `snapshots` with `expected`, or with the
-/// reference where that has none; every other part has to be as it was, bit for bit.
+/// Runs a problem and compares the written parts of `o`, `state`, `conv_state` and `snapshots` with `expected`, or with
+/// the reference where that has none; every other part has to be as it was, bit for bit. `conv_state` holds inputs as
+/// they come, and is compared bit for bit too.
 ///
 /// NaN on one side alone fails. NaN on both sides, or the same infinity, passes and is said in the line's result; a part
 /// that holds nothing else fails, since nothing was compared.
@@ -36,6 +37,7 @@ pub fn check(
     let results = [
         ("o", &expected.o),
         ("state", &expected.state),
+        ("conv_state", &expected.conv_state),
         ("snapshots", &expected.snapshots),
     ];
     let results = results
@@ -232,6 +234,17 @@ impl Lines {
             expected: expected.state.as_ref(),
             truth: truth.map(|truth| truth.pool.as_slice()),
         });
+        if let Some(after) = &outputs.conv_state {
+            lines.result(Part {
+                name: "conv_state",
+                unit: "slot",
+                before: problem.tensor("conv_state")?,
+                after,
+                written: &written.slots,
+                expected: expected.conv_state.as_ref(),
+                truth: truth.and_then(|truth| truth.windows.as_deref()),
+            });
+        }
         Ok(lines)
     }
 
@@ -259,18 +272,26 @@ impl Lines {
         if written.contains(&true)
             && let Some((source, values)) = &wanted
         {
-            let elements = pairs(&got, values).filter(|(index, ..)| written[index / unit_elements]);
-            let comparison = compare(elements, after.dims());
-            self.compared(&label("written"), after, source, comparison);
+            if name == "conv_state" {
+                let others: Vec<bool> = written.iter().map(|written| !written).collect();
+                let problem = changed_unit(values, &got, &others, unit_elements);
+                let problem = problem.map(|index| format!("{unit} {index} differs"));
+                self.exact(&label("written"), after, source, problem);
+            } else {
+                let of_rows = |index: usize| written[index / unit_elements];
+                let elements = pairs(&got, values).filter(|(index, ..)| of_rows(*index));
+                let comparison = compare(elements, after.dims());
+                self.compared(&label("written"), after, source, comparison);
+            }
         }
         if written.contains(&false) {
             let changed = |after: &[f64]| changed_unit(&before, after, written, unit_elements);
             let mut problem = changed(&got).map(|index| format!("{unit} {index} has changed"));
-            if let (None, "state", Some((_, values))) = (&problem, name, &wanted) {
+            if let (None, "state" | "conv_state", Some((_, values))) = (&problem, name, &wanted) {
                 problem = changed(values)
                     .map(|index| format!("{unit} {index} is to change, but no row writes it"));
             }
-            self.exact(&label("other"), after, problem);
+            self.exact(&label("other"), after, "input", problem);
         }
     }
 
@@ -306,11 +327,11 @@ impl Lines {
         );
     }
 
-    fn exact(&mut self, name: &str, tensor: &HostTensor, problem: Option<String>) {
+    fn exact(&mut self, name: &str, tensor: &HostTensor, source: &str, problem: Option<String>) {
         self.push(
             name,
             tensor,
-            "input",
+            source,
             ["", "exact", ""].map(str::to_owned),
             json!({}),
             problem.map_or(Ok("ok".to_owned()), Err),

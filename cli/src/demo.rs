@@ -1,5 +1,5 @@
-//! `demo`: a model's layer decodes random tokens, then verifies drafts, each step checked against plain decoding by
-//! the reference.
+//! `demo`: a model's layer decodes random tokens, its convolution and norm included, then its recurrence verifies drafts;
+//! each step is checked against plain decoding by the reference.
 
 mod session;
 
@@ -72,7 +72,8 @@ impl Demo {
             let mut session = Session::new(layer, pool, self.seed, backend, &bar)?;
             for outcome in [session.decode(steps)?, session.speculate(DRAFTS)?] {
                 let holds = outcome.o.holds(Stored::Bf16.tolerance())
-                    && outcome.state.holds(Stored::from(dtype).tolerance());
+                    && outcome.state.holds(Stored::from(dtype).tolerance())
+                    && outcome.windows.holds(0.0);
                 passed &= holds;
                 let timing = match &timer {
                     Some(timer) if holds => Some(timer.time(&outcome.last)?),
@@ -107,8 +108,9 @@ impl Demo {
             format!("{model}: H = {heads}, HV = {value_heads}, K = V = {dim}, on {backend}\n");
         text += &table(&headings, rows);
         text += "errors: relative L2 against plain decoding by the reference (f64), the worst of all steps\n";
+        text += "decodes: convolution, recurrence and gated norm in one launch, windows compared bit for bit\n";
         text += &format!(
-            "verify, resume: {DRAFTS} drafts per row are verified and no state is written; a random prefix is accepted; \
+            "verify, resume: {DRAFTS} drafts per row are verified by the recurrence alone and no state is written; a random prefix is accepted; \
              one launch commits it and verifies the next {DRAFTS}\n"
         );
         let json = json!({
@@ -162,6 +164,7 @@ fn case(pool: Pool, outcome: &Outcome, holds: bool, timing: Option<Timing>) -> V
         "variant": outcome.variant.map(|variant| variant.name()),
         "error_of_o": outcome.o.error,
         "error_of_state": outcome.state.error,
+        "error_of_windows": outcome.windows.error,
         "micros": timing.map(|timing| timing.micros),
         "gb_per_second": timing.map(|timing| timing.gb_per_second),
         "passed": holds,

@@ -23,6 +23,8 @@ pub struct Expected {
     pub o: Option<HostTensor>,
     /// `expected.state`, the whole pool afterwards, f32.
     pub state: Option<HostTensor>,
+    /// `expected.conv_state`, the whole pool of windows afterwards, f32.
+    pub conv_state: Option<HostTensor>,
     /// `expected.snapshots`, `[B, T, HV, V, K]` or `[B, T, HV, K, V]` f32.
     pub snapshots: Option<HostTensor>,
 }
@@ -64,6 +66,7 @@ pub fn read_with_expected(path: &Path) -> Result<(Problem, Expected), Error> {
     let expected = Expected {
         o: expected("expected.o", "o")?,
         state: expected("expected.state", "state")?,
+        conv_state: expected("expected.conv_state", "conv_state")?,
         snapshots: expected("expected.snapshots", "snapshots")?,
     };
     Ok((problem, expected))
@@ -102,7 +105,7 @@ pub fn output_path(input: &Path, output: &Path) -> Result<PathBuf, Error> {
     Ok(folder.join(name))
 }
 
-/// Writes results: `o`, `state` and `snapshots`, with the operator and the layout as metadata.
+/// Writes results: `o`, `state`, `conv_state` and `snapshots`, with the operator and the layout as metadata.
 ///
 /// # Errors
 /// [`Error::Input`] where the file cannot be written; one that was there before is then untouched.
@@ -115,6 +118,7 @@ pub fn write(path: &Path, problem: &Problem, outputs: &Outputs) -> Result<(), Er
     let tensors = [
         ("o", outputs.o.as_ref()),
         ("state", Some(&outputs.state)),
+        ("conv_state", outputs.conv_state.as_ref()),
         ("snapshots", outputs.snapshots.as_ref()),
     ];
     let tensors: Vec<_> = tensors
@@ -159,9 +163,10 @@ fn names(op: Op) -> Vec<String> {
 }
 
 fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
-    let gates = metadata
-        .gates(|name| reader.names().any(|other| other == name))
-        .map_err(|problem| Error::file(reader.path(), format!("metadata {problem}")))?;
+    let has = |name: &str| reader.names().any(|other| other == name);
+    let of_metadata = |problem| Error::file(reader.path(), format!("metadata {problem}"));
+    let gates = metadata.gates(has).map_err(of_metadata)?;
+    let [conv_activation, norm_activation] = metadata.activations(has).map_err(of_metadata)?;
     let mut tensors = BTreeMap::new();
     for name in metadata.op.inputs() {
         if let Some(tensor) = reader.read(name)? {
@@ -175,15 +180,14 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
         update_state: metadata.update_state,
         options: metadata.options,
         max_tokens: metadata.max_tokens,
+        heads: metadata.heads,
+        conv_activation,
+        norm_eps: metadata.norm_eps,
+        norm_activation,
     };
-    let validate = |problem: &Problem| {
-        let valid = problem.validate();
-        valid.map_err(|error| Error::file(reader.path(), error))
-    };
-    if let Some(v) = problem.tensors.get("v")
-        && !problem.is_commit()
-    {
-        let o = HostTensor::new(v.dtype(), v.dims())?;
+    let of_file = |error| Error::file(reader.path(), error);
+    let validate = |problem: &Problem| problem.validate().map_err(of_file);
+    if let Some(o) = problem.output().map_err(of_file)? {
         problem.tensors.insert("o", o);
     }
     validate(&problem)?;

@@ -33,7 +33,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Decode random tokens of a model's layer, then verify drafts, each step checked against the reference (the default)
+    /// Decode random tokens of a model's layer, convolution and norm included, then verify drafts, each step checked
+    /// against the reference (the default)
     Demo(DemoArgs),
     /// Run the layer of a safetensors file (docs/files.md) and write what comes out
     Run {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
-use gated_delta::{BetaScale, Formulation, HeadMap, KdaBeta, MAX_TOKENS, Options, StateLayout};
+use gated_delta::{
+    Activation, BetaScale, Formulation, HeadMap, KdaBeta, MAX_TOKENS, Options, StateLayout,
+};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
 
 use crate::op::Op;
@@ -17,6 +19,12 @@ pub(crate) struct Metadata {
     /// Whether the state after every token is wanted.
     pub snapshots: bool,
     pub max_tokens: Option<usize>,
+    /// H, with a convolution.
+    pub heads: Option<usize>,
+    conv_activation: Option<Activation>,
+    /// With a norm.
+    pub norm_eps: Option<f32>,
+    norm_activation: Option<Activation>,
     gate: Option<Gate>,
     beta_scale: BetaScale,
     beta: KdaBeta,
@@ -44,6 +52,9 @@ const KDA_GATES: &[(&str, Gate)] = &[
     ("lower_bound", Gate::LowerBound),
 ];
 
+/// What `norm_eps` has to be.
+const EPS: &str = "a number above 0";
+
 impl Metadata {
     /// Reads the values of all keys.
     pub fn parse(metadata: &BTreeMap<String, String>) -> Result<Self, String> {
@@ -57,6 +68,10 @@ impl Metadata {
             update_state: true,
             snapshots: false,
             max_tokens: None,
+            heads: None,
+            conv_activation: None,
+            norm_eps: None,
+            norm_activation: None,
             gate: None,
             beta_scale: BetaScale::One,
             beta: KdaBeta::Given,
@@ -86,7 +101,20 @@ impl Metadata {
         }
         let options = &mut self.options;
         match key {
-            "op" => {}
+            // Told, and not asked for.
+            "op" | "model" => {}
+            "heads" => {
+                self.heads = Some(number(key, value, "the number of query/key heads")?);
+            }
+            "conv_activation" => {
+                let activations = [("silu", Activation::Silu), ("none", Activation::None)];
+                self.conv_activation = Some(one_of(key, value, &activations)?);
+            }
+            "norm_eps" => self.norm_eps = Some(number(key, value, EPS)?),
+            "norm_activation" => {
+                let activations = [("silu", Activation::Silu), ("sigmoid", Activation::Sigmoid)];
+                self.norm_activation = Some(one_of(key, value, &activations)?);
+            }
             "state_layout" => {
                 options.state_layout = one_of(key, value, &STATE_LAYOUTS)?;
             }
@@ -135,6 +163,32 @@ impl Metadata {
             _ => return Err(format!("{key:?}: wanted no such key, got {value:?}")),
         }
         Ok(())
+    }
+
+    /// The activations of the convolution and the norm, for a file that has the tensors that `has` names: their keys are
+    /// there where they are.
+    pub fn activations(&self, has: impl Fn(&str) -> bool) -> Result<[Activation; 2], String> {
+        let lacks = |key, wanted, tensor| format!("{key}: wanted {wanted} with {tensor}, got none");
+        match (has("x"), self.heads) {
+            (true, None) => return Err(lacks("heads", "the number of query/key heads", "x")),
+            (false, Some(_)) => return Err("heads: wanted none without x".to_owned()),
+            _ => {}
+        }
+        match (has("z"), self.norm_eps) {
+            (true, None) => return Err(lacks("norm_eps", EPS, "z")),
+            (false, Some(_)) => return Err("norm_eps: wanted none without z".to_owned()),
+            _ => {}
+        }
+        let keys = [
+            ("conv_activation", self.conv_activation, "x"),
+            ("norm_activation", self.norm_activation, "z"),
+        ];
+        for (key, activation, tensor) in keys {
+            if activation.is_some() && !has(tensor) {
+                return Err(format!("{key}: wanted none without {tensor}"));
+            }
+        }
+        Ok([self.conv_activation, self.norm_activation].map(Option::unwrap_or_default))
     }
 
     /// How gates come, for a file that has the tensors that `has` names.

@@ -1,6 +1,6 @@
 //! Layers of published models.
 
-use gated_delta::{BetaScale, DType, KdaBeta, Options, StateLayout};
+use gated_delta::{Activation, BetaScale, DType, KdaBeta, Options, StateLayout};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 
 use crate::error::Error;
@@ -22,6 +22,9 @@ pub enum Model {
     #[value(name = "kimi-linear")]
     KimiLinear,
 }
+
+/// Taps of a layer's convolution, in every model here.
+const TAPS: usize = 4;
 
 /// A layer, K = V.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,6 +125,39 @@ impl Layer {
             update_state: true,
             options: Options::default().state_layout(pool.layout),
             max_tokens: None,
+            heads: None,
+            conv_activation: Activation::Silu,
+            norm_eps: None,
+            norm_activation: Activation::Silu,
         })
+    }
+
+    /// A token of each of `batch` rows with what is around its recurrence: a projection `x` and its convolution for `q`,
+    /// `k` and `v`, and a norm gated by `z`, all bf16. Otherwise as [`Layer::blank`].
+    ///
+    /// # Errors
+    /// As [`HostTensor::new`]'s.
+    pub fn blank_decode(self, batch: usize, pool: Pool) -> Result<Problem, Error> {
+        let mut problem = self.blank(batch, 1, pool)?;
+        for name in ["q", "k", "v"] {
+            problem.tensors.remove(name);
+        }
+        let channels = (2 * self.heads + self.value_heads) * self.dim;
+        for (name, dims) in [
+            ("x", vec![batch, 1, channels]),
+            ("conv_weight", vec![channels, TAPS]),
+            ("conv_state", vec![pool.slots, channels, TAPS - 1]),
+            ("z", vec![batch, 1, self.value_heads, self.dim]),
+            ("norm_weight", vec![self.dim]),
+        ] {
+            let tensor = HostTensor::new(DType::Bf16, &dims)?;
+            problem.tensors.insert(name, tensor);
+        }
+        (problem.norm_eps, problem.norm_activation) = match self.gates.operator() {
+            Operator::Gdn => (Some(1e-6), Activation::Silu),
+            Operator::Kda => (Some(1e-5), Activation::Sigmoid),
+        };
+        problem.heads = Some(self.heads);
+        Ok(problem)
     }
 }

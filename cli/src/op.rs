@@ -20,7 +20,7 @@ const GDN: &[Op] = &[GdnDecode, GdnMtp];
 const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
 
 /// Tensors of a problem that are given, and the operators that take them.
-const INPUTS: [(&str, &[Op]); 22] = [
+const INPUTS: [(&str, &[Op]); 29] = [
     ("q", ALL),
     ("k", ALL),
     ("v", ALL),
@@ -30,9 +30,16 @@ const INPUTS: [(&str, &[Op]); 22] = [
     ("dt_bias", ALL),
     ("g", ALL),
     ("beta", ALL),
+    ("x", ALL),
+    ("conv_weight", ALL),
+    ("conv_bias", ALL),
+    ("conv_state", ALL),
+    ("z", ALL),
+    ("norm_weight", ALL),
     ("state", ALL),
     ("read_slots", ALL),
     ("write_slots", ALL),
+    ("fresh", ALL),
     ("token_slots", SEVERAL_TOKENS),
     ("accepted", SEVERAL_TOKENS),
     ("cu_seqlens", SEVERAL_TOKENS),
@@ -46,7 +53,12 @@ const INPUTS: [(&str, &[Op]); 22] = [
 ];
 
 /// Tensors that a problem leaves behind.
-const OUTPUTS: [(&str, &[Op]); 3] = [("o", ALL), ("state", ALL), ("snapshots", SEVERAL_TOKENS)];
+const OUTPUTS: [(&str, &[Op]); 4] = [
+    ("o", ALL),
+    ("state", ALL),
+    ("conv_state", ALL),
+    ("snapshots", SEVERAL_TOKENS),
+];
 
 impl Op {
     /// All of them.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use gated_delta::{Entry, IndexReport, Library, Options, StreamRef, Tensor};
+use gated_delta::{Activation, IndexReport, Library, Options, StateLayout, StreamRef, Tensor};
 use gated_delta_harness::arguments::GateKind;
 
 use crate::error::Error;
@@ -23,7 +23,12 @@ pub(crate) const PREVIOUS: [&str; 7] = [
     "prev.beta",
     "keep",
 ];
-/// A launch: a decode, a verify, a resume, or a commit where there are previous tokens and no `q`.
+/// Names of a convolution's tensors.
+pub(crate) const CONV: [&str; 4] = ["x", "conv_weight", "conv_bias", "conv_state"];
+/// Names of a norm's tensors.
+pub(crate) const NORM: [&str; 2] = ["z", "norm_weight"];
+
+/// A launch: a decode, a verify, a resume, or a commit where there are previous tokens and neither `q` nor `x`.
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// What a file calls it.
@@ -38,15 +43,14 @@ pub struct Problem {
     pub options: Options,
     /// Most tokens of a row with `cu_seqlens`; those of the longest row where `None`.
     pub max_tokens: Option<usize>,
-}
-
-/// What the library says to a problem that it takes.
-#[derive(Clone, Debug)]
-pub struct Validated {
-    /// The variant that it selects.
-    pub selected: Entry,
-    /// What each row does.
-    pub rows: IndexReport,
+    /// H, with a convolution.
+    pub heads: Option<usize>,
+    /// Of the convolution, where there is one.
+    pub conv_activation: Activation,
+    /// With a norm.
+    pub norm_eps: Option<f32>,
+    /// Of the norm's z, where there is one.
+    pub norm_activation: Activation,
 }
 
 impl Problem {
@@ -62,7 +66,7 @@ impl Problem {
     #[must_use]
     pub fn writes(&self, name: &str) -> bool {
         match name {
-            "state" => self.update_state,
+            "state" | "conv_state" => self.update_state,
             _ => matches!(name, "o" | "snapshots"),
         }
     }
@@ -70,13 +74,72 @@ impl Problem {
     /// Whether there are previous tokens.
     #[must_use]
     pub fn has_previous(&self) -> bool {
-        PREVIOUS.iter().any(|name| self.tensors.contains_key(name))
+        self.has_any(&PREVIOUS)
+    }
+
+    /// Whether a convolution makes q, k and v.
+    #[must_use]
+    pub fn has_conv(&self) -> bool {
+        self.has_any(&CONV)
+    }
+
+    /// Whether the outputs are normed.
+    #[must_use]
+    pub fn has_norm(&self) -> bool {
+        self.has_any(&NORM)
+    }
+
+    fn has_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.tensors.contains_key(name))
     }
 
     /// Whether there are previous tokens and no others.
     #[must_use]
     pub fn is_commit(&self) -> bool {
-        self.has_previous() && !self.tensors.contains_key("q")
+        self.has_previous() && !self.tensors.contains_key("q") && !self.has_conv()
+    }
+
+    /// The tensor whose dims begin with those of the new tokens.
+    fn new_tokens(&self) -> &'static str {
+        if self.has_conv() { "x" } else { "q" }
+    }
+
+    /// K and V of the states.
+    pub(crate) fn state_dims(&self) -> [usize; 2] {
+        let (outer, inner) = (self.dim("state", 2), self.dim("state", 3));
+        match self.options.state_layout {
+            StateLayout::KLast => [inner, outer],
+            StateLayout::VLast => [outer, inner],
+        }
+    }
+
+    /// What the outputs go to, all bits set: of the dtype of `v` or `x`. None in a commit, and where a tensor is missing
+    /// that says what it is.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for an `x` of other channels than the states have.
+    pub(crate) fn output(&self) -> Result<Option<HostTensor>, Error> {
+        let like = |name| self.tensors.get(name).filter(|_| !self.is_commit());
+        if let Some(v) = like("v") {
+            return HostTensor::new(v.dtype(), v.dims()).map(Some);
+        }
+        let (Some(x), Some(_)) = (like("x"), like("state")) else {
+            return Ok(None);
+        };
+        let [key_dim, value_dim] = self.state_dims();
+        let (heads, value_heads) = (self.heads.unwrap_or(0), self.dim("state", 1));
+        let keys = heads.saturating_mul(key_dim).saturating_mul(2);
+        let channels = keys.saturating_add(value_heads.saturating_mul(value_dim));
+        match *x.dims() {
+            [rows, tokens, got] if got == channels => {
+                let dims = [rows, tokens, value_heads, value_dim];
+                HostTensor::new(x.dtype(), &dims).map(Some)
+            }
+            _ => Err(Error::Input(format!(
+                "x: wanted shape [B, T, D] with D = 2*H*K + HV*V = {channels} of heads and state, got {:?}",
+                x.dims()
+            ))),
+        }
     }
 
     /// T: most tokens of a row; 0 in a commit.
@@ -84,7 +147,7 @@ impl Problem {
     pub fn max_tokens(&self) -> usize {
         match self.tensors.get("cu_seqlens") {
             Some(_) => self.max_tokens.unwrap_or_else(|| self.longest_row()),
-            None => self.dim("q", 1),
+            None => self.dim(self.new_tokens(), 1),
         }
     }
 
@@ -99,18 +162,15 @@ impl Problem {
             .collect()
     }
 
-    /// Checks everything that the library checks, the contents of index tensors too.
+    /// Checks everything that the library checks, the contents of index tensors too; what each row does.
     ///
     /// # Errors
     /// What the library finds, under the names of this problem's tensors.
-    pub fn validate(&self) -> Result<Validated, Error> {
+    pub fn validate(&self) -> Result<IndexReport, Error> {
         let arguments = self.arguments(&self.views()?)?;
         let check = || {
             let work = arguments.work()?;
-            Ok(Validated {
-                selected: work.selected()?,
-                rows: Library::simulator().validate(StreamRef::default_stream(), &*work)?,
-            })
+            Library::simulator().validate(StreamRef::default_stream(), &*work)
         };
         Ok(check().map_err(|error| self.renamed(error))?)
     }
@@ -119,9 +179,12 @@ impl Problem {
     /// what [`Problem::validate`] refuses.
     #[must_use]
     pub fn tokens(&self) -> Vec<Range<usize>> {
-        let total = self.dim("q", 1);
+        let total = self.dim(self.new_tokens(), 1);
         let Some(cu_seqlens) = self.tensors.get("cu_seqlens").map(HostTensor::to_i64) else {
-            let rows = if self.is_commit() { "prev.k" } else { "q" };
+            let rows = match self.is_commit() {
+                true => "prev.k",
+                false => self.new_tokens(),
+            };
             let row = |b| b * total..(b + 1) * total;
             return (0..self.dim(rows, 0)).map(row).collect();
         };

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use gated_delta::{BetaScale, DType, KdaBeta};
+use gated_delta::{Activation, BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_reference::conv::Conv;
+use gated_delta_reference::gate;
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{self, KdaGates};
+use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
+use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
-use gated_delta_reference::recurrent::{self, Previous, Recurrent, TokenGates};
+use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates};
 use half::bf16;
 
 use crate::error::Error;
@@ -22,6 +26,8 @@ pub struct Truth {
     pub o: Vec<f64>,
     /// The whole pool afterwards.
     pub pool: Vec<f64>,
+    /// The whole pool of windows afterwards, with a convolution.
+    pub windows: Option<Vec<f64>>,
     /// All snapshots, where they are wanted.
     pub snapshots: Option<Vec<f64>>,
 }
@@ -32,13 +38,12 @@ pub struct Truth {
 /// [`gated_delta::Error::MissingTensor`], or what the reference finds.
 pub fn truth(problem: &Problem) -> Result<Truth, Error> {
     let values = Values::of(problem);
-    let (q, v) = if problem.is_commit() {
-        ("prev.k", "prev.v")
-    } else {
-        ("q", "v")
+    let heads = match problem.heads {
+        Some(heads) => heads,
+        None if problem.is_commit() => problem.dim("prev.k", 2),
+        None => problem.dim("q", 2),
     };
-    let options = &problem.options;
-    let key_dim = problem.dim(q, 3);
+    let (options, [key_dim, value_dim]) = (&problem.options, problem.state_dims());
     let previous = || {
         Ok::<_, Error>(Previous {
             tokens: problem.dim("prev.k", 1),
@@ -49,47 +54,50 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
         })
     };
     let previous = problem.has_previous().then(previous).transpose()?;
-    let after = recurrent::recurrent(
-        &Recurrent {
-            batch: problem.tokens().len(),
-            tokens: problem.max_tokens(),
-            heads: problem.dim(q, 2),
-            value_heads: problem.dim(v, 2),
-            key_dim,
-            value_dim: problem.dim(v, 3),
-            q: values.floats("q"),
-            k: values.floats("k"),
-            v: values.floats("v"),
-            gates: values.gates(problem.gates, problem.gates.names())?,
-            l2norm: options.qk_l2norm,
-            scale: options
-                .scale
-                .map_or_else(|| default_scale(key_dim), f64::from),
-            head_map: options.head_map.into(),
-            layout: options.state_layout.into(),
-            read_slots: values.indices("read_slots"),
-            write_slots: values.indices("write_slots"),
-            token_slots: values.indices("token_slots"),
-            accepted: values.indices("accepted"),
-            cu_seqlens: values.indices("cu_seqlens"),
-            null_slot: options.null_slot.map(i64::from),
-            update_state: problem.update_state,
-            snapshot_steps: values
-                .optional("snapshots")
-                .map(|_| problem.dim("snapshots", 1)),
-            previous,
-            round_state: match problem.tensor("state")?.dtype() {
-                DType::Bf16 => |s| bf16::from_f32(s as f32).into(),
-                _ => |s| f64::from(s as f32),
-            },
+    let step = Recurrent {
+        batch: problem.tokens().len(),
+        tokens: problem.max_tokens(),
+        heads,
+        value_heads: problem.dim("state", 1),
+        key_dim,
+        value_dim,
+        q: values.floats("q"),
+        k: values.floats("k"),
+        v: values.floats("v"),
+        gates: values.gates(problem.gates, problem.gates.names())?,
+        l2norm: options.qk_l2norm,
+        scale: options
+            .scale
+            .map_or_else(|| default_scale(key_dim), f64::from),
+        head_map: options.head_map.into(),
+        layout: options.state_layout.into(),
+        read_slots: values.indices("read_slots"),
+        write_slots: values.indices("write_slots"),
+        token_slots: values.indices("token_slots"),
+        accepted: values.indices("accepted"),
+        cu_seqlens: values.indices("cu_seqlens"),
+        null_slot: options.null_slot.map(i64::from),
+        update_state: problem.update_state,
+        snapshot_steps: values
+            .optional("snapshots")
+            .map(|_| problem.dim("snapshots", 1)),
+        previous,
+        round_state: match problem.tensor("state")?.dtype() {
+            DType::Bf16 => |s| bf16::from_f32(s as f32).into(),
+            _ => |s| f64::from(s as f32),
         },
-        values.floats("state"),
-        None,
-        values.optional("snapshots"),
-    )?;
+    };
+    let pools = Pools {
+        states: values.floats("state"),
+        windows: values.optional("conv_state"),
+        snapshots: values.optional("snapshots"),
+        ..Pools::default()
+    };
+    let after = layer(&values.layer(problem, step)?, &pools)?;
     Ok(Truth {
         o: after.o,
-        pool: after.pool,
+        pool: after.states,
+        windows: after.windows,
         snapshots: after.snapshots,
     })
 }
@@ -101,6 +109,7 @@ pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
     let results = [
         ("o", Some(&truth.o)),
         ("state", Some(&truth.pool)),
+        ("conv_state", truth.windows.as_ref()),
         ("snapshots", truth.snapshots.as_ref()),
     ];
     for (name, values) in results {
@@ -149,6 +158,39 @@ impl Values {
         self.indices.get(name).map(Vec::as_slice)
     }
 
+    /// What there is around a recurrence.
+    fn layer<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Result<Layer<'a>, Error> {
+        let projection = match self.optional("x") {
+            Some(x) => Some(Projection {
+                x,
+                previous: None,
+                conv: Conv {
+                    channels: problem.dim("conv_weight", 0),
+                    width: problem.dim("conv_weight", 1),
+                    weight: self.floats("conv_weight"),
+                    bias: self.optional("conv_bias"),
+                    activation: activation(problem.conv_activation)?,
+                },
+            }),
+            None => None,
+        };
+        let norm = match self.optional("z") {
+            Some(z) => Some(GatedNorm {
+                z,
+                weight: self.floats("norm_weight"),
+                eps: problem.norm_eps.unwrap_or(0.0).into(),
+                activation: activation(problem.norm_activation)?,
+            }),
+            None => None,
+        };
+        Ok(Layer {
+            step,
+            projection,
+            norm,
+            fresh: self.indices("fresh"),
+        })
+    }
+
     /// Gates from the token's tensors of these names.
     fn gates(&self, gates: GateKind, [first, second]: [&str; 2]) -> Result<TokenGates<'_>, Error> {
         let (first, second) = (self.floats(first), self.floats(second));
@@ -193,7 +235,16 @@ impl Values {
     }
 }
 
+fn activation(activation: Activation) -> Result<gate::Activation, Error> {
+    Ok(match activation {
+        Activation::None => gate::Activation::None,
+        Activation::Silu => gate::Activation::Silu,
+        Activation::Sigmoid => gate::Activation::Sigmoid,
+        other => return Err(not_taken(other)),
+    })
+}
+
 /// A kind of the library's that the reference does not know.
 fn not_taken(kind: impl Debug) -> Error {
-    Error::Input(format!("reference: {kind:?} is not one of its gates"))
+    Error::Input(format!("reference: {kind:?} is not one of its own"))
 }

@@ -232,6 +232,9 @@ impl Draw<'_, '_> {
             accepted: self.wanted(accepted, "accepted")?,
             snapshots: self.wanted(keeping == Keeping::Snapshots, "snapshots")?,
             packed,
+            convolved: None,
+            norm: None,
+            fresh: None,
             update_state: !reads_alone,
             options,
         })

@@ -3,9 +3,10 @@
 //! The library's own arguments differ in type where they differ in kind. Here everything is one struct of optional
 //! tensors, and [`Arguments::work`] makes the library's arguments of it, or says what contradicts itself.
 
+use gated_delta::error::excludes;
 use gated_delta::{
-    BetaScale, Commit, Error, Gates, GdnGates, Inputs, KdaBeta, KdaGate, KdaGates, Options,
-    Previous, States, Step, Stored, Tensor, Work,
+    Activation, BetaScale, Commit, Convolution, Error, Gates, GdnGates, Inputs, KdaBeta, KdaGate,
+    KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
 };
 
 /// Whose layer.
@@ -92,6 +93,44 @@ pub struct New<T> {
     pub o: T,
 }
 
+/// New tokens whose q, k and v a convolution makes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Convolved<T> {
+    /// `[B, T, D]`
+    pub x: T,
+    /// H
+    pub heads: usize,
+    /// `a` or `g`
+    pub gate: T,
+    /// `b` or `beta`
+    pub beta: T,
+    /// `[B, T, HV, V]`
+    pub o: T,
+    /// `[D, W]`
+    pub weight: T,
+    /// `[D]`
+    pub bias: Option<T>,
+    /// Of the sums.
+    pub activation: Activation,
+    /// `[P, D, W − 1]`
+    pub windows: T,
+    /// As `windows`.
+    pub write_windows: Option<T>,
+}
+
+/// A norm of the outputs, gated by z.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedNorm<T> {
+    /// `[B, T, HV, V]`
+    pub z: T,
+    /// `[V]`
+    pub weight: T,
+    /// Added to the mean of o².
+    pub eps: f32,
+    /// Of z.
+    pub activation: Activation,
+}
+
 /// Tokens of which the first ones are committed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kept<T> {
@@ -139,6 +178,12 @@ pub struct Arguments<T> {
     pub snapshots: Option<T>,
     /// Rows of different lengths.
     pub packed: Option<Packed<T>>,
+    /// New tokens too, in the place of `new`.
+    pub convolved: Option<Convolved<T>>,
+    /// What becomes of the outputs.
+    pub norm: Option<GatedNorm<T>>,
+    /// `[B]`
+    pub fresh: Option<T>,
     /// Whether states are written.
     pub update_state: bool,
     /// What is fixed for a layer.
@@ -160,7 +205,53 @@ impl<T> Tokens<T> {
     }
 }
 
+impl<T> Convolved<T> {
+    /// With what `f` makes of each tensor.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Convolved<U>, E> {
+        Ok(Convolved {
+            x: f(&self.x)?,
+            heads: self.heads,
+            gate: f(&self.gate)?,
+            beta: f(&self.beta)?,
+            o: f(&self.o)?,
+            weight: f(&self.weight)?,
+            bias: self.bias.as_ref().map(f).transpose()?,
+            activation: self.activation,
+            windows: f(&self.windows)?,
+            write_windows: self.write_windows.as_ref().map(f).transpose()?,
+        })
+    }
+}
+
 impl<T> Arguments<T> {
+    /// Of states in `pool`, which are written, and of nothing else as yet.
+    #[must_use]
+    pub fn new(gates: GateKind, pool: T) -> Self {
+        Self {
+            gates,
+            a_log: None,
+            dt_bias: None,
+            new: None,
+            previous: None,
+            pool,
+            write_pool: None,
+            read_slots: None,
+            write_slots: None,
+            token_slots: None,
+            accepted: None,
+            snapshots: None,
+            packed: None,
+            convolved: None,
+            norm: None,
+            fresh: None,
+            update_state: true,
+            options: Options::default(),
+        }
+    }
+
     /// With what `f` makes of each tensor.
     ///
     /// # Errors
@@ -186,6 +277,15 @@ impl<T> Arguments<T> {
                 max_tokens: packed.max_tokens,
             })
         };
+        let norm = |norm: &GatedNorm<T>| {
+            Ok(GatedNorm {
+                z: f(&norm.z)?,
+                weight: f(&norm.weight)?,
+                eps: norm.eps,
+                activation: norm.activation,
+            })
+        };
+        let convolved = |convolved: &Convolved<T>| convolved.map(f);
         Ok(Arguments {
             gates: self.gates,
             a_log: optional(&self.a_log)?,
@@ -200,14 +300,23 @@ impl<T> Arguments<T> {
             accepted: optional(&self.accepted)?,
             snapshots: optional(&self.snapshots)?,
             packed: self.packed.as_ref().map(packed).transpose()?,
+            convolved: self.convolved.as_ref().map(convolved).transpose()?,
+            norm: self.norm.as_ref().map(norm).transpose()?,
+            fresh: optional(&self.fresh)?,
             update_state: self.update_state,
             options: self.options,
         })
     }
 
+    /// Whether there are previous tokens and no others.
+    #[must_use]
+    pub fn is_commit(&self) -> bool {
+        self.previous.is_some() && self.new.is_none() && self.convolved.is_none()
+    }
+
     /// Every tensor that is there, under its name in errors of the library.
     pub fn tensors_mut(&mut self) -> Vec<(&'static str, &mut T)> {
-        let is_commit = self.new.is_none();
+        let is_commit = self.is_commit();
         let mut all = Vec::new();
         if let Some(New { q, tokens, o }) = &mut self.new {
             let [gate, beta] = self.gates.names();
@@ -218,6 +327,28 @@ impl<T> Arguments<T> {
                 beta: b,
             } = tokens;
             all.extend([("q", q), ("k", k), ("v", v), (gate, g), (beta, b), ("o", o)]);
+        }
+        if let Some(convolved) = &mut self.convolved {
+            let [gate, beta] = self.gates.names();
+            let Convolved {
+                x,
+                gate: g,
+                beta: b,
+                o,
+                weight,
+                windows,
+                ..
+            } = convolved;
+            all.extend([("x", x), (gate, g), (beta, b), ("o", o)]);
+            all.extend([("conv_weight", weight), ("windows", windows)]);
+            let optional = [
+                ("conv_bias", &mut convolved.bias),
+                ("write_windows", &mut convolved.write_windows),
+            ];
+            all.extend(optional.into_iter().filter_map(given));
+        }
+        if let Some(norm) = &mut self.norm {
+            all.extend([("z", &mut norm.z), ("norm_weight", &mut norm.weight)]);
         }
         if let Some(Kept { tokens, keep }) = &mut self.previous {
             let [k_name, v_name, gate, beta] = match (is_commit, self.gates.names()) {
@@ -251,12 +382,9 @@ impl<T> Arguments<T> {
             ("token_slots", &mut self.token_slots),
             ("accepted", &mut self.accepted),
             ("snapshots", &mut self.snapshots),
+            ("fresh", &mut self.fresh),
         ];
-        all.extend(
-            optional
-                .into_iter()
-                .filter_map(|(name, tensor)| Some((name, tensor.as_mut()?))),
-        );
+        all.extend(optional.into_iter().filter_map(given));
         all.extend(
             self.packed
                 .as_mut()
@@ -266,6 +394,13 @@ impl<T> Arguments<T> {
     }
 }
 
+/// A tensor under its name, where there is one.
+fn given<'a, T>(
+    (name, tensor): (&'static str, &'a mut Option<T>),
+) -> Option<(&'static str, &'a mut T)> {
+    Some((name, tensor.as_mut()?))
+}
+
 impl<'a> Arguments<Tensor<'a>> {
     /// The arguments of the library.
     ///
@@ -273,21 +408,23 @@ impl<'a> Arguments<Tensor<'a>> {
     /// [`Error::MissingTensor`] and [`Error::Contradiction`] for what the library's types do not let be said.
     pub fn work(&self) -> Result<Box<dyn Work + 'a>, Error> {
         self.check()?;
-        let tokens = match (&self.new, &self.previous) {
-            (Some(new), _) => &new.tokens,
-            (None, Some(previous)) => &previous.tokens,
-            (None, None) => return Err(missing("q", "new tokens")),
+        let of = |tokens: &Tokens<Tensor<'a>>| (tokens.gate, tokens.beta);
+        let (gate, beta) = match (&self.new, &self.convolved, &self.previous) {
+            (Some(new), ..) => of(&new.tokens),
+            (None, Some(convolved), _) => (convolved.gate, convolved.beta),
+            (None, None, Some(previous)) => of(&previous.tokens),
+            (None, None, None) => return Err(missing("q", "new tokens")),
         };
         let parameter = |tensor: Option<Tensor<'a>>, name| tensor.ok_or(missing(name, "raw gates"));
         match self.gates {
             GateKind::Raw(beta_scale) => {
                 let a_log = parameter(self.a_log, "A_log")?;
                 let dt_bias = parameter(self.dt_bias, "dt_bias")?;
-                let gates = GdnGates::raw(tokens.gate, tokens.beta, a_log, dt_bias);
+                let gates = GdnGates::raw(gate, beta, a_log, dt_bias);
                 self.of_gates(gates.beta_scale(beta_scale))
             }
-            GateKind::Given => self.of_gates(GdnGates::given(tokens.gate, tokens.beta)),
-            GateKind::Kda(decay, beta) => {
+            GateKind::Given => self.of_gates(GdnGates::given(gate, beta)),
+            GateKind::Kda(decay, beta_kind) => {
                 let dt_bias = self.dt_bias;
                 let kind = match decay {
                     KdaDecay::Log => KdaGate::Log,
@@ -301,7 +438,7 @@ impl<'a> Arguments<Tensor<'a>> {
                         dt_bias,
                     },
                 };
-                self.of_gates(KdaGates::new(tokens.gate, kind, tokens.beta, beta))
+                self.of_gates(KdaGates::new(gate, kind, beta, beta_kind))
             }
         }
     }
@@ -313,10 +450,14 @@ impl<'a> Arguments<Tensor<'a>> {
         update.write_slots = self.write_slots;
         let kept = self.previous.as_ref();
         let kept = kept.map(|kept| (Stored::kv(kept.tokens.k, kept.tokens.v), kept));
-        let Some(New { q, tokens, o }) = self.new else {
-            let (stored, kept) = kept.ok_or(missing("q", "new tokens"))?;
-            let commit = Commit::new(stored, gates, kept.keep, update);
-            return Ok(Box::new(commit.options(self.options)));
+        let (inputs, o) = match (self.new, &self.convolved) {
+            (Some(New { q, tokens, o }), _) => (Inputs::qkv(q, tokens.k, tokens.v), o),
+            (None, Some(convolved)) => (Inputs::conv(convolved.convolution()), convolved.o),
+            (None, None) => {
+                let (stored, kept) = kept.ok_or(missing("q", "new tokens"))?;
+                let commit = Commit::new(stored, gates, kept.keep, update);
+                return Ok(Box::new(commit.options(self.options)));
+            }
         };
         let states: States<'a> = match self.token_slots {
             Some(slots) => {
@@ -332,9 +473,11 @@ impl<'a> Arguments<Tensor<'a>> {
                 states.into()
             }
         };
-        let inputs = Inputs::qkv(q, tokens.k, tokens.v);
         let mut step: Step<'a, G> = Step::new(inputs, gates, o, states).options(self.options);
         step.snapshots = self.snapshots;
+        step.fresh = self.fresh;
+        step.norm = (self.norm.as_ref())
+            .map(|norm| Norm::new(norm.z, norm.weight, norm.eps).activation(norm.activation));
         if let Some(Packed {
             cu_seqlens,
             max_tokens,
@@ -356,12 +499,24 @@ impl<'a> Arguments<Tensor<'a>> {
         let write_slots = (self.write_slots.is_some(), "write_slots");
         let write_pool = (self.write_pool.is_some(), "write_pool");
         let snapshots = (self.snapshots.is_some(), "snapshots");
-        let name = if self.new.is_some() {
-            "previous"
-        } else {
+        let name = if self.is_commit() {
             "a commit"
+        } else {
+            "previous"
         };
         let previous = (self.previous.is_some(), name);
+        excludes(
+            (self.new.is_some(), "q"),
+            &[(self.convolved.is_some(), "x")],
+            "a convolution makes q, k and v of x",
+        )?;
+        excludes(
+            (self.is_commit(), "a commit"),
+            &[(self.norm.is_some(), "z"), (self.fresh.is_some(), "fresh")],
+            "it has no new tokens",
+        )?;
+        let written = |convolved: &Convolved<_>| convolved.write_windows.is_some();
+        let write_windows = self.convolved.as_ref().is_some_and(written);
         if self.accepted.is_some() && self.token_slots.is_none() {
             return Err(missing("token_slots", "accepted tokens"));
         }
@@ -375,7 +530,12 @@ impl<'a> Arguments<Tensor<'a>> {
             &[no_update, snapshots],
             "the state after the kept tokens is written, and no other",
         )?;
-        excludes(no_update, &[write_slots, write_pool], "no state is written")
+        let write_windows = (write_windows, "write_windows");
+        excludes(
+            no_update,
+            &[write_slots, write_pool, write_windows],
+            "no state is written",
+        )
     }
 }
 
@@ -383,19 +543,13 @@ fn missing(tensor: &'static str, needed_by: &'static str) -> Error {
     Error::MissingTensor { tensor, needed_by }
 }
 
-/// Two of the arguments exclude each other where both are given.
-fn excludes(
-    one: (bool, &'static str),
-    others: &[(bool, &'static str)],
-    why: &'static str,
-) -> Result<(), Error> {
-    match others.iter().find(|&&(given, _)| one.0 && given) {
-        Some(&(_, other)) => Err(Error::Contradiction {
-            one: one.1,
-            other,
-            why,
-        }),
-        None => Ok(()),
+impl<'a> Convolved<Tensor<'a>> {
+    /// The library's.
+    fn convolution(&self) -> Convolution<'a> {
+        let mut conv = Convolution::new(self.x, self.heads, self.weight, self.windows);
+        conv.bias = self.bias;
+        conv.write_windows = self.write_windows;
+        conv.activation(self.activation)
     }
 }
 
@@ -434,26 +588,45 @@ mod tests {
     fn step() -> Arguments<Tensor<'static>> {
         let tokens = tokens();
         Arguments {
-            gates: GateKind::Given,
-            a_log: None,
-            dt_bias: None,
             new: Some(New {
                 q: tokens.k,
                 o: tokens.v,
                 tokens,
             }),
-            previous: None,
-            pool: pool(),
-            write_pool: None,
-            read_slots: None,
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
-            snapshots: None,
-            packed: None,
-            update_state: true,
-            options: Options::default(),
+            ..Arguments::new(GateKind::Given, pool())
         }
+    }
+
+    /// Of one token.
+    fn convolved() -> Arguments<Tensor<'static>> {
+        let (gate, windows) = (
+            tensor(DType::F32, &[2, 1, 1]),
+            tensor(DType::F32, &[5, 192, 3]),
+        );
+        Arguments {
+            convolved: Some(Convolved {
+                x: tensor(DType::F32, &[2, 1, 192]),
+                heads: 1,
+                gate,
+                beta: gate,
+                o: tensor(DType::F32, &[2, 1, 1, 64]),
+                weight: tensor(DType::F32, &[192, 4]),
+                bias: None,
+                activation: Activation::None,
+                windows,
+                write_windows: Some(windows),
+            }),
+            ..Arguments::new(GateKind::Given, pool())
+        }
+    }
+
+    fn norm() -> Option<GatedNorm<Tensor<'static>>> {
+        Some(GatedNorm {
+            z: tensor(DType::F32, &[2, 1, 1, 64]),
+            weight: tensor(DType::F32, &[64]),
+            eps: 1e-6,
+            activation: Activation::Sigmoid,
+        })
     }
 
     fn resume() -> Arguments<Tensor<'static>> {
@@ -498,6 +671,37 @@ mod tests {
     }
 
     #[test]
+    fn everything_of_a_convolution_and_a_norm_arrives() {
+        let mut arguments = Arguments {
+            norm: norm(),
+            fresh: slots(),
+            ..convolved()
+        };
+        let (addresses, mut names) = ((1..).map(|i| 0x1_0000 * i), Vec::new());
+        for ((name, tensor), address) in arguments.tensors_mut().into_iter().zip(addresses) {
+            // SAFETY: nothing is launched.
+            let moved = unsafe { Tensor::from_raw(address, tensor.dtype(), tensor.dims()) };
+            *tensor = moved.unwrap();
+            names.push(name);
+        }
+        #[rustfmt::skip]
+        let all = ["x", "g", "beta", "o", "conv_weight", "windows", "write_windows", "z", "norm_weight", "pool", "fresh"];
+        assert_eq!(names, all);
+        let params = arguments.work().unwrap().params();
+        let at =
+            |name| 0x1_0000 * (1 + all.iter().position(|other| *other == name).unwrap() as u64);
+        #[rustfmt::skip]
+        let got = [
+            ("x", params.x), ("g", params.step.g), ("beta", params.step.b), ("o", params.step.o),
+            ("conv_weight", params.conv_weight), ("windows", params.read_windows), ("write_windows", params.write_windows),
+            ("z", params.z), ("norm_weight", params.norm_weight), ("pool", params.step.read_pool), ("fresh", params.step.fresh),
+        ];
+        for (name, address) in got {
+            assert_eq!(address, at(name), "{name}");
+        }
+    }
+
+    #[test]
     fn what_contradicts_itself_is_refused_by_name() {
         for good in [
             step(),
@@ -506,6 +710,12 @@ mod tests {
             read_only(),
             per_token(),
             raw(true, true),
+            convolved(),
+            Arguments {
+                norm: norm(),
+                fresh: slots(),
+                ..convolved()
+            },
         ] {
             good.work().unwrap().bytes().unwrap();
         }
@@ -532,6 +742,10 @@ mod tests {
             (Arguments { snapshots, ..commit() }, both("a commit", "snapshots", kept)),
             (Arguments { write_slots: slots(), ..read_only() }, both("update_state = false", "write_slots", none)),
             (Arguments { write_pool: Some(pool()), ..read_only() }, both("update_state = false", "write_pool", none)),
+            (Arguments { new: step().new, ..convolved() }, both("q", "x", "a convolution makes q, k and v of x")),
+            (Arguments { norm: norm(), ..commit() }, both("a commit", "z", "it has no new tokens")),
+            (Arguments { fresh: slots(), ..commit() }, both("a commit", "fresh", "it has no new tokens")),
+            (Arguments { update_state: false, ..convolved() }, both("update_state = false", "write_windows", none)),
             (Arguments { new: None, ..step() }, "q is missing: new tokens need it".to_owned()),
             (raw(false, true), "A_log is missing: raw gates need it".to_owned()),
             (raw(true, false), "dt_bias is missing: raw gates need it".to_owned()),

@@ -58,6 +58,7 @@ fn main() -> Result<()> {
         grid: [x, y, z],
         block,
         shared_bytes,
+        ..
     } = recipe.shape;
     // SAFETY: the function is the recipe's and its context is current; the driver copies the parameter before it
     // returns, and the layer outlives the wait below.

@@ -227,3 +227,24 @@ pub struct DriverError {
     /// The function that returned it.
     pub call: &'static str,
 }
+
+/// Two of the arguments exclude each other where both are given.
+///
+/// # Errors
+/// [`Error::Contradiction`] of the one and the first of the others.
+#[doc(hidden)]
+#[inline]
+pub fn excludes(
+    one: (bool, &'static str),
+    others: &[(bool, &'static str)],
+    why: &'static str,
+) -> Result<(), Error> {
+    match others.iter().find(|&&(given, _)| one.0 && given) {
+        Some(&(_, other)) => Err(Error::Contradiction {
+            one: one.1,
+            other,
+            why,
+        }),
+        None => Ok(()),
+    }
+}

@@ -90,9 +90,9 @@ pub use library::{KernelResources, Library};
 #[cfg(feature = "self-test")]
 pub use self_test::SelfTest;
 pub use step::{
-    BetaScale, Commit, Formulation, Gates, Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta,
-    KdaCommit, KdaGate, KdaGates, MAX_BATCH, MAX_TOKENS, Options, Packed, Plan, Previous,
-    StateLayout, States, Step, Stored, Work,
+    Activation, BetaScale, Commit, Convolution, Formulation, Gates, Gdn, GdnCommit, GdnGates,
+    HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_BATCH, MAX_TOKENS, Norm,
+    Options, Packed, Plan, Previous, StateLayout, States, Step, Stored, Work,
 };
 pub use stream::StreamRef;
 pub use tensor::{DType, DeviceElement, Tensor};

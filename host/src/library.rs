@@ -16,11 +16,12 @@ use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
 use crate::shapes::{Named, check_memory};
+use crate::step::select::{Gpu, MEASURED_ON};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
 
 /// Most tensors of a launch.
-pub(crate) const TENSORS: usize = 21;
+pub(crate) const TENSORS: usize = 26;
 
 /// Dynamic shared memory that a launch may have without asking first, bytes.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -41,7 +42,7 @@ pub struct Library(Arc<Inner>);
 struct Inner {
     target: Target,
     /// Of the GPU, once they are asked for.
-    multiprocessors: OnceLock<Option<u32>>,
+    gpu: OnceLock<Gpu>,
     /// One for each entry, by load-time constants: the very words that are written into the PTX text, so the key
     /// cannot be narrower than the code.
     caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
@@ -104,7 +105,7 @@ impl Library {
     fn with_target(target: Target, unloaded: Option<Mutex<Vec<Module>>>) -> Self {
         Self(Arc::new(Inner {
             target,
-            multiprocessors: OnceLock::new(),
+            gpu: OnceLock::new(),
             caches: Entry::ALL.iter().map(|_| ModuleCache::default()).collect(),
             last_decode: Last::default(),
             last_other: Last::default(),
@@ -122,13 +123,36 @@ impl Library {
         }
     }
 
-    /// Multiprocessors of the GPU; `None` for the simulator, and where the driver does not say.
-    pub(crate) fn multiprocessors(&self) -> Option<u32> {
-        *self.0.multiprocessors.get_or_init(|| {
-            let device = self.context()?.device();
-            let count = device.attribute(attribute::MULTIPROCESSOR_COUNT).ok()?;
-            u32::try_from(count).ok().filter(|&count| count > 0)
+    /// What the choice of a variant asks of the GPU; that of an H200 for the simulator, and where the driver does not say.
+    pub(crate) fn gpu(&self) -> Gpu {
+        *self.0.gpu.get_or_init(|| {
+            let Some(device) = self.context().map(Context::device) else {
+                return MEASURED_ON;
+            };
+            let count = device.attribute(attribute::MULTIPROCESSOR_COUNT);
+            let count = count.ok().and_then(|count| u32::try_from(count).ok());
+            Gpu {
+                multiprocessors: count
+                    .filter(|&count| count > 0)
+                    .unwrap_or(MEASURED_ON.multiprocessors),
+                clusters: device.compute_capability().is_ok_and(has_clusters),
+            }
         })
+    }
+
+    /// The GPU has clusters of blocks, where `entry` is launched in such; the simulator has.
+    pub(crate) fn check_clusters(&self, entry: Entry) -> Result<(), Error> {
+        match self.context() {
+            Some(context) if entry.cluster() > 1 && !self.gpu().clusters => {
+                let (major, minor) = context.device().compute_capability()?;
+                Err(Error::Unsupported {
+                    what: "compute capability with a variant in clusters of blocks",
+                    got: format!("{major}.{minor}"),
+                    allowed: "9.0 or newer; the selected variant runs anywhere",
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Tensors are where this library's kernels reach them, and those written are writable.
@@ -222,6 +246,7 @@ impl Library {
             return Err(nothing_compiled());
         };
         self.0.caches[entry as usize].get_or_compile(constants, || {
+            self.check_clusters(entry)?;
             let (module, function) = compile(context, entry, constants, shared_bytes)?;
             match &self.0.unloaded {
                 Some(modules) => modules
@@ -284,6 +309,11 @@ fn compile(
     }
     let function = function.raw();
     Ok((module, function))
+}
+
+/// Whether a GPU of this compute capability has clusters of blocks.
+pub(crate) fn has_clusters((major, _): (u32, u32)) -> bool {
+    major >= 9
 }
 
 /// What the simulator says to whoever asks for a compiled kernel.

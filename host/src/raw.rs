@@ -10,6 +10,9 @@
 //! 3. launches it (`cuLaunchKernel`) on [`LaunchShape::grid`], with blocks of ([`LaunchShape::block`], 1, 1), these
 //!    shared bytes, and one parameter: [`Recipe::params`] by value, 8-byte aligned.
 //!
+//! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`] along x. The PTX asks for them, so
+//! that such a launch is as any other. None is selected for a GPU below compute capability 9.0.
+//!
 //! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B. Nothing is launched for B = 0,
 //! where the grid is empty. What is promised to a launch of this crate is promised to such a launch: tensors stay valid
 //! until the stream has passed it, what is written is used by nobody else, and no two live rows write one slot.
@@ -29,12 +32,12 @@
 //! let text = recipe.kernel.ptx()?;
 //! assert!(text.contains(&format!(".entry {}(", recipe.kernel.symbol())));
 //! assert_eq!(recipe.shape.grid[2], 4);
-//! assert_eq!(recipe.parameter().len(), size_of_val(&recipe.params));
+//! assert_eq!(recipe.parameter().len(), size_of::<gated_delta::raw::StepParams>());
 //! # Ok::<(), gated_delta::Error>(())
 //! ```
 
 pub use gated_delta_kernels::launch::LaunchShape;
-pub use gated_delta_kernels::step::StepParams;
+pub use gated_delta_kernels::step::{LayerParams, StepParams};
 
 pub use crate::kernel::{Kernel, template};
 
@@ -46,14 +49,15 @@ pub struct Recipe {
     pub kernel: Kernel,
     /// Grid, block and dynamic shared memory of the launch.
     pub shape: LaunchShape,
-    /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes.
-    pub params: StepParams,
+    /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
+    /// the [`StepParams`] that it begins with; the driver knows, and copies no more than that.
+    pub params: LayerParams,
 }
 
 impl Recipe {
     /// The bytes of the parameter, for a launch that takes no Rust struct.
     #[must_use]
     pub fn parameter(&self) -> &[u8] {
-        bytemuck::bytes_of(&self.params)
+        &bytemuck::bytes_of(&self.params)[..self.kernel.entry().parameter_bytes()]
     }
 }

@@ -9,7 +9,7 @@ use crate::shapes::Named;
 use crate::tensor::{DType, Dims, Memory, Tensor};
 
 /// Words of [`Switches`].
-pub(crate) const SWITCHES: usize = 13;
+pub(crate) const SWITCHES: usize = 16;
 
 /// All that a check looks at besides tensors, floats by their bits.
 pub(crate) type Switches = [u64; SWITCHES];
@@ -94,12 +94,13 @@ impl Layout {
     }
 
     fn is_of(&self, tensor: &Tensor<'_>) -> bool {
-        self.dims == *tensor.dims()
-            && self.strides == *tensor.strides()
-            && self.dtype == tensor.dtype()
-            && self.memory == tensor.memory()
-            && self.is_writable == tensor.is_writable()
-            && self.misalignment == tensor.address() % 16
+        // Without a branch for each, which costs more than to compare them all.
+        (self.dims == *tensor.dims())
+            & (self.strides == *tensor.strides())
+            & (self.dtype == tensor.dtype())
+            & (self.memory == tensor.memory())
+            & (self.is_writable == tensor.is_writable())
+            & (self.misalignment == tensor.address() % 16)
     }
 }
 
@@ -113,6 +114,7 @@ mod tests {
         grid: [1, 2, 3],
         block: 64,
         shared_bytes: 5,
+        cluster: 1,
     };
 
     fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {

@@ -44,9 +44,10 @@ impl Library {
     /// with the CPU reference: outputs, states written, states not to be written.
     ///
     /// Between them the launches have every operator, state dtype and layout with one token and with several, with
-    /// snapshots, token slots, a resume and a commit, and both formulations. Their kernels are compiled for the
-    /// occasion and unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a stream of its own; the caller
-    /// waits, so that no stream of this thread may be under capture.
+    /// snapshots, token slots, a resume and a commit, both formulations, convolutions, norms and fresh rows. Entries that
+    /// run in clusters of blocks are left out where the GPU has none. Their kernels are compiled for the occasion and
+    /// unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a stream of its own; the caller waits, so that
+    /// no stream of this thread may be under capture.
     ///
     /// ```no_run
     /// use gated_delta::Library;
@@ -83,6 +84,10 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
         worst_entry: None,
     };
     for case in cases {
+        match library.check_clusters(case.entry) {
+            Err(Error::Unsupported { .. }) => continue,
+            checked => checked?,
+        }
         let results = launch(&scratch, context, stream.as_ref(), case, truth)?;
         let error = results.check().map_err(|reason| failure(case, reason))?;
         report.launches += 1;
@@ -144,6 +149,7 @@ struct Results<'a> {
 impl Results<'_> {
     /// The largest error, as a part of what is allowed; what is wrong, where it is more.
     fn check(&self) -> Result<f64, String> {
+        self.windows()?;
         let errors = [self.outputs()?, self.pool()?, self.snapshots()?];
         Ok(errors.into_iter().fold(0.0, f64::max))
     }
@@ -156,18 +162,15 @@ impl Results<'_> {
         let (got, (_, hv)) = (self.outputs.o.values(), self.case.heads());
         let of_row = self.case.way.tokens * hv;
         let mut worst = 0.0f64;
-        for (i, (&size, got)) in self
+        for (i, (&allowed, got)) in self
             .truth
-            .sizes
+            .allowed
             .iter()
             .zip(got.chunks(self.case.dim()))
             .enumerate()
         {
             let (b, t, head) = (i / of_row, i % of_row / hv, i % hv);
-            let allowed = match self.case.start(b) {
-                Some(_) => self.tolerance().output * size,
-                None => 0.0,
-            };
+            let allowed = if self.case.is_active(b) { allowed } else { 0.0 };
             let exact = &self.truth.o[i * self.case.dim()..][..self.case.dim()];
             let error = within(got, exact, self.outputs.o.dtype().into(), allowed);
             worst = worst.max(
@@ -188,7 +191,7 @@ impl Results<'_> {
                     _ => self.state(&self.truth.committed, b),
                 });
             }
-            if let (Some(_), Some(slots)) = (self.case.start(b), self.case.token_slots()) {
+            if let (true, Some(slots)) = (self.case.is_active(b), self.case.token_slots()) {
                 for (t, slot) in slots[b].into_iter().enumerate() {
                     if let Ok(slot) = usize::try_from(slot) {
                         written[slot] = Some(self.after(b, t));
@@ -227,13 +230,33 @@ impl Results<'_> {
                 format!("snapshot of row {b} after token {t}"),
                 self.state(&values, i),
             );
-            if self.case.start(b).is_some() && t < self.case.way.tokens {
+            if self.case.is_active(b) && t < self.case.way.tokens {
                 worst = worst.max(self.compare_state(&what, got, self.after(b, t))?);
             } else if !got.iter().all(|x| x.is_nan()) {
                 return Err(format!("{what} is nobody's to write, and changed"));
             }
         }
         Ok(worst)
+    }
+
+    /// Every window: those written, which are inputs as they came, and the others, which are as they were.
+    fn windows(&self) -> Result<(), String> {
+        let (Some(windows), Some(exact)) = (&self.outputs.windows, &self.truth.windows) else {
+            return Ok(());
+        };
+        let (got, len) = (windows.values(), exact.len() / SLOTS);
+        let differ = |i: &usize| got[*i].to_bits() != exact[*i].to_bits();
+        let is_nan = |i: &usize| got[*i].is_nan() && exact[*i].is_nan();
+        match (0..exact.len()).find(|i| differ(i) && !is_nan(i)) {
+            Some(i) => Err(format!(
+                "window in slot {}: element {}: wanted {}, got {}",
+                i / len,
+                i % len,
+                exact[i],
+                got[i]
+            )),
+            None => Ok(()),
+        }
     }
 
     fn compare_state(&self, what: &str, got: &[f64], exact: &[f64]) -> Result<f64, String> {

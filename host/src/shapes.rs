@@ -167,6 +167,29 @@ impl<const N: usize> View<'_, N> {
         }
     }
 
+    /// The strides of these dims, which together span less than 2^32 elements, as `wanted` says; 0 for a dim of one.
+    pub fn strides_u32<const M: usize>(
+        self,
+        dims: [usize; M],
+        wanted: &'static str,
+    ) -> Result<[u32; M], Error> {
+        let mut strides = [0; M];
+        let mut span = 0usize;
+        for (stride, dim) in strides.iter_mut().zip(dims) {
+            let steps = self.dims[dim].saturating_sub(1);
+            span = span.saturating_add(self.strides[dim].saturating_mul(steps));
+            if span > u32::MAX as usize {
+                return Err(self.tensor.stride_error(wanted));
+            }
+            *stride = if steps > 0 {
+                self.strides[dim] as u32
+            } else {
+                0
+            };
+        }
+        Ok(strides)
+    }
+
     /// The stride of the outermost dim, for a kernel that multiplies it in 64 bits.
     #[inline(always)]
     pub fn row_stride(self) -> Result<u32, Error> {
@@ -217,6 +240,13 @@ impl<const N: usize> View<'_, N> {
             }
         }
         (self.tensor.tensor.address() | bits.wrapping_mul(size)).is_multiple_of(16)
+    }
+
+    /// Whether the address and the stride of the outermost dim are multiples of so many bytes, a power of two.
+    pub fn aligned_to(self, bytes: usize) -> bool {
+        let size = self.tensor.tensor.dtype().size_of();
+        let stride = self.strides[0].wrapping_mul(size) as u64;
+        (self.tensor.tensor.address() | stride) & (bytes as u64 - 1) == 0
     }
 
     /// [`View::wide`], for a kernel that has no narrower path.

@@ -89,8 +89,8 @@ impl Library {
     ///
     /// # Errors
     /// * What a launch of the arguments would refuse, and index tensors in the wrong memory.
-    /// * [`Error::Hazard`]: a state that a row writes is written or read by another row, or is written for two tokens
-    ///   of one row.
+    /// * [`Error::Hazard`]: a state or a window that a row writes is written or read by another row, or is written for
+    ///   two tokens of one row.
     /// * [`Error::Index`]: `cu_seqlens` that do not begin with 0, that fall, that leave the tensors, or that have a
     ///   row of more than T tokens.
     /// * [`Error::Driver`].
@@ -101,8 +101,8 @@ impl Library {
     ) -> Result<IndexReport, Error> {
         let switches = Switches::of(&work.request())?;
         indices::wait(self, stream)?;
-        let (report, accesses) = switches.map(|tensor| indices::read(self, tensor))?.rows()?;
-        accesses.check()?;
+        let (report, uses) = switches.map(|tensor| indices::read(self, tensor))?.rows()?;
+        uses.check()?;
         Ok(report)
     }
 }

@@ -11,13 +11,16 @@ use std::{env, fs, path::PathBuf};
 use gated_delta::DType::{self, Bf16, F16, F32, I32, I64, U32};
 use gated_delta::step::Update;
 use gated_delta::{
-    BetaScale, Commit, Context, Device, Error, Formulation, Gates, Gdn, GdnCommit, GdnGates,
-    HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, Library, Options, Previous,
-    StateLayout, States, Step, Stored, StreamRef, Tensor, Work,
+    Activation, BetaScale, Commit, Context, Convolution, Device, Error, Formulation, Gates, Gdn,
+    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, Library,
+    Norm, Options, Previous, StateLayout, States, Step, Stored, StreamRef, Tensor, Work,
 };
 
 /// Set in the process that has the stand-in as its driver.
 const ON_STAND_IN: &str = "GATED_DELTA_ON_STAND_IN";
+
+/// Makes the stand-in a GPU with clusters of blocks.
+const HAS_CLUSTERS: &str = "FIXTURE_HAS_CLUSTERS";
 
 /// The stand-in that is this process's driver.
 struct StandIn {
@@ -78,6 +81,11 @@ fn launch(library: &Library, work: &dyn Work) -> Result<(), Error> {
 
 /// The test of this name in a process whose driver is the stand-in; `None` in that process itself.
 fn elsewhere(test: &str) -> Option<()> {
+    elsewhere_with(test, &[])
+}
+
+/// [`elsewhere`], with variables of the environment.
+fn elsewhere_with(test: &str, variables: &[&str]) -> Option<()> {
     if env::var_os(ON_STAND_IN).is_some() {
         return None;
     }
@@ -89,6 +97,7 @@ fn elsewhere(test: &str) -> Option<()> {
         .args(["--exact", test, "--nocapture"])
         .env(ON_STAND_IN, test)
         .env("LD_LIBRARY_PATH", folder)
+        .envs(variables.iter().map(|name| (name, "1")))
         .output()
         .unwrap();
     let text =
@@ -261,6 +270,48 @@ impl Sizes {
         Commit::new(self.stored(), gates, self.rows(), self.update())
     }
 
+    /// D
+    fn channels(&self) -> usize {
+        (2 * self.heads + self.value_heads) * self.dim
+    }
+
+    fn windows(&self, taps: usize) -> Tensor<'static> {
+        let channels = self.channels();
+        let windows = tensor(Bf16, &[self.slots, channels, taps - 1]);
+        let channel = taps - 1 + GAP;
+        windows
+            .with_strides(&[2 * channel * channels, channel, 1])
+            .unwrap()
+    }
+
+    fn convolution(&self, taps: usize) -> Convolution<'static> {
+        let channels = self.channels();
+        let x = apart(Bf16, &[self.rows, self.tokens, channels], 2);
+        let weight = apart(F32, &[channels, taps], 1);
+        Convolution::new(x, self.heads, weight, self.windows(taps))
+            .bias(tensor(F32, &[channels]))
+            .write_windows(self.windows(taps))
+    }
+
+    fn norm(&self) -> Norm<'static> {
+        Norm::new(self.values(self.tokens), tensor(F32, &[self.dim]), 1e-6)
+    }
+
+    /// With all that a layer has around its recurrence.
+    fn around<G>(&self, step: Step<'static, G>) -> Step<'static, G> {
+        let mut step = step.norm(self.norm()).fresh(self.rows());
+        step.inputs = Inputs::conv(self.convolution(4));
+        step
+    }
+
+    fn gdn_layer(&self) -> Gdn<'static> {
+        self.around(self.gdn())
+    }
+
+    fn kda_layer(&self) -> Kda<'static> {
+        self.around(self.kda_lower_bound())
+    }
+
     fn kda_softplus(&self) -> Kda<'static> {
         let gates = self.kda(self.tokens, self.softplus());
         self.step(gates, self.update()).snapshots(self.snapshots())
@@ -302,6 +353,12 @@ enum Role {
     States,
     /// Its dtype, and the stride of rows.
     Indices,
+    /// What is read element by element: its dtype and the strides of so many outer dims.
+    Elements(usize),
+    /// The same, of dtypes that are in common.
+    Projection(usize),
+    /// Its dtype, the stride of channels and its alignment: a weight with several taps.
+    Taps,
 }
 
 /// The tensors of arguments.
@@ -391,15 +448,37 @@ where
     Self: Work,
 {
     fn tensors(&mut self) -> Tensors<'_> {
-        let Inputs::Qkv { q, k, v, .. } = &mut self.inputs else {
-            unreachable!("other inputs")
+        let mut tensors = match &mut self.inputs {
+            Inputs::Qkv { q, k, v, .. } => vec![
+                ("q", Role::Channels, q),
+                ("k", Role::Channels, k),
+                ("v", Role::Channels, v),
+            ],
+            Inputs::Conv(conv) => {
+                let mut tensors = vec![
+                    ("x", Role::Projection(2), &mut conv.x),
+                    ("conv_weight", Role::Taps, &mut conv.weight),
+                    ("windows", Role::Projection(3), &mut conv.windows),
+                ];
+                let others = [
+                    ("conv_bias", Role::Elements(0), &mut conv.bias),
+                    (
+                        "write_windows",
+                        Role::Projection(3),
+                        &mut conv.write_windows,
+                    ),
+                ];
+                tensors.extend(others.into_iter().filter_map(given));
+                tensors
+            }
+            _ => unreachable!("other inputs"),
         };
-        let mut tensors = vec![
-            ("q", Role::Channels, q),
-            ("k", Role::Channels, k),
-            ("v", Role::Channels, v),
-            ("o", Role::Channels, &mut self.o),
-        ];
+        tensors.push(("o", Role::Channels, &mut self.o));
+        if let Some(norm) = &mut self.norm {
+            tensors.push(("z", Role::Elements(3), &mut norm.z));
+            tensors.push(("norm_weight", Role::Elements(0), &mut norm.weight));
+        }
+        tensors.extend(given(("fresh", Role::Indices, &mut self.fresh)));
         tensors.extend(self.gates.tensors());
         if let Some(previous) = &mut self.previous {
             tensors.extend(stored(&mut previous.stored));
@@ -484,7 +563,10 @@ fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_o
         };
 
         flip("address", &changed(at(tensor, 4096, tensor.dtype())), false);
-        let wide = matches!(role, Role::Channels | Role::ChannelParameter | Role::States);
+        let wide = matches!(
+            role,
+            Role::Channels | Role::ChannelParameter | Role::States | Role::Taps
+        );
         let past = tensor.dtype().size_of();
         flip(
             "alignment",
@@ -498,6 +580,8 @@ fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_o
             Role::Parameter | Role::ChannelParameter => 0,
             Role::States => tensor.dims().len() - 3,
             Role::Indices => tensor.dims().len() - 1,
+            Role::Elements(free) | Role::Projection(free) => free,
+            Role::Taps => 1,
         };
         for dim in 0..free {
             let mut strides = tensor.strides().to_vec();
@@ -512,15 +596,23 @@ fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_o
 
         let dtypes: &[DType] = match role {
             Role::Channels | Role::PerHead => &[F16, F32],
+            Role::Projection(_) if name == "x" => &[F16, F32],
+            Role::Elements(_) | Role::Taps if tensor.dtype() == F32 => &[Bf16, F16],
+            Role::Elements(_) => &[F16, F32],
             Role::Indices => &[I64, U32],
             Role::States if dtypes_of_states && name == "pool" => &[F32],
             _ => &[],
         };
         for &dtype in dtypes {
-            // Previous tokens have the dtypes of the new ones, and all states the pool's.
+            // Previous tokens have the dtypes of the new ones, all states the pool's, and all windows that of x.
+            let in_common = |other: Role| match role {
+                Role::States => other == Role::States,
+                Role::Projection(_) => matches!(other, Role::Projection(_)),
+                _ => false,
+            };
             let other = with(work, |work| {
                 for (other, other_role, tensor) in work.tensors() {
-                    if other == name || role == Role::States && other_role == role {
+                    if other == name || in_common(other_role) {
                         *tensor = at(*tensor, 0, dtype);
                     }
                 }
@@ -608,6 +700,161 @@ fn every_field_of_every_tensor_and_option_is_told_apart() {
     flip_formulation(stand_in, "commit", SIZES.gdn_commit());
     flip_formulation(stand_in, "KDA verify", SIZES.kda_lower_bound());
     flip_formulation(stand_in, "KDA commit", SIZES.kda_commit());
+}
+
+/// Fresh rows, of kernels that there are without a convolution and a norm.
+#[test]
+fn fresh_rows_are_told_apart() {
+    if elsewhere("fresh_rows_are_told_apart").is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    let fresh = |work: Gdn<'static>| work.fresh(DECODE.rows());
+    flip_tensors(stand_in, "fresh", fresh(DECODE.gdn()), true);
+    flip_options(stand_in, "fresh", fresh(DECODE.gdn()), true);
+    stand_in.flip("fresh", &DECODE.gdn(), &fresh(DECODE.gdn()), 1);
+    let kda = DECODE.kda_lower_bound();
+    stand_in.flip("KDA fresh", &kda, &kda.fresh(DECODE.rows()), 1);
+}
+
+/// TODO(layer entries): to be dropped where there are kernels of a convolution and a norm.
+fn has_layer_kernels() -> bool {
+    !DECODE.gdn_layer().variants().unwrap().is_empty()
+}
+
+/// Every tensor and option of a convolution, a norm and fresh rows, every size, and which of them there are.
+#[test]
+fn everything_around_a_recurrence_is_told_apart() {
+    let name = "everything_around_a_recurrence_is_told_apart";
+    if !has_layer_kernels() || elsewhere_with(name, &[HAS_CLUSTERS]).is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    let (one, kda) = (DECODE.gdn_layer(), DECODE.kda_layer());
+    flip_tensors(stand_in, "layer", one, true);
+    flip_options(stand_in, "layer", one, true);
+    flip_tensors(stand_in, "KDA layer", kda, true);
+    flip_options(stand_in, "KDA layer", kda, true);
+
+    let flip = |what: &str, wanted: bool, change: &dyn Fn(&mut Gdn<'static>)| {
+        let other = with(one, |work| change(work));
+        stand_in.flip(&format!("layer: {what}"), &one, &other, wanted.into());
+    };
+    let of = |sizes: Sizes| move |work: &mut Gdn<'static>| *work = sizes.gdn_layer();
+    flip("B", false, &of(Sizes { rows: 3, ..DECODE }));
+    flip("P", false, &of(Sizes { slots: 6, ..DECODE }));
+    let heads = |heads, value_heads| Sizes {
+        heads,
+        value_heads,
+        ..DECODE
+    };
+    flip("H", true, &of(heads(4, 4)));
+    flip("HV", true, &of(heads(2, 8)));
+    flip("K", true, &of(Sizes { dim: 128, ..DECODE }));
+    for taps in [2, 3] {
+        flip("W", true, &|work| {
+            work.inputs = Inputs::conv(DECODE.convolution(taps));
+        });
+    }
+    let conv = |change: fn(&mut Convolution<'static>)| {
+        move |work: &mut Gdn<'static>| match &mut work.inputs {
+            Inputs::Conv(conv) => change(conv),
+            _ => unreachable!("other inputs"),
+        }
+    };
+    flip("bias", true, &conv(|conv| conv.bias = None));
+    // Named by an address alone, as the pool that is written is.
+    flip(
+        "write_windows",
+        false,
+        &conv(|conv| conv.write_windows = None),
+    );
+    flip(
+        "activation",
+        true,
+        &conv(|conv| conv.activation = Activation::None),
+    );
+    let norm = |change: fn(&mut Norm<'static>)| {
+        move |work: &mut Gdn<'static>| change(work.norm.as_mut().unwrap())
+    };
+    flip(
+        "bits of eps",
+        true,
+        &norm(|norm| norm.eps = norm.eps.next_up()),
+    );
+    flip(
+        "activation of z",
+        true,
+        &norm(|norm| norm.activation = Activation::Sigmoid),
+    );
+    flip("no norm", true, &|work| work.norm = None);
+    flip("no fresh rows", true, &|work| work.fresh = None);
+    flip("no convolution", true, &|work| {
+        work.inputs = DECODE.gdn().inputs
+    });
+    let read_only = States::read_only(DECODE.pool()).slots(DECODE.rows());
+    flip("read-only", true, &|work| {
+        conv(|conv| conv.write_windows = None)(work);
+        work.states = read_only.into();
+    });
+
+    // What is refused is not taken for what was launched, of the same tensors.
+    let refused = |what: &str, change: &dyn Fn(&mut Gdn<'static>)| {
+        stand_in.refused(what, &one, &with(one, |work| change(work)));
+    };
+    refused("heads", &conv(|conv| conv.heads = 1));
+    refused("heads", &conv(|conv| conv.heads = 1 << 32 | 2));
+    refused(
+        "a sigmoid",
+        &conv(|conv| conv.activation = Activation::Sigmoid),
+    );
+    refused(
+        "no activation",
+        &norm(|norm| norm.activation = Activation::None),
+    );
+    refused("an eps of 0", &norm(|norm| norm.eps = 0.0));
+}
+
+/// Kernels that run in clusters of blocks are refused where there are none, and are not selected.
+#[test]
+fn a_gpu_without_clusters_gets_no_kernel_in_clusters() {
+    let name = "a_gpu_without_clusters_gets_no_kernel_in_clusters";
+    if !has_layer_kernels() || elsewhere(name).is_some() {
+        return;
+    }
+    let stand_in = StandIn::new();
+    let (library, layer) = (Library::new(&stand_in.context), DECODE.gdn_layer());
+    let by_name = |error: Error| {
+        let message = error.to_string();
+        let parts = [
+            "compute capability with ",
+            " = 8.6 is not supported: 9.0 or newer",
+        ];
+        assert!(
+            message.starts_with(parts[0]) && message.contains(parts[1]),
+            "{message}"
+        );
+    };
+    let mut variants = layer.variants().unwrap();
+    variants.retain(|variant| variant.cluster() > 1);
+    for variant in variants {
+        // SAFETY: the stand-in runs nothing.
+        let launched = unsafe { library.launch_with(StreamRef::default_stream(), &layer, variant) };
+        by_name(launched.unwrap_err());
+    }
+    assert_eq!(stand_in.compiled(), 0);
+    match library.selected(&layer) {
+        Ok(selected) => {
+            assert_eq!(selected.cluster(), 1);
+            launch(&library, &layer).unwrap();
+            library.plan(&layer).unwrap();
+        }
+        Err(error) => {
+            by_name(error);
+            by_name(launch(&library, &layer).unwrap_err());
+            by_name(library.plan(&layer).unwrap_err());
+        }
+    }
 }
 
 /// Every size: B, P and the steps of snapshots are a launch's own.

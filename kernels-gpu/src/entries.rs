@@ -69,7 +69,41 @@ macro_rules! for_each_entry {
             kda_recurrent_vlast_f32_k64_tile32 = kda_recurrent::VLast<F32, 64, 64, 4, 4>;
             kda_recurrent_vlast_f32_k128_tile32 = kda_recurrent::VLast<F32, 128, 128, 4, 4>;
             kda_recurrent_vlast_f32_k128_tile64 = kda_recurrent::VLast<F32, 128, 128, 8, 4>;
+            gdn_layer_klast_bf16_k64_tile16 = gdn_layer::KLast<Bf16, 64, 64, 2, 64>;
+            gdn_layer_klast_bf16_k64_tile64 = gdn_layer::WholeKLast<Bf16, 64, 64, 2, 256, 2>;
+            gdn_layer_klast_bf16_k128_tile16 = gdn_layer::KLast<Bf16, 128, 128, 4, 64>;
+            gdn_layer_klast_bf16_k128_tile128 = gdn_layer::WholeKLast<Bf16, 128, 128, 4, 256, 3>;
+            gdn_layer_klast_f32_k64_tile16 = gdn_layer::KLast<F32, 64, 64, 2, 64>;
+            gdn_layer_klast_f32_k64_tile64 = gdn_layer::WholeKLast<F32, 64, 64, 2, 256, 2>;
+            gdn_layer_klast_f32_k128_tile16 = gdn_layer::KLast<F32, 128, 128, 4, 64>;
+            gdn_layer_klast_f32_k128_tile128 = gdn_layer::WholeKLast<F32, 128, 128, 2, 512, 2>;
+            kda_layer_klast_bf16_k64_tile16 = kda_layer::KLast<Bf16, 64, 64, 2, 64>;
+            kda_layer_klast_bf16_k64_tile64 = kda_layer::WholeKLast<Bf16, 64, 64, 2, 256, 2>;
+            kda_layer_klast_bf16_k128_tile16 = kda_layer::KLast<Bf16, 128, 128, 4, 64>;
+            kda_layer_klast_bf16_k128_tile128 = kda_layer::WholeKLast<Bf16, 128, 128, 4, 256, 3>;
+            kda_layer_klast_f32_k64_tile16 = kda_layer::KLast<F32, 64, 64, 2, 64>;
+            kda_layer_klast_f32_k64_tile64 = kda_layer::WholeKLast<F32, 64, 64, 2, 256, 2>;
+            kda_layer_klast_f32_k128_tile16 = kda_layer::KLast<F32, 128, 128, 4, 64>;
+            kda_layer_klast_f32_k128_tile128 = kda_layer::WholeKLast<F32, 128, 128, 2, 256, 3>;
+            kda_layer_klast_f32_k128_tile128_warps16 = kda_layer::WholeKLast<F32, 128, 128, 2, 512, 2>;
+            gdn_layer_vlast_bf16_k64_tile32 = gdn_layer::VLast<Bf16, 64, 64, 4, 2, 1>;
+            gdn_layer_vlast_bf16_k64_tile64 = gdn_layer::WholeVLast<Bf16, 64, 64, 8, 2, 256>;
+            gdn_layer_vlast_bf16_k128_tile32 = gdn_layer::VLast<Bf16, 128, 128, 4, 4, 1>;
+            gdn_layer_vlast_bf16_k128_tile128 = gdn_layer::WholeVLast<Bf16, 128, 128, 16, 4, 256>;
+            gdn_layer_vlast_f32_k64_tile32 = gdn_layer::VLast<F32, 64, 64, 4, 2, 1>;
+            gdn_layer_vlast_f32_k64_tile64 = gdn_layer::WholeVLast<F32, 64, 64, 8, 2, 256>;
+            gdn_layer_vlast_f32_k128_tile32 = gdn_layer::VLast<F32, 128, 128, 4, 4, 1>;
+            gdn_layer_vlast_f32_k128_tile128 = gdn_layer::WholeVLast<F32, 128, 128, 16, 4, 256>;
+            kda_layer_vlast_bf16_k64_tile32 = kda_layer::VLast<Bf16, 64, 64, 4, 2, 1>;
+            kda_layer_vlast_bf16_k64_tile64 = kda_layer::WholeVLast<Bf16, 64, 64, 8, 2, 256>;
+            kda_layer_vlast_bf16_k128_tile32 = kda_layer::VLast<Bf16, 128, 128, 4, 4, 1>;
+            kda_layer_vlast_bf16_k128_tile128 = kda_layer::WholeVLast<Bf16, 128, 128, 16, 4, 256>;
+            kda_layer_vlast_f32_k64_tile32 = kda_layer::VLast<F32, 64, 64, 4, 2, 1>;
+            kda_layer_vlast_f32_k64_tile64 = kda_layer::WholeVLast<F32, 64, 64, 8, 2, 256>;
+            kda_layer_vlast_f32_k128_tile32 = kda_layer::VLast<F32, 128, 128, 4, 4, 1>;
+            kda_layer_vlast_f32_k128_tile128 = kda_layer::WholeVLast<F32, 128, 128, 16, 4, 256>;
             device_contract = device_contract::EveryPrimitive<64>;
+            cluster_contract = device_contract::Cluster<64>;
             state_floor = state_floor::InPlace<2>;
         }
     };
@@ -162,6 +196,42 @@ macro_rules! define_entries {
                 }
             }
 
+            /// Value heads that a block may have, where it has all those of a query/key head; else 1.
+            pub const fn max_heads(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MAX_HEADS,)*
+                }
+            }
+
+            /// Threads of a block for a layer of `ratio` value heads to a query/key head.
+            pub const fn block_of(self, ratio: u32) -> u32 {
+                let per_head = match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::BLOCK_PER_HEAD,)*
+                };
+                if per_head { self.block() * ratio } else { self.block() }
+            }
+
+            /// Dynamic shared memory of a block for each of its value heads, bytes.
+            pub const fn shared_bytes_per_head(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES_PER_HEAD,)*
+                }
+            }
+
+            /// Blocks along x of a cluster, which takes a GPU of compute capability 9.0; 1: none.
+            pub const fn cluster(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::CLUSTER,)*
+                }
+            }
+
+            /// Bytes of its parameters.
+            pub const fn parameter_bytes(self) -> usize {
+                match self {
+                    $(Entry::$symbol => size_of::<<kernels::$operator::$body<$($parameter),*> as Kernel>::Params>(),)*
+                }
+            }
+
             /// Load-time constants of its operator.
             pub fn symbols(self) -> &'static [&'static str] {
                 use crate::constants::Constants;
@@ -173,7 +243,7 @@ macro_rules! define_entries {
             /// Runs the body as the current simulated thread.
             ///
             /// # Safety
-            /// `params` are the bytes of the operator's parameters, and the simulation's regions cover what
+            /// `params` begin with the bytes of the operator's parameters, and the simulation's regions cover what
             /// they point at.
             #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
             pub unsafe fn simulate(self, params: &[u8]) {
@@ -192,7 +262,7 @@ for_each_entry!(define_entries);
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 #[inline(never)]
 unsafe fn simulate<Body: Kernel>(params: &[u8]) {
-    let params = bytemuck::pod_read_unaligned(params);
+    let params = bytemuck::pod_read_unaligned(&params[..size_of::<Body::Params>()]);
     // SAFETY: the caller's promise.
     unsafe { Body::run(&params) }
 }
@@ -218,6 +288,8 @@ mod tests {
             Family::GdnMtpParallel => "gdn_mtp_parallel",
             Family::KdaRecurrent => "kda_recurrent",
             Family::KdaRecurrentParallel => "kda_recurrent_parallel",
+            Family::GdnLayer => "gdn_layer",
+            Family::KdaLayer => "kda_layer",
         };
         let layout = match layout {
             Layout::KLast => "klast",
@@ -241,7 +313,10 @@ mod tests {
     fn symbols_say_what_entries_compute() {
         for &entry in Entry::ALL {
             let Some(computes) = entry.computes() else {
-                assert!(matches!(entry, Entry::device_contract | Entry::state_floor));
+                assert!(matches!(
+                    entry,
+                    Entry::device_contract | Entry::cluster_contract | Entry::state_floor
+                ));
                 continue;
             };
             assert!(computes.v.is_multiple_of(entry.tiles()), "{entry:?}");

@@ -18,6 +18,14 @@ pub trait Kernel {
     const SHARED_BYTES: u32 = 0;
     /// What it grows by with every token of a row, bytes.
     const SHARED_BYTES_PER_TOKEN: u32 = 0;
+    /// Value heads that a block may have, where it has all those of a query/key head; 1: a block has one value head.
+    const MAX_HEADS: u32 = 1;
+    /// Whether a block has [`Self::BLOCK`] threads for each of its value heads.
+    const BLOCK_PER_HEAD: bool = false;
+    /// Dynamic shared memory of a block for each of its value heads, bytes.
+    const SHARED_BYTES_PER_HEAD: u32 = 0;
+    /// Blocks along x of a cluster; 1: none.
+    const CLUSTER: u32 = 1;
     /// What an operator on states computes with it; nothing of other kernels.
     const COMPUTES: Option<Computes> = None;
 
@@ -58,6 +66,10 @@ pub enum Family {
     KdaRecurrent,
     /// KDA, all tokens at once.
     KdaRecurrentParallel,
+    /// GDN, one token, with a convolution before and a norm after it.
+    GdnLayer,
+    /// KDA, the same.
+    KdaLayer,
 }
 
 impl Family {
@@ -65,7 +77,7 @@ impl Family {
     #[must_use]
     pub const fn max_tokens(self) -> u32 {
         match self {
-            Self::GdnDecode => 1,
+            Self::GdnDecode | Self::GdnLayer | Self::KdaLayer => 1,
             Self::GdnMtp | Self::KdaRecurrent => 16,
             Self::GdnMtpParallel | Self::KdaRecurrentParallel => 8,
         }
@@ -74,7 +86,7 @@ impl Family {
     /// Whether it takes previous tokens, to commit them.
     #[must_use]
     pub const fn takes_previous(self) -> bool {
-        !matches!(self, Self::GdnDecode)
+        !matches!(self, Self::GdnDecode | Self::GdnLayer | Self::KdaLayer)
     }
 
     /// Whether all tokens are computed at once, on the tensor cores: no state between the first and the last is made.
@@ -86,7 +98,10 @@ impl Family {
     /// Whether each key channel has its own decay: KDA's.
     #[must_use]
     pub const fn decays_channels(self) -> bool {
-        matches!(self, Self::KdaRecurrent | Self::KdaRecurrentParallel)
+        matches!(
+            self,
+            Self::KdaRecurrent | Self::KdaRecurrentParallel | Self::KdaLayer
+        )
     }
 }
 
@@ -108,4 +123,6 @@ pub struct LaunchShape {
     pub block: u32,
     /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: u32,
+    /// Blocks along x that share a cluster; 1: none. The PTX says it too: a launcher need not.
+    pub cluster: u32,
 }

@@ -18,6 +18,7 @@ pub mod device;
 pub mod entries;
 pub mod kernels;
 pub mod launch;
+pub mod layer;
 pub mod math;
 pub mod recurrent;
 pub mod row;

@@ -1,7 +1,8 @@
 //! What a block works on.
 
-use crate::device::thread::{block_idx_x, block_idx_y, block_idx_z};
+use crate::device::thread::{block_idx_x, block_idx_y, block_idx_z, thread_idx_x};
 use crate::math::elements::bytes_of;
+use crate::step::StepConstants;
 
 /// A tile of row b and value head hv, whose query/key head is h.
 #[derive(Clone, Copy)]
@@ -23,8 +24,31 @@ impl Row {
     pub fn of_block(heads: u32, ratio: u32, tiled: bool, tiles: u32) -> Self {
         let (x, h, b) = (block_idx_x(), block_idx_y(), block_idx_z());
         let (tile, r) = (x % tiles, x / tiles);
-        let hv = if tiled { r * heads + h } else { h * ratio + r };
+        let hv = value_head(h, r, heads, ratio, tiled);
         Self { b, h, hv, tile }
+    }
+
+    /// Of this thread, in a block that has all value heads of a query/key head, `threads` threads for each, in a grid
+    /// x = tile, y = h, z = b; and which of the block's heads it is.
+    #[inline(always)]
+    pub fn of_thread(heads: u32, ratio: u32, tiled: bool, threads: u32) -> (Self, u32) {
+        let (tile, h, b) = (block_idx_x(), block_idx_y(), block_idx_z());
+        let r = thread_idx_x() / threads;
+        let hv = value_head(h, r, heads, ratio, tiled);
+        (Self { b, h, hv, tile }, r)
+    }
+
+    /// The same with value head `r` of those that share its query/key head.
+    #[inline(always)]
+    pub fn with_head(self, c: &StepConstants, r: u32) -> Self {
+        let hv = self.value_head(c, r);
+        Self { hv, ..self }
+    }
+
+    /// Value head `r` of those that share this row's query/key head.
+    #[inline(always)]
+    pub fn value_head(self, c: &StepConstants, r: u32) -> u32 {
+        value_head(self.h, r, c.h, c.ratio, c.tiled != 0)
     }
 
     /// Address of element `first` of `head` in this row of a tensor with the strides `row` and `head_stride`.
@@ -33,4 +57,10 @@ impl Row {
         base + (self.b as u64 * row as u64 + head as u64) * bytes_of(element) as u64
             + (first * bytes_of(element)) as u64
     }
+}
+
+/// Value head `r` of those that share query/key head `h`.
+#[inline(always)]
+fn value_head(h: u32, r: u32, heads: u32, ratio: u32, tiled: bool) -> u32 {
+    if tiled { r * heads + h } else { h * ratio + r }
 }

@@ -12,6 +12,7 @@
 use crate::constants::{Element, Index};
 use crate::device::{float, global};
 use crate::math::elements::{Raw, bf16_to_f32, bytes_of};
+use crate::step::{StepConstants, StepParams};
 
 /// Elements of a row that a lane owns.
 pub const FRAGMENT: u32 = 8;
@@ -223,8 +224,9 @@ impl Head {
         }
     }
 
+    /// Address of 16-byte piece `i` of this thread's fragment of `row`.
     #[inline(always)]
-    fn piece_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
+    pub fn piece_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
         self.address + ((row * self.row_elements + share.piece::<S>(i)) * S::BYTES) as u64
     }
 
@@ -254,6 +256,22 @@ impl Head {
             i += 1;
         }
         raw
+    }
+
+    /// [`Self::load`], and zeros of a row that is `fresh`.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s, where the row is not fresh.
+    #[inline(always)]
+    pub unsafe fn load_start<S: StateElement>(
+        self,
+        share: Share,
+        row: u32,
+        (live, fresh): (bool, bool),
+    ) -> RawFragment {
+        // SAFETY: the caller's promise.
+        let raw = unsafe { self.load::<S>(share, row, live && !fresh) };
+        if fresh { [0; 8] } else { raw }
     }
 
     /// Stores this thread's fragment of `row`.
@@ -335,6 +353,16 @@ pub unsafe fn slot_of(indices: u64, index: u32, i: u64, otherwise: u64) -> u64 {
             }
         }
     }
+}
+
+/// Whether row `b` starts from zeros, whatever its slot holds.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
+#[inline(always)]
+pub unsafe fn is_fresh(c: &StepConstants, params: &StepParams, b: u32) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { slot_of(params.fresh, c.fresh_index, b as u64, 0) != 0 }
 }
 
 /// Whether a slot makes its row active: in range, and not the null slot.

@@ -59,6 +59,37 @@ pub struct StepParams {
     pub total_tokens: u32,
     /// Zero.
     pub reserved: u32,
+    /// `[B]`: where it is not 0, the row starts from zeros.
+    pub fresh: u64,
+}
+
+/// What a kernel gets that does more of a layer than the recurrence: [`StepParams`], whose q, k and v are absent where
+/// there is a convolution, and what is around them.
+///
+/// D = 2·H·K + HV·V channels, those of q, of k and of v; W taps.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct LayerParams {
+    /// Of the recurrence.
+    pub step: StepParams,
+    /// `[B, T, D]`: what the convolution is of.
+    pub x: u64,
+    /// `[D, W]`
+    pub conv_weight: u64,
+    /// `[D]`
+    pub conv_bias: u64,
+    /// `[P, D, W - 1]`: the last inputs of every slot, oldest first; slots are those of `read_pool`.
+    pub read_windows: u64,
+    /// As `read_windows`, written; slots are those of `write_pool`.
+    pub write_windows: u64,
+    /// `[B, T, HV, V]`: what gates the norm.
+    pub z: u64,
+    /// `[V]`
+    pub norm_weight: u64,
+    /// P of `read_windows`.
+    pub read_windows_slots: u32,
+    /// P of `write_windows`.
+    pub write_windows_slots: u32,
 }
 
 constants! {
@@ -196,6 +227,56 @@ constants! {
         snapshot_token = "GD_SNAPSHOT_TOKEN",
         /// Between rows b of `token_slots`.
         token_slots_row = "GD_TOKEN_SLOTS_ROW",
+        /// Of `fresh`.
+        fresh_index = "GD_FRESH_INDEX",
+        /// W, taps of the convolution; 0: none.
+        taps = "GD_TAPS",
+        /// [`Activation`] of the convolution.
+        conv_activation = "GD_CONV_ACTIVATION",
+        /// 1: there is a `conv_bias`.
+        has_conv_bias = "GD_HAS_CONV_BIAS",
+        /// Of x and the windows.
+        x_element = "GD_X_ELEMENT",
+        /// Of `conv_weight`.
+        conv_weight_element = "GD_CONV_WEIGHT_ELEMENT",
+        /// Of `conv_bias`.
+        conv_bias_element = "GD_CONV_BIAS_ELEMENT",
+        /// 1: the taps of every channel are aligned to their bytes, where W is 2 or 4.
+        wide_conv_weight = "GD_WIDE_CONV_WEIGHT",
+        /// Between rows b of x.
+        x_row = "GD_X_ROW",
+        /// Between tokens of x.
+        x_token = "GD_X_TOKEN",
+        /// Between channels of `conv_weight`.
+        conv_weight_channel = "GD_CONV_WEIGHT_CHANNEL",
+        /// Between slots of `read_windows`.
+        read_windows_slot = "GD_READ_WINDOWS_SLOT",
+        /// Between channels of `read_windows`.
+        read_windows_channel = "GD_READ_WINDOWS_CHANNEL",
+        /// Between inputs of a channel of `read_windows`.
+        read_windows_input = "GD_READ_WINDOWS_INPUT",
+        /// Between slots of `write_windows`.
+        write_windows_slot = "GD_WRITE_WINDOWS_SLOT",
+        /// Between channels of `write_windows`.
+        write_windows_channel = "GD_WRITE_WINDOWS_CHANNEL",
+        /// Between inputs of a channel of `write_windows`.
+        write_windows_input = "GD_WRITE_WINDOWS_INPUT",
+        /// 1: o is normed, and gated by z.
+        has_norm = "GD_HAS_NORM",
+        /// [`Activation`] of z.
+        norm_activation = "GD_NORM_ACTIVATION",
+        /// Bits of the f32 that is added to the mean of o².
+        norm_eps = "GD_NORM_EPS",
+        /// Of z.
+        z_element = "GD_Z_ELEMENT",
+        /// Of `norm_weight`.
+        norm_weight_element = "GD_NORM_WEIGHT_ELEMENT",
+        /// Between rows b of z.
+        z_row = "GD_Z_ROW",
+        /// Between tokens of z.
+        z_token = "GD_Z_TOKEN",
+        /// Between heads of z.
+        z_head = "GD_Z_HEAD",
     }
 }
 
@@ -209,4 +290,16 @@ pub enum Gate {
     Softplus = 1,
     /// x of the log decay lower_bound · sigmoid(exp(A_log) · (x + dt_bias)).
     LowerBound = 2,
+}
+
+/// What becomes of a sum of the convolution, and of the norm's z, as a load-time constant.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// x
+    None = 0,
+    /// x · sigmoid(x)
+    Silu = 1,
+    /// sigmoid(x)
+    Sigmoid = 2,
 }

@@ -6,8 +6,8 @@
 //! - [`within`] takes the rounding out, element by element ([`excess`]), and holds the L2 norm of what is left against
 //!   an absolute bound. That of a state S is [`Tolerance::state`] · ‖S‖. That of an output is [`Tolerance::output`] ·
 //!   ‖q̂‖ ‖S‖, S being the state that it is read from: o = S q̂ may be much smaller than that product, and its error is
-//!   not. Besides, log decays are rounded: [`of_decays`] says what comes of it, and [`of_underflow`] what is no
-//!   difference at all.
+//!   not. Besides, log decays are rounded: [`of_decays`] says what comes of it, [`of_norm`] what a norm makes of it,
+//!   and [`of_underflow`] what is no difference at all.
 //! - [`relative_error`] is that of a whole tensor, its rounding included, to be at most [`DType::tolerance`].
 //!
 //! No bound has the number of tokens in it: a state that is multiplied by a decay has its errors multiplied too. What
@@ -17,6 +17,9 @@
 //! rounding makes it of the truth.
 
 use std::fmt;
+
+use crate::error::Error;
+use crate::norm::{GatedNorm, gated_norm};
 
 /// What a result is stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +117,28 @@ pub fn of_decays(exact: &[f64], decaying_more: &[f64]) -> f64 {
     let changes = exact.iter().zip(decaying_more).map(|(x, y)| x - y);
     let changes: Vec<f64> = changes.filter(|change| change.is_finite()).collect();
     LOG_DECAY * norm(&changes) / MORE_DECAY
+}
+
+/// What a norm's own arithmetic may add to its results, as a part of them: a root and a quotient, an exponential, and
+/// products in f32.
+pub const NORM: f64 = 2e-6;
+
+/// How far the results of a norm may be from the truth, one value head's, where its input o may be off by `off`.
+///
+/// They are o · f, f = weight · act(z) / √(mean(o²) + eps). What o is off by is multiplied by f, and it changes the root
+/// by as large a part of it as o at most: twice the largest f. Besides, there is [`NORM`].
+///
+/// # Errors
+/// Those of [`gated_norm`].
+pub fn of_norm(gated: &GatedNorm, o: &[f64], off: f64) -> Result<f64, Error> {
+    let results = gated_norm(gated, o)?;
+    let squares: f64 = o.iter().map(|o| o * o).sum();
+    let size = (squares / o.len() as f64 + gated.eps).sqrt();
+    let factors = gated.weight.iter().zip(gated.z);
+    let largest = factors
+        .map(|(weight, &z)| (weight * gated.activation.of(z) / size).abs())
+        .fold(0.0, f64::max);
+    Ok(2.0 * largest * off + NORM * norm(&results))
 }
 
 /// What is no difference in so many elements, among values around 1: in each 1e-12, below which f32 exponentials are

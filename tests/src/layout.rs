@@ -168,6 +168,9 @@ impl Layout for Problem {
                 .as_ref()
                 .map(|array| states("snapshots", array)),
             packed,
+            convolved: None,
+            norm: None,
+            fresh: None,
             update_state: self.update_state,
             options: self.options,
         };

@@ -281,6 +281,9 @@ impl Spec {
                 .snapshots
                 .map(|more| Array::unread(&states(&[self.batch, self.tokens + more]))),
             packed,
+            convolved: None,
+            norm: None,
+            fresh: None,
             update_state: self.update_state,
             options: self.options,
         };

@@ -18,6 +18,12 @@ use crate::{ptx, shell};
 /// Ampere, Hopper, Blackwell (data centre), Blackwell (workstation).
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 
+/// Those that `entry` is assembled for: clusters came with Hopper.
+fn architectures(entry: Entry) -> impl Iterator<Item = &'static str> {
+    let first = if entry.cluster() > 1 { 1 } else { 0 };
+    ARCHITECTURES.into_iter().skip(first)
+}
+
 /// What ptxas says of an entry.
 struct Usage {
     /// Registers of a thread.
@@ -71,7 +77,7 @@ pub fn check_all() -> Result<()> {
                 .into_iter()
                 .map(|defect| format!("{}: {defect}", entry.name())),
         );
-        for architecture in ARCHITECTURES {
+        for architecture in architectures(entry) {
             jobs.extend(PROFILES.map(|profile| (entry, text, architecture, profile)));
         }
     }
@@ -102,7 +108,11 @@ pub fn check_all() -> Result<()> {
     for entry in Entry::ALL {
         let mut shared = 0;
         let mut cells = Vec::new();
-        for _ in ARCHITECTURES {
+        for architecture in ARCHITECTURES {
+            if !architectures(*entry).any(|own| own == architecture) {
+                cells.push("-".to_owned());
+                continue;
+            }
             let mut registers = Vec::new();
             for result in by_entry.by_ref().take(PROFILES.len()) {
                 match result {

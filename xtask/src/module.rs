@@ -26,7 +26,13 @@ pub struct LaunchBounds {
     pub block: u32,
     /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
     pub min_blocks_per_sm: u32,
+    /// Blocks along x of a cluster; 1: none.
+    pub cluster: u32,
 }
+
+/// What an entry in clusters says instead of what LLVM wrote: clusters came with sm_90, sending to a mailbox of
+/// another block with PTX 8.1 (driver 530). LLVM compiles it for the older target, as all others.
+const CLUSTER_PREAMBLE: &str = ".version 8.1\n.target sm_90\n.address_size 64\n";
 
 impl Module {
     /// Reads what LLVM writes: one statement a line, functions closed by a brace.
@@ -117,7 +123,10 @@ impl Module {
             .map(|(i, item)| (item.name.as_str(), format!("data_{i}")))
             .collect();
 
-        let mut text = self.preamble.clone();
+        let mut text = match bounds.cluster {
+            1 => self.preamble.clone(),
+            _ => CLUSTER_PREAMBLE.to_owned(),
+        };
         for variable in variables {
             text += &variable.text;
         }
@@ -139,6 +148,9 @@ fn with_launch_bounds(entry: &str, bounds: &LaunchBounds) -> String {
     let mut directives = format!(".maxntid {}, 1, 1\n", bounds.block);
     if bounds.min_blocks_per_sm > 0 {
         directives += &format!(".minnctapersm {}\n", bounds.min_blocks_per_sm);
+    }
+    if bounds.cluster > 1 {
+        directives += &format!(".reqnctapercluster {}, 1, 1\n", bounds.cluster);
     }
     entry.replacen("\n{\n", &format!("\n{directives}{{\n"), 1)
 }
@@ -185,6 +197,7 @@ $L__BB1_7:
                 &LaunchBounds {
                     block: 128,
                     min_blocks_per_sm: 0,
+                    cluster: 1,
                 },
             )
             .unwrap();
@@ -203,11 +216,13 @@ $L__BB1_7:
                 &LaunchBounds {
                     block: 64,
                     min_blocks_per_sm: 4,
+                    cluster: 8,
                 },
             )
             .unwrap();
         assert!(
-            other.contains(".maxntid 64, 1, 1\n.minnctapersm 4\n{\n"),
+            other.contains(".maxntid 64, 1, 1\n.minnctapersm 4\n.reqnctapercluster 8, 1, 1\n{\n")
+                && other.starts_with(CLUSTER_PREAMBLE),
             "{other}"
         );
         assert!(
@@ -230,7 +245,8 @@ $L__BB1_7:
                     "absent",
                     &LaunchBounds {
                         block: 1,
-                        min_blocks_per_sm: 0
+                        min_blocks_per_sm: 0,
+                        cluster: 1
                     }
                 )
                 .is_none()

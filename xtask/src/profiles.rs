@@ -25,6 +25,7 @@ const TWO: u32 = 2.0f32.to_bits();
 /// 1/√128 and 1/√64.
 const SCALE_128: u32 = 0x3db5_04f3;
 const SCALE_64: u32 = 0x3e00_0000;
+const EPS: u32 = 1e-6f32.to_bits();
 const MINUS_FIVE: u32 = (-5.0f32).to_bits();
 
 #[rustfmt::skip]
@@ -93,6 +94,31 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_SNAPSHOT_ROW",      [2097152,   0,         0,         2097169,   0,         0]),
     ("GD_SNAPSHOT_TOKEN",    [524288,    0,         0,         131073,    0,         0]),
     ("GD_TOKEN_SLOTS_ROW",   [0,         0,         0,         0,         8,         0]),
+    ("GD_FRESH_INDEX",        [0,          0,          1,          0,          2,          3]),
+    ("GD_TAPS",               [4,          0,          4,          3,          4,          2]),
+    ("GD_CONV_ACTIVATION",    [1,          0,          1,          0,          1,          1]),
+    ("GD_HAS_CONV_BIAS",      [0,          0,          1,          1,          1,          0]),
+    ("GD_X_ELEMENT",          [1,          0,          2,          1,          0,          2]),
+    ("GD_CONV_WEIGHT_ELEMENT", [1,          0,          0,          1,          0,          2]),
+    ("GD_CONV_BIAS_ELEMENT",  [0,          0,          0,          1,          0,          0]),
+    ("GD_WIDE_CONV_WEIGHT",   [1,          0,          1,          0,          0,          0]),
+    ("GD_X_ROW",              [8192,       0,          16384,      2064,       12288,      1283]),
+    ("GD_X_TOKEN",            [8192,       0,          16384,      2064,       12288,      1283]),
+    ("GD_CONV_WEIGHT_CHANNEL", [4,          0,          4,          3,          5,          2]),
+    ("GD_READ_WINDOWS_SLOT",  [24576,      0,          49152,      6192,       36864,      1281]),
+    ("GD_READ_WINDOWS_CHANNEL", [3,          0,          1,          4,          1,          1]),
+    ("GD_READ_WINDOWS_INPUT", [1,          0,          16384,      1,          12288,      1281]),
+    ("GD_WRITE_WINDOWS_SLOT", [24576,      0,          0,          6192,       0,          0]),
+    ("GD_WRITE_WINDOWS_CHANNEL", [3,          0,          0,          4,          0,          0]),
+    ("GD_WRITE_WINDOWS_INPUT", [1,          0,          0,          1,          0,          0]),
+    ("GD_HAS_NORM",           [1,          0,          1,          1,          0,          1]),
+    ("GD_NORM_ACTIVATION",    [1,          0,          2,          2,          0,          1]),
+    ("GD_NORM_EPS",           [EPS,        0,          EPS,        EPS,        0,          EPS]),
+    ("GD_Z_ELEMENT",          [1,          0,          2,          1,          0,          2]),
+    ("GD_NORM_WEIGHT_ELEMENT", [1,          0,          0,          1,          0,          2]),
+    ("GD_Z_ROW",              [12288,      0,          8192,       1031,       0,          1025]),
+    ("GD_Z_TOKEN",            [12288,      0,          8192,       1031,       0,          0]),
+    ("GD_Z_HEAD",             [128,        0,          128,        129,        0,          131]),
     ("GD_NUMBER",            [12345,     0,         NONE,      1,         7,         ONE]),
     ("GD_FACTOR",            [ONE,       TWO,       0,         ONE,       TWO,       SCALE_64]),
 ];

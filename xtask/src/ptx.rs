@@ -86,8 +86,9 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
     let mut bodies = BTreeMap::new();
     for &entry in Entry::ALL {
         let bounds = LaunchBounds {
-            block: entry.block(),
+            block: entry.block_of(entry.max_heads()),
             min_blocks_per_sm: entry.min_blocks_per_sm(),
+            cluster: entry.cluster(),
         };
         let body = module.extract(entry.name(), &bounds);
         let body = body.with_context(|| format!("the module lacks the entry {}", entry.name()))?;

@@ -22,7 +22,7 @@ fn defect(statement: &str) -> Option<&'static str> {
         .find(|word| !word.starts_with(['@', '{', '}']))?;
     let mut parts = instruction.split('.');
     let operation = parts.next()?;
-    let spaces = ["param", "global", "shared", "const"];
+    let spaces = ["param", "global", "shared", "shared::cluster", "const"];
     let accesses = ["ld", "st", "atom", "red"];
     if statement.contains(".local") {
         Some("local memory")

@@ -39,6 +39,8 @@ pub(super) struct Outcome {
     pub o: Comparison,
     /// The worst of all states.
     pub state: Comparison,
+    /// The worst of all windows, which are copies: nothing but 0 is right.
+    pub windows: Comparison,
     /// What ran.
     pub variant: Option<Entry>,
 }
@@ -47,7 +49,7 @@ impl<'a> Session<'a> {
     /// Launches of a speculative step.
     pub const SPECULATIVE_LAUNCHES: usize = 2;
 
-    /// Sequences with zero states, one for each slot of `pool`.
+    /// Sequences with zero states and windows, one for each slot of `pool`.
     pub fn new(
         layer: Layer,
         pool: Pool,
@@ -56,8 +58,15 @@ impl<'a> Session<'a> {
         bar: &'a ProgressBar,
     ) -> Result<Self, Error> {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut problem = layer.blank(pool.slots, 1, pool)?;
+        let mut problem = layer.blank_decode(pool.slots, pool)?;
         fill(&mut problem, "state", || 0.0)?;
+        fill(&mut problem, "conv_state", || 0.0)?;
+        fill(&mut problem, "conv_weight", || {
+            random.random_range(-0.5..0.5)
+        })?;
+        fill(&mut problem, "norm_weight", || {
+            random.random_range(0.5..1.5)
+        })?;
         fill(&mut problem, "A_log", || random.random_range(0.0..2.7))?;
         fill(&mut problem, "dt_bias", || random.random_range(-6.0..-1.0))?;
         Ok(Self {
@@ -71,10 +80,10 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Decodes `steps` random tokens per row.
+    /// Decodes `steps` random tokens per row, each from the projection to what leaves the norm.
     pub fn decode(&mut self, steps: usize) -> Result<Outcome, Error> {
         let (mut o, mut state) = (Comparison::default(), Comparison::default());
-        let mut variant = None;
+        let (mut windows, mut variant) = (Comparison::default(), None);
         for _ in 0..steps {
             for name in token_tensors(&self.problem) {
                 fill(&mut self.problem, name, || {
@@ -90,6 +99,11 @@ impl<'a> Session<'a> {
             variant = got.variant;
             self.problem.tensors.insert("state", got.state);
             fill_from(&mut self.wanted, "state", &truth.pool)?;
+            if let (Some(got), Some(truth)) = (got.conv_state, truth.windows) {
+                windows = windows.worse(error(&got, &truth));
+                self.problem.tensors.insert("conv_state", got);
+                fill_from(&mut self.wanted, "conv_state", &truth)?;
+            }
             self.bar.inc(1);
         }
         Ok(Outcome {
@@ -97,6 +111,7 @@ impl<'a> Session<'a> {
             last: self.problem.clone(),
             o,
             state,
+            windows,
             variant,
         })
     }
@@ -107,7 +122,7 @@ impl<'a> Session<'a> {
         let accepted: Vec<usize> = iter::repeat_with(|| self.random.random_range(0..=drafts))
             .take(rows)
             .collect();
-        let mut plain = PlainDecoding::new(&self.wanted)?;
+        let mut plain = PlainDecoding::new(self.recurrence(1, &self.wanted)?)?;
 
         let mut verify = self.drafts(drafts)?;
         verify.update_state = false;
@@ -140,20 +155,26 @@ impl<'a> Session<'a> {
             last: resume,
             o,
             state,
+            windows: Comparison::default(),
             variant: got.variant,
         })
     }
 
     /// Random tokens of every row, from the states as they are.
     fn drafts(&mut self, drafts: usize) -> Result<Problem, Error> {
-        let Self { layer, pool, .. } = *self;
-        let mut problem = layer.blank(pool.slots, drafts, pool)?;
-        for name in ["A_log", "dt_bias", "state"] {
-            let tensor = self.problem.tensor(name)?.clone();
-            problem.tensors.insert(name, tensor);
-        }
+        let mut problem = self.recurrence(drafts, &self.problem)?;
         for name in token_tensors(&problem) {
             fill(&mut problem, name, || self.random.random_range(-2.0..2.0))?;
+        }
+        Ok(problem)
+    }
+
+    /// The layer's recurrence alone, from the states of a decode.
+    fn recurrence(&self, tokens: usize, decode: &Problem) -> Result<Problem, Error> {
+        let mut problem = self.layer.blank(self.pool.slots, tokens, self.pool)?;
+        for name in ["A_log", "dt_bias", "state"] {
+            let tensor = decode.tensor(name)?.clone();
+            problem.tensors.insert(name, tensor);
         }
         Ok(problem)
     }
@@ -164,8 +185,7 @@ struct PlainDecoding(Problem);
 
 impl PlainDecoding {
     /// From the states of a decode.
-    fn new(decode: &Problem) -> Result<Self, Error> {
-        let mut decode = decode.clone();
+    fn new(mut decode: Problem) -> Result<Self, Error> {
         let states = decode.tensor("state")?;
         let states = HostTensor::from_f64(DType::F32, states.dims(), &states.to_f64())?;
         decode.tensors.insert("state", states);
@@ -206,9 +226,12 @@ impl PlainDecoding {
 }
 
 /// Names of the tensors with something for each token.
-fn token_tensors(problem: &Problem) -> [&'static str; 5] {
+fn token_tensors(problem: &Problem) -> Vec<&'static str> {
     let [gate, beta] = problem.gates.names();
-    ["q", "k", "v", gate, beta]
+    match problem.has_conv() {
+        true => vec!["x", "z", gate, beta],
+        false => vec!["q", "k", "v", gate, beta],
+    }
 }
 
 /// `[B, 1, …]` of a tensor `[B, T, …]`.

@@ -7,5 +7,6 @@ mod bad_input;
 mod bench;
 mod check;
 mod command;
+mod layer;
 mod recurrent;
 mod recurrent_bad_input;

@@ -15,10 +15,10 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 /// Most of ‖o − truth‖ / ‖truth‖ of a token in bf16; rounding alone makes 1.7e-3.
-const OUTPUT_TOLERANCE: f64 = 3e-3;
+pub const OUTPUT_TOLERANCE: f64 = 3e-3;
 
 /// Most of ‖S − truth‖ / ‖truth‖ of a slot in f32.
-const STATE_TOLERANCE: f64 = 1e-5;
+pub const STATE_TOLERANCE: f64 = 1e-5;
 
 /// The first GPU. Where there is none, `None`, or an error if `GATED_DELTA_REQUIRE_GPU=1`.
 pub fn gpu() -> Result<Option<Device>> {
@@ -209,7 +209,7 @@ impl std::fmt::Display for Rows {
 
 /// Largest relative error of a chunk of `chunk` elements, each of which is within `tolerance`. Where the truth is zero,
 /// so is `got`; where it is NaN, nothing has been written, and `got` is NaN.
-fn worst<T>(name: &str, got: &[T], truth: &[f64], chunk: usize, tolerance: f64) -> Result<f64>
+pub fn worst<T>(name: &str, got: &[T], truth: &[f64], chunk: usize, tolerance: f64) -> Result<f64>
 where
     T: Copy + Into<f64>,
 {
@@ -249,12 +249,12 @@ pub fn uniform(rng: &mut StdRng, len: usize, low: f32, high: f32) -> Vec<f32> {
 }
 
 /// As bf16.
-fn rounded(values: Vec<f32>) -> Vec<bf16> {
+pub fn rounded(values: Vec<f32>) -> Vec<bf16> {
     values.into_iter().map(bf16::from_f32).collect()
 }
 
 /// As f64.
-fn doubles<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
+pub fn doubles<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
     values.iter().map(|&value| value.into()).collect()
 }
 

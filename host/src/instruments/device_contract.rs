@@ -1,21 +1,21 @@
-//! Runs the kernel that calls every primitive once: proof that the GPU and the simulator agree.
+//! Runs the kernels that call every primitive once: proof that the GPU and the simulator agree.
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::device_contract::{
-    DeviceContractConstants, DeviceContractParams, RESULTS,
+    CLUSTER_BLOCKS, CLUSTER_RESULTS, DeviceContractConstants, DeviceContractParams, RESULTS,
 };
 use gated_delta_kernels::launch::LaunchShape;
 
 use crate::error::Error;
 use crate::library::Library;
-use crate::shapes::named;
+use crate::shapes::{Named, named};
 use crate::stream::StreamRef;
 use crate::tensor::{DType, Tensor};
 
 impl Library {
-    /// Enqueues one block that calls every device primitive on `input`, `[64]` f32, and stores what they return
-    /// in `output`, `[RESULTS, 64]` u32; `number` is passed as a load-time constant.
+    /// Enqueues one block that calls every device primitive, but those of clusters, on `input`, `[64]` f32, and stores
+    /// what they return in `output`, `[RESULTS, 64]` u32; `number` is passed as a load-time constant.
     ///
     /// # Errors
     /// Those of the tensors, named.
@@ -32,28 +32,66 @@ impl Library {
     ) -> Result<(), Error> {
         let entry = Entry::device_contract;
         let threads = entry.block() as usize;
-        let tensors = [named("input", &input), named("output", &output)];
-        let [input_named, output_named] = tensors;
-        let input_view = input_named.dims(&["threads"], &[threads])?;
-        input_named.dtype(&[DType::F32], "f32")?;
-        let output_view = output_named.dims(&["results", "threads"], &[RESULTS.len(), threads])?;
-        output_named.dtype(&[DType::U32], "u32")?;
-        self.check_memory(&tensors.map(Some), |name| name == "output")?;
-        input_view.inner_contiguous(1, "contiguous")?;
-        input_view.wide_only()?;
-        output_view.inner_contiguous(2, "contiguous")?;
-        output_view.wide_only()?;
+        let (input, output) = (named("input", &input), named("output", &output));
+        input.dtype(&[DType::F32], "f32")?;
+        check_words(input, &["threads"], [threads])?;
+        output.dtype(&[DType::U32], "u32")?;
+        check_words(output, &["results", "threads"], [RESULTS.len(), threads])?;
+        // SAFETY: the caller's promise; the tensors have the kernel's shapes.
+        unsafe { self.launch_contract(stream, entry, 1, [input, output], number) }
+    }
+
+    /// Enqueues two clusters of blocks, which exchange `input`, `[CLUSTER_BLOCKS, 64]` u32, and store what they get in
+    /// `output`, `[CLUSTER_RESULTS, CLUSTER_BLOCKS, 64]` u32; `number` is passed as a load-time constant.
+    ///
+    /// # Errors
+    /// Those of the tensors, named; those of a GPU without clusters.
+    ///
+    /// # Safety
+    /// As [`Library::device_contract`]'s.
+    #[doc(hidden)]
+    pub unsafe fn cluster_contract(
+        &self,
+        stream: StreamRef<'_>,
+        input: Tensor<'_>,
+        output: Tensor<'_>,
+        number: u32,
+    ) -> Result<(), Error> {
+        let entry = Entry::cluster_contract;
+        let dims = [CLUSTER_BLOCKS as usize, entry.block() as usize];
+        let (input, output) = (named("input", &input), named("output", &output));
+        input.dtype(&[DType::U32], "u32")?;
+        check_words(input, &["blocks", "threads"], dims)?;
+        let [blocks, threads] = dims;
+        let results = [CLUSTER_RESULTS.len(), blocks, threads];
+        output.dtype(&[DType::U32], "u32")?;
+        check_words(output, &["results", "blocks", "threads"], results)?;
+        // SAFETY: the caller's promise; the tensors have the kernel's shapes.
+        unsafe { self.launch_contract(stream, entry, CLUSTER_BLOCKS, [input, output], number) }
+    }
+
+    /// # Safety
+    /// Those of the two tensors that `entry` reads and writes: they have its shapes, and outlive the launch.
+    unsafe fn launch_contract(
+        &self,
+        stream: StreamRef<'_>,
+        entry: Entry,
+        blocks: u32,
+        tensors: [Named<'_>; 2],
+        number: u32,
+    ) -> Result<(), Error> {
+        let named = tensors.map(Some);
+        self.check_memory(&named, |name| name == "output")?;
         let constants = DeviceContractConstants { number };
         let shape = LaunchShape {
-            grid: [1; 3],
+            grid: [blocks, 1, 1],
             block: entry.block(),
             shared_bytes: entry.shared_bytes(),
+            cluster: entry.cluster(),
         };
-        let params = DeviceContractParams {
-            input: input.address(),
-            output: output.address(),
-        };
-        // SAFETY: the caller's promise; the tensors have the kernel's shapes.
+        let [input, output] = tensors.map(|named| named.tensor.address());
+        let params = DeviceContractParams { input, output };
+        // SAFETY: the caller's promise.
         unsafe {
             self.launch_entry(
                 stream,
@@ -61,9 +99,20 @@ impl Library {
                 constants.words(),
                 shape,
                 bytemuck::bytes_of(&params),
-                &tensors.map(Some),
+                &named,
             )
         }?;
         Ok(())
     }
+}
+
+/// `tensor` has dims of `sizes`, which `letters` name, lies in one piece, and can be read in the widest words.
+fn check_words<const N: usize>(
+    tensor: Named<'_>,
+    letters: &'static [&'static str; N],
+    sizes: [usize; N],
+) -> Result<(), Error> {
+    let view = tensor.dims(letters, &sizes)?;
+    view.inner_contiguous(N, "contiguous")?;
+    view.wide_only()
 }

@@ -55,6 +55,7 @@ impl Library {
             grid: [blocks, 1, 1],
             block: entry.block(),
             shared_bytes: entry.shared_bytes(),
+            cluster: entry.cluster(),
         };
         let params = StateFloorParams {
             states: states.address(),

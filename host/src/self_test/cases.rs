@@ -2,6 +2,7 @@
 //! layout.
 
 use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::launch::Family;
 
 use crate::step::select::{Kind, Mode, Operator};
 use crate::step::{HeadMap, StateLayout};
@@ -21,6 +22,11 @@ const TOKEN_SLOTS_TOKENS: usize = 3;
 const TOKEN_SLOTS: [[i32; TOKEN_SLOTS_TOKENS]; ROWS] = [[2, 5, -1], [-1, 6, 7], [0, 3, 1]];
 /// With token slots: row 2 starts from slot 3.
 pub const ACCEPTED: [i32; ROWS] = [1, 1, 2];
+
+/// Rows 1 and 2 start from zeros, where any do.
+pub const FRESH: [i32; ROWS] = [0, 1, -1];
+/// W
+pub const TAPS: usize = 4;
 
 /// Where states go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +52,12 @@ pub struct Way {
     pub previous: usize,
     pub keep: Keep,
     pub snapshots: bool,
+    /// A convolution makes q, k and v.
+    pub conv: bool,
+    /// The outputs are normed.
+    pub norm: bool,
+    /// Some rows start from zeros.
+    pub fresh: bool,
 }
 
 impl Way {
@@ -56,6 +68,9 @@ impl Way {
             previous,
             keep,
             snapshots: false,
+            conv: false,
+            norm: false,
+            fresh: false,
         }
     }
 }
@@ -83,6 +98,29 @@ const PARALLEL: &[Way] = &[
     Way::new("a resume", 2, 3, Keep::Elsewhere),
     Way::new("a commit", 0, 3, Keep::InPlace),
     Way::new("a decode in place", 1, 0, Keep::InPlace),
+];
+
+const LAYER: &[Way] = &[
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new("a layer in place", 1, 0, Keep::InPlace)
+    },
+    Way {
+        conv: true,
+        norm: true,
+        fresh: true,
+        ..Way::new("a layer of fresh rows", 1, 0, Keep::Elsewhere)
+    },
+    Way {
+        conv: true,
+        ..Way::new("a convolution without update", 1, 0, Keep::Nothing)
+    },
+    Way {
+        norm: true,
+        fresh: true,
+        ..Way::new("a norm of fresh rows", 1, 0, Keep::InPlace)
+    },
 ];
 
 /// What log decays and betas are computed from.
@@ -122,13 +160,28 @@ impl Case {
         (self.way.keep == Keep::EachToken).then_some(TOKEN_SLOTS)
     }
 
+    /// D
+    pub fn channels(&self) -> usize {
+        let (h, hv) = self.heads();
+        (2 * h + hv) * self.dim()
+    }
+
     /// `[B]`: previous tokens that are kept.
     pub fn keep(&self) -> [usize; ROWS] {
         [1, 1, self.way.previous]
     }
 
-    /// The slot that row `b` starts from, unless it is inactive.
+    fn is_fresh(&self, b: usize) -> bool {
+        self.way.fresh && FRESH[b] != 0
+    }
+
+    /// The slot that row `b` starts from, unless it is inactive or fresh.
     pub fn start(&self, b: usize) -> Option<usize> {
+        if self.is_fresh(b) { None } else { self.read(b) }
+    }
+
+    /// The slot that row `b` is to read, where it is live.
+    fn read(&self, b: usize) -> Option<usize> {
         let slot = match self.token_slots() {
             Some(slots) => slots[b][ACCEPTED[b] as usize - 1],
             None => READ_SLOTS[b],
@@ -136,11 +189,18 @@ impl Case {
         usize::try_from(slot).ok()
     }
 
+    /// Whether row `b` is computed: a fresh row needs no slot to read, but that which it writes, by default that.
+    pub fn is_active(&self, b: usize) -> bool {
+        self.is_fresh(b) && self.way.keep == Keep::Elsewhere || self.read(b).is_some()
+    }
+
     /// The slot that row `b`'s last, or committed, state goes to.
     pub fn end(&self, b: usize) -> Option<usize> {
-        let start = self.start(b)?;
+        if !self.is_active(b) {
+            return None;
+        }
         match self.way.keep {
-            Keep::InPlace => Some(start),
+            Keep::InPlace => self.read(b),
             Keep::Elsewhere => Some(WRITE_SLOTS[b] as usize),
             Keep::Nothing | Keep::EachToken => None,
         }
@@ -155,11 +215,21 @@ pub fn cases() -> Vec<Case> {
     let [_, several @ ..] = RECURRENT else {
         return cases;
     };
+    let (decode, recurrent) = (with_fresh(DECODE), with_fresh(RECURRENT));
     for layout in [KLast, VLast] {
         for state in [DType::F32, DType::Bf16] {
-            family(&mut cases, Operator::GdnDecode, layout, state, DECODE);
+            family(&mut cases, Operator::GdnDecode, layout, state, &decode);
             family(&mut cases, Operator::GdnMtp, layout, state, several);
-            family(&mut cases, Operator::KdaRecurrent, layout, state, RECURRENT);
+            family(
+                &mut cases,
+                Operator::KdaRecurrent,
+                layout,
+                state,
+                &recurrent,
+            );
+            // None, as long as there are no such entries.
+            family(&mut cases, Operator::GdnLayer, layout, state, LAYER);
+            family(&mut cases, Operator::KdaLayer, layout, state, LAYER);
         }
     }
     for parallel in [Operator::GdnMtpParallel, Operator::KdaRecurrentParallel] {
@@ -167,6 +237,22 @@ pub fn cases() -> Vec<Case> {
         family(&mut cases, operator, KLast, DType::Bf16, PARALLEL);
     }
     cases
+}
+
+/// TODO(layer entries): the other kernels look at `fresh` since there are those of a layer.
+fn with_fresh(ways: &[Way]) -> Vec<Way> {
+    let is_layer = |entry: &Entry| {
+        let computes = entry.computes();
+        computes.is_some_and(|computes| computes.family == Family::GdnLayer)
+    };
+    let mut ways = ways.to_vec();
+    if Entry::ALL.iter().any(is_layer) {
+        ways.push(Way {
+            fresh: true,
+            ..Way::new("a decode of fresh rows", 1, 0, Keep::Elsewhere)
+        });
+    }
+    ways
 }
 
 /// Every entry of a family at least once, and each of `ways` at least once.
@@ -192,6 +278,7 @@ fn family(
         state,
         k_dim,
         v_dim: k_dim,
+        ratio: 1,
     });
     let variants = kinds.map(|kind| kind.variants().map(move |entry| (kind, entry)));
     let variants: Vec<_> = variants.into_iter().flatten().collect();

@@ -83,9 +83,18 @@ fn work<'a, G: Gates + 'a>(
         .into(),
         (None, _) => update.into(),
     };
-    let qkv = step::Inputs::qkv(inputs.q(case)?, tokens.k(case)?, tokens.v(case)?);
-    let mut step = Step::new(qkv, gates, views.o, states).options(options);
+    let step_inputs = match views.windows {
+        Some(windows) => step::Inputs::conv(inputs.around.convolution(case, windows)?),
+        None => step::Inputs::qkv(inputs.q(case)?, tokens.k(case)?, tokens.v(case)?),
+    };
+    let mut step = Step::new(step_inputs, gates, views.o, states).options(options);
     step.snapshots = views.snapshots;
+    if case.way.norm {
+        step = step.norm(inputs.around.norm(case)?);
+    }
+    if case.way.fresh {
+        step = step.fresh(inputs.around.fresh()?);
+    }
     if previous.count > 0 {
         step = step.previous(Previous::new(
             Stored::kv(previous.k(case)?, previous.v(case)?),

@@ -2,11 +2,13 @@
 
 use super::LOWER_BOUND;
 use super::buffer::Buffer;
-use super::cases::{ACCEPTED, Case, GateKind, Keep, READ_SLOTS, ROWS, SLOTS, WRITE_SLOTS};
+use super::cases::{
+    ACCEPTED, Case, FRESH, GateKind, Keep, READ_SLOTS, ROWS, SLOTS, TAPS, WRITE_SLOTS,
+};
 use super::values::{self, Values};
 use crate::driver::Context;
 use crate::error::Error;
-use crate::step::{GdnGates, KdaBeta, KdaGate, KdaGates};
+use crate::step::{Convolution, GdnGates, KdaBeta, KdaGate, KdaGates, Norm};
 use crate::tensor::{DType, Tensor};
 
 /// Tensors that are read.
@@ -21,6 +23,17 @@ pub struct Inputs {
     write_slots: Buffer,
     pub token_slots: Option<Buffer>,
     pub accepted: Buffer,
+    pub around: Around,
+}
+
+/// Tensors of a convolution, a norm and fresh rows; empty where there are none.
+pub struct Around {
+    x: Buffer,
+    conv_weight: Buffer,
+    conv_bias: Buffer,
+    z: Buffer,
+    norm_weight: Buffer,
+    fresh: Buffer,
 }
 
 /// Tensors of some tokens.
@@ -41,6 +54,8 @@ pub struct Outputs {
     pub pool: Buffer,
     /// `[B, T + 1, HV, V, K]` or `[B, T + 1, HV, K, V]`
     pub snapshots: Option<Buffer>,
+    /// `[P, D, W - 1]`
+    pub windows: Option<Buffer>,
 }
 
 /// All of them.
@@ -48,6 +63,44 @@ pub struct Views<'a> {
     pub o: Tensor<'a>,
     pub pool: Tensor<'a>,
     pub snapshots: Option<Tensor<'a>>,
+    pub windows: Option<Tensor<'a>>,
+}
+
+impl Around {
+    fn new(context: Option<&Context>, values: &values::Around) -> Result<Self, Error> {
+        Ok(Self {
+            x: Buffer::floats(context, DType::Bf16, &values.x)?,
+            conv_weight: Buffer::floats(context, DType::Bf16, &values.conv_weight)?,
+            conv_bias: Buffer::floats(context, DType::F32, &values.conv_bias)?,
+            z: Buffer::floats(context, DType::Bf16, &values.z)?,
+            norm_weight: Buffer::floats(context, DType::F32, &values.norm_weight)?,
+            fresh: Buffer::indices(context, &FRESH)?,
+        })
+    }
+
+    /// To write the windows that it reads.
+    pub fn convolution<'a>(
+        &'a self,
+        case: &Case,
+        windows: Tensor<'a>,
+    ) -> Result<Convolution<'a>, Error> {
+        let channels = case.channels();
+        let x = self.x.tensor(&[ROWS, case.way.tokens, channels])?;
+        let weight = self.conv_weight.tensor(&[channels, TAPS])?;
+        let conv = Convolution::new(x, case.heads().0, weight, windows);
+        Ok(conv.bias(self.conv_bias.tensor(&[channels])?))
+    }
+
+    pub fn norm(&self, case: &Case) -> Result<Norm<'_>, Error> {
+        let (_, hv) = case.heads();
+        let z = self.z.tensor(&[ROWS, case.way.tokens, hv, case.dim()])?;
+        let weight = self.norm_weight.tensor(&[case.dim()])?;
+        Ok(Norm::new(z, weight, values::EPS))
+    }
+
+    pub fn fresh(&self) -> Result<Tensor<'_>, Error> {
+        self.fresh.tensor(&[ROWS])
+    }
 }
 
 impl Tokens {
@@ -103,6 +156,7 @@ impl Inputs {
                 None => None,
             },
             accepted: indices(&ACCEPTED)?,
+            around: Around::new(context, &values.around)?,
         })
     }
 
@@ -176,6 +230,12 @@ impl Outputs {
             } else {
                 None
             },
+            windows: if case.way.conv {
+                let windows = &values.around.windows;
+                Some(Buffer::floats(context, DType::Bf16, windows)?)
+            } else {
+                None
+            },
         })
     }
 
@@ -188,6 +248,10 @@ impl Outputs {
                 Some(buffer) => Some(buffer.tensor_mut(&[ROWS, tokens + 1, hv, dim, dim])?),
                 None => None,
             },
+            windows: match &mut self.windows {
+                Some(buffer) => Some(buffer.tensor_mut(&[SLOTS, case.channels(), TAPS - 1])?),
+                None => None,
+            },
         })
     }
 
@@ -195,5 +259,6 @@ impl Outputs {
         [&mut self.o, &mut self.pool]
             .into_iter()
             .chain(&mut self.snapshots)
+            .chain(&mut self.windows)
     }
 }

@@ -6,7 +6,11 @@ use crate::tensor::DType;
 #[test]
 fn every_entry_on_states_is_right_in_the_simulator() {
     let report = Library::simulator().self_test().unwrap();
-    let others = [Entry::device_contract, Entry::state_floor];
+    let others = [
+        Entry::device_contract,
+        Entry::cluster_contract,
+        Entry::state_floor,
+    ];
     let sorted = |mut entries: Vec<Entry>| {
         entries.retain(|entry| !others.contains(entry));
         entries.sort();
@@ -32,7 +36,15 @@ fn every_family_is_launched_in_every_way() {
         assert!(some(|case| case.kind.k_dim == 64) && some(|case| case.kind.k_dim == 128));
         let in_place = some(|case| case.way.tokens == 1 && case.way.keep == Keep::InPlace);
         assert_eq!(in_place, case.kind.operator != Operator::GdnMtp);
-        if case.kind.operator != Operator::GdnDecode {
+        let is_layer = matches!(case.kind.operator, Operator::GdnLayer | Operator::KdaLayer);
+        if is_layer {
+            assert!(some(|case| case.way.conv && case.way.norm));
+            assert!(some(|case| case.way.conv && !case.way.norm));
+            assert!(some(|case| case.way.norm && !case.way.conv));
+            assert!(some(|case| case.way.conv && case.way.fresh));
+            assert!(some(|case| case.way.keep == Keep::Nothing));
+            assert!(some(|case| case.way.keep == Keep::Elsewhere));
+        } else if case.kind.operator != Operator::GdnDecode {
             assert!(some(|case| case.way.tokens == 3));
             assert!(some(|case| case.way.tokens > 0 && case.way.previous > 0));
             assert!(some(|case| case.way.tokens == 0));
@@ -65,6 +77,32 @@ fn a_kernel_with_another_constant_fails_by_name() {
             message.starts_with(&start) && message.contains("off by"),
             "{message}"
         );
+    }
+}
+
+/// One input of a window, by one bit.
+#[test]
+fn a_single_wrong_window_fails() {
+    let library = Library::simulator();
+    for case in cases::cases() {
+        if !(case.way.conv && case.way.keep == Keep::Elsewhere) {
+            continue;
+        }
+        let of_slot = case.channels() * (cases::TAPS - 1);
+        let mut results = launch(&library, None, None, &case, Truth::new).unwrap();
+        let mut spoil = |element| {
+            if let Some(windows) = &mut results.outputs.windows {
+                windows.spoil(element, 14);
+            }
+            results.check()
+        };
+        // Written, and nobody's to write.
+        for slot in [1, 0, 7] {
+            let message = spoil(slot * of_slot + 5).unwrap_err();
+            let wanted = format!("window in slot {slot}: element 5: wanted ");
+            assert!(message.starts_with(&wanted), "{message}");
+            spoil(slot * of_slot + 5).unwrap();
+        }
     }
 }
 

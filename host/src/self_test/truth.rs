@@ -1,25 +1,33 @@
 //! What the reference says about a launch.
 
-use gated_delta_reference::compare::norm;
+use gated_delta_reference::Error;
+use gated_delta_reference::compare::{Tolerance, norm, of_norm};
+use gated_delta_reference::conv::{Conv, convolve};
+use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
+use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
+use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
 
 use super::LOWER_BOUND;
-use super::cases::{Case, GateKind, ROWS};
-use super::values::{Tokens, Values};
+use super::cases::{Case, FRESH, GateKind, Keep, READ_SLOTS, ROWS, TAPS, WRITE_SLOTS};
+use super::launch::formulation;
+use super::values::{EPS, Tokens, Values};
 
 /// What a launch has to leave behind in the rows that are active.
 pub struct Truth {
     /// `[B, T, HV, V]`
     pub o: Vec<f64>,
-    /// `[B, T, HV]`: norm of q̂ times that of the state that it is read from.
-    pub sizes: Vec<f64>,
+    /// `[B, T, HV]`: how far an output may be from the truth.
+    pub allowed: Vec<f64>,
     /// `[B, T, HV, V, K]` or `[B, T, HV, K, V]`: the state after every token.
     pub states: Vec<f64>,
     /// `[B, HV, V, K]` or `[B, HV, K, V]`: the state after the previous tokens that are kept.
     pub committed: Vec<f64>,
+    /// `[P, D, W - 1]`, all of them, where there are such.
+    pub windows: Option<Vec<f64>>,
 }
 
 impl Truth {
@@ -29,9 +37,10 @@ impl Truth {
     pub fn new(case: &Case, values: &Values, pool: &[f64]) -> Result<Self, String> {
         let mut truth = Self {
             o: Vec::new(),
-            sizes: Vec::new(),
+            allowed: Vec::new(),
             states: Vec::new(),
             committed: Vec::new(),
+            windows: None,
         };
         let slot = |slot: Option<usize>| slot.map_or(-1, |slot| slot as i64);
         let starts: Vec<i64> = (0..ROWS).map(|b| slot(case.start(b))).collect();
@@ -68,26 +77,147 @@ impl Truth {
             }
         }
         if case.way.tokens > 0 {
-            let (from, starts) = match case.way.previous {
-                0 => (&values.pool[..], &starts),
-                _ => (pool, &ends),
+            let from = match case.way.previous {
+                0 => &values.pool[..],
+                _ => pool,
             };
-            let verify = Recurrent {
-                read_slots: Some(starts),
-                update_state: false,
-                snapshot_steps: Some(case.way.tokens),
-                ..problem(case, values)
+            // A fresh row is active by the slot that it writes.
+            let starts: Vec<i64> = match case.way.previous {
+                0 => (0..ROWS)
+                    .map(|b| slot(case.start(b).or(case.end(b))))
+                    .collect(),
+                _ => ends,
+            };
+            let verify = Layer {
+                step: Recurrent {
+                    read_slots: Some(&starts),
+                    update_state: false,
+                    snapshot_steps: Some(case.way.tokens),
+                    ..problem(case, values)
+                },
+                ..around(case, values)
             };
             let nothing = vec![f64::NAN; ROWS * case.way.tokens * state];
-            let after = recurrent(&verify, from, None, Some(&nothing))
-                .map_err(|error| error.to_string())?;
+            let pools = Pools {
+                states: from,
+                windows: case.way.conv.then_some(&values.around.windows),
+                snapshots: Some(&nothing),
+                ..Pools::default()
+            };
+            let after = layer(&verify, &pools).map_err(|error| error.to_string())?;
             truth.o = after.o;
             truth.states = after.snapshots.unwrap_or_default();
-            truth.sizes = sizes(case, &verify, &truth.states);
+            let of_norm = truth.normed(case, values, &verify.step);
+            of_norm.map_err(|error| error.to_string())?;
+        }
+        if case.way.conv {
+            truth.windows = Some(windows(case, values).map_err(|error| error.to_string())?);
         }
         Ok(truth)
     }
+
+    /// Norms the outputs, where they are, and says how far they may be off.
+    fn normed(&mut self, case: &Case, values: &Values, step: &Recurrent) -> Result<(), Error> {
+        let query = query(case, values)?;
+        let step = match &query {
+            Some(q) => Recurrent { q, ..*step },
+            None => *step,
+        };
+        let ((_, hv), dim) = (case.heads(), case.dim());
+        let tolerance = Tolerance::from(formulation(case)).output;
+        for (i, o) in self.o.chunks_mut(dim).enumerate() {
+            let state = &self.states[i * dim * dim..][..dim * dim];
+            let off = tolerance * norm(&step.query(i / hv, i % hv)) * norm(state);
+            let is_active = case.is_active(i / hv / case.way.tokens);
+            self.allowed.push(if case.way.norm && is_active {
+                let gated = GatedNorm {
+                    z: &values.around.z[i * dim..][..dim],
+                    weight: &values.around.norm_weight,
+                    eps: EPS.into(),
+                    activation: Activation::Silu,
+                };
+                let allowed = of_norm(&gated, o, off)?;
+                o.copy_from_slice(&gated_norm(&gated, o)?);
+                allowed
+            } else {
+                off
+            });
+        }
+        Ok(())
+    }
 }
+
+fn conv(values: &Values) -> Conv<'_> {
+    Conv {
+        channels: values.around.conv_bias.len(),
+        width: TAPS,
+        weight: &values.around.conv_weight,
+        bias: Some(&values.around.conv_bias),
+        activation: Activation::Silu,
+    }
+}
+
+/// The layer of a case but for its norm.
+fn around<'a>(case: &Case, values: &'a Values) -> Layer<'a> {
+    Layer {
+        step: problem(case, values),
+        projection: case.way.conv.then(|| Projection {
+            x: &values.around.x,
+            previous: None,
+            conv: conv(values),
+        }),
+        norm: None,
+        fresh: case.way.fresh.then_some(&FRESH_ROWS),
+    }
+}
+
+/// All windows, afterwards.
+fn windows(case: &Case, values: &Values) -> Result<Vec<f64>, Error> {
+    let (read_slots, write_slots) = (READ_SLOTS.map(i64::from), WRITE_SLOTS.map(i64::from));
+    let problem = Layer {
+        step: Recurrent {
+            read_slots: Some(&read_slots),
+            write_slots: (case.way.keep == Keep::Elsewhere).then_some(&write_slots),
+            update_state: case.way.keep != Keep::Nothing,
+            ..problem(case, values)
+        },
+        ..around(case, values)
+    };
+    let pools = Pools {
+        states: &values.pool,
+        windows: Some(&values.around.windows),
+        ..Pools::default()
+    };
+    Ok(layer(&problem, &pools)?.windows.unwrap_or_default())
+}
+
+/// `[B, T, H, K]`, after a convolution; nothing without one.
+fn query(case: &Case, values: &Values) -> Result<Option<Vec<f64>>, Error> {
+    if !case.way.conv {
+        return Ok(None);
+    }
+    let (channels, (h, _)) = (case.channels(), case.heads());
+    let window = channels * (TAPS - 1);
+    let mut q = Vec::new();
+    for (b, x) in values
+        .around
+        .x
+        .chunks(case.way.tokens * channels)
+        .enumerate()
+    {
+        let window = match case.start(b) {
+            Some(slot) => values.around.windows[slot * window..][..window].to_vec(),
+            None => vec![0.0; window],
+        };
+        for y in convolve(&conv(values), &window, x)?.chunks(channels) {
+            q.extend_from_slice(&y[..h * case.dim()]);
+        }
+    }
+    Ok(Some(q))
+}
+
+/// As the reference takes them.
+static FRESH_ROWS: [i64; ROWS] = [FRESH[0] as i64, FRESH[1] as i64, FRESH[2] as i64];
 
 /// Tokens of which there are none.
 static NOTHING: Tokens = Tokens {
@@ -100,6 +230,7 @@ static NOTHING: Tokens = Tokens {
 /// The new tokens, as the reference takes them.
 fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
     let (h, hv) = case.heads();
+    let given = |given: &'a [f64]| if case.way.conv { &[] } else { given };
     Recurrent {
         batch: ROWS,
         tokens: case.way.tokens,
@@ -107,9 +238,9 @@ fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
         value_heads: hv,
         key_dim: case.dim(),
         value_dim: case.dim(),
-        q: &values.q,
-        k: &values.tokens.k,
-        v: &values.tokens.v,
+        q: given(&values.q),
+        k: given(&values.tokens.k),
+        v: given(&values.tokens.v),
         gates: gates(case, values, &values.tokens),
         l2norm: case.l2norm,
         scale: default_scale(case.dim()),
@@ -165,11 +296,4 @@ fn gates<'a>(case: &Case, values: &'a Values, tokens: &'a Tokens) -> TokenGates<
             kda::KdaBeta::Logit,
         ),
     }
-}
-
-/// [`Truth::sizes`].
-fn sizes(case: &Case, problem: &Recurrent<'_>, states: &[f64]) -> Vec<f64> {
-    let ((_, hv), dim) = (case.heads(), case.dim());
-    let size = |(i, state)| norm(&problem.query(i / hv, i % hv)) * norm(state);
-    states.chunks(dim * dim).enumerate().map(size).collect()
 }

@@ -2,7 +2,10 @@
 
 use half::bf16;
 
-use super::cases::{Case, GateKind, ROWS, SLOTS};
+use super::cases::{Case, GateKind, ROWS, SLOTS, TAPS};
+
+/// Of a norm.
+pub const EPS: f32 = 1e-6;
 
 /// Values of some tokens.
 pub struct Tokens {
@@ -28,6 +31,24 @@ pub struct Values {
     pub dt_bias: Vec<f64>,
     /// `[P, HV, V, K]` or `[P, HV, K, V]`; NaN in the slots that no row starts from.
     pub pool: Vec<f64>,
+    pub around: Around,
+}
+
+/// Values of a convolution and a norm; empty where there are none.
+#[derive(Default)]
+pub struct Around {
+    /// `[B, T, D]`
+    pub x: Vec<f64>,
+    /// `[D, W]`
+    pub conv_weight: Vec<f64>,
+    /// `[D]`
+    pub conv_bias: Vec<f64>,
+    /// `[P, D, W - 1]`; NaN in the slots that no row starts from.
+    pub windows: Vec<f64>,
+    /// `[B, T, HV, V]`
+    pub z: Vec<f64>,
+    /// `[V]`
+    pub norm_weight: Vec<f64>,
 }
 
 impl Values {
@@ -43,18 +64,29 @@ impl Values {
         let tokens = numbers.tokens(case, new, per_head);
         let previous = numbers.tokens(case, ROWS * case.way.previous, per_head);
         let state = hv * dim * dim;
-        let mut pool = vec![f64::NAN; SLOTS * state];
-        for slot in (0..ROWS).filter_map(|b| case.start(b)) {
-            pool[slot * state..][..state].copy_from_slice(&numbers.between(-0.5, 0.5, state));
-        }
-        Self {
+        let pool = numbers.slots(case, -0.5, 0.5, state);
+        let mut values = Self {
             q: numbers.between(-1.0, 1.0, new * h * dim),
             tokens,
             previous,
             a_log: numbers.between(-1.0, 1.0, hv),
             dt_bias: numbers.between(-1.0, 1.0, hv * per_head),
             pool,
+            around: Around::default(),
+        };
+        let around = &mut values.around;
+        if case.way.conv {
+            let channels = case.channels();
+            around.x = numbers.between(-1.0, 1.0, new * channels);
+            around.conv_weight = numbers.between(-1.0, 1.0, channels * TAPS);
+            around.conv_bias = numbers.between(-0.5, 0.5, channels);
+            around.windows = numbers.slots(case, -1.0, 1.0, channels * (TAPS - 1));
         }
+        if case.way.norm {
+            around.z = numbers.between(-2.0, 2.0, new * hv * dim);
+            around.norm_weight = numbers.between(0.5, 1.5, dim);
+        }
+        values
     }
 }
 
@@ -72,6 +104,15 @@ impl Numbers {
             bf16::from_f64(low + (high - low) * unit).to_f64()
         };
         (0..count).map(next).collect()
+    }
+
+    /// `count` for each slot that a row starts from, and NaN for the others.
+    fn slots(&mut self, case: &Case, low: f64, high: f64, count: usize) -> Vec<f64> {
+        let mut slots = vec![f64::NAN; SLOTS * count];
+        for slot in (0..ROWS).filter_map(|b| case.start(b)) {
+            slots[slot * count..][..count].copy_from_slice(&self.between(low, high, count));
+        }
+        slots
     }
 
     fn tokens(&mut self, case: &Case, count: usize, gates_per_head: usize) -> Tokens {

@@ -3,6 +3,7 @@
 use super::StateLayout;
 use super::checks::{self, Pools, Strides, indices, parameter, same_dtype};
 use super::extent::{Extents, TokenStrides};
+use super::layer_check::FoundConvolution;
 use super::problem::Problem;
 use super::request::Request;
 use super::select::{Kind, Operator};
@@ -31,6 +32,8 @@ pub(super) struct Found {
     pub snapshot_token: u32,
     /// The snapshots' addresses and strides are not all multiples of 16 bytes.
     pub narrow_snapshots: bool,
+    pub conv: FoundConvolution,
+    pub z: Strides,
 }
 
 impl Found {
@@ -55,18 +58,21 @@ impl Request<'_> {
         let mut found = Found::default();
         let operator = self.find(&mut found)?;
         let is_narrow = found.narrow_io() || found.narrow_state();
-        Ok(Problem {
-            kind: Kind {
-                operator: if is_narrow {
-                    operator.narrow()
-                } else {
-                    operator
-                },
-                layout: self.options.state_layout,
-                state: self.pool.tensor.dtype(),
-                k_dim: found.extents.heads.k_dim as u32,
-                v_dim: found.extents.heads.v_dim as u32,
+        let kind = Kind {
+            operator: if is_narrow {
+                operator.narrow()
+            } else {
+                operator
             },
+            layout: self.options.state_layout,
+            state: self.pool.tensor.dtype(),
+            k_dim: found.extents.heads.k_dim as u32,
+            v_dim: found.extents.heads.v_dim as u32,
+            ratio: found.extents.heads.ratio as u32,
+        };
+        checks::ratio(found.extents.heads.ratio, kind.max_heads())?;
+        Ok(Problem {
+            kind,
             constants: self.constants(&found),
         })
     }
@@ -89,6 +95,7 @@ impl Request<'_> {
         self.check_previous(per_channel, found)?;
         self.check_gate(per_channel, found)?;
         self.check_states(found)?;
+        self.check_layer(found)?;
         Ok(operator)
     }
 

@@ -55,12 +55,29 @@ impl Heads {
         })
     }
 
+    /// D, the channels of a convolution that makes q, k and v.
+    pub fn channels(&self) -> usize {
+        2 * self.h * self.k_dim + self.hv * self.v_dim
+    }
+
     /// The two inner dims of a state.
     pub fn state_dims(&self, layout: StateLayout) -> [usize; 2] {
         match layout {
             StateLayout::KLast => [self.v_dim, self.k_dim],
             StateLayout::VLast => [self.k_dim, self.v_dim],
         }
+    }
+}
+
+/// A block has all value heads of a query/key head, where kernels say how many it may have.
+pub(crate) fn ratio(ratio: usize, most: Option<u32>) -> Result<(), Error> {
+    match most {
+        Some(most) if ratio > most as usize => Err(range(
+            "HV / H",
+            format!("at most {most} with a convolution or a norm"),
+            ratio,
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -115,8 +132,8 @@ impl Strides {
         Ok(())
     }
 
-    /// Checks a tensor of `[rows, tokens, heads]` floats, of which no access is wide.
-    pub fn per_head(
+    /// Checks a tensor of `[rows, tokens, …]` floats, of which no access is wide.
+    pub fn of_tokens(
         &mut self,
         tensor: Named<'_>,
         letters: &'static [&'static str; 3],
@@ -270,33 +287,17 @@ pub(crate) fn null_slot(slot: Option<u32>) -> Result<u32, Error> {
     Ok(slot.unwrap_or(u32::MAX))
 }
 
-/// Two of the arguments exclude each other where both are given.
+/// Each address is a multiple of so many bytes, a power of two.
 #[inline]
-pub(crate) fn excludes(
-    one: (bool, &'static str),
-    others: &[(bool, &'static str)],
-    why: &'static str,
+pub(crate) fn aligned<const N: usize>(
+    bytes: usize,
+    addresses: [(&'static str, u64); N],
 ) -> Result<(), Error> {
-    match others.iter().find(|&&(given, _)| one.0 && given) {
-        Some(&(_, other)) => Err(Error::Contradiction {
-            one: one.1,
-            other,
-            why,
-        }),
-        None => Ok(()),
-    }
-}
-
-/// Each address is a multiple of 16 bytes.
-#[inline]
-pub(crate) fn aligned<const N: usize>(addresses: [(&'static str, u64); N]) -> Result<(), Error> {
-    match addresses
-        .iter()
-        .find(|(_, address)| !address.is_multiple_of(16))
-    {
+    let low = bytes as u64 - 1;
+    match addresses.iter().find(|(_, address)| address & low != 0) {
         Some(&(tensor, address)) => Err(Error::Alignment {
             tensor,
-            wanted: 16,
+            wanted: bytes,
             got: 1 << address.trailing_zeros(),
         }),
         None => Ok(()),

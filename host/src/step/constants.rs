@@ -3,9 +3,9 @@
 use gated_delta_kernels::constants::{Element, Index};
 use gated_delta_kernels::step::StepConstants;
 
-use super::HeadMap;
 use super::check::Found;
 use super::request::Request;
+use super::{Convolution, HeadMap, Inputs, Norm};
 use crate::shapes::Named;
 use crate::tensor::DType;
 
@@ -37,11 +37,18 @@ impl Request<'_> {
     pub(super) fn constants(&self, found: &Found) -> StepConstants {
         let (heads, gates, options) = (&found.extents.heads, &self.gates, self.options);
         let (new, previous) = (&self.new, &self.previous);
-        let tokens = match (new, previous) {
-            (Some(new), _) => Some(&new.tokens),
-            (None, Some(previous)) => Some(&previous.tokens),
-            (None, None) => None,
+        let [q, k, v] = match (new.map(|new| new.inputs), previous) {
+            (Some(inputs @ Inputs::Qkv { .. }), _) => inputs.named().map(Some),
+            (None, Some(previous)) => [None, Some(previous.k), Some(previous.v)],
+            _ => [None; 3],
         };
+        let tokens_gates = match (new, previous) {
+            (Some(new), _) => new.gates.map(Some),
+            (None, Some(previous)) => previous.gates.map(Some),
+            (None, None) => [None; 2],
+        };
+        let (conv, norm) = (self.conv(), self.norm);
+        let of_conv = &found.conv;
         let update = !self.read_only && previous.is_none() && self.token_slots.is_none();
         StepConstants {
             h: heads.h as u32,
@@ -67,12 +74,12 @@ impl Request<'_> {
             accepted_index: index(self.accepted),
             cu_seqlens_index: index(self.cu_seqlens),
             keep_index: index(previous.as_ref().map(|previous| previous.keep)),
-            q_element: element(new.as_ref().map(|new| new.q)),
-            k_element: element(tokens.map(|tokens| tokens.k)),
-            v_element: element(tokens.map(|tokens| tokens.v)),
+            q_element: element(q),
+            k_element: element(k),
+            v_element: element(v),
             o_element: element(new.as_ref().map(|new| new.o)),
-            g_element: element(tokens.map(|tokens| tokens.gate)),
-            b_element: element(tokens.map(|tokens| tokens.beta)),
+            g_element: element(tokens_gates[0]),
+            b_element: element(tokens_gates[1]),
             wide_io: flag(!found.narrow_io()),
             wide_state: flag(!found.narrow_state()),
             q_row: found.q.row,
@@ -108,6 +115,31 @@ impl Request<'_> {
             snapshot_row: found.snapshot_row,
             snapshot_token: found.snapshot_token,
             token_slots_row: found.token_slots_row,
+            fresh_index: index(self.fresh),
+            taps: of_conv.taps,
+            conv_activation: conv.map_or(0, |conv| conv.activation.code()),
+            has_conv_bias: flag(conv.is_some_and(|conv| conv.bias.is_some())),
+            x_element: element(conv.map(Convolution::named_x)),
+            conv_weight_element: element(conv.map(Convolution::named_weight)),
+            conv_bias_element: element(conv.and_then(Convolution::named_bias)),
+            wide_conv_weight: flag(of_conv.wide_weight),
+            x_row: of_conv.x.row,
+            x_token: of_conv.x.token,
+            conv_weight_channel: of_conv.weight_channel,
+            read_windows_slot: of_conv.read.slot,
+            read_windows_channel: of_conv.read.channel,
+            read_windows_input: of_conv.read.input,
+            write_windows_slot: of_conv.write.slot,
+            write_windows_channel: of_conv.write.channel,
+            write_windows_input: of_conv.write.input,
+            has_norm: flag(norm.is_some()),
+            norm_activation: norm.map_or(0, |norm| norm.activation.code()),
+            norm_eps: norm.map_or(0, |norm| norm.eps.to_bits()),
+            z_element: element(norm.map(Norm::named_z)),
+            norm_weight_element: element(norm.map(Norm::named_weight)),
+            z_row: found.z.row,
+            z_token: found.z.token,
+            z_head: found.z.head,
         }
     }
 }

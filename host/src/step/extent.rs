@@ -1,7 +1,8 @@
 //! Rows and tokens of tensors, and the strides to them.
 
 use super::checks::{Heads, Strides, indices};
-use super::request::{Request, Tokens};
+use super::request::Request;
+use super::{Inputs, StateLayout};
 use crate::error::Error;
 use crate::shapes::{Named, range};
 
@@ -32,6 +33,7 @@ struct Letters {
     value: [&'static str; 4],
     channel: [&'static str; 4],
     head: [&'static str; 3],
+    input: [&'static str; 3],
 }
 
 static NEW: Letters = Letters::of("B", "T");
@@ -45,6 +47,7 @@ impl Letters {
             value: [rows, tokens, "HV", "V"],
             channel: [rows, tokens, "HV", "K"],
             head: [rows, tokens, "HV"],
+            input: [rows, tokens, "D"],
         }
     }
 }
@@ -82,13 +85,30 @@ impl Extents {
     pub fn find(&mut self, request: &Request<'_>) -> Result<(), Error> {
         let mut sizes = [0; 4];
         if let Some(given) = &request.new {
-            let (q_dims, v_dims) = match request.cu_seqlens {
-                Some(_) => ("[1, total, H, K]", "[1, total, HV, V]"),
-                None => ("[B, T, H, K]", "[B, T, HV, V]"),
+            let (x_dims, q_dims, v_dims) = match request.cu_seqlens {
+                Some(_) => ("[1, total, D]", "[1, total, H, K]", "[1, total, HV, V]"),
+                None => ("[B, T, D]", "[B, T, H, K]", "[B, T, HV, V]"),
             };
-            let [rows, tokens, h, k_dim] = *given.q.rank(q_dims)?.dims;
-            let [_, _, hv, v_dim] = *given.tokens.v.rank(v_dims)?.dims;
-            sizes = [h, k_dim, hv, v_dim];
+            let [first, _, third] = given.inputs.named();
+            let (rows, tokens);
+            match given.inputs {
+                Inputs::Qkv { .. } => {
+                    let [_, _, hv, v_dim] = *third.rank(v_dims)?.dims;
+                    let [h, k_dim];
+                    [rows, tokens, h, k_dim] = *first.rank(q_dims)?.dims;
+                    sizes = [h, k_dim, hv, v_dim];
+                }
+                Inputs::Conv(conv) => {
+                    [rows, tokens, _] = *first.rank(x_dims)?.dims;
+                    let [_, _, hv, v_dim] = *given.o.rank(v_dims)?.dims;
+                    let [_, _, outer, inner] = *request.pool.rank("[P, HV, V, K]")?.dims;
+                    let k_dim = match request.options.state_layout {
+                        StateLayout::KLast => inner,
+                        StateLayout::VLast => outer,
+                    };
+                    sizes = [conv.heads, k_dim, hv, v_dim];
+                }
+            }
             match request.cu_seqlens {
                 Some(cu_seqlens) => {
                     self.rows = packed_rows(cu_seqlens, tokens)?;
@@ -101,8 +121,8 @@ impl Extents {
             }
         }
         if let Some(given) = &request.previous {
-            let [rows, tokens, h, k_dim] = *given.tokens.k.rank("[B, T', H, K]")?.dims;
-            let [_, _, hv, v_dim] = *given.tokens.v.rank("[B, T', HV, V]")?.dims;
+            let [rows, tokens, h, k_dim] = *given.k.rank("[B, T', H, K]")?.dims;
+            let [_, _, hv, v_dim] = *given.v.rank("[B, T', HV, V]")?.dims;
             if request.new.is_none() {
                 sizes = [h, k_dim, hv, v_dim];
                 self.rows = rows;
@@ -146,25 +166,34 @@ impl Extent {
         self.packed = true;
     }
 
-    /// Checks the tensors of these tokens.
-    pub fn tokens(
+    /// Checks the gates of these tokens, `gate` and `beta`.
+    pub fn gates(
         &self,
-        tokens: &Tokens<'_>,
+        [gate, beta]: [Named<'_>; 2],
         heads: Heads,
         per_channel: bool,
         strides: &mut TokenStrides,
     ) -> Result<(), Error> {
-        self.keys(tokens.k, heads, &mut strides.k)?;
-        self.values(tokens.v, heads, &mut strides.v)?;
-        let [rows, tokens_of_row] = self.outer;
+        let [rows, tokens] = self.outer;
         if per_channel {
-            let sizes = [rows, tokens_of_row, heads.hv, heads.k_dim];
+            let sizes = [rows, tokens, heads.hv, heads.k_dim];
             let letters = &self.letters.channel;
-            (strides.gate).of_heads(tokens.gate, letters, &sizes, self.packed)?;
+            (strides.gate).of_heads(gate, letters, &sizes, self.packed)?;
         } else {
-            self.per_head(tokens.gate, heads, &mut strides.gate)?;
+            self.per_head(gate, heads, &mut strides.gate)?;
         }
-        self.per_head(tokens.beta, heads, &mut strides.beta)
+        self.per_head(beta, heads, &mut strides.beta)
+    }
+
+    /// Checks x, which has so many channels.
+    pub fn inputs(
+        &self,
+        tensor: Named<'_>,
+        channels: usize,
+        strides: &mut Strides,
+    ) -> Result<(), Error> {
+        let sizes = [self.outer[0], self.outer[1], channels];
+        strides.of_tokens(tensor, &self.letters.input, &sizes, self.packed)
     }
 
     /// Checks q or k.
@@ -178,7 +207,7 @@ impl Extent {
         strides.of_heads(tensor, &self.letters.key, &sizes, self.packed)
     }
 
-    /// Checks v or o.
+    /// Checks v, o or z.
     pub fn values(
         &self,
         tensor: Named<'_>,
@@ -197,6 +226,6 @@ impl Extent {
         strides: &mut Strides,
     ) -> Result<(), Error> {
         let sizes = [self.outer[0], self.outer[1], heads.hv];
-        strides.per_head(tensor, &self.letters.head, &sizes, self.packed)
+        strides.of_tokens(tensor, &self.letters.head, &sizes, self.packed)
     }
 }

@@ -34,7 +34,8 @@ impl Library {
     /// As [`Library::launch`], with a variant of the caller's choice, for tuning and tests.
     ///
     /// # Errors
-    /// As [`Library::launch`]'s, and [`Error::Unsupported`] for a variant that is not one of [`Work::variants`].
+    /// As [`Library::launch`]'s, and [`Error::Unsupported`] for a variant that is not one of [`Work::variants`], or runs in
+    /// clusters of blocks that the GPU does not have.
     ///
     /// # Safety
     /// As [`Library::launch`]'s.
@@ -86,7 +87,12 @@ impl Library {
         }
         let mut kernels = Vec::new();
         for problem in problems {
-            kernels.extend(problem.kind.entries().map(|entry| (problem, entry)));
+            kernels.extend(
+                problem
+                    .kind
+                    .entries(self.gpu())
+                    .map(|entry| (problem, entry)),
+            );
         }
         on_threads(&kernels, |&(problem, entry)| {
             let shared_bytes = problem.shared_bytes(entry);
@@ -119,7 +125,7 @@ impl Library {
     pub fn selected<W: Work + ?Sized>(&self, work: &W) -> Result<Entry, Error> {
         let request = work.request();
         let problem = request.check()?;
-        problem.entry(request.batch(), self.multiprocessors())
+        problem.entry(request.batch(), self.gpu())
     }
 
     /// Checks and enqueues `request`, with `variant` or the selected one.
@@ -144,7 +150,7 @@ impl Library {
         let batch = request.batch();
         let entry = match variant {
             Some(variant) => one_of(problem.kind.variants(), variant)?,
-            None => problem.entry(batch, self.multiprocessors())?,
+            None => problem.entry(batch, self.gpu())?,
         };
         self.check_memory(&tensors, |name| request.writes(&problem, name))?;
         if batch == 0 {

@@ -15,6 +15,11 @@
 //! | [`Step::snapshots`] | besides, the state after every token goes to a tensor of its own |
 //! | [`Step::packed`] | rows of different lengths |
 //! | [`Step::previous`] | the accepted part of the last step is committed first, the new tokens are verified: a *resume* |
+//! | [`Inputs::conv`] | q, k and v are what the layer's short convolution makes of its projection |
+//! | [`Step::norm`] | the outputs are normed, and gated by z |
+//! | [`Step::fresh`] | rows that start from zeros, whatever their slots hold |
+//!
+//! The last three are for decodes as yet: see [`Convolution`] and [`Step::fresh`].
 //!
 //! After a verify without states written, either a [`Commit`] replays the accepted tokens into the pool, or the next
 //! step resumes: one state read and one written, whatever T is.
@@ -61,6 +66,8 @@ mod constants;
 mod extent;
 mod gates;
 mod launch;
+mod layer;
+mod layer_check;
 mod options;
 mod plan;
 mod problem;
@@ -75,6 +82,7 @@ mod work;
 
 pub use checks::MAX_BATCH;
 pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
+pub use layer::{Activation, Convolution, Norm};
 pub use options::{Formulation, HeadMap, Options, StateLayout};
 pub use plan::Plan;
 pub(crate) use request::Request;
@@ -125,11 +133,20 @@ pub struct Step<'a, G> {
     /// Tokens of the last step, of which the accepted ones are committed first. Wants [`States::update`], and no
     /// snapshots.
     pub previous: Option<Previous<'a>>,
+    /// What becomes of the outputs before they are written.
+    pub norm: Option<Norm<'a>>,
+    /// `[B]`, i32, i64 or u32 (there are no tensors of bytes or bools): where it is not 0, the row starts from a state and
+    /// a window of zeros. For now with one token of each row: see [`Step::fresh`].
+    pub fresh: Option<Tensor<'a>>,
     /// What is fixed for a layer.
     pub options: Options,
 }
 
 /// What the tokens of a step bring.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "borrowed views, copied once a launch; a box would allocate"
+)]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Inputs<'a> {
@@ -143,6 +160,8 @@ pub enum Inputs<'a> {
         /// `[B, T, HV, V]`, bf16, f16 or f32.
         v: Tensor<'a>,
     },
+    /// The projection that query, key and value are made of, by a short convolution.
+    Conv(Convolution<'a>),
 }
 
 /// What tokens bring that are only committed: [`Inputs`] without what is read with.
@@ -215,6 +234,8 @@ impl<'a, G> Step<'a, G> {
             snapshots: None,
             packed: None,
             previous: None,
+            norm: None,
+            fresh: None,
             options: Options::default(),
         }
     }
@@ -243,6 +264,25 @@ impl<'a, G> Step<'a, G> {
         self
     }
 
+    /// With a norm of the outputs, gated by z. See [`Norm`].
+    #[must_use]
+    pub fn norm(mut self, norm: Norm<'a>) -> Self {
+        self.norm = Some(norm);
+        self
+    }
+
+    /// With rows that start from a state and a window of zeros: those where `fresh` `[B]` is not 0.
+    ///
+    /// A fresh row's slot to read is not looked at, and may hold anything, NaN too. The slot that it writes, by default
+    /// that to read, makes it inactive as it does any row; it is written as it is for any row, and after a launch that
+    /// writes no state the row is as fresh as before. For now with one token of each row: T = 1, dense, with states
+    /// updated or read only, in the recurrent formulation.
+    #[must_use]
+    pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
+        self.fresh = Some(fresh);
+        self
+    }
+
     /// With what is fixed for the layer.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
@@ -256,6 +296,12 @@ impl<'a> Inputs<'a> {
     #[must_use]
     pub fn qkv(q: Tensor<'a>, k: Tensor<'a>, v: Tensor<'a>) -> Self {
         Self::Qkv { q, k, v }
+    }
+
+    /// The layer's projection, of which a convolution makes query, key and value.
+    #[must_use]
+    pub fn conv(convolution: Convolution<'a>) -> Self {
+        Self::Conv(convolution)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Plans: everything but addresses and sizes is settled before the first launch.
 
+use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::LaunchShape;
-use gated_delta_kernels::step::StepParams;
+use gated_delta_kernels::step::LayerParams;
 
 use super::checks::{self, aligned};
 use super::problem::Problem;
@@ -52,14 +53,13 @@ impl Plan {
     }
 
     /// The compiled function for `batch` rows and its launch shape, for an engine that launches by itself: one
-    /// parameter, a [`StepParams`] by value.
+    /// parameter, of which a [`LayerParams`](crate::raw::LayerParams) has the bytes.
     ///
     /// # Errors
     /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
         checks::batch(batch)?;
-        let multiprocessors = self.library.multiprocessors();
-        let entry = self.problem.entry(batch as u32, multiprocessors)?;
+        let entry = self.problem.entry(batch as u32, self.library.gpu())?;
         let planned = self.functions.iter().find(|(planned, _)| *planned == entry);
         match planned {
             Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),
@@ -117,31 +117,54 @@ impl Plan {
 
 impl Problem {
     /// The addresses are as aligned as planned.
-    pub(super) fn check_aligned(&self, params: &StepParams) -> Result<(), Error> {
+    pub(super) fn check_aligned(&self, params: &LayerParams) -> Result<(), Error> {
+        let step = &params.step;
         if self.constants.wide_io != 0 {
-            aligned([
-                ("q", params.q),
-                ("k", params.k),
-                ("v", params.v),
-                ("o", params.o),
-                ("previous k", params.previous_k),
-                ("previous v", params.previous_v),
-            ])?;
+            aligned(
+                16,
+                [
+                    ("q", step.q),
+                    ("k", step.k),
+                    ("v", step.v),
+                    ("o", step.o),
+                    ("previous k", step.previous_k),
+                    ("previous v", step.previous_v),
+                ],
+            )?;
             if self.kind.operator.per_channel() {
-                aligned([
-                    ("g", params.g),
-                    ("previous g", params.previous_g),
-                    ("dt_bias", params.dt_bias),
-                ])?;
+                aligned(
+                    16,
+                    [
+                        ("g", step.g),
+                        ("previous g", step.previous_g),
+                        ("dt_bias", step.dt_bias),
+                    ],
+                )?;
             }
         }
         if self.constants.wide_state != 0 {
-            aligned([
-                ("pool", params.read_pool),
-                ("write_pool", params.write_pool),
-                ("snapshots", params.snapshots),
-            ])?;
+            aligned(
+                16,
+                [
+                    ("pool", step.read_pool),
+                    ("write_pool", step.write_pool),
+                    ("snapshots", step.snapshots),
+                ],
+            )?;
+        }
+        if self.constants.wide_conv_weight != 0 {
+            let bytes = self.constants.taps as usize * self.conv_weight_bytes();
+            aligned(bytes, [("conv_weight", params.conv_weight)])?;
         }
         Ok(())
+    }
+
+    /// Bytes of an element of the convolution's weight.
+    fn conv_weight_bytes(&self) -> usize {
+        if self.constants.conv_weight_element == Element::F32 as u32 {
+            4
+        } else {
+            2
+        }
     }
 }

@@ -4,7 +4,7 @@ use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::StepConstants;
 
-use super::select::{Kind, MEASURED_ON};
+use super::select::{Gpu, Kind};
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Kernel;
@@ -22,11 +22,10 @@ impl Problem {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// The variant for `batch` rows on a GPU of so many multiprocessors, where that is known.
-    pub fn entry(&self, batch: u32, multiprocessors: Option<u32>) -> Result<Entry, Error> {
+    /// The variant for `batch` rows on a GPU.
+    pub fn entry(&self, batch: u32, gpu: Gpu) -> Result<Entry, Error> {
         let heads = batch.saturating_mul(self.value_heads());
-        self.kind
-            .entry(heads, multiprocessors.unwrap_or(MEASURED_ON))
+        self.kind.entry(heads, gpu)
     }
 
     pub fn kernel(&self, entry: Entry) -> Kernel {
@@ -35,17 +34,22 @@ impl Problem {
 
     pub fn shape(&self, entry: Entry, batch: u32) -> LaunchShape {
         let c = &self.constants;
+        // A block has one value head, or all those of a query/key head.
+        let across = if entry.max_heads() == 1 { c.ratio } else { 1 };
         LaunchShape {
-            grid: [entry.tiles() * c.ratio, c.h, batch],
-            block: entry.block(),
+            grid: [entry.tiles() * across, c.h, batch],
+            block: entry.block_of(c.ratio),
             shared_bytes: self.shared_bytes(entry),
+            cluster: entry.cluster(),
         }
     }
 
     /// Dynamic shared memory of a block of `entry`, bytes.
     pub fn shared_bytes(&self, entry: Entry) -> u32 {
         let tokens = self.constants.tokens + self.constants.previous_tokens;
-        entry.shared_bytes() + entry.shared_bytes_per_token() * tokens
+        entry.shared_bytes()
+            + entry.shared_bytes_per_token() * tokens
+            + entry.shared_bytes_per_head() * self.constants.ratio
     }
 
     /// Bytes of a slot.

@@ -1,11 +1,12 @@
 //! What a step and a commit of either operator come down to.
 
-use gated_delta_kernels::step::StepParams;
+use gated_delta_kernels::step::{LayerParams, StepParams};
 
 use super::gates::{GateParts, Gates};
 use super::problem::Problem;
+use super::select::{Gpu, MEASURED_ON};
 use super::work::sealed;
-use super::{Commit, Inputs, Options, States, Step, Stored, Update};
+use super::{Activation, Commit, Convolution, Inputs, Norm, Options, States, Step, Stored, Update};
 use crate::Entry;
 use crate::error::Error;
 use crate::library::TENSORS;
@@ -14,27 +15,22 @@ use crate::recall::{SWITCHES, Switches};
 use crate::shapes::{Named, check_memory, named, optional};
 use crate::tensor::{Memory, Tensor};
 
-/// Tensors of some tokens.
-#[derive(Clone, Copy)]
-pub(super) struct Tokens<'a> {
-    pub k: Named<'a>,
-    pub v: Named<'a>,
-    pub gate: Named<'a>,
-    pub beta: Named<'a>,
-}
-
 /// Tokens that are read from the state.
 #[derive(Clone, Copy)]
 pub(super) struct New<'a> {
-    pub q: Named<'a>,
-    pub tokens: Tokens<'a>,
+    pub inputs: &'a Inputs<'a>,
+    /// `a` or `g`, and `b` or `beta`.
+    pub gates: [Named<'a>; 2],
     pub o: Named<'a>,
 }
 
 /// Tokens of which the first ones are committed.
 #[derive(Clone, Copy)]
 pub(super) struct Kept<'a> {
-    pub tokens: Tokens<'a>,
+    pub k: Named<'a>,
+    pub v: Named<'a>,
+    /// As the new tokens'.
+    pub gates: [Named<'a>; 2],
     pub keep: Named<'a>,
 }
 
@@ -51,11 +47,23 @@ pub struct Request<'a> {
     pub(crate) accepted: Option<Named<'a>>,
     pub(crate) snapshots: Option<Named<'a>>,
     pub(crate) cu_seqlens: Option<Named<'a>>,
+    pub(super) norm: Option<&'a Norm<'a>>,
+    pub(crate) fresh: Option<Named<'a>>,
     /// T where there are `cu_seqlens`.
     pub(super) max_tokens: usize,
     /// Whether the states are [`States::ReadOnly`].
     pub(super) read_only: bool,
     pub(crate) options: &'a Options,
+}
+
+impl<'a> Inputs<'a> {
+    /// Query, key and value, or what they are made of.
+    pub(super) fn named(&'a self) -> [Named<'a>; 3] {
+        match self {
+            Self::Qkv { q, k, v } => [named("q", q), named("k", k), named("v", v)],
+            Self::Conv(conv) => [conv.named_x(), conv.named_weight(), conv.named_windows()],
+        }
+    }
 }
 
 impl<'a> Stored<'a> {
@@ -68,30 +76,24 @@ impl<'a> Stored<'a> {
 impl<G: Gates> sealed::Work for Step<'_, G> {
     fn request(&self) -> Request<'_> {
         let gates = self.gates.parts();
-        let Inputs::Qkv { q, k, v } = &self.inputs;
         Request {
             new: Some(New {
-                q: named("q", q),
-                tokens: Tokens {
-                    k: named("k", k),
-                    v: named("v", v),
-                    gate: gates.gate,
-                    beta: gates.beta,
-                },
+                inputs: &self.inputs,
+                gates: [gates.gate, gates.beta],
                 o: named("o", &self.o),
             }),
             previous: self.previous.as_ref().map(|previous| {
                 let [k, v] = previous.stored.named(["previous k", "previous v"]);
+                let [gate, beta] = gates.previous_names;
                 Kept {
-                    tokens: Tokens {
-                        k,
-                        v,
-                        gate: named(gates.previous_names[0], &previous.gate),
-                        beta: named(gates.previous_names[1], &previous.beta),
-                    },
+                    k,
+                    v,
+                    gates: [named(gate, &previous.gate), named(beta, &previous.beta)],
                     keep: named("keep", &previous.keep),
                 }
             }),
+            norm: self.norm.as_ref(),
+            fresh: optional("fresh", &self.fresh),
             snapshots: optional("snapshots", &self.snapshots),
             cu_seqlens: (self.packed.as_ref())
                 .map(|packed| named("cu_seqlens", &packed.cu_seqlens)),
@@ -120,12 +122,9 @@ impl<G: Gates> sealed::Work for Commit<'_, G> {
         let [k, v] = self.stored.named(["k", "v"]);
         Request {
             previous: Some(Kept {
-                tokens: Tokens {
-                    k,
-                    v,
-                    gate: gates.gate,
-                    beta: gates.beta,
-                },
+                k,
+                v,
+                gates: [gates.gate, gates.beta],
                 keep: named("keep", &self.keep),
             }),
             ..Request::update(&self.states, gates, &self.options)
@@ -148,6 +147,8 @@ impl<'a> Request<'a> {
             accepted: None,
             snapshots: None,
             cu_seqlens: None,
+            norm: None,
+            fresh: None,
             max_tokens: 0,
             read_only: false,
             options,
@@ -168,8 +169,8 @@ impl<'a> Request<'a> {
     pub(crate) fn batch(&self) -> u32 {
         let rows = match (self.cu_seqlens, self.new, self.previous) {
             (Some(cu_seqlens), ..) => cu_seqlens.tensor.dims()[0].saturating_sub(1),
-            (None, Some(new), _) => new.q.tensor.dims()[0],
-            (None, None, Some(previous)) => previous.tokens.k.tensor.dims()[0],
+            (None, Some(new), _) => new.o.tensor.dims()[0],
+            (None, None, Some(previous)) => previous.k.tensor.dims()[0],
             (None, None, None) => 0,
         };
         rows as u32
@@ -177,13 +178,27 @@ impl<'a> Request<'a> {
 
     /// Tokens of the `[1, total, …]` tensors, where there are `cu_seqlens`.
     pub(crate) fn total(&self) -> Option<usize> {
-        let q = self.new?.q.tensor;
-        self.cu_seqlens.and(q.dims().get(1).copied())
+        let o = self.new?.o.tensor;
+        self.cu_seqlens.and(o.dims().get(1).copied())
+    }
+
+    /// What makes q, k and v, where they are not given.
+    pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
+        match self.new?.inputs {
+            Inputs::Conv(conv) => Some(conv),
+            Inputs::Qkv { .. } => None,
+        }
     }
 
     /// The pool that is written.
     pub(crate) fn written_pool(&self) -> Named<'a> {
         self.write_pool.unwrap_or(self.pool)
+    }
+
+    /// The windows of the convolution, and those that are written where states are.
+    pub(crate) fn windows(&self) -> Option<[Named<'a>; 2]> {
+        self.conv()
+            .map(|conv| [conv.named_windows(), conv.written_windows()])
     }
 
     /// Of the previous tokens.
@@ -194,7 +209,9 @@ impl<'a> Request<'a> {
     /// All but the tensors that [`Request::check`] and the choice of a variant look at. Floats by their bits: −0 is
     /// another constant than 0.
     pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
-        let (gates, options) = (&self.gates, self.options);
+        let (gates, options, conv) = (&self.gates, self.options, self.conv());
+        // 0 where there is none.
+        let activation = |one: Option<Activation>| one.map_or(0, |one| 1 + u64::from(one.code()));
         let scale = options
             .scale
             .map_or(u64::MAX, |scale| scale.to_bits().into());
@@ -211,6 +228,10 @@ impl<'a> Request<'a> {
             options.formulation as u64,
             u64::from(self.read_only),
             self.max_tokens as u64,
+            conv.map_or(0, |conv| conv.heads as u64),
+            activation(conv.map(|conv| conv.activation)) << 32
+                | activation(self.norm.map(|norm| norm.activation)),
+            self.norm.map_or(0, |norm| norm.eps.to_bits()).into(),
             variant.map_or(u64::MAX, |entry| entry as u64),
         ];
         switches
@@ -220,18 +241,26 @@ impl<'a> Request<'a> {
     pub(crate) fn tensors(&self) -> [Option<Named<'a>>; TENSORS] {
         let new = self.new.as_ref();
         let previous = self.previous.as_ref();
+        let (conv, norm) = (self.conv(), self.norm);
+        // Switches tell q, k and v from what they are made of.
+        let inputs = new.map(|new| new.inputs.named());
         [
-            new.map(|new| new.tokens.k),
-            new.map(|new| new.tokens.v),
-            new.map(|new| new.tokens.gate),
-            new.map(|new| new.tokens.beta),
-            previous.map(|previous| previous.tokens.k),
-            previous.map(|previous| previous.tokens.v),
-            previous.map(|previous| previous.tokens.gate),
-            previous.map(|previous| previous.tokens.beta),
-            new.map(|new| new.q),
+            inputs.map(|[first, ..]| first),
+            inputs.map(|[_, second, _]| second),
+            inputs.map(|[.., third]| third),
+            new.map(|new| new.gates[0]),
+            new.map(|new| new.gates[1]),
+            previous.map(|previous| previous.k),
+            previous.map(|previous| previous.v),
+            previous.map(|previous| previous.gates[0]),
+            previous.map(|previous| previous.gates[1]),
             new.map(|new| new.o),
             previous.map(|previous| previous.keep),
+            conv.and_then(Convolution::named_bias),
+            conv.and_then(Convolution::named_write_windows),
+            norm.map(Norm::named_z),
+            norm.map(Norm::named_weight),
+            self.fresh,
             self.gates.a_log,
             self.gates.dt_bias,
             Some(self.pool),
@@ -253,24 +282,28 @@ impl<'a> Request<'a> {
                 let pool = problem.writes_final() || self.token_slots.is_some();
                 pool && name == self.written_pool().name
             }
+            "windows" | "write_windows" => {
+                let written = self.conv().map(Convolution::written_windows);
+                problem.writes_final() && written.is_some_and(|written| name == written.name)
+            }
             _ => false,
         }
     }
 
     /// Whether there are new tokens of one a row alone, as far as that is seen before a check.
     pub(super) fn is_decode(&self) -> bool {
-        let tokens = self.new.and_then(|new| new.q.tensor.dims().get(1).copied());
+        let tokens = self.new.and_then(|new| new.o.tensor.dims().get(1).copied());
         self.previous.is_none() && self.cu_seqlens.is_none() && tokens == Some(1)
     }
 
     /// See [`Work::recipe`](super::Work::recipe).
-    pub(super) fn recipe(&self, multiprocessors: Option<u32>) -> Result<Recipe, Error> {
+    pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
         let problem = self.check()?;
         check_memory(Memory::Device, &self.tensors(), |name| {
             self.writes(&problem, name)
         })?;
         let batch = self.batch();
-        let entry = problem.entry(batch, multiprocessors)?;
+        let entry = problem.entry(batch, gpu)?;
         Ok(Recipe {
             kernel: problem.kernel(entry),
             shape: problem.shape(entry, batch),
@@ -280,11 +313,18 @@ impl<'a> Request<'a> {
 
     /// The variant that a launch takes.
     pub(crate) fn selected(&self) -> Result<Entry, Error> {
-        self.check()?.entry(self.batch(), None)
+        self.check()?.entry(self.batch(), MEASURED_ON)
     }
 
     /// Bytes that a launch must move where every row is active and full.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
+        const IN_SLOTS: [&str; 5] = [
+            "pool",
+            "write_pool",
+            "snapshots",
+            "windows",
+            "write_windows",
+        ];
         let problem = self.check()?;
         let rows = u64::from(self.batch());
         let tokens = match self.total() {
@@ -298,34 +338,43 @@ impl<'a> Request<'a> {
             .tensors()
             .into_iter()
             .flatten()
-            .filter(|named| !matches!(named.name, "pool" | "write_pool" | "snapshots"))
+            .filter(|named| !IN_SLOTS.contains(&named.name))
             .map(|named| {
                 let elements: usize = named.tensor.dims().iter().product();
                 (elements * named.tensor.dtype().size_of()) as u64
             })
             .sum();
         let states = (rows + written).saturating_mul(problem.state_bytes());
-        Ok(states.saturating_add(others))
+        let window = self.conv().map_or(0, |conv| {
+            let inputs: usize = conv.windows.dims()[1..].iter().product();
+            (inputs * conv.windows.dtype().size_of()) as u64
+        });
+        let windows = (rows + if problem.writes_final() { rows } else { 0 }) * window;
+        Ok(states.saturating_add(windows).saturating_add(others))
     }
 
     /// Addresses and sizes, as a launch takes them.
-    pub(crate) fn params(&self) -> StepParams {
+    pub(crate) fn params(&self) -> LayerParams {
         let address = |named: Option<Named<'_>>| named.map_or(0, |named| named.tensor.address());
         let slots = |named: Named<'_>| named.tensor.dims().first().map_or(0, |&slots| slots as u32);
-        let new = self.new.map(|new| new.tokens);
-        let previous = self.previous.map(|previous| previous.tokens);
-        StepParams {
-            q: address(self.new.map(|new| new.q)),
-            k: address(new.map(|tokens| tokens.k)),
-            v: address(new.map(|tokens| tokens.v)),
-            g: address(new.map(|tokens| tokens.gate)),
-            b: address(new.map(|tokens| tokens.beta)),
-            o: address(self.new.map(|new| new.o)),
-            previous_k: address(previous.map(|tokens| tokens.k)),
-            previous_v: address(previous.map(|tokens| tokens.v)),
-            previous_g: address(previous.map(|tokens| tokens.gate)),
-            previous_b: address(previous.map(|tokens| tokens.beta)),
-            keep: address(self.previous.map(|previous| previous.keep)),
+        let (new, previous) = (self.new, self.previous);
+        let (conv, norm) = (self.conv(), self.norm);
+        let [q, k, v] = match new.map(|new| new.inputs) {
+            Some(Inputs::Qkv { q, k, v }) => [q.address(), k.address(), v.address()],
+            _ => [0; 3],
+        };
+        let step = StepParams {
+            q,
+            k,
+            v,
+            g: address(new.map(|new| new.gates[0])),
+            b: address(new.map(|new| new.gates[1])),
+            o: address(new.map(|new| new.o)),
+            previous_k: address(previous.map(|previous| previous.k)),
+            previous_v: address(previous.map(|previous| previous.v)),
+            previous_g: address(previous.map(|previous| previous.gates[0])),
+            previous_b: address(previous.map(|previous| previous.gates[1])),
+            keep: address(previous.map(|previous| previous.keep)),
             a_log: address(self.gates.a_log),
             dt_bias: address(self.gates.dt_bias),
             read_pool: self.pool.tensor.address(),
@@ -340,6 +389,20 @@ impl<'a> Request<'a> {
             write_pool_slots: slots(self.written_pool()),
             total_tokens: self.total().unwrap_or(0) as u32,
             reserved: 0,
+            fresh: address(self.fresh),
+        };
+        let write_windows = conv.map(Convolution::written_windows);
+        LayerParams {
+            step,
+            x: conv.map_or(0, |conv| conv.x.address()),
+            conv_weight: conv.map_or(0, |conv| conv.weight.address()),
+            conv_bias: address(conv.and_then(Convolution::named_bias)),
+            read_windows: conv.map_or(0, |conv| conv.windows.address()),
+            write_windows: address(write_windows),
+            z: norm.map_or(0, |norm| norm.z.address()),
+            norm_weight: norm.map_or(0, |norm| norm.weight.address()),
+            read_windows_slots: conv.map_or(0, |conv| slots(conv.named_windows())),
+            write_windows_slots: write_windows.map_or(0, slots),
         }
     }
 }

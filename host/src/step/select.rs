@@ -18,6 +18,9 @@ pub(crate) enum Operator {
     KdaDecode,
     KdaRecurrent,
     KdaRecurrentParallel(Mode),
+    /// Of one token, with a convolution before it, a norm after it, or both.
+    GdnLayer,
+    KdaLayer,
 }
 
 impl Operator {
@@ -25,7 +28,7 @@ impl Operator {
     pub fn per_channel(self) -> bool {
         matches!(
             self,
-            Self::KdaDecode | Self::KdaRecurrent | Self::KdaRecurrentParallel(_)
+            Self::KdaDecode | Self::KdaRecurrent | Self::KdaRecurrentParallel(_) | Self::KdaLayer
         )
     }
 
@@ -63,10 +66,23 @@ pub(crate) struct Kind {
     pub state: DType,
     pub k_dim: u32,
     pub v_dim: u32,
+    /// HV / H.
+    pub ratio: u32,
 }
 
-/// Multiprocessors of the GPU that the thresholds were measured on, an H200.
-pub(crate) const MEASURED_ON: u32 = 132;
+/// What the choice asks of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gpu {
+    pub multiprocessors: u32,
+    /// It has clusters of blocks: compute capability 9.0.
+    pub clusters: bool,
+}
+
+/// The GPU that the thresholds were measured on, an H200.
+pub(crate) const MEASURED_ON: Gpu = Gpu {
+    multiprocessors: 132,
+    clusters: true,
+};
 
 /// Up to `heads` = B · HV on that GPU, the entry.
 type Row = (u32, Entry);
@@ -78,7 +94,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnMtp, GdnMtpParallel, KdaDecode, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnLayer, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -125,17 +141,47 @@ impl Kind {
             (KdaRecurrentParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
             (KdaRecurrentParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
             (KdaRecurrentParallel(_), KLast, Bf16, [128, 128]) => &[(128, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
+            (GdnLayer, KLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_klast_bf16_k64_tile16), (ANY, E::gdn_layer_klast_bf16_k64_tile64)],
+            (GdnLayer, KLast, Bf16, [128, 128]) => &[(128, E::gdn_layer_klast_bf16_k128_tile16), (ANY, E::gdn_layer_klast_bf16_k128_tile128)],
+            (GdnLayer, KLast, F32, [64, 64]) => &[(256, E::gdn_layer_klast_f32_k64_tile16), (ANY, E::gdn_layer_klast_f32_k64_tile64)],
+            (GdnLayer, KLast, F32, [128, 128]) => &[(96, E::gdn_layer_klast_f32_k128_tile16), (ANY, E::gdn_layer_klast_f32_k128_tile128)],
+            (GdnLayer, VLast, Bf16, [64, 64]) => &[(256, E::gdn_layer_vlast_bf16_k64_tile32), (ANY, E::gdn_layer_vlast_bf16_k64_tile64)],
+            (GdnLayer, VLast, Bf16, [128, 128]) => &[(128, E::gdn_layer_vlast_bf16_k128_tile32), (ANY, E::gdn_layer_vlast_bf16_k128_tile128)],
+            (GdnLayer, VLast, F32, [64, 64]) => &[(256, E::gdn_layer_vlast_f32_k64_tile32), (ANY, E::gdn_layer_vlast_f32_k64_tile64)],
+            (GdnLayer, VLast, F32, [128, 128]) => &[(128, E::gdn_layer_vlast_f32_k128_tile32), (ANY, E::gdn_layer_vlast_f32_k128_tile128)],
+            (KdaLayer, KLast, Bf16, [64, 64]) => &[(192, E::kda_layer_klast_bf16_k64_tile16), (ANY, E::kda_layer_klast_bf16_k64_tile64)],
+            (KdaLayer, KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_klast_bf16_k128_tile16), (ANY, E::kda_layer_klast_bf16_k128_tile128)],
+            (KdaLayer, KLast, F32, [64, 64]) => &[(192, E::kda_layer_klast_f32_k64_tile16), (ANY, E::kda_layer_klast_f32_k64_tile64)],
+            (KdaLayer, KLast, F32, [128, 128]) => &[(64, E::kda_layer_klast_f32_k128_tile16), (256, E::kda_layer_klast_f32_k128_tile128_warps16), (ANY, E::kda_layer_klast_f32_k128_tile128)],
+            (KdaLayer, VLast, Bf16, [64, 64]) => &[(256, E::kda_layer_vlast_bf16_k64_tile32), (ANY, E::kda_layer_vlast_bf16_k64_tile64)],
+            (KdaLayer, VLast, Bf16, [128, 128]) => &[(128, E::kda_layer_vlast_bf16_k128_tile32), (ANY, E::kda_layer_vlast_bf16_k128_tile128)],
+            (KdaLayer, VLast, F32, [64, 64]) => &[(256, E::kda_layer_vlast_f32_k64_tile32), (ANY, E::kda_layer_vlast_f32_k64_tile64)],
+            (KdaLayer, VLast, F32, [128, 128]) => &[(128, E::kda_layer_vlast_f32_k128_tile32), (ANY, E::kda_layer_vlast_f32_k128_tile128)],
             _ => &[],
         }
     }
 
-    /// The entry for `heads` = B · HV states on a GPU of so many multiprocessors: what counts is how many times the blocks
-    /// fill the GPU.
-    pub fn entry(self, heads: u32, multiprocessors: u32) -> Result<Entry, Error> {
-        let measured = u64::from(heads) * u64::from(MEASURED_ON);
+    /// Most value heads of a query/key head, where its kernels compute all of these in a block.
+    pub fn max_heads(self) -> Option<u32> {
+        let is_layer = matches!(self.operator, Operator::GdnLayer | Operator::KdaLayer);
+        let entries = self.rows().iter().map(|(_, entry)| entry.max_heads());
+        if is_layer { entries.max() } else { None }
+    }
+
+    /// Whether `entry` has room for the value heads that it takes together.
+    fn has_room(self, entry: Entry) -> bool {
+        entry.max_heads() == 1 || self.ratio <= entry.max_heads()
+    }
+
+    /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it.
+    pub fn entry(self, heads: u32, gpu: Gpu) -> Result<Entry, Error> {
+        let measured = u64::from(heads) * u64::from(MEASURED_ON.multiprocessors);
         let reaches =
-            |up_to| up_to == ANY || measured <= u64::from(up_to) * u64::from(multiprocessors);
-        let row = self.rows().iter().find(|&&(up_to, _)| reaches(up_to));
+            |up_to| up_to == ANY || measured <= u64::from(up_to) * u64::from(gpu.multiprocessors);
+        let row = self
+            .rows()
+            .iter()
+            .find(|&&(up_to, entry)| reaches(up_to) && self.runs_on(entry, gpu));
         row.map(|&(_, entry)| entry)
             .ok_or_else(|| Error::Unsupported {
                 what: "kernel",
@@ -147,9 +193,14 @@ impl Kind {
             })
     }
 
+    fn runs_on(self, entry: Entry, gpu: Gpu) -> bool {
+        self.has_room(entry) && (entry.cluster() == 1 || gpu.clusters)
+    }
+
     /// Every entry that [`Kind::entry`] may answer, over all batch sizes.
-    pub fn entries(self) -> impl Iterator<Item = Entry> {
-        self.rows().iter().map(|&(_, entry)| entry)
+    pub fn entries(self, gpu: Gpu) -> impl Iterator<Item = Entry> {
+        let entries = self.rows().iter().map(|&(_, entry)| entry);
+        entries.filter(move |&entry| self.runs_on(entry, gpu))
     }
 
     /// Every entry that computes this kind, selected or not.
@@ -161,7 +212,8 @@ impl Kind {
         );
         Entry::ALL.iter().copied().filter(move |entry| {
             self.is_computed_by(*entry)
-                && !(selected_alone && self.entries().all(|selected| selected != *entry))
+                && self.has_room(*entry)
+                && !(selected_alone && self.rows().iter().all(|(_, selected)| selected != entry))
         })
     }
 
@@ -172,6 +224,8 @@ impl Kind {
             Operator::GdnMtpParallel(_) => Family::GdnMtpParallel,
             Operator::KdaDecode | Operator::KdaRecurrent => Family::KdaRecurrent,
             Operator::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
+            Operator::GdnLayer => Family::GdnLayer,
+            Operator::KdaLayer => Family::KdaLayer,
         };
         let layout = match self.layout {
             StateLayout::KLast => Layout::KLast,
@@ -195,17 +249,24 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnMtp, GdnMtpParallel, KdaDecode, KdaRecurrent, KdaRecurrentParallel,
+            GdnDecode, GdnLayer, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaRecurrent,
+            KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
-        let families = [GdnDecode, GdnMtp, KdaDecode, KdaRecurrent]
-            .into_iter()
-            .flat_map(|operator| {
-                [KLast, VLast].into_iter().flat_map(move |layout| {
-                    [DType::F32, DType::Bf16].map(move |state| (operator, layout, state))
-                })
-            });
+        let token_by_token = [
+            GdnDecode,
+            GdnMtp,
+            KdaDecode,
+            KdaRecurrent,
+            GdnLayer,
+            KdaLayer,
+        ];
+        let families = token_by_token.into_iter().flat_map(|operator| {
+            [KLast, VLast].into_iter().flat_map(move |layout| {
+                [DType::F32, DType::Bf16].map(move |state| (operator, layout, state))
+            })
+        });
         let parallel = [Mode::Verify, Mode::Update, Mode::Resume, Mode::NarrowResume]
             .into_iter()
             .flat_map(|mode| [GdnMtpParallel(mode), KdaRecurrentParallel(mode)])
@@ -219,6 +280,7 @@ mod tests {
                     state,
                     k_dim,
                     v_dim: k_dim,
+                    ratio: 1,
                 })
             })
     }
@@ -252,23 +314,39 @@ mod tests {
         for kind in kinds() {
             let measured = |heads| kind.entry(heads, MEASURED_ON);
             for multiprocessors in 16..=192 {
+                let gpu = Gpu {
+                    multiprocessors,
+                    ..MEASURED_ON
+                };
                 for &(up_to, entry) in kind.rows() {
                     if up_to == ANY {
-                        assert_eq!(kind.entry(u32::MAX, multiprocessors).unwrap(), entry);
+                        assert_eq!(kind.entry(u32::MAX, gpu).unwrap(), entry);
                         continue;
                     }
-                    let last = up_to * multiprocessors / MEASURED_ON;
-                    assert_eq!(
-                        kind.entry(last, multiprocessors).unwrap(),
-                        entry,
-                        "{kind:?}"
-                    );
-                    assert_ne!(
-                        kind.entry(last + 1, multiprocessors).unwrap(),
-                        entry,
-                        "{kind:?}"
-                    );
+                    let last = up_to * multiprocessors / MEASURED_ON.multiprocessors;
+                    assert_eq!(kind.entry(last, gpu).unwrap(), entry, "{kind:?}");
+                    assert_ne!(kind.entry(last + 1, gpu).unwrap(), entry, "{kind:?}");
                     assert_eq!(measured(up_to).unwrap(), entry);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
+        let without = Gpu {
+            clusters: false,
+            ..MEASURED_ON
+        };
+        for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
+            let most = kind.max_heads().unwrap_or(8);
+            for ratio in [1, 2, most] {
+                let kind = Kind { ratio, ..kind };
+                for heads in [1, 100, 10_000] {
+                    assert_eq!(kind.entry(heads, without).unwrap().cluster(), 1, "{kind:?}");
+                    let entry = kind.entry(heads, MEASURED_ON).unwrap();
+                    assert!(kind.variants().any(|variant| variant == entry));
+                    assert!([1, ratio].iter().any(|&room| room <= entry.max_heads()));
                 }
             }
         }
@@ -282,6 +360,7 @@ mod tests {
             state: DType::F16,
             k_dim: 64,
             v_dim: 64,
+            ratio: 1,
         };
         assert_eq!(
             kind.entry(1, MEASURED_ON).unwrap_err().to_string(),

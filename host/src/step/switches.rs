@@ -1,10 +1,9 @@
 //! Which ways of keeping states exclude each other, and what a formulation computes.
 
-use super::checks::excludes;
 use super::request::Request;
 use super::select::{Mode, Operator};
 use super::{Formulation, MAX_TOKENS, StateLayout};
-use crate::error::Error;
+use crate::error::{Error, excludes};
 use crate::shapes::unsupported;
 use crate::tensor::DType;
 
@@ -23,7 +22,41 @@ impl Request<'_> {
                 (self.snapshots.is_some(), "snapshots"),
             ],
             "the state after the kept tokens is written, and no other",
+        )?;
+        if let Some((name, _)) = self.decode_alone() {
+            let is_parallel = self.options.formulation == Formulation::Parallel;
+            excludes(
+                (true, name),
+                &[
+                    (self.cu_seqlens.is_some(), "cu_seqlens"),
+                    (self.previous.is_some(), "previous"),
+                    (self.token_slots.is_some(), "token_slots"),
+                    (self.snapshots.is_some(), "snapshots"),
+                    (is_parallel, "formulation = parallel"),
+                ],
+                "it is for decodes alone as yet: one token of each row, and the state after it",
+            )?;
+        }
+        let write_windows = self.conv().is_some_and(|conv| conv.write_windows.is_some());
+        excludes(
+            (write_windows, "write_windows"),
+            &[(self.read_only, "read-only states")],
+            "windows are written where states are",
         )
+    }
+
+    /// What is computed for decodes alone, and what T is called with it.
+    fn decode_alone(&self) -> Option<(&'static str, &'static str)> {
+        [
+            (
+                self.conv().is_some(),
+                ("a convolution", "T with a convolution"),
+            ),
+            (self.norm.is_some(), ("a norm", "T with a norm")),
+            (self.fresh.is_some(), ("fresh", "T with fresh")),
+        ]
+        .into_iter()
+        .find_map(|(given, names)| given.then_some(names))
     }
 
     /// The kernels of the chosen formulation compute T = `tokens` and T' = `previous_tokens`, where there are such.
@@ -35,6 +68,16 @@ impl Request<'_> {
         if self.options.formulation == Formulation::Recurrent {
             up_to("T", tokens, MAX_TOKENS, "1 to 16")?;
             up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
+            if let Some((_, what)) = self.decode_alone() {
+                up_to(what, tokens, 1, "1")?;
+            }
+            if self.conv().is_some() || self.norm.is_some() {
+                return Ok(if self.gates.per_channel {
+                    Operator::KdaLayer
+                } else {
+                    Operator::GdnLayer
+                });
+            }
             return Ok(match (self.gates.per_channel, tokens, previous_tokens) {
                 (true, Some(1), None) => Operator::KdaDecode,
                 (true, ..) => Operator::KdaRecurrent,

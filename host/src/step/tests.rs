@@ -1,8 +1,9 @@
 //! What is compiled for arguments, and which arguments are refused.
 
+mod layer;
 mod refused;
 
-use gated_delta_kernels::step::StepParams;
+use gated_delta_kernels::step::{StepConstants, StepParams};
 
 use super::work::sealed::Work as _;
 use super::*;
@@ -104,8 +105,10 @@ fn with_states<G>(
 
 /// q, k, v.
 fn qkv<'b, G>(step: &'b mut Step<'static, G>) -> [&'b mut Tensor<'static>; 3] {
-    let Inputs::Qkv { q, k, v } = &mut step.inputs;
-    [q, k, v]
+    match &mut step.inputs {
+        Inputs::Qkv { q, k, v } => [q, k, v],
+        Inputs::Conv(_) => unreachable!("other inputs"),
+    }
 }
 
 #[test]
@@ -157,7 +160,7 @@ fn constants_are_those_of_the_tensors() {
     let c = packed().request().check().unwrap().constants;
     assert_eq!((c.q_row, c.q_token, c.cu_seqlens_index), (0, 128, 3));
     assert_eq!((c.gate, c.has_a_log, c.b_row, c.b_token), (0, 0, 0, 4));
-    assert_eq!(packed().params().total_tokens, 7);
+    assert_eq!(packed().params().step.total_tokens, 7);
 
     let c = resume().request().check().unwrap().constants;
     assert_eq!((c.tokens, c.previous_tokens, c.update_state), (3, 5, 0));
@@ -245,7 +248,7 @@ fn a_plan_names_the_address_that_is_less_aligned() {
     ];
     for (name, field) in fields {
         let mut params = args.params();
-        *field(&mut params) = 0x1_0008;
+        *field(&mut params.step) = 0x1_0008;
         let message = problem.check_aligned(&params).unwrap_err().to_string();
         assert_eq!(
             message,
@@ -253,7 +256,7 @@ fn a_plan_names_the_address_that_is_less_aligned() {
         );
     }
     let mut params = args.params();
-    params.b = 0x1_0002;
+    params.step.b = 0x1_0002;
     problem.check_aligned(&params).unwrap();
 }
 

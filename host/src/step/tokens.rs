@@ -1,5 +1,6 @@
 //! What the tensors of the tokens have to be.
 
+use super::Inputs;
 use super::check::Found;
 use super::checks::{indices, same_dtype};
 use super::request::{Kept, New, Request};
@@ -8,12 +9,17 @@ use crate::error::Error;
 impl Request<'_> {
     /// The new tokens, where there are such.
     pub(super) fn check_new(&self, per_channel: bool, found: &mut Found) -> Result<(), Error> {
-        let Some(New { q, tokens, o }) = &self.new else {
+        let Some(New { inputs, gates, o }) = &self.new else {
             return Ok(());
         };
         let (extent, heads) = (&found.extents.new, found.extents.heads);
-        extent.keys(*q, heads, &mut found.q)?;
-        extent.tokens(tokens, heads, per_channel, &mut found.new)?;
+        if let Inputs::Qkv { .. } = inputs {
+            let [q, k, v] = inputs.named();
+            extent.keys(q, heads, &mut found.q)?;
+            extent.keys(k, heads, &mut found.new.k)?;
+            extent.values(v, heads, &mut found.new.v)?;
+        }
+        extent.gates(*gates, heads, per_channel, &mut found.new)?;
         extent.values(*o, heads, &mut found.o)?;
         o.rank::<4>("[B, T, HV, V]")?.distinct(
             1,
@@ -23,17 +29,20 @@ impl Request<'_> {
 
     /// The previous tokens, where there are such.
     pub(super) fn check_previous(&self, per_channel: bool, found: &mut Found) -> Result<(), Error> {
-        let Some(Kept { tokens, keep }) = &self.previous else {
+        let Some(Kept { k, v, gates, keep }) = &self.previous else {
             return Ok(());
         };
         let (extent, heads) = (&found.extents.previous, found.extents.heads);
-        extent.tokens(tokens, heads, per_channel, &mut found.previous)?;
+        extent.keys(*k, heads, &mut found.previous.k)?;
+        extent.values(*v, heads, &mut found.previous.v)?;
+        extent.gates(*gates, heads, per_channel, &mut found.previous)?;
         if let Some(new) = &self.new {
+            let ([_, new_k, new_v], [gate, beta]) = (new.inputs.named(), new.gates);
             for (tensor, like, wanted) in [
-                (tokens.k, new.tokens.k, "the dtype of k"),
-                (tokens.v, new.tokens.v, "the dtype of v"),
-                (tokens.gate, new.tokens.gate, "the dtype of the new gates"),
-                (tokens.beta, new.tokens.beta, "the dtype of the new gates"),
+                (*k, new_k, "the dtype of k"),
+                (*v, new_v, "the dtype of v"),
+                (gates[0], gate, "the dtype of the new gates"),
+                (gates[1], beta, "the dtype of the new gates"),
             ] {
                 same_dtype(tensor, like, wanted)?;
             }

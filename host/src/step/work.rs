@@ -1,10 +1,12 @@
 //! What a library launches.
 
-use gated_delta_kernels::step::StepParams;
+use gated_delta_kernels::step::LayerParams;
 
 use crate::Entry;
 use crate::error::Error;
+use crate::library::has_clusters;
 use crate::raw::Recipe;
+use crate::step::select::{Gpu, MEASURED_ON};
 
 /// A layer's work in one launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit of either.
 pub trait Work: sealed::Work {
@@ -35,26 +37,34 @@ pub trait Work: sealed::Work {
     }
 
     /// Addresses and sizes, as a kernel takes them.
-    fn params(&self) -> StepParams {
+    fn params(&self) -> LayerParams {
         self.request().params()
     }
 
     /// Checks the arguments, and says how to launch them by other means than [`Library`](crate::Library), on an H200 or
-    /// a GPU with about as many multiprocessors.
+    /// another GPU of compute capability 9.0 or newer with about as many multiprocessors.
     ///
     /// # Errors
     /// As [`Work::variants`]'s; [`Error::Memory`] for a tensor in host memory.
     fn recipe(&self) -> Result<Recipe, Error> {
-        self.request().recipe(None)
+        self.request().recipe(MEASURED_ON)
     }
 
-    /// [`Work::recipe`] for a GPU of so many multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`): which tile is
-    /// fast depends on how often the blocks fill it.
+    /// [`Work::recipe`] for a GPU of so many multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`) and this compute
+    /// capability: which tile is fast depends on how often the blocks fill it, and clusters of blocks came with 9.0.
     ///
     /// # Errors
     /// As [`Work::recipe`]'s.
-    fn recipe_for(&self, multiprocessors: u32) -> Result<Recipe, Error> {
-        self.request().recipe(Some(multiprocessors))
+    fn recipe_for(
+        &self,
+        multiprocessors: u32,
+        compute_capability: (u32, u32),
+    ) -> Result<Recipe, Error> {
+        let clusters = has_clusters(compute_capability);
+        self.request().recipe(Gpu {
+            multiprocessors,
+            clusters,
+        })
     }
 }
 

@@ -43,7 +43,7 @@ impl Access {
     }
 }
 
-/// All uses of states, all of one size.
+/// All uses of states or windows; those that are written have one size.
 #[derive(Default)]
 pub struct Accesses {
     reads: Vec<Access>,

@@ -9,17 +9,32 @@ use crate::shapes::Named;
 /// The numbers of the index tensors.
 pub type Indices<'a> = Switches<'a, Vec<i64>>;
 
+/// What rows read and write.
+#[derive(Default)]
+pub struct Uses {
+    states: Accesses,
+    windows: Accesses,
+}
+
+impl Uses {
+    /// See [`Accesses::check`].
+    pub fn check(self) -> Result<(), Error> {
+        self.states.check()?;
+        self.windows.check()
+    }
+}
+
 /// A dead index and its tensor.
 type Dead = (&'static str, i64);
 
 impl Indices<'_> {
     /// What the rows do, and the states that they read and write.
-    pub fn rows(&self) -> Result<(IndexReport, Accesses), Error> {
+    pub fn rows(&self) -> Result<(IndexReport, Uses), Error> {
         let mut report = IndexReport {
             rows: self.rows,
             ..IndexReport::default()
         };
-        let mut accesses = Accesses::default();
+        let mut uses = Uses::default();
         if let Some(bounds) = &self.cu_seqlens {
             self.check_bounds(bounds)?;
             let end = bounds.last().map_or(0, |&end| end as usize);
@@ -34,7 +49,7 @@ impl Indices<'_> {
                 report.empty += 1;
                 continue;
             }
-            match self.row(b, tokens, &mut accesses) {
+            match self.row(b, tokens, &mut uses) {
                 Ok(skipped) => {
                     report.active += 1;
                     report.skipped_stores += skipped;
@@ -46,7 +61,7 @@ impl Indices<'_> {
                 }),
             }
         }
-        Ok((report, accesses))
+        Ok((report, uses))
     }
 
     /// Bounds rise from 0 within the tensors, by at most T a row.
@@ -77,8 +92,8 @@ impl Indices<'_> {
     }
 
     /// Adds the accesses of row `b`; how many of its stores are skipped, or what makes it inactive.
-    fn row(&self, b: usize, tokens: usize, accesses: &mut Accesses) -> Result<usize, Dead> {
-        let mut skipped = 0;
+    fn row(&self, b: usize, tokens: usize, uses: &mut Uses) -> Result<usize, Dead> {
+        let (mut skipped, accesses) = (0, &mut uses.states);
         if let Some(slots) = &self.token_slots {
             let slots = &slots[b * self.tokens..][..self.tokens];
             let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
@@ -102,18 +117,35 @@ impl Indices<'_> {
                 Some(slots) => ("write_slots", slots[b]),
                 None => (read_name, read),
             };
-            let start = self.slot(read, self.pool).ok_or((read_name, read))?;
+            let is_fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
+            let start = match self.slot(read, self.pool) {
+                _ if is_fresh => None,
+                None => return Err((read_name, read)),
+                start => start,
+            };
             if let Some(keep) = &self.keep
                 && !(0..=self.previous_tokens as i64).contains(&keep[b])
             {
                 return Err(("keep", keep[b]));
             }
             let end = self.slot(write, self.write_pool);
+            // The slot that would be written is looked at, since that to read is not.
+            if is_fresh && end.is_none() {
+                return Err((write_name, write));
+            }
             if self.writes_final {
                 let end = end.ok_or((write_name, write))?;
                 accesses.write(slot_access(self.write_pool, end, b, None));
+                if let Some([_, written]) = self.windows {
+                    uses.windows.write(window_access(written, end, b));
+                }
             }
-            accesses.read(slot_access(self.pool, start, b, None));
+            if let Some(start) = start {
+                accesses.read(slot_access(self.pool, start, b, None));
+                if let Some([windows, _]) = self.windows {
+                    uses.windows.read(window_access(windows, start, b));
+                }
+            }
         }
         if let Some(snapshots) = self.snapshots {
             (0..tokens).for_each(|t| accesses.write(snapshot_access(snapshots, b, t)));
@@ -143,6 +175,23 @@ fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -
             token,
         },
     )
+}
+
+/// Of the window in `slot`: of the elements that its strides span, or, where those of other slots lie between them, of
+/// the first.
+fn window_access(windows: Named<'_>, slot: usize, row: usize) -> Access {
+    let (dims, strides) = (windows.tensor.dims(), windows.tensor.strides());
+    let last: usize = (1..dims.len())
+        .map(|dim| dims[dim].saturating_sub(1) * strides[dim])
+        .sum();
+    let place = Place {
+        tensor: windows.name,
+        index: slot,
+        row,
+        token: None,
+    };
+    let len = if strides[0] > last { last + 1 } else { 1 };
+    Access::new(windows.tensor, slot * strides[0], len, place)
 }
 
 /// Of the state after token `t` of row `b`.

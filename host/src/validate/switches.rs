@@ -21,12 +21,15 @@ pub struct Switches<'a, I> {
     /// The pool that is written.
     pub(super) write_pool: Named<'a>,
     pub(super) snapshots: Option<Named<'a>>,
+    /// The windows of a convolution, and those that are written: of as many slots as the pools.
+    pub(super) windows: Option<[Named<'a>; 2]>,
     pub(super) read_slots: Option<I>,
     pub(super) write_slots: Option<I>,
     pub(super) token_slots: Option<I>,
     pub(super) accepted: Option<I>,
     pub(super) cu_seqlens: Option<I>,
     pub(super) keep: Option<I>,
+    pub(super) fresh: Option<I>,
 }
 
 impl<'a, I> Switches<'a, I> {
@@ -43,12 +46,14 @@ impl<'a, I> Switches<'a, I> {
             pool: self.pool,
             write_pool: self.write_pool,
             snapshots: self.snapshots,
+            windows: self.windows,
             read_slots: read(self.read_slots)?,
             write_slots: read(self.write_slots)?,
             token_slots: read(self.token_slots)?,
             accepted: read(self.accepted)?,
             cu_seqlens: read(self.cu_seqlens)?,
             keep: read(self.keep)?,
+            fresh: read(self.fresh)?,
         })
     }
 }
@@ -67,12 +72,14 @@ impl<'a> Switches<'a, Named<'a>> {
             pool: request.pool,
             write_pool: request.written_pool(),
             snapshots: request.snapshots,
+            windows: request.windows(),
             read_slots: request.read_slots,
             write_slots: request.write_slots,
             token_slots: request.token_slots,
             accepted: request.accepted,
             cu_seqlens: request.cu_seqlens,
             keep: request.keep(),
+            fresh: request.fresh,
         })
     }
 }

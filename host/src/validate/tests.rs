@@ -1,5 +1,7 @@
 use super::*;
-use crate::step::{Gdn, GdnCommit, GdnGates, Inputs, Options, Previous, States, Stored, Update};
+use crate::step::{
+    Convolution, Gdn, GdnCommit, GdnGates, Inputs, Options, Previous, States, Stored, Update,
+};
 use crate::tensor::{DeviceElement, Tensor};
 
 const ROWS: usize = 3;
@@ -196,6 +198,91 @@ fn a_row_stride_is_minded() {
     let states = States::per_token(pool(), wide.narrow(1, 0, TOKENS).unwrap());
     let report = accepted(&verify(states), 3, &[]);
     assert_eq!(report.skipped_stores, 0);
+}
+
+/// A decode after a convolution, whose windows are `windows` and go to `written` where that is given.
+fn convolved(
+    states: impl Into<States<'static>>,
+    windows: Tensor<'static>,
+    written: Option<Tensor<'static>>,
+) -> Gdn<'static> {
+    let x = floats(&[ROWS, 1, 3 * DIM]);
+    let mut conv = Convolution::new(x, 1, floats(&[3 * DIM, 4]), windows);
+    conv.write_windows = written;
+    let mut step = decode(states);
+    step.inputs = Inputs::conv(conv);
+    step
+}
+
+/// States that go to another pool do not race; the windows that stay where they are do.
+#[test]
+fn windows_race_as_states_do() {
+    let windows = || floats(&[SLOTS, 3 * DIM, 3]);
+    accepted(
+        &convolved(slots(&[4, -1, 5], &[4, 1, 5]), windows(), None),
+        2,
+        &[(1, "read_slots", -1)],
+    );
+    let split = |read: &[i32], write: &[i32]| slots(read, write).write_pool(pool());
+    let message =
+        "row 1 reads slot 1 of windows, and row 0 writes slot 1 of windows: nothing orders them";
+    let crossed = split(&[0, 1, 2], &[1, 3, 4]);
+    refused(&convolved(crossed, windows(), None), message);
+    accepted(&convolved(crossed, windows(), Some(windows())), 3, &[]);
+    let written_alone = slots(&[0, 1, 2], &[0, 1, 2]);
+    accepted(
+        &convolved(written_alone, windows(), Some(windows())),
+        3,
+        &[],
+    );
+    // The same memory under another name.
+    let both = windows();
+    refused(
+        &convolved(crossed, both, Some(both)),
+        &message.replace("slot 1 of windows:", "slot 1 of write_windows:"),
+    );
+    let shared = States::read_only(pool()).slots(ints(&[1, 1, 1]));
+    accepted(&convolved(shared, both, None), 3, &[]);
+
+    // Token-major, and with the windows of other slots between the channels of one.
+    for strides in [[9 * DIM, 1, 3 * DIM], [3, 3 * SLOTS, 1]] {
+        let windows = windows().with_strides(&strides).unwrap();
+        accepted(
+            &convolved(slots(&[0, 1, 2], &[0, 1, 2]), windows, None),
+            3,
+            &[],
+        );
+        refused(&convolved(crossed, windows, None), message);
+    }
+}
+
+#[test]
+fn fresh_rows_have_no_slot_to_read() {
+    let fresh = |states: Update<'static>| decode(states).fresh(ints(&[1, 0, -1]));
+    accepted(
+        &fresh(slots(&[-1, -1, 9], &[0, 1, 2])),
+        2,
+        &[(1, "read_slots", -1)],
+    );
+    accepted(
+        &fresh(slots(&[0, 1, 2], &[-1, 3, 6])),
+        1,
+        &[(0, "write_slots", -1), (2, "write_slots", 6)],
+    );
+    accepted(
+        &fresh(update().slots(ints(&[-1, 1, 2]))),
+        2,
+        &[(0, "read_slots", -1)],
+    );
+    // What nobody reads may be written by another row.
+    accepted(&fresh(slots(&[1, 1, 3], &[0, 1, 2])), 3, &[]);
+    refused(
+        &fresh(slots(&[0, 1, 2], &[3, 3, 2])),
+        "row 0 writes slot 3 of pool, and row 1 writes slot 3 of pool: nothing orders them",
+    );
+    let read_only = States::read_only(pool()).slots(ints(&[-1, 1, 2]));
+    let step = decode(read_only).fresh(ints(&[1, 0, 0]));
+    accepted(&step, 2, &[(0, "read_slots", -1)]);
 }
 
 #[test]

@@ -45,6 +45,9 @@ absent! {
     mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
     dynamic_shared_mem() -> u32;
     copy_async_commit();
+    cluster_arrive_relaxed();
+    cluster_arrive();
+    cluster_wait();
     fma(a: f32, b: f32, c: f32) -> f32;
     exp2(x: f32) -> f32;
     log2(x: f32) -> f32;
@@ -83,6 +86,31 @@ pub unsafe fn load_matrices(address: u32) -> [u32; 4] {
 
 pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
     let _ = address;
+    nothing_runs()
+}
+
+pub unsafe fn store_shared_b32_at(address: u32, rank: u32, value: u32) {
+    let _ = (address, rank, value);
+    nothing_runs()
+}
+
+pub unsafe fn store_shared_b128_at(address: u32, rank: u32, value: [u32; 4]) {
+    let _ = (address, rank, value);
+    nothing_runs()
+}
+
+pub unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
+    let _ = (mailbox, bytes);
+    nothing_runs()
+}
+
+pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
+    let _ = (address, rank, value, mailbox);
+    nothing_runs()
+}
+
+pub unsafe fn wait_mailbox(mailbox: u32) {
+    let _ = mailbox;
     nothing_runs()
 }
 

@@ -304,6 +304,106 @@ pub mod shared {
     }
 }
 
+/// Blocks that run side by side, [`crate::launch::LaunchShape::cluster`] of them along x, and reach each other's shared
+/// memory. The rank of a block is its index along x, modulo that.
+///
+/// Without clusters a block is one by itself.
+pub mod cluster {
+    use super::backend;
+
+    /// Comes to the cluster's barrier, and orders nothing. A [`wait`] of this thread follows before it comes again.
+    #[inline(always)]
+    pub fn arrive_relaxed() {
+        backend::cluster_arrive_relaxed()
+    }
+
+    /// Comes to the cluster's barrier; for those that wait, what this thread did before is done. A [`wait`] of this
+    /// thread follows before it comes again.
+    #[inline(always)]
+    pub fn arrive() {
+        backend::cluster_arrive()
+    }
+
+    /// Waits until all threads of the cluster that have not exited have come to the barrier. Each arrival of a thread
+    /// is followed by one.
+    #[inline(always)]
+    pub fn wait() {
+        backend::cluster_wait()
+    }
+
+    macro_rules! stores {
+        ($(#[$doc:meta] $store:ident: $t:ty;)*) => {$(
+            #[$doc]
+            ///
+            /// Another block than the thread's own has to be there: the thread has waited for the cluster before, and
+            /// the block waits for it once more, in a phase to which the thread comes by [`arrive`] after the store.
+            ///
+            /// # Safety
+            /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in
+            /// all, and is aligned to the access.
+            #[inline(always)]
+            pub unsafe fn $store(address: u32, rank: u32, value: $t) {
+                // SAFETY: the caller's promise.
+                unsafe { backend::$store(address, rank, value) }
+            }
+        )*};
+    }
+
+    stores! {
+        /// Stores four bytes to the place `address` of the shared memory of block `rank` of the cluster.
+        store_shared_b32_at: u32;
+        /// Stores sixteen bytes to the place `address` of the shared memory of block `rank` of the cluster.
+        store_shared_b128_at: [u32; 4];
+    }
+
+    /// Shared memory that a mailbox takes.
+    pub const MAILBOX_BYTES: u32 = 8;
+
+    /// Makes a mailbox, to be used once, of the [`MAILBOX_BYTES`] at `mailbox`: `bytes` will be sent to it, fewer than
+    /// 2²⁰. One thread of the block does so.
+    ///
+    /// Before anybody sends to it or waits for it the cluster meets: this thread comes to the barrier, which
+    /// [`arrive_relaxed`] is enough for, and who sends or waits has waited for that phase. Nobody loads or stores the
+    /// mailbox itself any more.
+    ///
+    /// Where anything is sent to it, all is, and a thread of the block waits for it: so the block is there until it has
+    /// come.
+    ///
+    /// # Safety
+    /// `mailbox` lies in the block's shared memory and is a multiple of 8.
+    #[inline(always)]
+    pub unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::open_mailbox(mailbox, bytes) }
+    }
+
+    /// Sends four bytes to the place `address` of the shared memory of block `rank` of the cluster, which may be the
+    /// thread's own, and says so to the mailbox there.
+    ///
+    /// They are there for a thread of that block that has returned from [`wait_mailbox`], and for those that a barrier
+    /// puts after it; for nobody else, this thread included. Nothing else that this thread did is ordered by it.
+    ///
+    /// # Safety
+    /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in all, and is a
+    /// multiple of 4; `mailbox` is open there.
+    #[inline(always)]
+    pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::send_b32(address, rank, value, mailbox) }
+    }
+
+    /// Waits until all bytes that a mailbox of the block was opened for have come: what was sent with them is there for
+    /// this thread.
+    ///
+    /// # Safety
+    /// `mailbox` is open in this block.
+    #[inline(always)]
+    pub unsafe fn wait_mailbox(mailbox: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::wait_mailbox(mailbox) }
+    }
+}
+
 /// Arithmetic that needs an instruction of its own. The GPU flushes denormals to zero in the four
 /// approximations; the simulator computes them in f32 to within the same bounds.
 pub mod float {

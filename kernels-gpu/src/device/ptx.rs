@@ -1,7 +1,8 @@
 //! The facade as PTX: the only `asm!` and LLVM intrinsics of the kernels.
 //!
 //! Whatever a warp or block does together is an LLVM intrinsic, because those are convergent: an
-//! `asm!` shuffle may be sunk into a branch. `asm!` that reads memory is never `pure`.
+//! `asm!` shuffle may be sunk into a branch. `asm!` that reads memory is never `pure`. The threads of a cluster come to
+//! its barrier one by one: the forms without `.aligned`.
 
 use core::arch::{asm, global_asm, nvptx};
 
@@ -303,6 +304,100 @@ pub fn copy_async_commit() {
 pub fn copy_async_wait<const PENDING: u32>() {
     // SAFETY: waits for this thread's own copies.
     unsafe { asm!("cp.async.wait_group {};", const PENDING, options(nostack)) };
+}
+
+macro_rules! cluster_barrier {
+    ($($name:ident = $op:literal;)*) => {$(
+        #[inline(always)]
+        pub fn $name() {
+            // SAFETY: that arrivals and waits of a thread take turns is the kernel's duty (the simulator).
+            unsafe { asm!($op, options(nostack)) };
+        }
+    )*};
+}
+
+cluster_barrier! {
+    cluster_arrive_relaxed = "barrier.cluster.arrive.relaxed;";
+    cluster_arrive = "barrier.cluster.arrive.release;";
+    cluster_wait = "barrier.cluster.wait.acquire;";
+}
+
+macro_rules! store_shared_at {
+    ($op:literal, $address:ident, $rank:ident, $list:literal, $($value:ident = $from:expr),*) => {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "{{ .reg .b32 there;",
+                "mapa.shared::cluster.u32 there, {address}, {rank};",
+                concat!("st.shared::cluster", $op, " [there], ", $list, "; }}"),
+                address = in(reg32) $address, rank = in(reg32) $rank, $($value = in(reg32) $from,)* options(nostack)
+            )
+        }
+    };
+}
+
+#[inline(always)]
+pub unsafe fn store_shared_b32_at(address: u32, rank: u32, value: u32) {
+    store_shared_at!(".b32", address, rank, "{x}", x = value);
+}
+
+#[inline(always)]
+pub unsafe fn store_shared_b128_at(address: u32, rank: u32, [x, y, z, w]: [u32; 4]) {
+    store_shared_at!(
+        ".v4.b32",
+        address,
+        rank,
+        "{{{x}, {y}, {z}, {w}}}",
+        x = x,
+        y = y,
+        z = z,
+        w = w
+    );
+}
+
+/// The fence makes the mailbox known to the cluster with a relaxed arrival.
+#[inline(always)]
+pub unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "mbarrier.init.shared.b64 [{mailbox}], 1;",
+            "fence.mbarrier_init.release.cluster;",
+            "mbarrier.arrive.expect_tx.shared.b64 _, [{mailbox}], {bytes};",
+            mailbox = in(reg32) mailbox, bytes = in(reg32) bytes, options(nostack)
+        )
+    };
+}
+
+#[inline(always)]
+pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "{{ .reg .b32 there, mailbox;",
+            "mapa.shared::cluster.u32 there, {address}, {rank};",
+            "mapa.shared::cluster.u32 mailbox, {mailbox}, {rank};",
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], {value}, [mailbox]; }}",
+            address = in(reg32) address, rank = in(reg32) rank, value = in(reg32) value,
+            mailbox = in(reg32) mailbox, options(nostack)
+        )
+    };
+}
+
+/// The loop is within the `asm!`: its label is local to the braces, however often it is inlined. It acquires for the
+/// block: for the cluster it would throw L1 away, in which there is nothing of shared memory.
+#[allow(named_asm_labels)]
+#[inline(always)]
+pub unsafe fn wait_mailbox(mailbox: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "{{ .reg .pred complete;",
+            "waiting: mbarrier.try_wait.parity.shared.b64 complete, [{mailbox}], 0;",
+            "@!complete bra waiting; }}",
+            mailbox = in(reg32) mailbox, options(nostack)
+        )
+    };
 }
 
 #[inline(always)]

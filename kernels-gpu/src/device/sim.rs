@@ -1,7 +1,7 @@
 //! The facade on the CPU: a fiber for every GPU thread, and a check on every access.
 //!
-//! [`launch`] runs a kernel body over a grid: blocks in parallel on the cores of the machine, the
-//! threads of a block in a fixed order on one core. The first mistake ends it as a [`Fault`]: an
+//! [`launch`] runs a kernel body over a grid: clusters of blocks in parallel on the cores of the machine, the
+//! threads of a cluster in a fixed order on one core. The first mistake ends it as a [`Fault`]: an
 //! access outside the tensors of the launch or to shared memory that was never written, two accesses
 //! that nothing orders, a collective that not all of its lanes reach, a panic.
 //!
@@ -9,9 +9,11 @@
 
 mod barrier;
 mod block;
+mod cluster;
 mod fault;
 mod fibers;
 mod float;
+mod mailbox;
 mod matrix;
 mod memory;
 mod race;
@@ -84,6 +86,7 @@ fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
         grid: [x, y, z],
         block,
         shared_bytes,
+        cluster,
     } = launch.shape;
     if x == 0 || y == 0 || z == 0 || y > 65535 || z > 65535 {
         return Err(format!(
@@ -100,6 +103,17 @@ fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
         return Err(format!(
             "a block of {block} threads: wanted a multiple of 32, at most {}",
             race::MAX_THREADS
+        ));
+    }
+    if cluster == 0 || cluster as usize > cluster::PORTABLE_BLOCKS {
+        return Err(format!(
+            "a cluster of {cluster} blocks: wanted 1 to {}, what every GPU with clusters has",
+            cluster::PORTABLE_BLOCKS
+        ));
+    }
+    if !x.is_multiple_of(cluster) {
+        return Err(format!(
+            "a grid of ({x}, {y}, {z}) blocks, and clusters of {cluster} along x: wanted whole clusters"
         ));
     }
     if shared_bytes > MAX_SHARED_BYTES {
@@ -249,6 +263,38 @@ shared_memory! {
 
 pub(super) fn dynamic_shared_mem() -> u32 {
     shared::BASE
+}
+
+pub(super) fn cluster_arrive_relaxed() {
+    current(|block| block.arrive_at_cluster(false));
+}
+
+pub(super) fn cluster_arrive() {
+    current(|block| block.arrive_at_cluster(true));
+}
+
+pub(super) fn cluster_wait() {
+    current(|block| block.wait_for_cluster());
+}
+
+pub(super) unsafe fn store_shared_b32_at(address: u32, rank: u32, value: u32) {
+    current(|block| block.store_shared_at(address, rank, value));
+}
+
+pub(super) unsafe fn store_shared_b128_at(address: u32, rank: u32, value: [u32; 4]) {
+    current(|block| block.store_shared_at(address, rank, value));
+}
+
+pub(super) unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
+    current(|block| block.open_mailbox(mailbox, bytes));
+}
+
+pub(super) unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
+    current(|block| block.send(address, rank, value, mailbox));
+}
+
+pub(super) unsafe fn wait_mailbox(mailbox: u32) {
+    current(|block| block.wait_mailbox(mailbox));
 }
 
 pub(super) unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {

@@ -1,20 +1,29 @@
 //! Every primitive of the facade once: the GPU and the simulator must give the same answers.
 //!
+//! [`EveryPrimitive`], but for those of clusters:
+//!
 //! Shapes   input `[BLOCK]` f32   output `[RESULTS, BLOCK]` 32-bit words, written
 //! Threads  one block
+//!
+//! [`Cluster`]:
+//!
+//! Shapes   input `[CLUSTER_BLOCKS, BLOCK]` 32-bit words
+//!          output `[CLUSTER_RESULTS, CLUSTER_BLOCKS, BLOCK]` 32-bit words, written
+//! Grid     x = CLUSTER_BLOCKS
+//!
 //! Truth    tests/device_contract.rs
 
 use crate::constants::constants;
-use crate::device::{float, global, shared, thread, warp};
+use crate::device::{cluster, float, global, shared, thread, warp};
 use crate::launch::Kernel;
 
 /// Addresses of one launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct DeviceContractParams {
-    /// `[BLOCK]` f32, 16-byte aligned.
+    /// 16-byte aligned.
     pub input: u64,
-    /// `[RESULTS, BLOCK]` u32, 16-byte aligned, written.
+    /// 16-byte aligned, written.
     pub output: u64,
 }
 
@@ -165,6 +174,80 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
                 put(32 + i as u32, columns[i]);
                 i += 1;
             }
+        }
+    }
+}
+
+/// Blocks of a launch of [`Cluster`]: two clusters.
+pub const CLUSTER_BLOCKS: u32 = 8;
+
+/// What each `[CLUSTER_BLOCKS, BLOCK]` of the output of [`Cluster`] holds, in order.
+pub const CLUSTER_RESULTS: [&str; 7] = [
+    "block_idx_x",
+    "b32 of the block before",
+    "b128 of the block across",
+    "b32 of the block itself",
+    "b32 of the block after",
+    "b32 sent by the block before",
+    "b32 sent by the block itself",
+];
+
+/// Stores to the shared memory of other blocks, and the barrier and the mailbox that order them, for blocks of `BLOCK` threads.
+pub struct Cluster<const BLOCK: u32>;
+
+impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
+    type Params = DeviceContractParams;
+    type Constants = DeviceContractConstants;
+    const BLOCK: u32 = BLOCK;
+    const TILES: u32 = 1;
+    const SHARED_BYTES: u32 = 32 * BLOCK + cluster::MAILBOX_BYTES;
+    const CLUSTER: u32 = 4;
+
+    #[inline(always)]
+    unsafe fn run(params: &DeviceContractParams) {
+        let (id, block) = (thread::thread_idx_x(), thread::block_idx_x());
+        let next = (id + 1) % BLOCK;
+        let rank = block % Self::CLUSTER;
+        let further = |blocks: u32| (rank + blocks) % Self::CLUSTER;
+        let base = shared::dynamic_shared_mem();
+        let (words, kept, quads) = (base, base + 4 * BLOCK, base + 8 * BLOCK);
+        let (sent, mailbox) = (base + 24 * BLOCK, base + 32 * BLOCK);
+        let thread = block * BLOCK + id;
+        let put = |row: u32, value: u32| {
+            let place = row * CLUSTER_BLOCKS * BLOCK + thread;
+            // SAFETY: a word of the output for each result and thread.
+            unsafe { global::store_b32(params.output + 4 * place as u64, value) }
+        };
+        // SAFETY: the input has a word and the shared memory 32 bytes for each thread, in four parts, and a mailbox behind; all
+        // blocks have started and opened it at the first wait, and none ends before the last.
+        unsafe {
+            let x = global::load_b32(params.input + 4 * thread as u64);
+            if id == 0 {
+                cluster::open_mailbox(mailbox, 8 * BLOCK);
+            }
+            cluster::arrive_relaxed();
+            put(0, block);
+            cluster::wait();
+            cluster::send_b32(sent + 8 * id, further(1), x, mailbox);
+            cluster::send_b32(sent + 8 * id + 4, rank, !x, mailbox);
+            cluster::store_shared_b32_at(words + 4 * id, further(1), x);
+            cluster::store_shared_b128_at(quads + 16 * id, further(2), [x, !x, id, block]);
+            cluster::store_shared_b32_at(kept + 4 * id, rank, x);
+            cluster::arrive();
+            cluster::wait();
+            put(1, shared::load_shared_b32(words + 4 * next));
+            put(2, sum(shared::load_shared_b128(quads + 16 * next)));
+            put(3, shared::load_shared_b32(kept + 4 * next));
+            cluster::arrive();
+            cluster::wait();
+            let number = DeviceContractConstants::get().number;
+            cluster::store_shared_b32_at(words + 4 * id, further(Self::CLUSTER - 1), x ^ number);
+            cluster::arrive();
+            cluster::wait();
+            put(4, shared::load_shared_b32(words + 4 * next));
+            cluster::wait_mailbox(mailbox);
+            put(5, shared::load_shared_b32(sent + 8 * next));
+            put(6, shared::load_shared_b32(sent + 8 * next + 4));
         }
     }
 }

@@ -77,11 +77,11 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
     values
 }
 
-/// Sum of the pairs `pair(0..count)`, `count` a power of two up to 16, neighbours first.
+/// Sum of the pairs `pair(0..count)`, `count` a power of two up to 32, neighbours first.
 #[inline(always)]
 pub fn pairwise_sum(count: usize, pair: impl Fn(usize) -> [f32; 2]) -> [f32; 2] {
     // partial[l] is the sum of the last whole run of 2^l pairs: few are live at a time.
-    let mut partial = [[0.0; 2]; 5];
+    let mut partial = [[0.0; 2]; 6];
     let mut i = 0;
     while i < count {
         let mut sum = pair(i);

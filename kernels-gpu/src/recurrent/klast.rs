@@ -4,8 +4,7 @@ use core::marker::PhantomData;
 
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
-use crate::constants::Element;
+use super::tokens::{Gating, LaneGates, Tokens};
 use crate::device::float::fma;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
@@ -13,7 +12,7 @@ use crate::device::shared::{
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
-use crate::math::elements::{self, Raw, load, load_one};
+use crate::math::elements::{self, Raw, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
@@ -47,7 +46,7 @@ impl<G: Gating, S, const K: u32, const V: u32, const ROWS: usize, const THREADS:
 
 /// A token in a lane's registers: its own 8 channels.
 #[derive(Clone, Copy)]
-struct Token {
+pub(crate) struct Token {
     k: [f32; 8],
     q: [f32; 8],
     /// KDA's α; GDN's is in the factors.
@@ -63,10 +62,7 @@ struct RawToken {
     k: Raw<8>,
     q: Raw<8>,
     q_element: u32,
-    /// KDA's.
-    channel_gates: RawGates<8>,
-    /// GDN's; β of both.
-    head_gate: RawGates<1>,
+    gates: LaneGates,
     /// Where the state after it goes besides.
     slot: u64,
 }
@@ -84,45 +80,14 @@ impl RawToken {
         share: Share,
     ) -> Self {
         let wide = c.wide_io != 0;
-        let none = Raw([0; 8]);
-        let gate_row = gate_row(c, row) as u64;
         // SAFETY: the caller's promise.
         unsafe {
-            let k = share.load_matching::<S>(tokens.k.at(t, 0), c.k_element, wide);
-            let q = share.load_matching::<S>(tokens.q.at(t, 0), tokens.q.element(), wide);
-            let (mut g, mut dt_bias) = (none, none);
-            let (mut head_g, mut head_dt_bias) = (Raw([0]), Raw([0]));
-            if G::PER_CHANNEL {
-                g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
-                if c.has_dt_bias != 0 {
-                    let address = params.dt_bias + gate_row * (K * 4) as u64;
-                    dt_bias = share.load_matching::<S>(address, Element::F32 as u32, wide);
-                }
-            } else {
-                head_g = load_one(tokens.g.at(t, 0), c.g_element);
-                if c.has_dt_bias != 0 {
-                    head_dt_bias = load_one(params.dt_bias + gate_row * 4, Element::F32 as u32);
-                }
-            }
-            let b = load_beta(c, tokens, t);
-            let a_log = load_a_log(c, params, row);
             Self {
-                k,
-                q,
+                k: share.load_matching::<S>(tokens.k.at(t, 0), c.k_element, wide),
+                q: share.load_matching::<S>(tokens.q.at(t, 0), tokens.q.element(), wide),
+                gates: LaneGates::load::<G, S, K>(c, params, row, tokens, t, share),
                 q_element: tokens.q.element(),
                 slot: token_slot(c, params, row.b, t),
-                channel_gates: RawGates {
-                    g,
-                    b,
-                    a_log,
-                    dt_bias,
-                },
-                head_gate: RawGates {
-                    g: head_g,
-                    b,
-                    a_log,
-                    dt_bias: head_dt_bias,
-                },
             }
         }
     }
@@ -130,34 +95,41 @@ impl RawToken {
     /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[inline(always)]
     fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token {
-        let (k, q) = (self.k.to_f32(c.k_element), self.q.to_f32(self.q_element));
-        let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes); // (1)
-        let (decay, gates) = if G::PER_CHANNEL {
-            let gates = self.channel_gates;
-            let (decay, beta) = if together {
-                gates.values_together(c, lanes)
-            } else {
-                gates.values(c)
-            };
-            (decay, (1.0, beta))
-        } else {
-            let ([decay], beta) = self.head_gate.values(c);
-            ([0.0; 8], (decay, beta))
-        };
-        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
-        Token {
+        let channels = (self.k.to_f32(c.k_element), self.q.to_f32(self.q_element));
+        let gates = self.gates.values::<G>(c, lanes, together);
+        Token::new(c, channels, norms(channels, lanes), gates, self.slot)
+    }
+}
+
+/// Σk², Σq² and k·q over a group of `lanes` lanes (1). All lanes of the warp call it.
+#[inline(always)]
+pub(crate) fn norms((k, q): ([f32; 8], [f32; 8]), lanes: u32) -> [f32; 3] {
+    butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes)
+}
+
+impl Token {
+    /// Of a lane's channels of k and q, their [`norms`], and the gates as [`LaneGates::values`] gives them.
+    #[inline(always)]
+    pub(crate) fn new(
+        c: &StepConstants,
+        (k, q): ([f32; 8], [f32; 8]),
+        norms: [f32; 3],
+        (decay, gates): ([f32; 8], (f32, f32)),
+        slot: u64,
+    ) -> Self {
+        Self {
             k,
             q,
             decay,
-            factors,
-            slot: self.slot,
+            factors: Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates),
+            slot,
         }
     }
 }
 
 /// One token on this group's rows; their outputs.
 #[inline(always)]
-fn step<G: Gating, const ROWS: usize>(
+pub(crate) fn step<G: Gating, const ROWS: usize>(
     states: &mut [[f32; 8]; ROWS],
     token: Token,
     v: [f32; ROWS],
@@ -243,7 +215,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                 let mut raw = [[0; 8]; ROWS];
                 let mut r = 0;
                 while r < ROWS {
-                    raw[r] = start.load::<S>(share, first + r as u32, live);
+                    raw[r] =
+                        start.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
                     r += 1;
                 }
                 raw
@@ -489,8 +462,11 @@ unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
 }
 
 /// What [`store_channels`] stored for this lane.
+///
+/// # Safety
+/// As a load's of shared memory.
 #[inline(always)]
-unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
+pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
     let own = smem + share.lane * 16;
     // SAFETY: the caller's promise.
     unsafe {

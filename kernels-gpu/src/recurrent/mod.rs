@@ -3,12 +3,12 @@
 //! The operators ([`crate::kernels::gdn_mtp`], [`crate::kernels::kda_recurrent`]) differ in their gate alone, so that
 //! every way of keeping states is written once, here.
 
-mod klast;
+pub(crate) mod klast;
 mod parallel;
 mod prepared;
 pub(crate) mod slots;
 pub(crate) mod tokens;
-mod vlast;
+pub(crate) mod vlast;
 
 pub use klast::KLast;
 pub use parallel::Parallel;

@@ -1,13 +1,14 @@
 //! Where a row's state comes from and goes to.
 
 use crate::row::Row;
-use crate::state::{Head, Shape, StateElement, is_live, slot_of};
+use crate::state::{Head, Shape, StateElement, is_fresh, is_live, slot_of};
 use crate::step::{StepConstants, StepParams};
 
 /// The start and the final slot of a row; its state after each token goes elsewhere besides.
 pub struct Slots {
     start: u64,
     write: u64,
+    fresh: bool,
 }
 
 impl Slots {
@@ -19,6 +20,7 @@ impl Slots {
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
         unsafe {
+            let fresh = is_fresh(c, params, b);
             if c.token_index != 0 {
                 let last = slot_of(params.accepted, c.accepted_index, b as u64, 1).wrapping_sub(1);
                 let accepted = last < c.tokens as u64;
@@ -27,6 +29,7 @@ impl Slots {
                 return Self {
                     start,
                     write: start,
+                    fresh,
                 };
             }
             let b = b as u64;
@@ -34,15 +37,42 @@ impl Slots {
             Self {
                 start,
                 write: slot_of(params.write_slots, c.write_index, b, start),
+                fresh,
             }
         }
+    }
+
+    /// Whether the row starts from zeros, whatever its slot holds.
+    #[inline(always)]
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// Slot that the row starts from.
+    #[inline(always)]
+    pub fn start_slot(&self) -> u64 {
+        self.start
+    }
+
+    /// Slot of its final state.
+    #[inline(always)]
+    pub fn write_slot(&self) -> u64 {
+        self.write
     }
 
     /// Whether the slots are there.
     #[inline(always)]
     pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
-        is_live(self.start, params.read_pool_slots, c.null_slot)
-            && (!writes_final(c) || is_live(self.write, params.write_pool_slots, c.null_slot))
+        (self.fresh || is_live(self.start, params.read_pool_slots, c.null_slot))
+            && (!self.looks_at_write(c)
+                || is_live(self.write, params.write_pool_slots, c.null_slot))
+    }
+
+    /// Whether the slot of the final state has to be there: where it is written, and of a fresh row also where it is not,
+    /// since its slot to read is not looked at.
+    #[inline(always)]
+    pub fn looks_at_write(&self, c: &StepConstants) -> bool {
+        writes_final(c) || (self.fresh && c.token_index == 0)
     }
 
     /// The state of a head that the row starts from.

@@ -1,12 +1,13 @@
 //! Tokens in memory, and what a lane makes of one.
 
+use crate::constants::Element;
 use crate::device::global::load_b32;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::launch::Family;
 use crate::math::elements::{Raw, bytes_of, load_one};
 use crate::math::gate;
 use crate::row::Row;
-use crate::state::slot_of;
+use crate::state::{Share, StateElement, slot_of};
 use crate::step::{Gate, StepConstants, StepParams};
 
 /// Whether the gate is one per key channel.
@@ -237,6 +238,89 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
             gate::sigmoid(b) * f32::from_bits(c.beta_scale)
         } else {
             b
+        }
+    }
+}
+
+/// The gates of a token as a lane with 8 channels takes them.
+#[derive(Clone, Copy)]
+pub struct LaneGates {
+    /// KDA's.
+    channels: RawGates<8>,
+    /// GDN's; β of both.
+    head: RawGates<1>,
+}
+
+impl LaneGates {
+    /// Of token `t`.
+    ///
+    /// # Safety
+    /// The token is there.
+    #[inline(always)]
+    pub unsafe fn load<G: Gating, S: StateElement, const K: u32>(
+        c: &StepConstants,
+        params: &StepParams,
+        row: Row,
+        tokens: &Tokens,
+        t: u32,
+        share: Share,
+    ) -> Self {
+        let wide = c.wide_io != 0;
+        let gate_row = gate_row(c, row) as u64;
+        let (mut g, mut dt_bias) = (Raw([0; 8]), Raw([0; 8]));
+        let (mut head_g, mut head_dt_bias) = (Raw([0]), Raw([0]));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if G::PER_CHANNEL {
+                g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
+                if c.has_dt_bias != 0 {
+                    let address = params.dt_bias + gate_row * (K * 4) as u64;
+                    dt_bias = share.load_matching::<S>(address, Element::F32 as u32, wide);
+                }
+            } else {
+                head_g = load_one(tokens.g.at(t, 0), c.g_element);
+                if c.has_dt_bias != 0 {
+                    head_dt_bias = load_one(params.dt_bias + gate_row * 4, Element::F32 as u32);
+                }
+            }
+            let b = load_beta(c, tokens, t);
+            let a_log = load_a_log(c, params, row);
+            Self {
+                channels: RawGates {
+                    g,
+                    b,
+                    a_log,
+                    dt_bias,
+                },
+                head: RawGates {
+                    g: head_g,
+                    b,
+                    a_log,
+                    dt_bias: head_dt_bias,
+                },
+            }
+        }
+    }
+
+    /// KDA's α of the lane's channels; then what [`crate::math::delta_rule::Factors`] take: GDN's α (KDA's 1) and β. All
+    /// lanes of the warp call it; `together` where all of its groups of `lanes` lanes have this token.
+    #[inline(always)]
+    pub fn values<G: Gating>(
+        self,
+        c: &StepConstants,
+        lanes: u32,
+        together: bool,
+    ) -> ([f32; 8], (f32, f32)) {
+        if G::PER_CHANNEL {
+            let (decay, beta) = if together {
+                self.channels.values_together(c, lanes)
+            } else {
+                self.channels.values(c)
+            };
+            (decay, (1.0, beta))
+        } else {
+            let ([decay], beta) = self.head.values(c);
+            ([0.0; 8], (decay, beta))
         }
     }
 }

@@ -106,7 +106,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             let mut raw = [[0; 8]; ROWS];
             let mut r = 0;
             while r < ROWS {
-                raw[r] = start.load::<S>(share, first + r as u32, live);
+                raw[r] = start.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
                 r += 1;
             }
             if !live {
@@ -257,19 +257,12 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                     r += 1;
                 }
             }
-            let k = load_rows::<ROWS>(smem + first * 4);
-            let sk = butterfly_scatter(column_products(|r| states[r], k), LANES, 32);
-            let q = load_rows::<ROWS>(smem + Self::Q + first * 4);
-            let sq = butterfly_scatter(column_products(|r| states[r], q), LANES, 32);
-            let kept = FRAGMENT * LANES / 32;
-            let mut i = 0;
-            while i < kept {
-                let column = share.column::<S>((lane_id() / LANES * kept + i) as usize);
-                let sums = [sk[i as usize].to_bits(), sq[i as usize].to_bits()];
-                let address = dynamic_shared_mem() + (warp * Self::COLUMNS + column) * 8;
-                store_shared_b64(address, sums);
-                i += 1;
-            }
+            let (k, q) = (
+                load_rows::<ROWS>(smem + first * 4),
+                load_rows::<ROWS>(smem + Self::Q + first * 4),
+            );
+            let sums = dynamic_shared_mem() + warp * Self::COLUMNS * 8;
+            leave_products::<S, ROWS, LANES>(states, (k, q), share, sums);
         }
     }
 
@@ -300,28 +293,84 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         unsafe {
             let decay = Self::factors(smem).decay;
             let k = load_rows::<ROWS>(smem + first * 4);
-            let mut step = [0.0; 8];
-            let mut i = 0;
-            while i < 8 {
-                let address = dynamic_shared_mem() + Self::STEPS + share.column::<S>(i) * 4;
-                let piece = load_shared_b128(address);
-                let mut j = 0;
-                while j < 4 {
-                    step[i + j] = f32::from_bits(piece[j]);
-                    j += 1;
-                }
-                i += 4;
-            }
-            let mut r = 0;
-            while r < ROWS {
-                i = 0;
-                while i < 8 {
-                    states[r][i] = fma(step[i], k[r], decay * states[r][i]); // (2) (4)
-                    i += 1;
-                }
-                r += 1;
-            }
+            advance::<S, ROWS>(states, k, decay, share, dynamic_shared_mem() + Self::STEPS);
         }
+    }
+}
+
+/// Leaves this warp's part of S k and S q of every column at `sums`.
+///
+/// # Safety
+/// The sums are this warp's to write; all of its lanes call it.
+#[inline(always)]
+pub(crate) unsafe fn leave_products<S: StateElement, const ROWS: usize, const LANES: u32>(
+    states: &[[f32; 8]; ROWS],
+    (k, q): ([f32; ROWS], [f32; ROWS]),
+    share: Share,
+    sums: u32,
+) {
+    let sk = column_products(|r| states[r], k);
+    let sq = column_products(|r| states[r], q);
+    // SAFETY: the caller's promise.
+    unsafe { leave_sums::<S, LANES>(sk, sq, share, sums) }
+}
+
+/// Leaves this warp's part of S k and S q of every column at `sums`, of what this thread has of its own columns.
+///
+/// # Safety
+/// The sums are this warp's to write; all of its lanes call it.
+#[inline(always)]
+pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
+    sk: [f32; 8],
+    sq: [f32; 8],
+    share: Share,
+    sums: u32,
+) {
+    let sk = butterfly_scatter(sk, LANES, 32);
+    let sq = butterfly_scatter(sq, LANES, 32);
+    let kept = FRAGMENT * LANES / 32;
+    let mut i = 0;
+    while i < kept {
+        let column = share.column::<S>((lane_id() / LANES * kept + i) as usize);
+        let pair = [sk[i as usize].to_bits(), sq[i as usize].to_bits()];
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b64(sums + column * 8, pair) };
+        i += 1;
+    }
+}
+
+/// The state after a token, whose δ rk of each column is at `steps`.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
+    states: &mut [[f32; 8]; ROWS],
+    k: [f32; ROWS],
+    decay: f32,
+    share: Share,
+    steps: u32,
+) {
+    let mut step = [0.0; 8];
+    let mut i = 0;
+    while i < 8 {
+        // SAFETY: the caller's promise.
+        let piece = unsafe { load_shared_b128(steps + share.column::<S>(i) * 4) };
+        let mut j = 0;
+        while j < 4 {
+            step[i + j] = f32::from_bits(piece[j]);
+            j += 1;
+        }
+        i += 4;
+    }
+    let mut r = 0;
+    while r < ROWS {
+        i = 0;
+        while i < 8 {
+            states[r][i] = fma(step[i], k[r], decay * states[r][i]); // (2) (4)
+            i += 1;
+        }
+        r += 1;
     }
 }
 
@@ -382,10 +431,18 @@ unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
     }
 }
 
-/// `ROWS` (a multiple of 4) consecutive values.
+/// `ROWS` (2, or a multiple of 4) consecutive values.
+///
+/// # Safety
+/// They are there, aligned to 16 bytes or to all of them.
 #[inline(always)]
-unsafe fn load_rows<const ROWS: usize>(smem: u32) -> [f32; ROWS] {
+pub(crate) unsafe fn load_rows<const ROWS: usize>(smem: u32) -> [f32; ROWS] {
     let mut values = [0.0; ROWS];
+    if ROWS == 2 {
+        // SAFETY: the caller's promise.
+        [values[0], values[1]] = unsafe { load_shared_b64(smem) }.map(f32::from_bits);
+        return values;
+    }
     let mut i = 0;
     while i < ROWS {
         // SAFETY: the caller's promise.

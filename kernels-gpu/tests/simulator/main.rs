@@ -1,5 +1,7 @@
 //! The simulator finds each crime that a small body commits, and nothing where there is none.
 
+mod cluster;
+mod mailbox;
 mod memory;
 mod positive;
 mod race;
@@ -32,7 +34,19 @@ fn run<R>(
     regions: &[Region],
     body: impl Fn() -> R + Sync,
 ) -> Result<(), Fault> {
+    run_clusters(1, grid, block, regions, body)
+}
+
+/// The same, in clusters of so many blocks.
+fn run_clusters<R>(
+    cluster: u32,
+    grid: [u32; 3],
+    block: u32,
+    regions: &[Region],
+    body: impl Fn() -> R + Sync,
+) -> Result<(), Fault> {
     let shape = LaunchShape {
+        cluster,
         grid,
         block,
         shared_bytes: 512,

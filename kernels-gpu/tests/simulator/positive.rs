@@ -128,6 +128,7 @@ fn launches_within_launches_and_side_by_side() {
 fn launches_that_cannot_be() {
     let message = |grid, block, shared_bytes, regions: &[Region]| {
         let shape = LaunchShape {
+            cluster: 1,
             grid,
             block,
             shared_bytes,

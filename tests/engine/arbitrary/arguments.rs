@@ -202,6 +202,9 @@ pub fn arguments(
             cu_seqlens,
             max_tokens: tokens,
         }),
+        convolved: None,
+        norm: None,
+        fresh: None,
         update_state: flag() || flag(),
         options,
     })

@@ -10,7 +10,7 @@ use crate::recall::Last;
 /// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
 /// of the good ones is not taken for one of theirs.
 #[track_caller]
-fn refused<G: Gates>(
+pub(super) fn refused<G: Gates>(
     mut args: Step<'static, G>,
     change: impl FnOnce(&mut Step<'static, G>),
     parts: &[&str],
@@ -21,6 +21,7 @@ fn refused<G: Gates>(
         grid: [1; 3],
         block: 32,
         shared_bytes: 0,
+        cluster: 1,
     };
     let switches = request.switches(None);
     last.remember(switches, &request.tensors(), RawFunction::NULL, shape);

@@ -3,8 +3,10 @@
 use std::cell::Cell;
 
 use super::block::{Block, LANES};
+use super::cluster::latest_phase;
 use super::fault::Problem;
 use super::fibers::At;
+use super::mailbox::all_mail;
 use super::race::{MAX_THREADS, WARPS};
 
 /// Barriers of a block; number 0 is that of all its threads.
@@ -48,6 +50,10 @@ pub struct Arrivals {
     threads: Cell<u32>,
     warps: Cell<u32>,
     clock: Clock,
+    /// Phases of the cluster's barrier that are before one of them.
+    phases: Cell<u32>,
+    /// Mailboxes that are before one of them.
+    mail: Cell<u64>,
 }
 
 impl Arrivals {
@@ -55,6 +61,8 @@ impl Arrivals {
         self.threads.set(0);
         self.warps.set(0);
         self.clock.iter().for_each(|time| time.set(0));
+        self.phases.set(0);
+        self.mail.set(0);
     }
 }
 
@@ -77,9 +85,18 @@ impl Block<'_> {
                 format!("barrier {number}: all {threads} threads have gone on, none waits");
             return Err(*Problem::sync(message));
         }
-        join(&arrivals.clock, &self.clocks[warp]);
+        self.hand_over(warp, arrivals);
         arrivals.clock[warp].set(self.tick());
         Ok(())
+    }
+
+    /// What is before `warp` is before those that wait.
+    fn hand_over(&self, warp: usize, arrivals: &Arrivals) {
+        join(&arrivals.clock, &self.clocks[warp]);
+        let phases = latest_phase(self.warp(warp));
+        arrivals.phases.set(arrivals.phases.get().max(phases));
+        let mail = all_mail(self.warp(warp));
+        arrivals.mail.set(arrivals.mail.get() | mail);
     }
 
     /// Nobody has come to a barrier that nobody waited for.
@@ -100,8 +117,9 @@ impl Block<'_> {
 
     /// Lets the warps go on that wait for a barrier to which all others have come; whether there are any.
     pub(super) fn complete_a_barrier(&self) -> bool {
-        let waits_for = |warp: usize| match self.threads[warp * LANES].at.get() {
-            At::SyncBarrier(barrier) => Some(barrier),
+        let all_at = |warp: usize, at: At| self.warp(warp).iter().all(|thread| thread.is(at));
+        let waits_for = |warp: usize| match self.warp(warp)[0].at.get() {
+            at @ At::SyncBarrier(barrier) if all_at(warp, at) => Some(barrier),
             _ => None,
         };
         let warps = self.threads.len() / LANES;
@@ -116,16 +134,16 @@ impl Block<'_> {
         let arrivals = &self.arrivals[barrier.number as usize];
         let waiting = || (0..warps).filter(|&warp| waits_for(warp) == Some(barrier));
         let now = self.tick();
-        for warp in waiting() {
-            join(&arrivals.clock, &self.clocks[warp]);
-        }
+        waiting().for_each(|warp| self.hand_over(warp, arrivals));
         for warp in waiting() {
             arrivals.clock[warp].set(now);
         }
         let released: Vec<usize> = waiting().collect();
         for warp in released {
             join(&self.clocks[warp], &arrivals.clock);
-            for thread in &self.threads[warp * LANES..][..LANES] {
+            for thread in self.warp(warp) {
+                thread.phases.set(arrivals.phases.get());
+                thread.mail.set(arrivals.mail.get());
                 thread.lane_barriers.iter().for_each(|time| time.set(now));
                 thread.at.set(At::Running);
             }

@@ -9,6 +9,7 @@ use corosensei::Yielder;
 
 use super::Launch;
 use super::barrier::{Arrivals, BARRIERS, Clock};
+use super::cluster::Cluster;
 use super::fault::{Fault, Problem};
 use super::fibers::At;
 use super::matrix;
@@ -23,14 +24,17 @@ pub const LANES: usize = 32;
 pub struct Block<'a> {
     launch: &'a Launch<'a>,
     memory: &'a GlobalMemory<'a>,
-    shared: SharedMemory,
+    pub(super) cluster: &'a Cluster,
+    /// Its place in the cluster.
+    pub(super) rank: usize,
+    shared: &'a SharedMemory,
     last_view: Cell<usize>,
     /// Linear index of the block.
     index: Cell<u32>,
     pub(super) threads: Box<[Thread]>,
     pub(super) running: Cell<usize>,
     /// Barriers so far, and one.
-    time: Cell<u32>,
+    pub(super) time: Cell<u32>,
     /// Time of the last `sync_threads`.
     pub(super) block_barrier: Cell<u32>,
     /// Of each barrier of some warps.
@@ -47,6 +51,10 @@ pub struct Thread {
     pub(super) words: Cell<Words>,
     /// For each lane of its warp, the time up to which that lane's accesses happened before.
     pub(super) lane_barriers: [Cell<u32>; LANES],
+    /// Phases of the cluster's barrier that are before it.
+    pub(super) phases: Cell<u32>,
+    /// Mailboxes of the cluster, a bit for each, of which a return from the wait is before it.
+    pub(super) mail: Cell<u64>,
     copies: Cell<Vec<Copy>>,
     committed_groups: Cell<u32>,
 }
@@ -84,20 +92,36 @@ pub fn current<R>(f: impl FnOnce(&Block<'_>) -> R) -> R {
     f(unsafe { &*block })
 }
 
+impl Thread {
+    pub fn is(&self, at: At) -> bool {
+        self.at.get() == at
+    }
+}
+
 impl<'a> Block<'a> {
-    pub fn new(launch: &'a Launch<'a>, memory: &'a GlobalMemory<'a>) -> Self {
+    /// Of a rank that the cluster has, with the memory that is its own there.
+    pub fn new(
+        launch: &'a Launch<'a>,
+        memory: &'a GlobalMemory<'a>,
+        cluster: &'a Cluster,
+        (rank, shared): (usize, &'a SharedMemory),
+    ) -> Self {
         let thread = |_| Thread {
             at: Cell::new(At::Exited),
             yielder: Cell::new(ptr::null()),
             words: Cell::default(),
             lane_barriers: [const { Cell::new(0) }; LANES],
+            phases: Cell::new(0),
+            mail: Cell::new(0),
             copies: Cell::default(),
             committed_groups: Cell::new(0),
         };
         Self {
             launch,
             memory,
-            shared: SharedMemory::new(launch.shape.shared_bytes),
+            cluster,
+            rank,
+            shared,
             last_view: Cell::new(0),
             index: Cell::new(0),
             threads: (0..launch.shape.block).map(thread).collect(),
@@ -112,7 +136,7 @@ impl<'a> Block<'a> {
     }
 
     /// Forgets the previous block.
-    pub(super) fn start(&self, index: u32) {
+    pub(super) fn clear(&self, index: u32) {
         self.shared.clear();
         self.index.set(index);
         self.time.set(1);
@@ -124,9 +148,16 @@ impl<'a> Block<'a> {
         for thread in &self.threads {
             thread.at.set(At::Running);
             thread.lane_barriers.iter().for_each(|time| time.set(0));
+            thread.phases.set(0);
+            thread.mail.set(0);
             thread.copies.take();
             thread.committed_groups.set(0);
         }
+    }
+
+    /// The threads of a warp.
+    pub(super) fn warp(&self, warp: usize) -> &[Thread] {
+        &self.threads[warp * LANES..][..LANES]
     }
 
     /// Ends the present span of time between barriers, and returns it.
@@ -154,7 +185,12 @@ impl Block<'_> {
     }
 
     pub fn block(&self) -> [u32; 3] {
-        block_index(self.launch.shape.grid, self.index.get())
+        self.index_of(self.index.get())
+    }
+
+    /// Index along x, y, z of the block with this linear index.
+    pub(super) fn index_of(&self, linear: u32) -> [u32; 3] {
+        block_index(self.launch.shape.grid, linear)
     }
 
     pub fn thread(&self) -> u32 {
@@ -215,13 +251,16 @@ impl Block<'_> {
         [x, y, z, w]
     }
 
-    fn observer(&self) -> Observer<'_> {
+    pub(super) fn observer(&self) -> Observer<'_> {
         Observer {
             access: Access::new(self.index.get(), self.thread(), self.time.get()),
             grid: self.launch.shape.grid,
             block_barrier: self.block_barrier.get(),
             warp_clock: &self.clocks[self.running.get() / LANES],
             lane_barriers: &self.running().lane_barriers,
+            cluster: self.cluster,
+            phases: self.running().phases.get(),
+            mail: self.running().mail.get(),
         }
     }
 

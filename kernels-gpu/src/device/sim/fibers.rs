@@ -11,7 +11,7 @@ use super::block::{Block, CURRENT, LANES, Thread, Words};
 use super::fault::{Fault, Problem};
 use super::matrix;
 
-type Fiber = Coroutine<(), (), ()>;
+pub type Fiber = Coroutine<(), (), ()>;
 
 /// Where a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,10 @@ pub enum At {
     SyncBarrier(Barrier),
     /// Waits for its warp to come to a barrier, and goes on.
     Arrive(Barrier),
+    /// Waits for the cluster.
+    ClusterWait,
+    /// Waits for mailbox `.0` of the cluster.
+    Mailbox(u32),
     /// Has returned.
     Exited,
 }
@@ -52,8 +56,17 @@ impl At {
             | Self::SyncBarrier(_)
             | Self::Arrive(_) => u32::MAX,
             Self::SyncWarp(mask) => mask,
-            Self::Running | Self::SyncThreads | Self::Exited => 0,
+            Self::Running
+            | Self::SyncThreads
+            | Self::ClusterWait
+            | Self::Mailbox(_)
+            | Self::Exited => 0,
         }
+    }
+
+    /// Whether other blocks may let it go on.
+    fn waits_for_cluster(self) -> bool {
+        matches!(self, Self::ClusterWait | Self::Mailbox(_))
     }
 
     /// Whether both are the same collective.
@@ -77,47 +90,51 @@ impl At {
             Self::SyncThreads => "waits in sync_threads".into(),
             Self::SyncBarrier(barrier) => format!("waits in sync_barrier{}", barrier.describe()),
             Self::Arrive(barrier) => format!("waits in arrive_at_barrier{}", barrier.describe()),
+            Self::ClusterWait => "waits in cluster::wait".into(),
+            Self::Mailbox(_) => "waits in wait_mailbox".into(),
             Self::Exited => "has exited".into(),
         }
     }
 }
 
 impl Block<'_> {
-    /// Runs block `index` with a stack for each thread; the stacks are there again afterwards.
-    pub fn run(
+    /// A fiber for each thread of block `index`, which takes a stack.
+    ///
+    /// # Safety
+    /// `self` and `body` outlive the fibers.
+    pub(super) unsafe fn start(
         &self,
         index: u32,
         body: &(dyn Fn() + Sync),
         stacks: &mut Vec<DefaultStack>,
-    ) -> Result<(), Fault> {
-        self.start(index);
+    ) -> Vec<Fiber> {
+        self.clear(index);
         let fiber = |(thread, stack): (&Thread, DefaultStack)| {
             let thread = ptr::from_ref(thread);
             let main = move |yielder: &Yielder<(), ()>, ()| {
-                // SAFETY: the threads of `self` outlive the fibers, which end in this function.
+                // SAFETY: the threads of `self` outlive the fiber, by the caller's promise.
                 unsafe { &*thread }.yielder.set(yielder);
                 body();
             };
-            // SAFETY: `body` outlives the fibers, as above.
+            // SAFETY: `body` outlives the fiber, as above.
             unsafe { Coroutine::with_stack_unchecked(stack, main) }
         };
-        let threads = self.threads.iter().zip(stacks.drain(..));
-        let mut fibers: Vec<Fiber> = threads.map(fiber).collect();
-        let outcome = self.run_fibers(&mut fibers);
-        stacks.extend(fibers.into_iter().map(|mut fiber| {
-            fiber.force_unwind();
-            fiber.into_stack()
-        }));
-        outcome
+        let stacks = stacks.drain(..self.threads.len());
+        self.threads.iter().zip(stacks).map(fiber).collect()
     }
 
-    fn run_fibers(&self, fibers: &mut [Fiber]) -> Result<(), Fault> {
+    /// Runs the threads until each has exited, or none can go on before the cluster does.
+    pub(super) fn run_fibers(&self, fibers: &mut [Fiber]) -> Result<(), Fault> {
         loop {
             for (warp, fibers) in fibers.chunks_mut(LANES).enumerate() {
                 self.run_warp(warp * LANES, fibers)?;
             }
             if self.complete_a_barrier() {
                 continue;
+            }
+            let waits = |thread: &Thread| thread.at.get().waits_for_cluster();
+            if self.threads.iter().any(waits) {
+                return Ok(());
             }
             let first = |is_there: fn(At) -> bool| {
                 let is_there = |thread: &Thread| is_there(thread.at.get());
@@ -140,13 +157,15 @@ impl Block<'_> {
                 }
                 (Some(_), None) => self.block_barrier.set(self.tick()),
             }
+            self.share_phases(self.threads.iter());
             for thread in &self.threads {
                 thread.at.set(At::Running);
             }
         }
     }
 
-    /// Runs the warp of threads `first..` until each of them has exited or waits for the block.
+    /// Runs the warp of threads `first..` until each of them has exited or waits for the block, or none can go on before
+    /// the cluster does.
     fn run_warp(&self, first: usize, fibers: &mut [Fiber]) -> Result<(), Fault> {
         let warp = &self.threads[first..][..LANES];
         loop {
@@ -178,6 +197,7 @@ impl Block<'_> {
             }
             match stuck {
                 _ if met => {}
+                Some(_) if warp.iter().any(|it| it.at.get().waits_for_cluster()) => return Ok(()),
                 Some((lane, missing)) => return Err(self.diverged(first + lane, first + missing)),
                 None => return Ok(()),
             }
@@ -215,6 +235,7 @@ impl Block<'_> {
             1 => now,
             _ => barriers_of(lane).max().unwrap_or(0),
         });
+        self.share_phases(lanes(mask).map(|lane| &warp[lane]));
         for lane in lanes(mask) {
             for (barrier, time) in warp[lane].lane_barriers.iter().zip(joined) {
                 barrier.set(time);
@@ -230,6 +251,10 @@ impl Block<'_> {
         CURRENT.set(outer);
         match turn {
             Ok(CoroutineResult::Yield(())) => Ok(()),
+            Ok(CoroutineResult::Return(())) if self.has_arrived(thread) => {
+                let message = "exits, and has not waited for the cluster, to whose barrier it came";
+                Err(self.fault(thread, *Problem::sync(message.into())))
+            }
             Ok(CoroutineResult::Return(())) => {
                 self.threads[thread].at.set(At::Exited);
                 Ok(())
@@ -239,7 +264,7 @@ impl Block<'_> {
     }
 
     #[cold]
-    fn diverged(&self, waiting: usize, missing: usize) -> Fault {
+    pub(super) fn diverged(&self, waiting: usize, missing: usize) -> Fault {
         let place = |thread: usize| {
             let at = self.threads[thread].at.get().describe();
             format!("thread {thread} (lane {}) {at}", thread % LANES)
@@ -249,6 +274,6 @@ impl Block<'_> {
     }
 }
 
-fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+fn lanes(mask: u32) -> impl Iterator<Item = usize> + Clone {
     (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
 }

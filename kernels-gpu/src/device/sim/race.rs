@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 
+use super::cluster::Cluster;
 use super::fault::Problem;
+use super::mailbox::MAILBOXES;
 
 /// Bytes that one [`Granule`] stands for: the narrowest access.
 pub const GRANULE_BYTES: u64 = 2;
@@ -23,6 +25,9 @@ impl Access {
     const NONE: Self = Self(0);
     /// Later than every barrier.
     const IN_FLIGHT: u32 = (1 << TIME_BITS) - 1;
+    const MAILBOX: u32 = Self::IN_FLIGHT - 1;
+    /// By the first mailbox of a cluster; by the others next. Later than every barrier, as the two above.
+    const SENT: u32 = Self::MAILBOX - MAILBOXES;
 
     pub fn new(block: u32, thread: u32, time: u32) -> Self {
         Self(u64::from(block) << 40 | u64::from(thread) << TIME_BITS | u64::from(time))
@@ -37,13 +42,25 @@ impl Access {
         (self.0 >> TIME_BITS) as u32 % MAX_THREADS
     }
 
-    fn time(self) -> u32 {
+    pub fn time(self) -> u32 {
         self.0 as u32 & Self::IN_FLIGHT
     }
 
     /// Whether it is the write of an asynchronous copy that its thread has not waited for.
     pub fn is_in_flight(self) -> bool {
         self.time() == Self::IN_FLIGHT
+    }
+
+    /// Whether it made a mailbox.
+    fn is_mailbox(self) -> bool {
+        self.time() == Self::MAILBOX
+    }
+
+    /// The mailbox of the cluster to which it was sent, if it was.
+    fn mailbox(self) -> Option<u32> {
+        (Self::SENT..Self::MAILBOX)
+            .contains(&self.time())
+            .then(|| self.time() - Self::SENT)
     }
 }
 
@@ -63,6 +80,12 @@ pub struct Observer<'a> {
     pub warp_clock: &'a [Cell<u32>; WARPS],
     /// For each lane of the warp, the same.
     pub lane_barriers: &'a [Cell<u32>; 32],
+    /// The cluster of the block.
+    pub cluster: &'a Cluster,
+    /// Phases of the cluster's barrier that happened before.
+    pub phases: u32,
+    /// The mailboxes of the cluster, a bit for each, of which a return from the wait happened before.
+    pub mail: u64,
 }
 
 impl Observer<'_> {
@@ -71,9 +94,16 @@ impl Observer<'_> {
         if earlier == Access::NONE {
             return true;
         }
-        if earlier.block() != self.access.block() || earlier.is_in_flight() {
-            return false;
+        if earlier.time() >= Access::SENT {
+            let has_come = |mailbox: u32| self.mail >> mailbox & 1 == 1;
+            return earlier.mailbox().is_some_and(has_come);
         }
+        let in_block = earlier.block() == self.access.block() && self.is_after_in_block(earlier);
+        in_block || self.cluster.puts_before(earlier, self.phases)
+    }
+
+    /// Whether `earlier`, of the same block, happened before by what the block did.
+    fn is_after_in_block(&self, earlier: Access) -> bool {
         let (thread, my_thread) = (earlier.thread(), self.access.thread());
         let lane_barrier = || self.lane_barriers[thread as usize % 32].get();
         thread == my_thread
@@ -84,7 +114,21 @@ impl Observer<'_> {
 
     /// This access as an asynchronous copy: nobody, its thread included, is after it until the wait.
     pub fn in_flight(&self) -> Access {
-        Access::new(self.access.block(), self.access.thread(), Access::IN_FLIGHT)
+        self.at(Access::IN_FLIGHT)
+    }
+
+    /// This access as the making of a mailbox: nobody accesses it afterwards.
+    pub fn mailbox(&self) -> Access {
+        self.at(Access::MAILBOX)
+    }
+
+    /// This access as sent to a mailbox: those are after it that have waited for that.
+    pub fn sent(&self, mailbox: u32) -> Access {
+        self.at(Access::SENT + mailbox)
+    }
+
+    fn at(&self, time: u32) -> Access {
+        Access::new(self.access.block(), self.access.thread(), time)
     }
 
     /// Who made `access`.
@@ -101,10 +145,23 @@ impl Observer<'_> {
             Conflict::Store(other) => ("store", other),
         };
         let who = self.name(other);
+        if other.is_mailbox() {
+            return Problem::memory(format!(
+                "{what}: it is in a mailbox, which {who} has opened"
+            ));
+        }
+        if let Some(mailbox) = other.mailbox() {
+            let byte = self.cluster.mailbox_byte(mailbox);
+            return Problem::race(format!(
+                "race: {what}: {who} sends to it, and nothing orders the wait for the mailbox at byte {byte} before"
+            ));
+        }
         Problem::race(if other.is_in_flight() {
             format!("{what}: {who} copies to it and has not waited for the copy")
         } else if other.block() == self.access.block() {
             format!("race: {what}, and a {op} by {who}: no barrier between them")
+        } else if self.cluster.made(other) {
+            format!("race: {what}, and a {op} by {who}: no cluster barrier between them")
         } else {
             format!("race: {what}, and a {op} by {who}: blocks are not ordered")
         })
@@ -120,8 +177,9 @@ pub enum Conflict {
 
 /// The accesses of two bytes of memory that a later one may race with.
 ///
-/// Of several unordered readers the lowest and the highest are kept. A write that races with any
-/// races with one of these, unless the mask of a `sync_warp` has both but not a lane between them.
+/// Of several unordered readers two are kept: those that the barrier of the cluster cannot order yet, else the lowest
+/// and the highest. A write that races with any races with one of these, unless the mask of a `sync_warp` has both but
+/// not a lane between them, or more than two threads of a cluster come to its barrier relaxed or before they read.
 #[derive(Clone, Copy, Debug)]
 pub struct Granule {
     writer: Access,
@@ -155,7 +213,7 @@ impl Granule {
             (true, true) => [me, Access::NONE],
             (true, false) => [me, b],
             (false, true) => [a, me],
-            (false, false) => [a.min(b).min(me), a.max(b).max(me)],
+            (false, false) => by.cluster.lasting([a, b, me]),
         };
         Ok(())
     }

@@ -88,6 +88,36 @@ impl SharedMemory {
         }
     }
 
+    /// Records a mailbox; the byte at which it lies.
+    pub fn open_mailbox(&self, address: u32, by: &Observer<'_>) -> Result<u32, Box<Problem>> {
+        let range = self.range::<[u32; 2]>("mailbox", address)?;
+        for at in range {
+            self.record_store::<[u32; 2]>("mailbox", at, by)?;
+            self.granules[at].set(Granule::written(by.mailbox()));
+        }
+        Ok(address - BASE)
+    }
+
+    /// Stores what comes with `mailbox`.
+    pub fn send(
+        &self,
+        address: u32,
+        value: u32,
+        mailbox: u32,
+        by: &Observer<'_>,
+    ) -> Result<(), Box<Problem>> {
+        let range = self.range::<u32>("send", address)?;
+        for at in range.clone() {
+            self.record_store::<u32>("send", at, by)?;
+        }
+        let sent = Observer {
+            access: by.sent(mailbox),
+            ..*by
+        };
+        self.finish_copy(range, value, &sent);
+        Ok(())
+    }
+
     fn record_store<T>(&self, op: &str, at: usize, by: &Observer<'_>) -> Result<(), Box<Problem>> {
         let mut granule = self.granules[at].get();
         let recorded = granule.store(by);

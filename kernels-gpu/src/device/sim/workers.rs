@@ -1,4 +1,4 @@
-//! The blocks of a launch, spread over the cores.
+//! The clusters of a launch, spread over the cores.
 
 use std::io;
 use std::num::NonZero;
@@ -10,6 +10,7 @@ use corosensei::stack::DefaultStack;
 
 use super::Launch;
 use super::block::{Block, in_fiber};
+use super::cluster::Cluster;
 use super::fault::{Fault, keep_panics_of_fibers_silent};
 use super::memory::GlobalMemory;
 
@@ -25,7 +26,8 @@ pub fn run_blocks(
     body: &(dyn Fn() + Sync),
 ) -> Result<(), Fault> {
     keep_panics_of_fibers_silent(in_fiber);
-    let blocks: u32 = launch.shape.grid.iter().product();
+    let clusters = launch.shape.grid.iter().product::<u32>() / launch.shape.cluster;
+    let threads = launch.shape.cluster * launch.shape.block;
     let (next, failed) = (AtomicU32::new(0), AtomicBool::new(false));
     let first_fault = Mutex::new(None);
     let report = |index: u32, fault: Fault| {
@@ -36,26 +38,28 @@ pub fn run_blocks(
         failed.store(true, Ordering::Relaxed);
     };
     let work = || {
-        let mut stacks = match take_stacks(launch.shape.block) {
+        let mut stacks = match take_stacks(threads) {
             Ok(stacks) => stacks,
             Err(error) => {
-                let message = format!("no memory for the stacks of a block: {error}");
-                return report(blocks, Fault::of_launch(launch.kernel, message));
+                let message = format!("no memory for the stacks of a cluster: {error}");
+                return report(clusters, Fault::of_launch(launch.kernel, message));
             }
         };
-        let block = Block::new(launch, memory);
+        let cluster = Cluster::new(launch.shape);
+        let block = |of_cluster| Block::new(launch, memory, &cluster, of_cluster);
+        let blocks: Vec<Block<'_>> = cluster.memories().map(block).collect();
         while !failed.load(Ordering::Relaxed) {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= blocks {
+            if index >= clusters {
                 break;
             }
-            if let Err(fault) = block.run(index, body, &mut stacks) {
+            if let Err(fault) = cluster.run(&blocks, index, body, &mut stacks) {
                 report(index, fault);
             }
         }
         lock(&STACKS).append(&mut stacks);
     };
-    let helpers = Helpers::hire(blocks - 1, launch.shape.block);
+    let helpers = Helpers::hire(clusters - 1, threads);
     thread::scope(|scope| {
         (0..helpers.0).for_each(|_| drop(scope.spawn(work)));
         work();
@@ -72,9 +76,10 @@ struct Helpers(usize);
 static HIRED: AtomicUsize = AtomicUsize::new(0);
 
 impl Helpers {
-    fn hire(wanted: u32, block: u32) -> Self {
+    /// At most `wanted`, each of which takes `stacks`.
+    fn hire(wanted: u32, stacks: u32) -> Self {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let limit = (cores - 1).min(MAX_HELPER_STACKS / block as usize);
+        let limit = (cores - 1).min(MAX_HELPER_STACKS / stacks as usize);
         let mut hired = 0;
         let hire = |others: usize| {
             hired = limit.saturating_sub(others).min(wanted as usize);
@@ -92,7 +97,7 @@ impl Drop for Helpers {
     }
 }
 
-/// Stacks that no block uses.
+/// Stacks that no cluster uses.
 static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
 
 fn take_stacks(count: u32) -> io::Result<Vec<DefaultStack>> {

@@ -4,7 +4,7 @@ use crate::device::global::load_b32;
 use crate::math::elements::{Raw, load_one};
 use crate::math::gate;
 use crate::row::Row;
-use crate::state::{Head, Shape, StateElement, is_live, slot_of};
+use crate::state::{Head, Shape, StateElement, is_fresh, is_live, slot_of};
 use crate::step::{Gate, StepConstants, StepParams};
 
 impl Row {
@@ -33,6 +33,7 @@ impl Row {
 pub struct Slots {
     read: u64,
     write: u64,
+    fresh: bool,
 }
 
 impl Slots {
@@ -44,14 +45,21 @@ impl Slots {
             Self {
                 read,
                 write: slot_of(params.write_slots, c.write_index, b as u64, read),
+                fresh: is_fresh(c, params, b),
             }
         }
     }
 
     #[inline(always)]
     pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
-        is_live(self.read, params.read_pool_slots, c.null_slot)
+        (self.fresh || is_live(self.read, params.read_pool_slots, c.null_slot))
             && (c.update_state == 0 || is_live(self.write, params.write_pool_slots, c.null_slot))
+    }
+
+    /// Whether the row starts from zeros, whatever its slot holds.
+    #[inline(always)]
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
     }
 
     /// A head of the read slot.

@@ -86,7 +86,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
             let mut raw = [[0; 8]; ROWS];
             let mut r = 0;
             while r < ROWS {
-                raw[r] = read.load::<S>(share, first + r as u32, live);
+                raw[r] = read.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
                 r += 1;
             }
             let k = load::<ROWS>(row.k(&c, params, first), c.k_element, wide);

@@ -1,0 +1,310 @@
+//! A convolution before a recurrence, a norm after it, and fresh rows.
+
+use crate::check::gpu;
+use crate::command::{Contents, check, fixture_path, folder, run};
+use gated_delta::Entry;
+use safetensors::tensor::Dtype;
+
+/// B = 4, T = 1, H = 2, HV = 4, K = V = 128, P = 5, W = 4; slots 2, 3, 0 and −1.
+const GDN: &str = "layer_qwen3_next_decode";
+/// B = 2, T = 1, H = HV = 2, K = V = 128, P = 4, W = 4; slots 2 and 3.
+const KDA: &str = "layer_kimi_linear_decode";
+/// D of the former.
+const CHANNELS: usize = 1024;
+
+/// Where kernels are. TODO(layer entries): those of the simulator and the GPU too, as long as there are none.
+fn backends() -> Vec<&'static str> {
+    let mut backends = vec!["reference"];
+    let mut entries = Entry::ALL.iter().map(|entry| entry.name());
+    if entries.any(|name| name.starts_with("gdn_layer")) {
+        backends.push("sim");
+        backends.extend(gpu().then_some("cuda"));
+    }
+    backends
+}
+
+fn layer() -> Contents {
+    Contents::fixture(GDN)
+}
+
+/// Each bf16 of a tensor is `value`.
+fn filled(contents: Contents, name: &str, value: f32) -> Contents {
+    let (_, shape, data) = contents.tensors[name].clone();
+    let value = half::bf16::from_f32(value).to_le_bytes();
+    contents.with(name, Dtype::BF16, &shape, value.repeat(data.len() / 2))
+}
+
+#[test]
+fn known_answers_of_layers_hold() {
+    for name in [GDN, KDA] {
+        for backend in backends() {
+            let stdout = check(&fixture_path(name), &["--backend", backend])
+                .succeeds()
+                .stdout;
+            assert_eq!(stdout.matches(" ok |").count(), 5, "{stdout}");
+            assert_eq!(stdout.matches(" file ").count(), 3, "{stdout}");
+            assert!(stdout.contains("| conv_state, written slots |"), "{stdout}");
+        }
+    }
+}
+
+#[test]
+fn what_run_writes_of_a_layer_passes_as_expected() {
+    let folder = folder();
+    let given_bias = |contents: Contents| {
+        let bias: Vec<f32> = (0..CHANNELS).map(|c| c as f32 / 1024.0).collect();
+        contents.with_floats("conv_bias", &[CHANNELS], &bias)
+    };
+    let plain = || layer().without_expected();
+    let cases = [
+        ("as it is", plain()),
+        ("kda", Contents::fixture(KDA).without_expected()),
+        (
+            "biased",
+            given_bias(plain()).with_metadata("conv_activation", "none"),
+        ),
+        (
+            "sigmoid",
+            plain().with_metadata("norm_activation", "sigmoid"),
+        ),
+        (
+            "moved",
+            plain().with_indices("write_slots", &[4], &[2, 1, 4, -1]),
+        ),
+        ("fresh", plain().with_indices("fresh", &[4], &[0, 1, 2, -1])),
+        ("read only", plain().with_metadata("update_state", "false")),
+        (
+            "no norm",
+            plain()
+                .without(&["z", "norm_weight"])
+                .without_metadata("norm_eps")
+                .without_metadata("norm_activation"),
+        ),
+        ("another op", plain().with_metadata("op", "gdn_mtp")),
+    ];
+    for (case, contents) in cases {
+        let input = contents.write(&folder, case);
+        let output = folder.path().join("out.safetensors");
+        for backend in backends() {
+            run(&input, &output, &["--backend", backend]).succeeds();
+            let out = Contents::read(&output);
+            let names: Vec<_> = out.tensors.keys().collect();
+            assert_eq!(names, ["conv_state", "o", "state"], "{case}");
+            for (name, like) in [("state", "state"), ("conv_state", "conv_state")] {
+                let (got, before) = (&out.tensors[name], &contents.tensors[like]);
+                assert_eq!((got.0, &got.1), (before.0, &before.1), "{case}: {name}");
+                assert_eq!(case == "read only", got.2 == before.2, "{case}: {name}");
+            }
+            let o = &out.tensors["o"];
+            assert_eq!(o.0, Dtype::BF16);
+            assert!(out.floats("o").iter().all(|o| o.is_finite()), "{case}");
+            let mut both = contents.clone();
+            for name in names {
+                let shape = out.tensors[name].1.clone();
+                both = both.with_floats(&format!("expected.{name}"), &shape, &out.floats(name));
+            }
+            let both = both.write(&folder, "both");
+            for backend in backends() {
+                check(&both, &["--backend", backend]).succeeds();
+            }
+        }
+    }
+}
+
+/// A fresh row's slot holds NaN: its results are those of zeros there.
+#[test]
+fn fresh_rows_start_from_zeros() {
+    let folder = folder();
+    let of = |value: f32| {
+        let contents = filled(layer().without_expected(), "state", value);
+        filled(contents, "conv_state", value)
+    };
+    let garbage = of(f32::NAN).with_indices("fresh", &[4], &[1, 1, 1, 0]);
+    for backend in backends() {
+        let results = [garbage.clone(), of(0.0)].map(|contents| {
+            let input = contents.write(&folder, "in");
+            let output = folder.path().join("out");
+            run(&input, &output, &["--backend", backend]).succeeds();
+            Contents::read(&output)
+        });
+        assert_eq!(results[0].tensors["o"], results[1].tensors["o"]);
+        for name in ["state", "conv_state"] {
+            let [fresh, zeros] = results.each_ref().map(|result| result.floats(name));
+            let slot = fresh.len() / 5;
+            for used in [0, 2, 3] {
+                let of_slot = used * slot..(used + 1) * slot;
+                assert_eq!(fresh[of_slot.clone()], zeros[of_slot], "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn windows_are_compared_bit_for_bit() {
+    let folder = folder();
+    let window = CHANNELS * 3;
+    // Slot 2 is written, slot 1 is not.
+    for (slot, part) in [(2, "slot 2 differs"), (1, "slot 1 is to change")] {
+        let place = slot * window + 5;
+        let next = layer().floats("expected.conv_state")[place].next_up();
+        let file = layer()
+            .with_float_at("expected.conv_state", place, next)
+            .write(&folder, "in");
+        for backend in backends() {
+            check(&file, &["--backend", backend]).fails_the_check(part);
+        }
+    }
+}
+
+#[test]
+fn what_contradicts_a_layer_is_refused_by_name() {
+    let folder = folder();
+    let plain = || Contents::fixture("gdn_decode_bf16_pool");
+    let mtp = || layer().with_metadata("op", "gdn_mtp");
+    let meta = |key, value| layer().with_metadata(key, value);
+    let copy = |name, of| layer().with_copy(name, of);
+    let two_tokens = |contents: Contents| {
+        contents
+            .without(&["expected.o"])
+            .reshaped("x", &[2, 2, CHANNELS])
+    };
+    let cases = [
+        (
+            "metadata heads: wanted the number of query/key heads with x, got none",
+            layer().without_metadata("heads"),
+        ),
+        (
+            "metadata heads: wanted the number of query/key heads, got \"two\"",
+            meta("heads", "two"),
+        ),
+        (
+            "metadata heads: wanted none without x",
+            plain().with_metadata("heads", "2"),
+        ),
+        (
+            "x: wanted shape [B, T, D] with D = 2*H*K + HV*V = 1280 of heads and state, got [4, 1, 1024]",
+            meta("heads", "3"),
+        ),
+        (
+            "metadata conv_activation: wanted silu or none, got \"sigmoid\"",
+            meta("conv_activation", "sigmoid"),
+        ),
+        (
+            "metadata conv_activation: wanted none without x",
+            plain().with_metadata("conv_activation", "silu"),
+        ),
+        (
+            "metadata norm_activation: wanted silu or sigmoid, got \"none\"",
+            meta("norm_activation", "none"),
+        ),
+        (
+            "metadata norm_activation: wanted none without z",
+            plain().with_metadata("norm_activation", "silu"),
+        ),
+        (
+            "metadata norm_eps: wanted a number above 0 with z, got none",
+            layer().without_metadata("norm_eps"),
+        ),
+        (
+            "metadata norm_eps: wanted none without z",
+            layer().without(&["z"]),
+        ),
+        (
+            "eps of the norm: wanted a finite number above 0, got 0",
+            meta("norm_eps", "0"),
+        ),
+        (
+            "norm_weight is missing: norms need it",
+            layer().without(&["norm_weight"]),
+        ),
+        (
+            "z is missing: norms need it",
+            layer()
+                .without(&["z"])
+                .without_metadata("norm_eps")
+                .without_metadata("norm_activation"),
+        ),
+        (
+            "x is missing: convolutions need it",
+            layer()
+                .without(&["x", "expected.o"])
+                .without_metadata("heads")
+                .without_metadata("conv_activation"),
+        ),
+        (
+            "conv_weight is missing: convolutions need it",
+            layer().without(&["conv_weight"]),
+        ),
+        (
+            "conv_state is missing: convolutions need it",
+            layer().without(&["conv_state", "expected.conv_state"]),
+        ),
+        (
+            "state is missing",
+            layer().without(&["state", "expected.o", "expected.state"]),
+        ),
+        (
+            "x and q exclude each other: a convolution makes q, k and v of x",
+            copy("q", "z"),
+        ),
+        (
+            "conv_state and q exclude each other",
+            plain().with_floats("conv_state", &[1], &[0.0]),
+        ),
+        (
+            "x: wanted shape [B, T = 1, D] with op = gdn_decode, got [2, 2, 1024]",
+            two_tokens(layer()),
+        ),
+        (
+            "T with a convolution = 2 is not supported: 1",
+            two_tokens(mtp()),
+        ),
+        (
+            "a convolution and snapshots exclude each other: it is for decodes alone as yet",
+            mtp().with_metadata("snapshots", "true"),
+        ),
+        (
+            "a convolution and prev.k exclude each other: it is for decodes alone as yet",
+            ["prev.k", "prev.v", "prev.a", "prev.b"]
+                .into_iter()
+                .fold(mtp(), |contents, name| contents.with_copy(name, "z"))
+                .with_indices("keep", &[4], &[0; 4]),
+        ),
+        (
+            "conv_state: wanted shape [P, D, W - 1] = [5, 1024, 3], got [5, 3, 1024]",
+            layer()
+                .without(&["expected.conv_state"])
+                .reshaped("conv_state", &[5, 3, CHANNELS]),
+        ),
+        (
+            "conv_state: wanted the dtype of x, got f32",
+            layer().with_floats(
+                "conv_state",
+                &[5, CHANNELS, 3],
+                &vec![0.0; 5 * CHANNELS * 3],
+            ),
+        ),
+        (
+            "fresh: wanted shape [B] = [4], got [3]",
+            layer().with_indices("fresh", &[3], &[0; 3]),
+        ),
+        (
+            "tensor expected.conv_state: wanted none, since the file asks for no such result",
+            plain().with_floats("expected.conv_state", &[1], &[0.0]),
+        ),
+        (
+            "a commit and z exclude each other: previous tokens without a q or an x are committed",
+            ["prev.k", "prev.v", "prev.a", "prev.b"]
+                .into_iter()
+                .fold(mtp(), |contents, name| contents.with_copy(name, "z"))
+                .without(&["x", "conv_weight", "conv_state", "a", "b"])
+                .without(&["expected.o", "expected.conv_state"])
+                .without_metadata("heads")
+                .without_metadata("conv_activation"),
+        ),
+    ];
+    for (part, contents) in cases {
+        let file = contents.write(&folder, "in");
+        check(&file, &["--backend", "reference"]).refused(part);
+    }
+}

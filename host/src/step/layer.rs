@@ -1,0 +1,210 @@
+//! What a layer computes around its recurrence: the convolution before it, the norm after it.
+
+use std::fmt;
+
+use gated_delta_kernels::step::Activation as Code;
+
+use crate::shapes::{Named, named, optional};
+use crate::tensor::Tensor;
+
+/// What becomes of a sum of the convolution, and of the z of the norm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// x
+    None,
+    /// x · sigmoid(x)
+    #[default]
+    Silu,
+    /// sigmoid(x)
+    Sigmoid,
+}
+
+impl Activation {
+    /// The kernels' code of it.
+    pub(super) fn code(self) -> u32 {
+        (match self {
+            Self::None => Code::None,
+            Self::Silu => Code::Silu,
+            Self::Sigmoid => Code::Sigmoid,
+        }) as u32
+    }
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Silu => "silu",
+            Self::Sigmoid => "sigmoid",
+        })
+    }
+}
+
+/// What q, k and v are made of: the projection of a layer, and the short causal convolution of each of its channels.
+///
+/// ```text
+/// y_t[c] = act(bias[c] + Σ_j weight[c, j] · x_{t−W+1+j}[c])    j = 0 … W − 1
+/// ```
+///
+/// D = 2·H·K + HV·V channels, those of q, of k and of v, each head by head; W taps. The W − 1 inputs before a row's first
+/// token are its window, in the slot that its state is in. Where states are written, the window is too: the last W − 1
+/// inputs, as they come. Nothing is rounded between: q, k and v are f32.
+///
+/// For now of one token of each row: T = 1, dense, with states updated or read only, in the recurrent formulation. K and V
+/// are those of the states and of `o`. HV/H is at most 16: a block has all value heads of a query/key head.
+///
+/// A decode of an engine that keeps its windows token by token, `[P, W − 1, D]`, and whose projection has z behind x:
+///
+/// ```
+/// use gated_delta::{Convolution, DType, Gdn, GdnGates, Inputs, Norm, States, Tensor, Work};
+///
+/// let (rows, h, hv, k, slots) = (4, 16, 32, 128, 64);
+/// let (d, z_width) = ((2 * h + hv) * k, hv * k);
+/// // SAFETY: nothing is launched here.
+/// let tensor = |dtype, dims: &[usize]| unsafe { Tensor::from_raw(0x7f00_0000_0000, dtype, dims) };
+/// let projection = tensor(DType::Bf16, &[rows, 1, d + z_width])?;
+/// let (x, z) = (projection.narrow(2, 0, d)?, projection.narrow(2, d, z_width)?.split(2, k)?);
+/// let windows = tensor(DType::Bf16, &[slots, d, 3])?.with_strides(&[3 * d, 1, d])?;
+/// let conv = Convolution::new(x, h, tensor(DType::Bf16, &[d, 4])?, windows);
+/// let gate = tensor(DType::F32, &[rows, 1, hv])?;
+/// let states = States::update(tensor(DType::Bf16, &[slots, hv, k, k])?).slots(tensor(DType::I32, &[rows])?);
+/// let o = tensor(DType::Bf16, &[rows, 1, hv, k])?;
+/// let step = Gdn::new(Inputs::conv(conv), GdnGates::given(gate, gate), o, states)
+///     .norm(Norm::new(z, tensor(DType::Bf16, &[k])?, 1e-6))
+///     .fresh(tensor(DType::I32, &[rows])?);
+/// println!("{} bytes", step.bytes()?);
+/// # Ok::<(), gated_delta::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Convolution<'a> {
+    /// `[B, T, D]`, bf16, f16 or f32: q, k and v side by side, before the convolution. Strides of rows and tokens are
+    /// free.
+    pub x: Tensor<'a>,
+    /// H.
+    pub heads: usize,
+    /// `[D, W]`, bf16, f16 or f32, the oldest token's tap first; W in 2..=4. The stride of channels is free.
+    pub weight: Tensor<'a>,
+    /// `[D]`, bf16, f16 or f32; without it, 0.
+    pub bias: Option<Tensor<'a>>,
+    /// Of the sum: [`Activation::Silu`] or [`Activation::None`].
+    pub activation: Activation,
+    /// `[P, D, W − 1]`, the oldest input first, of the dtype of `x`; P is the pool's. Written where states are, unless
+    /// `write_windows` is given. All strides are free, so that `[P, W − 1, D]` is a view of it, but what is written must
+    /// not overlap itself.
+    pub windows: Tensor<'a>,
+    /// Where windows are written instead, of the same dtype and dims but P: that of the pool that is written.
+    pub write_windows: Option<Tensor<'a>>,
+}
+
+impl<'a> Convolution<'a> {
+    /// Of x `[B, T, D]` with H = `heads`, by `weight` `[D, W]`, after the inputs in `windows` `[P, D, W − 1]`. Without a
+    /// bias, with SiLU; windows are updated where they are.
+    #[must_use]
+    pub fn new(x: Tensor<'a>, heads: usize, weight: Tensor<'a>, windows: Tensor<'a>) -> Self {
+        Self {
+            x,
+            heads,
+            weight,
+            bias: None,
+            activation: Activation::Silu,
+            windows,
+            write_windows: None,
+        }
+    }
+
+    /// With a bias, `[D]`.
+    #[must_use]
+    pub fn bias(mut self, bias: Tensor<'a>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// With another activation than SiLU: none.
+    #[must_use]
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = activation;
+        self
+    }
+
+    /// Windows go to another pool of them.
+    #[must_use]
+    pub fn write_windows(mut self, windows: Tensor<'a>) -> Self {
+        self.write_windows = Some(windows);
+        self
+    }
+
+    pub(super) fn named_x(&'a self) -> Named<'a> {
+        named("x", &self.x)
+    }
+
+    pub(super) fn named_weight(&'a self) -> Named<'a> {
+        named("conv_weight", &self.weight)
+    }
+
+    pub(super) fn named_bias(&'a self) -> Option<Named<'a>> {
+        optional("conv_bias", &self.bias)
+    }
+
+    pub(super) fn named_windows(&'a self) -> Named<'a> {
+        named("windows", &self.windows)
+    }
+
+    pub(super) fn named_write_windows(&'a self) -> Option<Named<'a>> {
+        optional("write_windows", &self.write_windows)
+    }
+
+    /// Those that are written.
+    pub(super) fn written_windows(&'a self) -> Named<'a> {
+        self.named_write_windows().unwrap_or(self.named_windows())
+    }
+}
+
+/// What becomes of the outputs: a root mean square norm of each token's value heads, gated by z.
+///
+/// ```text
+/// o = weight · o / √(mean(o²) + eps) · act(z)
+/// ```
+///
+/// in f32, of the output before it is rounded. Where it is computed is said of [`Convolution`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Norm<'a> {
+    /// `[B, T, HV, V]`, bf16, f16 or f32. Strides of rows, tokens and heads are free.
+    pub z: Tensor<'a>,
+    /// `[V]`, bf16, f16 or f32.
+    pub weight: Tensor<'a>,
+    /// What is added to the mean: finite, above 0.
+    pub eps: f32,
+    /// Of z: [`Activation::Silu`] or [`Activation::Sigmoid`].
+    pub activation: Activation,
+}
+
+impl<'a> Norm<'a> {
+    /// By `weight` `[V]`, gated by z `[B, T, HV, V]` with SiLU.
+    #[must_use]
+    pub fn new(z: Tensor<'a>, weight: Tensor<'a>, eps: f32) -> Self {
+        Self {
+            z,
+            weight,
+            eps,
+            activation: Activation::Silu,
+        }
+    }
+
+    /// With another activation than SiLU: a sigmoid.
+    #[must_use]
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = activation;
+        self
+    }
+
+    pub(super) fn named_z(&'a self) -> Named<'a> {
+        named("z", &self.z)
+    }
+
+    pub(super) fn named_weight(&'a self) -> Named<'a> {
+        named("norm_weight", &self.weight)
+    }
+}

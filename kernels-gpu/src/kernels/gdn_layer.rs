@@ -1,0 +1,66 @@
+//! GDN's layer step: what is between the projections of a layer, for one token.
+//!
+//! Per channel c of x, with w the last W − 1 inputs of the row's slot, and per value head hv with query/key head h and state
+//! S: [V, K] (Gated DeltaNet, arXiv 2412.06464):
+//!     y = act(bias + Σ_j weight[j] w[j] + weight[W−1] x)           (a) convolution; q, k, v are its parts
+//!     w ← w without its oldest, with x                             (b)
+//!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale    (1)
+//!     S ← α S                                                     (2) decay
+//!     δ = β (v − S k̂)                                             (3) from the decayed S
+//!     S ← S + δ k̂ᵀ                                                (4)
+//!     o = S q̂                                                     (5) from the written S
+//!     o ← weight · o rsqrt(mean(o²) + eps) · act(z)                (c) norm
+//! Without (a) and (b) q, k and v are given; without (c) o is (5). Nothing is rounded between them.
+//!
+//! Shapes   x [B, 1, D], D = 2 H K + HV V   weight [D, W]   windows [P, D, W − 1]   z, o [B, 1, HV, V]   weight [V]
+//!          pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
+//! Grid     x = tile, y = h, z = b; clusters of all tiles; block = threads of each value head of h, head by head
+//! Threads  K-last: groups of K/8 lanes; a group owns whole rows (one v), a lane 8 channels
+//!          V-last: groups of LANES lanes; a group owns ROWS rows (one k each), a lane 8 columns, one warp's lanes a column
+//!          of the convolution, a thread of the block has a channel: a part of q and k for the whole cluster, v of the tile
+//! Padding  an inactive row zeroes o and touches no state and no window; a fresh one reads neither
+//! Range    as GDN decode's; silu and sigmoid are finite for every finite argument
+//! Cost     2 · V · K · size_of(S) bytes per (b, hv), and (2 W − 1) · size_of(x) per (b, channel): memory-bound
+//! Truth    reference::layer; tests/layer.rs, tests/laws
+
+use super::gdn_mtp::PerHead;
+use crate::launch::Family;
+use crate::layer::{self, Layered};
+
+impl Layered for PerHead {
+    const LAYER: Family = Family::GdnLayer;
+}
+
+/// K-last states.
+pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
+    layer::KLast<PerHead, S, K, V, ROWS, THREADS>;
+
+/// V-last states.
+pub type VLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const CHANNELS: usize,
+> = layer::VLast<PerHead, S, K, V, LANES, ROWS, CHANNELS>;
+
+/// K-last states, whole heads a block.
+pub type WholeKLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> = layer::WholeKLast<PerHead, S, K, V, ROWS, THREADS, DEPTH>;
+
+/// V-last states, whole heads a block.
+pub type WholeVLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+> = layer::WholeVLast<PerHead, S, K, V, LANES, ROWS, THREADS>;

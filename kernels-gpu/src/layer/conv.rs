@@ -1,0 +1,324 @@
+//! The short causal convolution, channel by channel: y = act(bias + Σ_j weight\[j\] · x\[t − W + 1 + j\]), in f32.
+
+use core::array;
+
+use super::Place;
+use crate::constants::Element;
+use crate::device::float::fma;
+use crate::device::global::{load_state_b16, load_state_b32, store_b16, store_b32};
+use crate::math::elements::{Raw, bytes_of, load, load_one};
+use crate::math::gate;
+use crate::row::Row;
+use crate::step::{Activation, LayerParams, StepConstants};
+
+/// Most taps.
+const TAPS: usize = 4;
+
+/// The channels that a thread convolves, `N` at most.
+pub struct Channels<const N: usize> {
+    parts: [Part; N],
+    inputs: [Channel; N],
+}
+
+impl<const N: usize> Channels<N> {
+    /// From number `first` on, every `threads`-th; see [`Part::new`].
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
+    #[inline(always)]
+    pub unsafe fn load(
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        row: Row,
+        dims: [u32; 2],
+        tiles: (u32, u32),
+        (first, threads): (u32, u32),
+    ) -> Self {
+        let part = |i: usize| Part::new(c, row, dims, tiles, first + i as u32 * threads);
+        let parts = array::from_fn(part);
+        let mut inputs = [const { Channel::NONE }; N];
+        let mut i = 0;
+        while i < N {
+            if parts[i].is_there {
+                // SAFETY: the caller's promise.
+                inputs[i] = unsafe { Channel::load(c, params, place, row.b, parts[i].channel) };
+            }
+            i += 1;
+        }
+        Self { parts, inputs }
+    }
+
+    /// Convolves the token and hands every channel to `give`.
+    #[inline(always)]
+    pub fn convolve(&self, c: &StepConstants, give: impl Fn(&Part, f32)) {
+        let mut i = 0;
+        while i < N {
+            if self.parts[i].is_there {
+                give(&self.parts[i], self.inputs[i].convolve(c));
+            }
+            i += 1;
+        }
+    }
+
+    /// Writes the windows after the token, where states are written.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s, of a row that is live.
+    #[inline(always)]
+    pub unsafe fn store_windows(&self, c: &StepConstants, params: &LayerParams, place: &Place) {
+        let mut i = 0;
+        while i < N && c.update_state != 0 {
+            let part = &self.parts[i];
+            if part.is_there {
+                // SAFETY: the caller's promise.
+                unsafe { self.inputs[i].store_window(c, params, place, part.channel) };
+            }
+            i += 1;
+        }
+    }
+}
+
+/// What one channel is convolved from, as it lies in memory. Inputs and taps end with the newest, whatever W is.
+struct Channel {
+    x: Raw<1>,
+    /// The window's; those that W has no place for are 0.
+    inputs: [Raw<1>; TAPS - 1],
+    taps: Raw<TAPS>,
+    bias: Raw<1>,
+}
+
+impl Channel {
+    const NONE: Self = Self {
+        x: Raw([0]),
+        inputs: [Raw([0]); TAPS - 1],
+        taps: Raw([0; TAPS]),
+        bias: Raw([0]),
+    };
+
+    /// Channel `channel` of all D, of the row at `place`.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the channel's window.
+    #[inline(always)]
+    unsafe fn load(
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        b: u32,
+        channel: u32,
+    ) -> Self {
+        let x =
+            params.x + (b as u64 * c.x_row as u64 + channel as u64) * bytes_of(c.x_element) as u64;
+        let window = place.read_window(c, params) + channel as u64 * read_channel(c);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = load_one(x, c.x_element);
+            let taps = load_taps(c, params, channel);
+            let mut bias = Raw([0]);
+            if c.has_conv_bias != 0 {
+                let element = c.conv_bias_element;
+                let address = params.conv_bias + channel as u64 * bytes_of(element) as u64;
+                bias = load_one(address, element);
+            }
+            let mut inputs = [Raw([0]); TAPS - 1];
+            let mut i = 0;
+            while i < TAPS - 1 {
+                if let Some(input) = input(c, i) {
+                    let address =
+                        window + input * (c.read_windows_input * bytes_of(c.x_element)) as u64;
+                    inputs[i] = load_input(address, c.x_element, place.reads());
+                }
+                if place.is_fresh() {
+                    inputs[i] = Raw([0]);
+                }
+                i += 1;
+            }
+            Self {
+                x,
+                inputs,
+                taps,
+                bias,
+            }
+        }
+    }
+
+    /// y of the token.
+    #[inline(always)]
+    fn convolve(&self, c: &StepConstants) -> f32 {
+        let [mut sum] = self.bias.to_f32(c.conv_bias_element);
+        let taps = self.taps.to_f32(c.conv_weight_element);
+        let mut i = 0;
+        while i < TAPS - 1 {
+            if input(c, i).is_some() {
+                let [value] = self.inputs[i].to_f32(c.x_element);
+                sum = fma(taps[i], value, sum);
+            }
+            i += 1;
+        }
+        let [x] = self.x.to_f32(c.x_element);
+        activate(c.conv_activation, fma(taps[TAPS - 1], x, sum))
+    }
+
+    /// Writes the window after the token: without its oldest input, with x.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s, of a row that is live.
+    #[inline(always)]
+    unsafe fn store_window(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        channel: u32,
+    ) {
+        let bytes = bytes_of(c.x_element);
+        let window = place.write_window(c, params)
+            + channel as u64 * (c.write_windows_channel * bytes) as u64;
+        let mut i = 0;
+        while i < TAPS - 1 {
+            if let Some(input) = input(c, i) {
+                let address = window + input * (c.write_windows_input * bytes) as u64;
+                let Raw([word]) = if i + 1 < TAPS - 1 {
+                    self.inputs[i + 1]
+                } else {
+                    self.x
+                };
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if c.x_element == Element::F32 as u32 {
+                        store_b32(address, word);
+                    } else {
+                        store_b16(address, word as u16);
+                    }
+                }
+            }
+            i += 1;
+        }
+    }
+}
+
+/// What becomes of a sum of the convolution, or of z.
+#[inline(always)]
+pub fn activate(activation: u32, x: f32) -> f32 {
+    if activation == Activation::None as u32 {
+        x
+    } else if activation == Activation::Silu as u32 {
+        x * gate::sigmoid(x)
+    } else {
+        gate::sigmoid(x)
+    }
+}
+
+/// Bytes between channels of the windows that are read.
+#[inline(always)]
+fn read_channel(c: &StepConstants) -> u64 {
+    (c.read_windows_channel * bytes_of(c.x_element)) as u64
+}
+
+/// Which of the window's inputs is the one at place `i` of [`Channel`], if there is one.
+#[inline(always)]
+fn input(c: &StepConstants, i: usize) -> Option<u64> {
+    let absent = TAPS as u32 - c.taps;
+    (i as u32 >= absent).then(|| (i as u32 - absent) as u64)
+}
+
+#[inline(always)]
+unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        Raw([if element == Element::F32 as u32 {
+            load_state_b32(address, live)
+        } else {
+            load_state_b16(address, live) as u32
+        }])
+    }
+}
+
+/// The taps of a channel: those that W has no place for are 0.
+#[inline(always)]
+unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Raw<TAPS> {
+    let element = c.conv_weight_element;
+    let bytes = bytes_of(element) as u64;
+    let address = params.conv_weight + channel as u64 * c.conv_weight_channel as u64 * bytes;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if c.taps == TAPS as u32 {
+            return load::<TAPS>(address, element, c.wide_conv_weight != 0);
+        }
+        let mut taps = Raw([0; TAPS]);
+        let mut i = 0;
+        while i < TAPS {
+            let absent = TAPS as u32 - c.taps;
+            if i as u32 >= absent {
+                let Raw([tap]) = load_one(address + (i as u32 - absent) as u64 * bytes, element);
+                if element == Element::F32 as u32 {
+                    taps.0[i] = tap;
+                } else {
+                    taps.0[i / 2] |= tap << (16 * (i % 2));
+                }
+            }
+            i += 1;
+        }
+        taps
+    }
+}
+
+/// A channel that a thread of a block convolves: of the block's part of q and of k, which all blocks of the cluster want, or
+/// of v of its own tile.
+pub struct Part {
+    /// Whether the thread has a channel, and there is a convolution.
+    is_there: bool,
+    /// Which one of all D.
+    channel: u32,
+    /// Which of k or of q it is within the head; which of v within the block's, head by head.
+    pub own: u32,
+    /// What it is a channel of.
+    pub of: Of,
+}
+
+/// What a channel is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// q
+    Query,
+    /// k
+    Key,
+    /// v
+    Value,
+}
+
+impl Part {
+    /// Number `i` of those of a block that has `tile` elements of v of each of its heads, and as many of q and of k as
+    /// each of the `blocks` of its cluster.
+    #[inline(always)]
+    fn new(
+        c: &StepConstants,
+        row: Row,
+        [k_dim, v_dim]: [u32; 2],
+        (blocks, tile): (u32, u32),
+        i: u32,
+    ) -> Self {
+        let part = k_dim / blocks;
+        let keys = c.h * k_dim;
+        if i < 2 * part {
+            let own = row.tile * part + i % part;
+            let of = if i < part { Of::Query } else { Of::Key };
+            let first = if i < part { 0 } else { keys };
+            return Self {
+                is_there: c.taps != 0,
+                channel: first + row.h * k_dim + own,
+                own,
+                of,
+            };
+        }
+        let own = i - 2 * part;
+        let (r, v) = (own / tile, row.tile * tile + own % tile);
+        Self {
+            is_there: c.taps != 0 && r < c.ratio,
+            channel: 2 * keys + row.value_head(c, r) * v_dim + v,
+            own,
+            of: Of::Value,
+        }
+    }
+}

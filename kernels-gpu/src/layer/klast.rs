@@ -1,0 +1,232 @@
+//! The layer step on K-last states; steps are those of the operators' headers.
+
+use core::marker::PhantomData;
+
+use super::conv::{Channels, Of, Part};
+use super::norm::{Scale, share_sum, sum_of};
+use super::{Layered, Place, mail, position};
+use crate::device::cluster;
+use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::warp_shuffle_xor;
+use crate::launch::{Computes, Kernel, Layout};
+use crate::math::elements::{self, load};
+use crate::recurrent::klast::{Token, load_channels, norms, step};
+use crate::recurrent::tokens::{LaneGates, Tokens};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::step::{LayerParams, StepConstants};
+
+/// K-last states: `ROWS` rows of S per group of K/8 lanes; `THREADS` for each value head of a block.
+pub struct KLast<G, S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>(
+    PhantomData<(G, S)>,
+);
+
+impl<G, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
+    KLast<G, S, K, V, ROWS, THREADS>
+{
+    /// Lanes of a group.
+    const LANES: u32 = K / FRAGMENT;
+    const WARPS: u32 = THREADS / 32;
+    /// Rows of a block.
+    const TILE: u32 = THREADS / Self::LANES * ROWS as u32;
+    const BLOCKS: u32 = V / Self::TILE;
+    /// Channels of q, and of k, that a block convolves for its cluster.
+    const PART: u32 = K / Self::BLOCKS;
+    /// Shared memory: the mailboxes; k, then q, as [`load_channels`] takes them; then v and the sums of squares of every
+    /// head.
+    const KEYS: u32 = mail::BYTES;
+    const Q: u32 = Self::KEYS + K * 4;
+    const HEADS: u32 = Self::Q + K * 4;
+    const SUMS: u32 = Self::TILE * 4;
+    const HEAD_SUMS: u32 = Self::BLOCKS * Self::WARPS;
+    const HEAD_BYTES: u32 = Self::SUMS + Self::HEAD_SUMS * 4;
+}
+
+impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
+    Kernel for KLast<G, S, K, V, ROWS, THREADS>
+{
+    type Params = LayerParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = Self::BLOCKS;
+    const MAX_HEADS: u32 = 8 * 64 / THREADS;
+    const MIN_BLOCKS_PER_SM: u32 = 1;
+    const BLOCK_PER_HEAD: bool = true;
+    const SHARED_BYTES: u32 = Self::HEADS;
+    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const CLUSTER: u32 = Self::BLOCKS;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::LAYER,
+        layout: Layout::KLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &LayerParams) {
+        const { check_k_last(K, V, ROWS as u32, THREADS) };
+        const {
+            assert!(
+                Self::TILE + 2 * Self::PART <= THREADS,
+                "a thread for each channel"
+            );
+            assert!(ROWS as u32 <= Self::LANES, "a lane for each row's norm");
+        };
+        let c = StepConstants::get();
+        // SAFETY: the mailboxes are the first of the block's shared memory.
+        unsafe { mail::open_and_arrive(&c, 2 * K, Self::HEAD_SUMS) };
+        let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
+        let thread = thread_idx_x() % THREADS;
+        let group = thread / Self::LANES;
+        let share = Share {
+            lane: thread % Self::LANES,
+            lanes: Self::LANES,
+            first: 0,
+        };
+        let own = group * ROWS as u32;
+        let first = row.tile * Self::TILE + own;
+        let wide = c.wide_io != 0;
+        let smem = dynamic_shared_mem();
+        let head_smem = smem + Self::HEADS + r * Self::HEAD_BYTES;
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each, a thread its channel of
+        // the convolution; what blocks send to each other is written by one, after the meeting for which their mailboxes
+        // are open, and read after these have it.
+        unsafe {
+            let place = Place::load(&c, params, row.b);
+            let tokens = Tokens::new(&c, &params.step, row);
+            let live = place.live();
+            let start = place.slots.start::<S>(&c, &params.step, (row.hv, [V, K]));
+            let mut raw = [[0; 8]; ROWS];
+            let mut i = 0;
+            while i < ROWS {
+                let from = (live, place.is_fresh());
+                raw[i] = start.load_start::<S>(share, first + i as u32, from);
+                i += 1;
+            }
+            let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::TILE));
+            let own_channels = (thread_idx_x(), c.ratio * THREADS);
+            let channels = Channels::<1>::load(&c, params, &place, row, dims, tiles, own_channels);
+            let (mut k, mut q, mut v) = ([0.0; 8], [0.0; 8], [0.0; ROWS]);
+            let gates = LaneGates::load::<G, S, K>(&c, &params.step, row, &tokens, 0, share);
+            let scale = Scale::load(&c, params, row, first + share.lane % ROWS as u32);
+            if c.taps == 0 {
+                let raw_k = share.load_matching::<S>(tokens.k.at(0, 0), c.k_element, wide);
+                let raw_q = share.load_matching::<S>(tokens.q.at(0, 0), c.q_element, wide);
+                let raw_v = load::<ROWS>(tokens.v.at(0, first), c.v_element, wide);
+                k = raw_k.to_f32(c.k_element);
+                q = raw_q.to_f32(c.q_element);
+                v = raw_v.to_f32(c.v_element);
+            }
+            cluster::wait();
+            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            if !live {
+                if share.lane == 0 {
+                    elements::store([0.0; ROWS], tokens.o.at(0, first), c.o_element, wide);
+                }
+                return;
+            }
+
+            if c.taps != 0 {
+                channels.convolve(&c, |part, y| Self::give(part, y));
+                channels.store_windows(&c, params, &place);
+                sync_threads(); // for v
+                cluster::wait_mailbox(mail::of_channels());
+                k = load_channels(smem + Self::KEYS, share);
+                q = load_channels(smem + Self::Q, share);
+                i = 0;
+                while i < ROWS {
+                    v[i] = f32::from_bits(load_shared_b32(head_smem + (own + i as u32) * 4));
+                    i += 1;
+                }
+            }
+            let gates = gates.values::<G>(&c, Self::LANES, true);
+            let token = Token::new(&c, (k, q), norms((k, q), Self::LANES), gates, 0);
+            let mut states = raw.map(S::widen);
+            let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+            if c.has_norm != 0 {
+                let sums = head_smem + Self::SUMS;
+                let of_warp = row.tile * Self::WARPS + thread / 32;
+                let squares = Self::squares(o);
+                share_sum(Self::BLOCKS, sums + of_warp * 4, squares, mail::of_sums());
+            }
+            if c.update_state != 0 {
+                let write = place.slots.write::<S>(&c, &params.step, (row.hv, [V, K]));
+                i = 0;
+                while i < ROWS {
+                    write.store::<S>(share, first + i as u32, S::narrow(states[i]));
+                    i += 1;
+                }
+            }
+            if c.has_norm != 0 {
+                cluster::wait_mailbox(mail::of_sums());
+                let squares = sum_of(head_smem + Self::SUMS, Self::HEAD_SUMS);
+                let mut mine = o[0];
+                i = 1;
+                while i < ROWS {
+                    mine = if share.lane == i as u32 { o[i] } else { mine };
+                    i += 1;
+                }
+                if share.lane < ROWS as u32 {
+                    let normed = scale.apply(&c, mine, squares, V);
+                    let address = tokens.o.at(0, first + share.lane);
+                    elements::store([normed], address, c.o_element, false);
+                }
+            } else if share.lane == 0 {
+                elements::store(o, tokens.o.at(0, first), c.o_element, wide);
+            }
+        }
+    }
+}
+
+impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
+    KLast<G, S, K, V, ROWS, THREADS>
+{
+    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
+    #[inline(always)]
+    unsafe fn give(part: &Part, y: f32) {
+        let smem = dynamic_shared_mem();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if part.of == Of::Value {
+                let (r, v) = (part.own / Self::TILE, part.own % Self::TILE);
+                let address = smem + Self::HEADS + r * Self::HEAD_BYTES + v * 4;
+                store_shared_b32(address, y.to_bits());
+                return;
+            }
+            let first = match part.of {
+                Of::Query => Self::Q,
+                _ => Self::KEYS,
+            };
+            let address = smem + first + position::<S, K>(part.own);
+            let mut rank = 0;
+            while rank < Self::BLOCKS {
+                cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+                rank += 1;
+            }
+        }
+    }
+
+    /// Sum of the squares of o over the rows of this warp, neighbours first.
+    #[inline(always)]
+    fn squares(o: [f32; ROWS]) -> f32 {
+        let mut sums = o.map(|o| o * o);
+        let mut stride = 1;
+        while stride < ROWS {
+            let mut i = 0;
+            while i < ROWS {
+                sums[i] += sums[i + stride];
+                i += 2 * stride;
+            }
+            stride *= 2;
+        }
+        let mut sum = sums[0];
+        let mut lane_mask = Self::LANES;
+        while lane_mask < 32 {
+            sum += warp_shuffle_xor(sum, lane_mask);
+            lane_mask *= 2;
+        }
+        sum
+    }
+}

@@ -1,0 +1,42 @@
+//! What the blocks of a cluster send to each other: q and k after the convolution, and the sums of the squares of o.
+
+use crate::device::cluster::{MAILBOX_BYTES, arrive_relaxed, open_mailbox};
+use crate::device::shared::dynamic_shared_mem;
+use crate::device::thread::thread_idx_x;
+use crate::step::StepConstants;
+
+/// Shared memory of both mailboxes, at the start of a block's.
+pub const BYTES: u32 = 2 * MAILBOX_BYTES;
+
+/// The mailbox of q and k; open where there is a convolution.
+#[inline(always)]
+pub fn of_channels() -> u32 {
+    dynamic_shared_mem()
+}
+
+/// The mailbox of the sums; open where there is a norm.
+#[inline(always)]
+pub fn of_sums() -> u32 {
+    dynamic_shared_mem() + MAILBOX_BYTES
+}
+
+/// Opens the mailboxes for so many `channels` of q and k and so many `sums` of a head, and comes to the cluster's barrier.
+/// Every thread of the block calls it.
+///
+/// # Safety
+/// The first [`BYTES`] of the block's shared memory are nothing else's.
+#[inline(always)]
+pub unsafe fn open_and_arrive(c: &StepConstants, channels: u32, sums: u32) {
+    if thread_idx_x() == 0 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.taps != 0 {
+                open_mailbox(of_channels(), channels * 4);
+            }
+            if c.has_norm != 0 {
+                open_mailbox(of_sums(), c.ratio * sums * 4);
+            }
+        }
+    }
+    arrive_relaxed();
+}

@@ -1,0 +1,71 @@
+//! The layer step: the convolution before the recurrence and the gated norm after it, with the recurrence between, for one
+//! token.
+//!
+//! The q and k channels of a query/key head belong to all of its value heads, and the norm needs all of V. So a channel of the
+//! convolution is read, and its window written, by one thread of the GPU, and everything that wants it is near that thread:
+//!
+//! - [`WholeKLast`], [`WholeVLast`]: a block has all value heads of a query/key head, one after the other, whose states stream
+//!   through its shared memory while the convolution runs (`whole.rs`, `ring.rs`);
+//! - [`KLast`], [`VLast`]: a block has one tile of all of them, and a cluster all tiles, for batches that do not fill a GPU with
+//!   whole heads. Blocks send each other what they convolved of q and k, and their sums of the squares of o (`mail.rs`).
+//!
+//! No block waits for another outside a cluster. Every entry takes convolution (`conv.rs`) and norm (`norm.rs`) as load-time
+//! constants: what is off costs nothing. Whichever kernel it is, the results have the same bits.
+
+mod conv;
+mod gates;
+mod klast;
+mod mail;
+mod norm;
+mod place;
+mod ring;
+mod vlast;
+mod whole;
+mod whole_klast;
+mod whole_vlast;
+
+pub use klast::KLast;
+use place::Place;
+pub use vlast::VLast;
+pub use whole_klast::WholeKLast;
+pub use whole_vlast::WholeVLast;
+
+use crate::device::warp::lane_id;
+use crate::launch::Family;
+use crate::recurrent::Gating;
+use crate::recurrent::vlast::load_rows;
+use crate::state::StateElement;
+
+/// The kernels of an operator's layer step.
+pub trait Layered: Gating {
+    /// Of these kernels.
+    const LAYER: Family;
+}
+
+/// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that lanes of K-last states of `S` load
+/// theirs as [`crate::recurrent::klast::load_channels`] does.
+#[inline(always)]
+fn position<S: StateElement, const K: u32>(i: u32) -> u32 {
+    4 * if S::PIECES == 1 {
+        i % 8 / 4 * (K / 2) + i / 8 * 4 + i % 4
+    } else {
+        i
+    }
+}
+
+/// This lane's K/32 of the channels at `smem`, padded with zeros to 4.
+///
+/// # Safety
+/// They are there, each behind the one before it.
+#[inline(always)]
+unsafe fn warp_channels<const K: u32>(smem: u32) -> [f32; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K == 128 {
+            load_rows::<4>(smem + lane_id() * 16)
+        } else {
+            let [x, y] = load_rows::<2>(smem + lane_id() * 8);
+            [x, y, 0.0, 0.0]
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The gated norm: o ← weight · o / √(mean(o²) + eps) · act(z), of one value head, in f32.
+
+use super::conv::activate;
+use crate::device::cluster;
+use crate::device::float::rsqrt;
+use crate::device::shared::{load_shared_b32, store_shared_b32};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::math::elements::{self, Raw, bytes_of, load_one};
+use crate::math::reduce::pairwise_sum;
+use crate::row::Row;
+use crate::step::{LayerParams, StepConstants};
+
+/// What one element of o is normed with, as it lies in memory.
+#[derive(Clone, Copy)]
+pub struct Scale {
+    z: Raw<1>,
+    weight: Raw<1>,
+}
+
+impl Scale {
+    /// Of element `v` of the row's head; nothing without a norm.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn load(c: &StepConstants, params: &LayerParams, row: Row, v: u32) -> Self {
+        if c.has_norm == 0 {
+            let none = Raw([0]);
+            return Self {
+                z: none,
+                weight: none,
+            };
+        }
+        let z = row.at(params.z, c.z_row, row.hv * c.z_head, v, c.z_element);
+        let weight = params.norm_weight + (v * bytes_of(c.norm_weight_element)) as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                z: load_one(z, c.z_element),
+                weight: load_one(weight, c.norm_weight_element),
+            }
+        }
+    }
+
+    /// The element `o` of a head of `dim`, the sum of whose squares is `squares`.
+    #[inline(always)]
+    pub fn apply(&self, c: &StepConstants, o: f32, squares: f32, dim: u32) -> f32 {
+        let ([z], [weight]) = (
+            self.z.to_f32(c.z_element),
+            self.weight.to_f32(c.norm_weight_element),
+        );
+        let mean = squares * (1.0 / dim as f32);
+        let size = rsqrt(mean + f32::from_bits(c.norm_eps));
+        weight * (o * size) * activate(c.norm_activation, z)
+    }
+}
+
+/// Sends every block of the cluster, which has so many `blocks`, the sum of this warp: to `smem` of each, with `mailbox`. All
+/// lanes of the warp call it.
+///
+/// # Safety
+/// The word is this warp's to write in every block, and the mailbox is open in all of them.
+#[inline(always)]
+pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
+    if lane_id() < blocks {
+        // SAFETY: the caller's promise.
+        unsafe { cluster::send_b32(smem, lane_id(), sum.to_bits(), mailbox) };
+    }
+}
+
+/// The sum of `count` words at `smem`, pair by pair, neighbours first. `count` is a power of two up to 32.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
+    let word = |i: usize| {
+        // SAFETY: the caller's promise.
+        [
+            f32::from_bits(unsafe { load_shared_b32(smem + i as u32 * 4) }),
+            0.0,
+        ]
+    };
+    let [sum, _] = pairwise_sum(count as usize, word);
+    sum
+}
+
+/// What is left to do of whole heads whose o is in shared memory, head by head: norms it where there is a norm, and stores
+/// it. All `threads` of the block call it, with a [`Scale`] of their first element.
+///
+/// # Safety
+/// `o` has `ratio` heads of `dim` values, written before a barrier that all have passed; the `dim / 32` words behind each
+/// head at `sums` are free.
+#[inline(always)]
+pub unsafe fn finish_heads(
+    c: &StepConstants,
+    params: &LayerParams,
+    row: Row,
+    dim: u32,
+    (first, threads): (Scale, u32),
+    at: impl Fn(u32) -> (u32, u32),
+) {
+    let count = c.ratio * dim;
+    let mut scale = first;
+    let mut i = thread_idx_x();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if c.has_norm != 0 {
+            while i < count {
+                let (o, sums) = at(i / dim);
+                let value = f32::from_bits(load_shared_b32(o + i % dim * 4));
+                let sum = neighbours_sum(value * value);
+                if lane_id() == 0 {
+                    store_shared_b32(sums + i % dim / 32 * 4, sum.to_bits());
+                }
+                i += threads;
+            }
+            sync_threads();
+        }
+        i = thread_idx_x();
+        while i < count {
+            let (o, sums) = at(i / dim);
+            let own = row.with_head(c, i / dim);
+            let mut value = f32::from_bits(load_shared_b32(o + i % dim * 4));
+            if c.has_norm != 0 {
+                if i >= threads {
+                    scale = Scale::load(c, params, own, i % dim);
+                }
+                value = scale.apply(c, value, sum_of(sums, dim / 32), dim);
+            }
+            let address = own.at(
+                params.step.o,
+                c.o_row,
+                own.hv * c.o_head,
+                i % dim,
+                c.o_element,
+            );
+            elements::store([value], address, c.o_element, false);
+            i += threads;
+        }
+    }
+}
+
+/// Sum over the lanes of a warp, neighbours first. All of them call it.
+#[inline(always)]
+fn neighbours_sum(mut value: f32) -> f32 {
+    let mut lane_mask = 1;
+    while lane_mask < 32 {
+        value += warp_shuffle_xor(value, lane_mask);
+        lane_mask *= 2;
+    }
+    value
+}

@@ -1,0 +1,119 @@
+//! States on their way to shared memory: slices of a few rows a thread, each of which waits for its own pieces alone.
+
+use core::marker::PhantomData;
+
+use crate::device::shared::{
+    copy_async_b128, copy_async_commit, copy_async_wait, dynamic_shared_mem, load_shared_b128,
+};
+use crate::device::thread::thread_idx_x;
+use crate::state::{Head, RawFragment, Share, StateElement};
+
+/// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, at the start of its shared memory.
+pub struct Ring<S, const ROWS: usize, const THREADS: u32> {
+    /// Whether states come this way: of a row that starts from its slot, in pieces of 16 bytes.
+    copies: bool,
+    /// Whether the row starts from its slot.
+    reads: bool,
+    element: PhantomData<S>,
+}
+
+impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREADS> {
+    /// Bytes of a slice.
+    pub const SLICE_BYTES: u32 = ROWS as u32 * S::PIECES as u32 * THREADS * 16;
+
+    /// Of a row that `reads` its slot, from states whose pieces are aligned where `wide`.
+    #[inline(always)]
+    pub fn new(reads: bool, wide: bool) -> Self {
+        Self {
+            copies: reads && wide,
+            reads,
+            element: PhantomData,
+        }
+    }
+
+    /// Where this thread's piece `i` of the slice at place `at` goes.
+    #[inline(always)]
+    fn piece(at: u32, i: u32) -> u32 {
+        let pieces = ROWS as u32 * S::PIECES as u32;
+        dynamic_shared_mem() + ((at * pieces + i) * THREADS + thread_idx_x()) * 16
+    }
+
+    /// Starts the copy of a slice to place `at`, where there is one: of `ROWS` rows of the head from the one that `from`
+    /// says. Counts as started either way.
+    ///
+    /// # Safety
+    /// The head's state is live; what was at that place is read.
+    #[inline(always)]
+    pub unsafe fn start(
+        &self,
+        at: u32,
+        is_there: bool,
+        share: Share,
+        from: impl Fn() -> (Head, u32),
+    ) {
+        if self.copies && is_there {
+            let (head, first) = from();
+            let mut i = 0;
+            while i < ROWS * S::PIECES {
+                let row = first + (i / S::PIECES) as u32;
+                let address = head.piece_address::<S>(share, row, i % S::PIECES);
+                // SAFETY: the caller's promise.
+                unsafe { copy_async_b128(Self::piece(at, i as u32), address) };
+                i += 1;
+            }
+        }
+        copy_async_commit();
+    }
+
+    /// Waits for all slices but the newest `pending`, at most 3, of those that were started.
+    #[inline(always)]
+    pub fn wait(&self, pending: u32) {
+        if self.copies {
+            match pending {
+                0 => copy_async_wait::<0>(),
+                1 => copy_async_wait::<1>(),
+                2 => copy_async_wait::<2>(),
+                _ => copy_async_wait::<3>(),
+            }
+        }
+    }
+
+    /// The slice at place `at`, which has been waited for; it is that of the head's rows from `first` on. Zeros of a row
+    /// that does not start from its slot.
+    ///
+    /// # Safety
+    /// The head's state is live, and this thread has not written it.
+    #[inline(always)]
+    pub unsafe fn read(
+        &self,
+        at: u32,
+        share: Share,
+        head: Head,
+        first: u32,
+    ) -> [RawFragment; ROWS] {
+        let mut raw = [[0; 8]; ROWS];
+        let mut row = 0;
+        while row < ROWS {
+            // SAFETY: the caller's promise.
+            unsafe {
+                if self.copies {
+                    let mut i = 0;
+                    while i < S::PIECES {
+                        let piece = Self::piece(at, (row * S::PIECES + i) as u32);
+                        [
+                            raw[row][4 * i],
+                            raw[row][4 * i + 1],
+                            raw[row][4 * i + 2],
+                            raw[row][4 * i + 3],
+                        ] = load_shared_b128(piece);
+                        i += 1;
+                    }
+                } else if self.reads {
+                    raw[row] = head.load::<S>(share, first + row as u32, true);
+                }
+            }
+            row += 1;
+        }
+        raw
+    }
+}

@@ -1,0 +1,304 @@
+//! The layer step on V-last states; steps are those of the operators' headers.
+
+use core::marker::PhantomData;
+
+use super::conv::{Channels, Of, Part};
+use super::gates::load_gate;
+use super::norm::{Scale, share_sum, sum_of};
+use super::{Layered, Place, mail};
+use crate::device::cluster;
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
+};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::lane_id;
+use crate::launch::{Computes, Kernel, Layout};
+use crate::math::delta_rule::Factors;
+use crate::math::elements::{self, load_one};
+use crate::math::reduce::{butterfly_sum, dot, pairwise_sum};
+use crate::recurrent::tokens::Tokens;
+use crate::recurrent::vlast::{advance, leave_products, load_rows};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
+use crate::step::{LayerParams, StepConstants};
+
+/// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes; a thread convolves up to `CHANNELS`
+/// channels.
+///
+/// As many threads of a head as a block has columns, whole warps, own one each: they turn the head's sums into δ and o while
+/// the others wait.
+pub struct VLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const CHANNELS: usize,
+>(PhantomData<(G, S)>);
+
+impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize, const CHANNELS: usize>
+    VLast<G, S, K, V, LANES, ROWS, CHANNELS>
+{
+    /// Columns of a block.
+    const COLUMNS: u32 = LANES * FRAGMENT;
+    /// Of a value head.
+    const THREADS: u32 = K / ROWS as u32 * LANES;
+    const WARPS: u32 = Self::THREADS / 32;
+    const BLOCKS: u32 = V / Self::COLUMNS;
+    /// Warps that own columns.
+    const OWNERS: u32 = Self::COLUMNS / 32;
+    /// Shared memory: the mailboxes; k, then q; then of every head S k and S q of each column from each warp, δ rk of each column, v,
+    /// KDA's α and GDN's, and the sums of squares.
+    const KEYS: u32 = mail::BYTES;
+    const Q: u32 = Self::KEYS + K * 4;
+    const HEADS: u32 = Self::Q + K * 4;
+    const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
+    const VALUES: u32 = Self::STEPS + Self::COLUMNS * 4;
+    const DECAY: u32 = Self::VALUES + Self::COLUMNS * 4;
+    const SUMS: u32 = Self::DECAY + K * 4;
+    const HEAD_SUMS: u32 = Self::BLOCKS * Self::OWNERS;
+    const HEAD_BYTES: u32 = Self::SUMS + (Self::HEAD_SUMS * 4).next_multiple_of(16);
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const CHANNELS: usize,
+> Kernel for VLast<G, S, K, V, LANES, ROWS, CHANNELS>
+{
+    type Params = LayerParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = Self::THREADS;
+    const TILES: u32 = Self::BLOCKS;
+    const MAX_HEADS: u32 = 512 / Self::THREADS;
+    const MIN_BLOCKS_PER_SM: u32 = 1;
+    const BLOCK_PER_HEAD: bool = true;
+    const SHARED_BYTES: u32 = Self::HEADS;
+    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const CLUSTER: u32 = Self::BLOCKS;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::LAYER,
+        layout: Layout::VLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &LayerParams) {
+        const { check_v_last(K, V, LANES, ROWS as u32) };
+        const {
+            assert!(
+                K <= Self::THREADS,
+                "a thread for each channel of k and of q"
+            );
+            assert!(
+                Self::COLUMNS + 2 * K / Self::BLOCKS <= CHANNELS as u32 * Self::THREADS,
+                "all channels of the convolution"
+            );
+        };
+        let c = StepConstants::get();
+        // SAFETY: the mailboxes are the first of the block's shared memory.
+        unsafe { mail::open_and_arrive(&c, 2 * K, Self::HEAD_SUMS) };
+        let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, Self::THREADS);
+        let thread = thread_idx_x() % Self::THREADS;
+        let warp = thread / 32;
+        let share = Share {
+            lane: thread % LANES,
+            lanes: LANES,
+            first: row.tile * Self::COLUMNS,
+        };
+        let first = thread / LANES * ROWS as u32;
+        // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
+        let owner = (warp + row.tile + row.hv + row.b) % Self::WARPS;
+        let (owns, own) = (owner < Self::OWNERS, owner * 32 + lane_id());
+        let column = share.first + own;
+        let smem = dynamic_shared_mem();
+        let head = smem + Self::HEADS + r * Self::HEAD_BYTES;
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each, an owner its column of o, a
+        // thread its channel of the convolution; what threads leave for each other is written by one, between the barriers
+        // that order it; what blocks send to each other as well, after the meeting for which their mailboxes are open, and
+        // read after these have it.
+        unsafe {
+            let place = Place::load(&c, params, row.b);
+            let tokens = Tokens::new(&c, &params.step, row);
+            let live = place.live();
+            let start = place.slots.start::<S>(&c, &params.step, (row.hv, [K, V]));
+            let mut raw = [[0; 8]; ROWS];
+            let mut i = 0;
+            while i < ROWS {
+                let from = (live, place.is_fresh());
+                raw[i] = start.load_start::<S>(share, first + i as u32, from);
+                i += 1;
+            }
+            let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::COLUMNS));
+            let own_channels = (thread_idx_x(), c.ratio * Self::THREADS);
+            let channels =
+                Channels::<CHANNELS>::load(&c, params, &place, row, dims, tiles, own_channels);
+            let gates = load_gate::<G>(&c, &params.step, row, &tokens, thread % K, K);
+            let scale = Scale::load(&c, params, row, if owns { column } else { 0 });
+            cluster::wait();
+            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            if !live {
+                if owns {
+                    elements::store([0.0], tokens.o.at(0, column), c.o_element, false);
+                }
+                return;
+            }
+
+            let ([decay], beta) = gates.values(&c);
+            if G::PER_CHANNEL && thread < K {
+                store_shared_b32(head + Self::DECAY + thread * 4, decay.to_bits());
+            }
+            if c.taps == 0 {
+                Self::give_qkv(&c, &tokens, share, thread, r);
+                sync_threads();
+            } else {
+                channels.convolve(&c, |part, y| Self::give(part, y));
+                channels.store_windows(&c, params, &place);
+                sync_threads(); // for v and α
+                cluster::wait_mailbox(mail::of_channels());
+            }
+
+            let (k, q) = (
+                load_rows::<ROWS>(smem + Self::KEYS + first * 4),
+                load_rows::<ROWS>(smem + Self::Q + first * 4),
+            );
+            let mut states = raw.map(S::widen);
+            if G::PER_CHANNEL {
+                let decay = load_rows::<ROWS>(head + Self::DECAY + first * 4);
+                i = 0;
+                while i < ROWS {
+                    states[i] = states[i].map(|s| s * decay[i]); // (2)
+                    i += 1;
+                }
+            }
+            let sums = head + warp * Self::COLUMNS * 8;
+            leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
+            let decay = if G::PER_CHANNEL { 1.0 } else { decay };
+            let mut factors = None;
+            if owns {
+                let (k, q) = (
+                    Self::warp_channels(smem + Self::KEYS),
+                    Self::warp_channels(smem + Self::Q),
+                );
+                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+                let scale = f32::from_bits(c.scale);
+                factors = Some(Factors::new(c.l2norm != 0, scale, norms, (decay, beta)));
+            }
+            sync_threads();
+            let mut o = 0.0;
+            if let Some(factors) = factors {
+                let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
+                    load_shared_b64(head + (i as u32 * Self::COLUMNS + own) * 8).map(f32::from_bits)
+                });
+                let v = f32::from_bits(load_shared_b32(head + Self::VALUES + own * 4));
+                let delta = factors.delta(v, sk); // (3)
+                o = factors.output(sq, delta); // (5)
+                let step = delta * factors.k;
+                store_shared_b32(head + Self::STEPS + own * 4, step.to_bits());
+                if c.has_norm != 0 {
+                    let [squares] = butterfly_sum([o * o], 1, 32);
+                    let of_warp = row.tile * Self::OWNERS + owner;
+                    let sum = head + Self::SUMS + of_warp * 4;
+                    share_sum(Self::BLOCKS, sum, squares, mail::of_sums());
+                } else {
+                    elements::store([o], tokens.o.at(0, column), c.o_element, false);
+                }
+            }
+            if c.update_state != 0 {
+                sync_threads();
+                advance::<S, ROWS>(&mut states, k, decay, share, head + Self::STEPS);
+                let write = place.slots.write::<S>(&c, &params.step, (row.hv, [K, V]));
+                i = 0;
+                while i < ROWS {
+                    write.store::<S>(share, first + i as u32, S::narrow(states[i]));
+                    i += 1;
+                }
+            }
+            // While the owners wait the block is there for what is sent to it.
+            if c.has_norm != 0 && owns {
+                cluster::wait_mailbox(mail::of_sums());
+                let squares = sum_of(head + Self::SUMS, Self::HEAD_SUMS);
+                let normed = scale.apply(&c, o, squares, V);
+                elements::store([normed], tokens.o.at(0, column), c.o_element, false);
+            }
+        }
+    }
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const CHANNELS: usize,
+> VLast<G, S, K, V, LANES, ROWS, CHANNELS>
+{
+    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
+    #[inline(always)]
+    unsafe fn give(part: &Part, y: f32) {
+        let smem = dynamic_shared_mem();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if part.of == Of::Value {
+                let (r, v) = (part.own / Self::COLUMNS, part.own % Self::COLUMNS);
+                let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES + v * 4;
+                store_shared_b32(address, y.to_bits());
+                return;
+            }
+            let first = match part.of {
+                Of::Query => Self::Q,
+                _ => Self::KEYS,
+            };
+            let mut rank = 0;
+            while rank < Self::BLOCKS {
+                let address = smem + first + part.own * 4;
+                cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+                rank += 1;
+            }
+        }
+    }
+
+    /// Leaves q, k and v as they come, of the block's first head and of this one.
+    #[inline(always)]
+    unsafe fn give_qkv(c: &StepConstants, tokens: &Tokens, share: Share, thread: u32, r: u32) {
+        let smem = dynamic_shared_mem();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if r == 0 && thread < K {
+                let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
+                let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
+                store_shared_b32(smem + Self::KEYS + thread * 4, k.to_bits());
+                store_shared_b32(smem + Self::Q + thread * 4, q.to_bits());
+            }
+            if thread < Self::COLUMNS {
+                let v = tokens.v.at(0, share.first + thread);
+                let [v] = load_one(v, c.v_element).to_f32(c.v_element);
+                let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES;
+                store_shared_b32(address + thread * 4, v.to_bits());
+            }
+        }
+    }
+
+    /// This lane's K/32 channels of k or q, padded with zeros to 4.
+    #[inline(always)]
+    unsafe fn warp_channels(smem: u32) -> [f32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if K == 128 {
+                load_rows::<4>(smem + lane_id() * 16)
+            } else {
+                let [x, y] = load_rows::<2>(smem + lane_id() * 8);
+                [x, y, 0.0, 0.0]
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What kernels with whole heads a block share: their shared memory, and what is before and after the recurrence.
+
+use super::conv::{Channels, Of, Part};
+use super::gates::load_gate;
+use super::norm::{Scale, finish_heads};
+use super::{Layered, Place};
+use crate::device::shared::{dynamic_shared_mem, store_shared_b32};
+use crate::device::thread::thread_idx_x;
+use crate::math::elements::{self, load_one};
+use crate::recurrent::tokens::{Gating, RawGates, Tokens};
+use crate::row::Row;
+use crate::step::{LayerParams, StepConstants};
+
+/// A block that has all value heads of a query/key head. Of what is in its shared memory, in bytes:
+///
+/// | from | bytes | what |
+/// |---|---|---|
+/// | `KEYS` | 4 K | k, f32, each channel at [`Whole::place`] |
+/// | `Q` | 4 K | q, likewise |
+/// | `HEADS` | `HEAD_BYTES` a head | v `[V]`; o `[V]`; α of every channel, likewise, or of the head; β; sums of 32 squares |
+pub trait Whole {
+    /// Whose gates they are.
+    type Gating: Layered;
+    const K: u32;
+    const V: u32;
+    /// Of a block: at least K and V.
+    const THREADS: u32;
+    /// First byte of all this: a multiple of 16.
+    const KEYS: u32;
+
+    const Q: u32 = Self::KEYS + Self::K * 4;
+    const HEADS: u32 = Self::Q + Self::K * 4;
+    const O: u32 = Self::V * 4;
+    const DECAY: u32 = 2 * Self::O;
+    const GATES: u32 = if Self::Gating::PER_CHANNEL {
+        Self::K
+    } else {
+        1
+    };
+    const BETA: u32 = Self::DECAY + Self::GATES * 4;
+    const SUMS: u32 = Self::BETA + 4;
+    const HEAD_BYTES: u32 = (Self::SUMS + Self::V / 32 * 4).next_multiple_of(16);
+
+    /// Where channel `i` of k, q or α lies behind the first byte.
+    fn place(i: u32) -> u32;
+
+    /// Shared memory of the block's value head `r`.
+    #[inline(always)]
+    fn head(r: u32) -> u32 {
+        dynamic_shared_mem() + Self::HEADS + r * Self::HEAD_BYTES
+    }
+
+    /// The first channels of the convolution from number `first` on that this thread has.
+    ///
+    /// # Safety
+    /// As [`Channels::load`]'s.
+    #[inline(always)]
+    unsafe fn channels(
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        row: Row,
+        first: u32,
+    ) -> Channels<2> {
+        let (dims, tiles) = ([Self::K, Self::V], (1, Self::V));
+        // SAFETY: the caller's promise.
+        unsafe { Channels::load(c, params, place, row, dims, tiles, (first, Self::THREADS)) }
+    }
+}
+
+/// What a thread loads ahead of everything else.
+pub struct Ahead {
+    channels: Channels<2>,
+    gates: RawGates<1>,
+    scale: Scale,
+}
+
+impl Ahead {
+    /// # Safety
+    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
+    #[inline(always)]
+    pub unsafe fn load<W: Whole>(
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        row: Row,
+    ) -> Self {
+        let thread = thread_idx_x();
+        let own = row.with_head(c, thread / W::V % c.ratio);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                channels: W::channels(c, params, place, row, thread),
+                gates: load_gates::<W>(c, params, row, thread),
+                scale: Scale::load(c, params, own, thread % W::V),
+            }
+        }
+    }
+
+    /// Leaves k, q, v and the gates of all heads in shared memory, and writes the windows. The scale is wanted at the end.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s, of a row that is live.
+    #[inline(always)]
+    pub unsafe fn give<W: Whole>(
+        self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        row: Row,
+    ) -> Scale {
+        let thread = thread_idx_x();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.taps == 0 {
+                give_qkv::<W>(c, params, row);
+            } else {
+                let give = |channels: &Channels<2>| {
+                    channels.convolve(c, |part, y| give::<W>(part, y));
+                    channels.store_windows(c, params, place);
+                };
+                give(&self.channels);
+                let mut i = thread + 2 * W::THREADS;
+                while i < 2 * W::K + c.ratio * W::V {
+                    give(&W::channels(c, params, place, row, i));
+                    i += 2 * W::THREADS;
+                }
+            }
+            give_gates::<W>(c, thread, self.gates);
+            let mut i = thread + W::THREADS;
+            while i < c.ratio * W::GATES {
+                give_gates::<W>(c, i, load_gates::<W>(c, params, row, i));
+                i += W::THREADS;
+            }
+        }
+        self.scale
+    }
+}
+
+/// Norms o, where there is a norm, and stores it. All threads of the block call it.
+///
+/// # Safety
+/// o of every head was written before a barrier that all have passed.
+#[inline(always)]
+pub unsafe fn finish<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row, scale: Scale) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        finish_heads(c, params, row, W::V, (scale, W::THREADS), |r| {
+            (W::head(r) + W::O, W::head(r) + W::SUMS)
+        });
+    }
+}
+
+/// o of an inactive row.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
+#[inline(always)]
+pub unsafe fn store_zeros<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
+    let mut i = thread_idx_x();
+    while i < c.ratio * W::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let tokens = Tokens::new(c, &params.step, row.with_head(c, i / W::V));
+            elements::store([0.0], tokens.o.at(0, i % W::V), c.o_element, false);
+        }
+        i += W::THREADS;
+    }
+}
+
+/// The gate of number `i` of the block's.
+#[inline(always)]
+unsafe fn load_gates<W: Whole>(
+    c: &StepConstants,
+    params: &LayerParams,
+    row: Row,
+    i: u32,
+) -> RawGates<1> {
+    let own = row.with_head(c, i / W::GATES % c.ratio);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let tokens = Tokens::new(c, &params.step, own);
+        load_gate::<W::Gating>(c, &params.step, own, &tokens, i % W::GATES, W::K)
+    }
+}
+
+/// Leaves number `i` of the gates where it is wanted.
+#[inline(always)]
+unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
+    let (r, channel) = (i / W::GATES, i % W::GATES);
+    if r >= c.ratio {
+        return;
+    }
+    let ([decay], beta) = gates.values(c);
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_shared_b32(W::head(r) + W::DECAY + W::place(channel), decay.to_bits());
+        if channel == 0 {
+            store_shared_b32(W::head(r) + W::BETA, beta.to_bits());
+        }
+    }
+}
+
+/// Leaves a convolved channel where it is wanted.
+#[inline(always)]
+unsafe fn give<W: Whole>(part: &Part, y: f32) {
+    let smem = dynamic_shared_mem();
+    let address = match part.of {
+        Of::Key => smem + W::KEYS + W::place(part.own),
+        Of::Query => smem + W::Q + W::place(part.own),
+        Of::Value => W::head(part.own / W::V) + part.own % W::V * 4,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { store_shared_b32(address, y.to_bits()) };
+}
+
+/// Leaves q, k and v as they come.
+#[inline(always)]
+unsafe fn give_qkv<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
+    let (smem, thread) = (dynamic_shared_mem(), thread_idx_x());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let tokens = Tokens::new(c, &params.step, row);
+        if thread < W::K {
+            let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
+            let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
+            store_shared_b32(smem + W::KEYS + W::place(thread), k.to_bits());
+            store_shared_b32(smem + W::Q + W::place(thread), q.to_bits());
+        }
+        let mut i = thread;
+        while i < c.ratio * W::V {
+            let tokens = Tokens::new(c, &params.step, row.with_head(c, i / W::V));
+            let [v] = load_one(tokens.v.at(0, i % W::V), c.v_element).to_f32(c.v_element);
+            store_shared_b32(W::head(i / W::V) + i % W::V * 4, v.to_bits());
+            i += W::THREADS;
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The layer step on K-last states, whole heads a block: for batches that fill the GPU with them.
+
+use core::marker::PhantomData;
+
+use super::ring::Ring;
+use super::whole::{Ahead, Whole, finish, store_zeros};
+use super::{Layered, Place, position};
+use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::launch::{Computes, Kernel, Layout};
+use crate::recurrent::klast::{Token, load_channels, norms, step};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::step::{LayerParams, StepConstants};
+
+/// K-last states: all value heads of a query/key head, one after the other; `ROWS` rows of S per group of K/8 lanes at a
+/// time, of which `DEPTH` such slices are on their way to shared memory. Each thread waits for its own copies alone.
+pub struct WholeKLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+>(PhantomData<(G, S)>);
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH>
+{
+    const LANES: u32 = K / FRAGMENT;
+    /// Rows of a slice.
+    const SLICE: u32 = THREADS / Self::LANES * ROWS as u32;
+    const SLICES: u32 = V / Self::SLICE;
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Whole for WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH>
+{
+    type Gating = G;
+    const K: u32 = K;
+    const V: u32 = V;
+    const THREADS: u32 = THREADS;
+    const KEYS: u32 = DEPTH * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+
+    #[inline(always)]
+    fn place(i: u32) -> u32 {
+        position::<S, K>(i)
+    }
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Kernel for WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH>
+{
+    type Params = LayerParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = 1;
+    const MAX_HEADS: u32 = 16;
+    const MIN_BLOCKS_PER_SM: u32 = 1;
+    const SHARED_BYTES: u32 = Self::HEADS;
+    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::LAYER,
+        layout: Layout::KLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &LayerParams) {
+        const { check_k_last(K, V, ROWS as u32, THREADS) };
+        const { assert!(V <= THREADS && K <= THREADS, "a thread for each element") };
+        let c = StepConstants::get();
+        let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
+        let group = thread_idx_x() / Self::LANES;
+        let share = Share {
+            lane: thread_idx_x() % Self::LANES,
+            lanes: Self::LANES,
+            first: 0,
+        };
+        let smem = dynamic_shared_mem();
+        // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
+        // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads.
+        unsafe {
+            let place = Place::load(&c, params, row.b);
+            let ring = Ring::<S, ROWS, THREADS>::new(place.reads(), c.wide_state != 0);
+            let head = |r: u32| {
+                let own = row.with_head(&c, r);
+                place.slots.start::<S>(&c, &params.step, (own.hv, [V, K]))
+            };
+            let slices = c.ratio * Self::SLICES;
+            let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
+            let ahead = Ahead::load::<Self>(&c, params, &place, row);
+            let mut s = 0;
+            while s < DEPTH {
+                ring.start(s, s < slices, share, || {
+                    (head(s / Self::SLICES), first_row(s))
+                });
+                s += 1;
+            }
+            if !place.live() {
+                store_zeros::<Self>(&c, params, row);
+                return;
+            }
+
+            let scale = ahead.give::<Self>(&c, params, &place, row);
+            sync_threads();
+
+            let k = load_channels(smem + Self::KEYS, share);
+            let q = load_channels(smem + Self::Q, share);
+            let norms = norms((k, q), Self::LANES);
+            let mut s = 0;
+            let mut r = 0;
+            while r < c.ratio {
+                let of_head = Self::head(r);
+                let beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
+                let gates = if G::PER_CHANNEL {
+                    (load_channels(of_head + Self::DECAY, share), (1.0, beta))
+                } else {
+                    let decay = f32::from_bits(load_shared_b32(of_head + Self::DECAY));
+                    ([0.0; 8], (decay, beta))
+                };
+                let token = Token::new(&c, (k, q), norms, gates, 0);
+                let hv = row.with_head(&c, r).hv;
+                let write = place.slots.write::<S>(&c, &params.step, (hv, [V, K]));
+                let mut i = 0;
+                while i < Self::SLICES {
+                    let first = first_row(i);
+                    ring.wait(DEPTH - 1);
+                    let raw = ring.read(s % DEPTH, share, head(r), first);
+                    let mut states = raw.map(S::widen);
+                    let mut v = [0.0; ROWS];
+                    let mut n = 0;
+                    while n < ROWS {
+                        let address = of_head + (first + n as u32) * 4;
+                        v[n] = f32::from_bits(load_shared_b32(address));
+                        n += 1;
+                    }
+                    let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                    n = 0;
+                    while n < ROWS {
+                        let row = first + n as u32;
+                        if share.lane == 0 {
+                            store_shared_b32(of_head + Self::O + row * 4, o[n].to_bits());
+                        }
+                        if c.update_state != 0 {
+                            write.store::<S>(share, row, S::narrow(states[n]));
+                        }
+                        n += 1;
+                    }
+                    let next = s + DEPTH;
+                    ring.start(next % DEPTH, next < slices, share, || {
+                        (head(next / Self::SLICES), first_row(next))
+                    });
+                    s += 1;
+                    i += 1;
+                }
+                r += 1;
+            }
+            sync_threads();
+            finish::<Self>(&c, params, row, scale);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The layer step on V-last states, whole heads a block: for batches that fill the GPU with them.
+
+use core::marker::PhantomData;
+
+use super::ring::Ring;
+use super::whole::{Ahead, Whole, finish, store_zeros};
+use super::{Layered, Place, warp_channels};
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
+};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::launch::{Computes, Kernel, Layout};
+use crate::math::delta_rule::Factors;
+use crate::math::reduce::{butterfly_sum, column_products, dot, pairwise_sum};
+use crate::recurrent::vlast::{advance, leave_sums, load_rows};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
+use crate::step::{LayerParams, StepConstants};
+
+/// V-last states: all value heads of a query/key head, one after the other; each group of `LANES` = V/8 lanes has consecutive
+/// rows of S, `ROWS` of them a slice. All slices of a head are in shared memory: their products with k and q come first,
+/// then δ, then the new states, and behind them the next head's slices. As many threads as there are columns own one each.
+pub struct WholeVLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+>(PhantomData<(G, S)>);
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+> WholeVLast<G, S, K, V, LANES, ROWS, THREADS>
+{
+    const WARPS: u32 = THREADS / 32;
+    /// Rows of a group.
+    const GROUP_ROWS: u32 = K * LANES / THREADS;
+    const SLICES: u32 = Self::GROUP_ROWS / ROWS as u32;
+    /// Shared memory: the slices of a head; S k and S q of each column from each warp; δ rk of each column; then the
+    /// heads'.
+    const SUMS_OF_WARPS: u32 = Self::SLICES * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+    const STEPS: u32 = Self::SUMS_OF_WARPS + Self::WARPS * V * 8;
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+> Whole for WholeVLast<G, S, K, V, LANES, ROWS, THREADS>
+{
+    type Gating = G;
+    const K: u32 = K;
+    const V: u32 = V;
+    const THREADS: u32 = THREADS;
+    const KEYS: u32 = Self::STEPS + V * 4;
+
+    #[inline(always)]
+    fn place(i: u32) -> u32 {
+        4 * i
+    }
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+> Kernel for WholeVLast<G, S, K, V, LANES, ROWS, THREADS>
+{
+    type Params = LayerParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = 1;
+    const MAX_HEADS: u32 = 16;
+    const MIN_BLOCKS_PER_SM: u32 = 1;
+    const SHARED_BYTES: u32 = Self::HEADS;
+    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::LAYER,
+        layout: Layout::VLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &LayerParams) {
+        const { check_v_last(K, V, LANES, (K * LANES / THREADS).next_multiple_of(2)) };
+        const {
+            assert!(V == LANES * FRAGMENT, "whole rows");
+            assert!(V <= THREADS && K <= THREADS, "a thread for each element");
+            assert!(
+                1 <= Self::SLICES && Self::SLICES <= 2,
+                "summed pair by pair"
+            );
+        };
+        let c = StepConstants::get();
+        let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
+        let (thread, warp) = (thread_idx_x(), thread_idx_x() / 32);
+        let share = Share {
+            lane: thread % LANES,
+            lanes: LANES,
+            first: 0,
+        };
+        let smem = dynamic_shared_mem();
+        let (sums, steps) = (smem + Self::SUMS_OF_WARPS, smem + Self::STEPS);
+        // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its column and its channels
+        // of the convolution; what threads leave for each other is written by one, before the barrier that precedes its
+        // reads.
+        unsafe {
+            let place = Place::load(&c, params, row.b);
+            let ring = Ring::<S, ROWS, THREADS>::new(place.reads(), c.wide_state != 0);
+            let head = |r: u32| {
+                let hv = row.with_head(&c, r).hv;
+                place.slots.start::<S>(&c, &params.step, (hv, [K, V]))
+            };
+            let first_row = |i: u32| thread / LANES * Self::GROUP_ROWS + i * ROWS as u32;
+            let ahead = Ahead::load::<Self>(&c, params, &place, row);
+            let mut i = 0;
+            while i < Self::SLICES {
+                ring.start(i, true, share, || (head(0), first_row(i)));
+                i += 1;
+            }
+            if !place.live() {
+                store_zeros::<Self>(&c, params, row);
+                return;
+            }
+            let scale = ahead.give::<Self>(&c, params, &place, row);
+            sync_threads();
+
+            let (k, q) = (
+                warp_channels::<K>(smem + Self::KEYS),
+                warp_channels::<K>(smem + Self::Q),
+            );
+            let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+            let mut r = 0;
+            while r < c.ratio {
+                let of_head = Self::head(r);
+                let states = |i: u32| {
+                    let first = first_row(i);
+                    let mut states = ring.read(i, share, head(r), first).map(S::widen);
+                    if G::PER_CHANNEL {
+                        let decay = load_rows::<ROWS>(of_head + Self::DECAY + first * 4);
+                        let mut n = 0;
+                        while n < ROWS {
+                            states[n] = states[n].map(|s| s * decay[n]); // (2)
+                            n += 1;
+                        }
+                    }
+                    (states, load_rows::<ROWS>(smem + Self::KEYS + first * 4))
+                };
+                let products = |i: u32| {
+                    ring.wait(Self::SLICES - 1 - i);
+                    let (states, k) = states(i);
+                    let q = load_rows::<ROWS>(smem + Self::Q + first_row(i) * 4);
+                    (
+                        column_products(|n| states[n], k),
+                        column_products(|n| states[n], q),
+                    )
+                };
+                let (mut sk, mut sq) = products(0);
+                if Self::SLICES == 2 {
+                    let (more_sk, more_sq) = products(1);
+                    let mut n = 0;
+                    while n < 8 {
+                        sk[n] += more_sk[n];
+                        sq[n] += more_sq[n];
+                        n += 1;
+                    }
+                }
+                leave_sums::<S, LANES>(sk, sq, share, sums + warp * V * 8);
+                sync_threads();
+                let beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
+                let decay = match G::PER_CHANNEL {
+                    true => 1.0,
+                    false => f32::from_bits(load_shared_b32(of_head + Self::DECAY)),
+                };
+                if thread < V {
+                    let l2norm = c.l2norm != 0;
+                    let factors =
+                        Factors::new(l2norm, f32::from_bits(c.scale), norms, (decay, beta));
+                    let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
+                        load_shared_b64(sums + (i as u32 * V + thread) * 8).map(f32::from_bits)
+                    });
+                    let v = f32::from_bits(load_shared_b32(of_head + thread * 4));
+                    let delta = factors.delta(v, sk); // (3)
+                    let o = factors.output(sq, delta); // (5)
+                    store_shared_b32(of_head + Self::O + thread * 4, o.to_bits());
+                    store_shared_b32(steps + thread * 4, (delta * factors.k).to_bits());
+                }
+                sync_threads();
+                let hv = row.with_head(&c, r).hv;
+                let write = place.slots.write::<S>(&c, &params.step, (hv, [K, V]));
+                i = 0;
+                while i < Self::SLICES {
+                    if c.update_state != 0 {
+                        let (mut states, k) = states(i);
+                        advance::<S, ROWS>(&mut states, k, decay, share, steps);
+                        let mut n = 0;
+                        while n < ROWS {
+                            let row = first_row(i) + n as u32;
+                            write.store::<S>(share, row, S::narrow(states[n]));
+                            n += 1;
+                        }
+                    }
+                    let next = r + 1;
+                    ring.start(i, next < c.ratio, share, || (head(next), first_row(i)));
+                    i += 1;
+                }
+                r += 1;
+            }
+            finish::<Self>(&c, params, row, scale);
+        }
+    }
+}
