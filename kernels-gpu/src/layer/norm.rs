@@ -142,9 +142,9 @@ pub unsafe fn finish_heads(
     }
 }
 
-/// Sum over the lanes of a warp, neighbours first. All of them call it.
+/// Sum over the lanes of a warp, neighbours first: whatever the tile, squares are added in this order. All lanes call it.
 #[inline(always)]
-fn neighbours_sum(mut value: f32) -> f32 {
+pub fn neighbours_sum(mut value: f32) -> f32 {
     let mut lane_mask = 1;
     while lane_mask < 32 {
         value += warp_shuffle_xor(value, lane_mask);

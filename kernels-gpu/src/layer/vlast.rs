@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use super::conv::{Channels, Of, Part};
 use super::gates::load_gate;
-use super::norm::{Scale, share_sum, sum_of};
+use super::norm::{Scale, neighbours_sum, share_sum, sum_of};
 use super::{Layered, Place, mail};
 use crate::device::cluster;
 use crate::device::shared::{
@@ -203,7 +203,7 @@ impl<
                 let step = delta * factors.k;
                 store_shared_b32(head + Self::STEPS + own * 4, step.to_bits());
                 if c.has_norm != 0 {
-                    let [squares] = butterfly_sum([o * o], 1, 32);
+                    let squares = neighbours_sum(o * o);
                     let of_warp = row.tile * Self::OWNERS + owner;
                     let sum = head + Self::SUMS + of_warp * 4;
                     share_sum(Self::BLOCKS, sum, squares, mail::of_sums());

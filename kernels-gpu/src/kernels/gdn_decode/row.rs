@@ -50,10 +50,13 @@ impl Slots {
         }
     }
 
+    /// Whether the slots are there; of a fresh row that to write, whether it is written or not, since that to read is not
+    /// looked at.
     #[inline(always)]
     pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
+        let looks_at_write = c.update_state != 0 || self.fresh;
         (self.fresh || is_live(self.read, params.read_pool_slots, c.null_slot))
-            && (c.update_state == 0 || is_live(self.write, params.write_pool_slots, c.null_slot))
+            && (!looks_at_write || is_live(self.write, params.write_pool_slots, c.null_slot))
     }
 
     /// Whether the row starts from zeros, whatever its slot holds.
