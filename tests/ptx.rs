@@ -70,7 +70,7 @@ fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
         assert_eq!(entries, [format!(".visible .entry {name}(")], "{name}");
         let bounds = text
             .lines()
-            .any(|line| line == format!(".maxntid {}, 1, 1", entry.block()));
+            .any(|line| line == format!(".maxntid {}, 1, 1", entry.block_of(entry.max_heads())));
         assert!(bounds, "{name}: its launch bound");
         let title = "// Written by `cargo xtask ptx`; edit kernels-gpu instead.";
         assert_eq!(text.lines().next(), Some(title), "{name}");
@@ -139,7 +139,13 @@ fn the_kernels_are_of_the_expected_instructions() {
         }
         let decode = family.decode;
         let vlast = family.layout == StateLayout::VLast;
-        assert_eq!(has("bar.sync"), vlast || !decode, "{name}: bar.sync");
+        // Where blocks of a cluster meet instead of warps, or there is nothing to meet for.
+        let whole = family.layer && !text.contains(".reqnctapercluster");
+        assert_eq!(
+            has("bar.sync"),
+            vlast || !decode || whole,
+            "{name}: bar.sync"
+        );
         let of_columns = ["st.shared.v2.b32", "ld.shared.v2.b32"];
         for of_columns in of_columns.into_iter().filter(|_| family.is_recurrent()) {
             assert!(has(of_columns) || !vlast, "{name}: no {of_columns}");
@@ -199,15 +205,37 @@ const NOT_OF_A_DECODE: [&str; 10] = [
     "G_HEAD",
 ];
 
-/// The constants that an entry uses: all of a step, but for a decode, and that no snapshot is asked of the parallel
-/// formulation.
+/// The same of the constants of a convolution and a norm.
+const OF_A_LAYER: [&str; 6] = ["_CONV_", "GD_TAPS", "_WINDOWS_", "_NORM", "GD_X_", "GD_Z_"];
+
+/// The same that a layer step has no use for, which has one token of each row.
+const NOT_OF_A_LAYER: [&str; 8] = [
+    "PREVIOUS_K",
+    "PREVIOUS_V",
+    "PREVIOUS_G",
+    "PREVIOUS_B",
+    "SNAPSHOT",
+    "KEEP",
+    "GD_X_TOKEN",
+    "GD_Z_TOKEN",
+];
+
+/// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot is asked of
+/// the parallel formulation. Of a layer step, whole heads store what the norm leaves element by element.
 fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let family = Family::of(entry);
     let symbols = entry.symbols().iter().copied();
     symbols.filter(move |symbol| {
+        let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         family.is_none_or(|family| {
-            let of_decode = !NOT_OF_A_DECODE.iter().any(|part| symbol.contains(part))
-                && *symbol != "GD_GATE_ROWS_H";
+            if family.layer {
+                let wide_io = entry.cluster() > 1 && family.layout == StateLayout::KLast;
+                return !has(&NOT_OF_A_LAYER) && (wide_io || *symbol != "GD_WIDE_IO");
+            }
+            if has(&OF_A_LAYER) {
+                return false;
+            }
+            let of_decode = !has(&NOT_OF_A_DECODE) && *symbol != "GD_GATE_ROWS_H";
             (family.is_recurrent() || !symbol.contains("SNAPSHOT")) && (!family.decode || of_decode)
         })
     })

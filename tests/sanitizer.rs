@@ -6,7 +6,7 @@
 
 use std::env;
 
-use gated_delta::{BetaScale, DType, Entry, HeadMap, KdaBeta};
+use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
@@ -77,6 +77,33 @@ const FORMS: [Change; 6] = [
     },
 ];
 
+/// What is around the recurrence, and fresh rows, in the form of the same place. Of a decode, the fresh rows.
+const AROUND: [Change; 6] = [
+    |_| {},
+    |spec| {
+        (spec.norm, spec.fresh) = (None, true);
+        let around = spec.conv.iter_mut();
+        around.for_each(|conv| (conv.taps, conv.bias) = (2, true));
+    },
+    |spec| {
+        spec.form.norm = [DType::F16, DType::F32];
+        let around = spec.conv.iter_mut();
+        around.for_each(|conv| (conv.activation, conv.apart) = (Activation::None, true));
+    },
+    |spec| (spec.conv, spec.fresh) = (None, true),
+    |spec| {
+        (spec.fresh, spec.form.token_major) = (true, true);
+        let around = spec.norm.iter_mut();
+        around.for_each(|norm| norm.activation = Activation::Sigmoid);
+    },
+    |spec| {
+        spec.form.norm = [DType::F32, DType::F16];
+        (spec.fresh, spec.form.fresh) = (true, DType::I64);
+        let around = spec.conv.iter_mut();
+        around.for_each(|conv| (conv.taps, conv.bias, conv.apart) = (3, true, true));
+    },
+];
+
 /// One packed token, and ways of keeping states, of operators that take several tokens.
 const SWITCHES: [Change; 6] = [
     |spec| (spec.tokens, spec.packed) = (1, true),
@@ -117,10 +144,11 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         switches(&mut spec);
         spec
     };
-    let mut specs: Vec<_> = FORMS.into_iter().map(|form| of(form, |_| {})).collect();
     if family.decode {
-        return specs;
+        let forms = FORMS.into_iter().zip(AROUND);
+        return forms.map(|(form, around)| of(form, around)).collect();
     }
+    let mut specs: Vec<_> = FORMS.into_iter().map(|form| of(form, |_| {})).collect();
     for (i, switches) in SWITCHES.into_iter().enumerate() {
         let forms = FORMS.iter().cycle().skip(i + turn).take(FORMS.len());
         specs.extend(forms.map(|form| of(*form, switches)).find(|spec| {

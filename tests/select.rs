@@ -1,7 +1,9 @@
 //! Both sides of every threshold at which another variant is selected: the same results, bit for bit.
 
-use gated_delta::{DType, Entry, KdaBeta, Tensor};
-use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, New, Operator, Tokens};
+use gated_delta::{Activation, DType, Entry, KdaBeta, Tensor};
+use gated_delta_harness::arguments::{
+    Arguments, GateKind, GatedNorm, KdaDecay, New, Operator, Tokens,
+};
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::Layout;
@@ -37,6 +39,12 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
             },
             o: activations,
         }),
+        norm: family.layer.then(|| GatedNorm {
+            z: activations,
+            weight: tensor(DType::F32, &[dim]),
+            eps: 1e-6,
+            activation: Activation::Silu,
+        }),
         options: Spec::plain(family).options,
         ..Arguments::new(gates, tensor(state, &[batch, heads, dim, dim]))
     };
@@ -66,13 +74,15 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
         read: true,
         ..SlotChoice::NONE
     };
-    let spec = Spec {
+    let mut spec = Spec {
         batch: 4,
         heads: 1,
         ratio: 1,
         slots,
         ..Spec::plain(family)
     };
+    // Not rounded, so that the order of every sum is seen.
+    spec.form.qkvo[3] = DType::F32;
     let problem = spec.problem();
     let active = [0, threshold / 2, threshold - 1, threshold];
     let place = |b: usize| active.iter().position(|&at| at == b);
@@ -107,6 +117,10 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
         assert!(
             over_after.slot_bits(slot) == up_to_after.slot_bits(slot),
             "the state of slot {slot} differs"
+        );
+        assert!(
+            over_after.slot_window_bits(slot) == up_to_after.slot_window_bits(slot),
+            "the window of slot {slot} differs"
         );
     }
 }

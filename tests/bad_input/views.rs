@@ -101,7 +101,10 @@ fn is_lawful(case: &Case) -> bool {
     let slots = live.iter().flat_map(|live| live.writes());
     let read_by_another = |i: usize, slot: usize| {
         let others = live.iter().enumerate().filter(|(j, _)| *j != i);
-        in_place && others.into_iter().any(|(_, other)| other.start == slot)
+        in_place
+            && others
+                .into_iter()
+                .any(|(_, other)| other.start == Some(slot))
     };
     let all_distinct = |mut all: Vec<usize>| {
         all.sort_unstable();

@@ -12,11 +12,12 @@ use gated_delta::{DType, StateLayout};
 use gated_delta_harness::arguments::Operator;
 use gated_delta_tests::spec::Family;
 
-/// Families of a decode, and of several tokens of each operator.
-fn families() -> [Family; 3] {
+/// Families of a decode, of several tokens of each operator, and of a layer step.
+fn families() -> [Family; 4] {
     [
         Family::decode(StateLayout::KLast, DType::Bf16, 64),
         Family::new(Operator::Gdn, StateLayout::VLast, DType::F32, 64),
         Family::new(Operator::Kda, StateLayout::KLast, DType::Bf16, 64),
+        Family::layer(Operator::Gdn, StateLayout::KLast, DType::Bf16, 64),
     ]
 }

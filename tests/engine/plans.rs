@@ -1,13 +1,13 @@
 //! Plans: launches with everything but addresses, B and P settled.
 
-use gated_delta::{DType, Error, HeadMap, Work};
-use gated_delta_harness::arguments::GateKind;
+use gated_delta::{Activation, DType, Error, HeadMap, StateLayout, Work};
+use gated_delta_harness::arguments::{GateKind, Operator};
 use gated_delta_tests::backend::backends;
 use gated_delta_tests::for_all;
 use gated_delta_tests::layout::{Layout, Spacing};
 use gated_delta_tests::problem::Change;
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::spec::{ConvChoice, Family, NormChoice, Spec};
 use gated_delta_tests::strategy::any_specs;
 
 use crate::families;
@@ -59,6 +59,34 @@ fn a_plan_is_for_any_number_of_rows() {
     }
 }
 
+/// Nor, of a layer step, with another convolution, another norm, or fresh rows.
+#[test]
+fn the_simulator_refuses_what_is_not_planned_of_a_layer() {
+    fn conv(spec: &mut Spec, change: fn(&mut ConvChoice)) {
+        spec.conv.iter_mut().for_each(change);
+    }
+    fn norm(spec: &mut Spec, change: fn(&mut NormChoice)) {
+        spec.norm.iter_mut().for_each(change);
+    }
+    let changes: [fn(&mut Spec); 11] = [
+        |spec| spec.conv = None,
+        |spec| spec.norm = None,
+        |spec| spec.fresh = true,
+        |spec| spec.form.token_major = true,
+        |spec| spec.form.norm[0] = DType::F16,
+        |spec| spec.form.norm[1] = DType::F16,
+        |spec| conv(spec, |conv| conv.taps = 3),
+        |spec| conv(spec, |conv| conv.bias = true),
+        |spec| conv(spec, |conv| conv.activation = Activation::None),
+        |spec| norm(spec, |norm| norm.eps = 1e-5),
+        |spec| norm(spec, |norm| norm.activation = Activation::Sigmoid),
+    ];
+    for operator in [Operator::Gdn, Operator::Kda] {
+        let family = Family::layer(operator, StateLayout::VLast, DType::F32, 64);
+        refuses(family, &changes);
+    }
+}
+
 /// Where a launch is checked in full, so that an engine's tests find what its plans are not for.
 #[test]
 fn the_simulator_refuses_what_is_not_planned() {
@@ -81,31 +109,36 @@ fn the_simulator_refuses_what_is_not_planned() {
             gates => *gates = GateKind::Given,
         },
     ];
-    let backend = &backends()[0];
     for family in families() {
-        let planned = backend.with(&Spec::plain(family).case(), |library, _, args| {
-            library.plan(&*args.work().unwrap()).unwrap()
+        refuses(family, &changes);
+    }
+}
+
+/// The simulator's plan of a plain launch refuses each of these.
+fn refuses(family: Family, changes: &[fn(&mut Spec)]) {
+    let backend = &backends()[0];
+    let planned = backend.with(&Spec::plain(family).case(), |library, _, args| {
+        library.plan(&*args.work().unwrap()).unwrap()
+    });
+    let (plan, _) = planned.unwrap();
+    for (i, change) in changes.iter().enumerate() {
+        let mut spec = Spec::plain(family);
+        change(&mut spec);
+        let case = spec.case();
+        let launched = backend.with(&case, |_, stream, args| {
+            // SAFETY: the buffers are alive until `with` has waited; it is refused.
+            unsafe { plan.launch(stream, &*args.work()?) }
         });
-        let (plan, _) = planned.unwrap();
-        for (i, change) in changes.iter().enumerate() {
-            let mut spec = Spec::plain(family);
-            change(&mut spec);
-            let case = spec.case();
-            let launched = backend.with(&case, |_, stream, args| {
-                // SAFETY: the buffers are alive until `with` has waited; it is refused.
-                unsafe { plan.launch(stream, &*args.work()?) }
-            });
-            let (launched, after) = launched.unwrap();
-            let refused = matches!(
-                launched,
-                Err(Error::Contradiction {
-                    one: "the plan",
-                    other: "these arguments",
-                    ..
-                })
-            );
-            assert!(refused, "{family:?}, change {i}: {launched:?}");
-            assert!(after == case, "something was launched");
-        }
+        let (launched, after) = launched.unwrap();
+        let refused = matches!(
+            launched,
+            Err(Error::Contradiction {
+                one: "the plan",
+                other: "these arguments",
+                ..
+            })
+        );
+        assert!(refused, "{family:?}, change {i}: {launched:?}");
+        assert!(after == case, "something was launched");
     }
 }

@@ -5,13 +5,14 @@ use std::ptr;
 
 use gated_delta::driver::{Context, Module, RawFunction};
 use gated_delta::raw::Recipe;
-use gated_delta::{DType, Entry, Error, StateLayout, StreamRef, Tensor, Work};
+use gated_delta::{Activation, DType, Entry, Error, StateLayout, StreamRef, Tensor, Work};
+use gated_delta_harness::arguments::Operator;
 use gated_delta_tests::backend::{Backend, backends, cuda};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::check;
 use gated_delta_tests::for_all;
 use gated_delta_tests::problem::Sizes;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::spec::{ConvChoice, Family, NormChoice, Spec};
 use gated_delta_tests::strategy::specs;
 
 use crate::families;
@@ -45,8 +46,14 @@ fn check_recipe(work: &dyn Work, batch: usize) {
     let (kernel, shape, parameter) = (recipe.kernel, recipe.shape, recipe.parameter());
     assert_eq!(kernel.entry(), work.selected().unwrap());
     assert_eq!(kernel.symbol(), kernel.entry().name());
-    assert_eq!(parameter, bytemuck::bytes_of(&work.params()));
+    // Of a layer, all; of the others, what is of a step.
+    let params = work.params();
+    let params = bytemuck::bytes_of(&params);
+    assert_eq!(parameter, &params[..kernel.entry().parameter_bytes()]);
     assert_eq!(shape.grid[2] as usize, batch);
+    let entry = kernel.entry();
+    let most = entry.block_of(entry.max_heads());
+    assert!(shape.block <= most);
     let text = kernel.ptx().unwrap();
     assert!(!text.contains("GD_"), "a constant without a value");
     for expected in [
@@ -56,7 +63,7 @@ fn check_recipe(work: &dyn Work, batch: usize) {
             kernel.symbol(),
             parameter.len()
         ),
-        format!(".maxntid {}, 1, 1", shape.block),
+        format!(".maxntid {most}, 1, 1"),
     ] {
         assert!(text.contains(&expected), "{expected} is not in the PTX");
     }
@@ -121,6 +128,40 @@ fn every_entry_has_a_template() {
                 entry.name()
             );
         }
+    }
+}
+
+#[test]
+fn a_layer_is_compiled_for_its_convolution_and_norm() {
+    let family = Family::layer(Operator::Gdn, StateLayout::KLast, DType::F32, 64);
+    let kernel = |change: &dyn Fn(&mut Spec)| {
+        let mut spec = Spec::plain(family);
+        change(&mut spec);
+        nowhere(&spec.case(), |work| work.recipe().unwrap().kernel)
+    };
+    let conv = |change: fn(&mut ConvChoice)| kernel(&|spec| spec.conv.iter_mut().for_each(change));
+    let norm = |change: fn(&mut NormChoice)| kernel(&|spec| spec.norm.iter_mut().for_each(change));
+    let mut all = vec![
+        kernel(&|_| {}),
+        kernel(&|spec| spec.conv = None),
+        kernel(&|spec| spec.norm = None),
+        kernel(&|spec| spec.fresh = true),
+        kernel(&|spec| spec.form.token_major = true),
+        kernel(&|spec| spec.form.norm[1] = DType::F16),
+        conv(|conv| conv.taps = 3),
+        conv(|conv| conv.bias = true),
+        conv(|conv| conv.activation = Activation::None),
+        norm(|norm| norm.eps = 1e-5),
+        norm(|norm| norm.activation = Activation::Sigmoid),
+    ];
+    assert_eq!(all[0], kernel(&|spec| spec.batch += 1));
+    let mut texts: Vec<String> = all.iter().map(|kernel| kernel.ptx().unwrap()).collect();
+    let count = all.len();
+    texts.sort();
+    texts.dedup();
+    assert_eq!(texts.len(), count, "two share their code");
+    while let Some(one) = all.pop() {
+        assert!(!all.contains(&one), "two share their key: {one:?}");
     }
 }
 

@@ -68,6 +68,8 @@ fn large_pool(family: Family) {
         batch: ROWS,
         heads,
         ratio: 1,
+        // Windows would have as many slots.
+        conv: None,
         ..Spec::plain(family)
     };
     let mut problem = spec.problem();

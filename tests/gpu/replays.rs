@@ -27,8 +27,8 @@ fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
     wait_for_copies(context);
 }
 
-/// The tensors of indices.
-fn indices<T: Clone>(args: &Arguments<T>) -> Vec<T> {
+/// The tensors that change from one replay to the next: indices, and what a layer's projection is.
+fn changing<T: Clone>(args: &Arguments<T>) -> Vec<T> {
     let names = [
         "read_slots",
         "write_slots",
@@ -36,15 +36,18 @@ fn indices<T: Clone>(args: &Arguments<T>) -> Vec<T> {
         "accepted",
         "cu_seqlens",
         "keep",
+        "fresh",
+        "x",
+        "z",
     ];
     let mut args = args.clone();
     let all = args.tensors_mut().into_iter();
-    let indices = all.filter(|(name, _)| names.contains(name));
-    indices.map(|(_, tensor)| tensor.clone()).collect()
+    let changing = all.filter(|(name, _)| names.contains(name));
+    changing.map(|(_, tensor)| tensor.clone()).collect()
 }
 
 /// A launch of `problems[0]` is captured, then replayed with the indices of each of them, and leaves what launches
-/// leave.
+/// leave. Of a layer, x and z are those of each of them too.
 fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
     let Some(backend) = cuda() else { return };
     let cases: Vec<Case> = problems
@@ -54,7 +57,7 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
     let first = &cases[0];
     let mut eager = first.clone();
     for case in &cases {
-        for view in indices(&case.args) {
+        for view in changing(&case.args) {
             assert_eq!(view.offset, 0);
             eager.buffers[view.buffer] = case.buffers[view.buffer].clone();
         }
@@ -70,8 +73,8 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
                 unsafe { Graph::capture(&stream, || launch(library, stream.as_ref(), args, None)) }
                     .unwrap();
             for case in &cases {
-                let tensors = indices(args).into_iter();
-                for (tensor, view) in tensors.zip(indices(&case.args)) {
+                let tensors = changing(args).into_iter();
+                for (tensor, view) in tensors.zip(changing(&case.args)) {
                     overwrite(context, &tensor, &case.buffers[view.buffer]);
                 }
                 // SAFETY: as above.
@@ -98,6 +101,58 @@ fn a_replayed_graph_sees_changed_slots() {
             problem.clone(),
             with_slots([slots[0], -1, slots[2], i32::MAX.into()]),
         ];
+        replay(&format!("{family:?}"), &spec, &problems);
+    });
+}
+
+/// A thousand replays of a layer step, as an engine decodes: rows come and go, and begin anew.
+#[test]
+fn a_layer_step_replayed_a_thousand_times() {
+    const REPLAYS: usize = 1000;
+    on_threads(&Family::which(|family| family.layer), |&family| {
+        let spec = Spec {
+            fresh: true,
+            slots: SlotChoice {
+                write: false,
+                ..SlotChoice::LIVE
+            },
+            ..spec(family)
+        };
+        let slots = [
+            [0, 1, 2, 3],
+            [3, -1, 1, 0],
+            [5, 4, -1, 6],
+            [-1; 4],
+            [2, 6, 0, i32::MAX.into()],
+        ];
+        let fresh = [
+            [1, 1, 1, 1],
+            [0, 1, 0, 0],
+            [1, 1, 1, -1],
+            [1; 4],
+            [0, 0, 1, 1],
+        ];
+        let problems: Vec<Problem> = (0..REPLAYS)
+            .map(|i| {
+                let mut problem = Spec {
+                    // Nothing that is read is NaN but in slots that no row has written.
+                    slots: SlotChoice::NONE,
+                    seed: i as u64 % 7,
+                    ..spec.clone()
+                }
+                .problem();
+                let first = spec.problem();
+                (problem.pool, problem.read_slots) = (first.pool, None);
+                if let (Some(convolved), Some(first)) = (&mut problem.convolved, first.convolved) {
+                    convolved.windows = first.windows;
+                    (convolved.weight, convolved.gate) = (first.weight, first.gate);
+                    convolved.beta = first.beta;
+                }
+                problem.read_slots = Some(Array::indices(slots[i % slots.len()]));
+                problem.fresh = Some(Array::indices(fresh[i * i % fresh.len()]));
+                problem
+            })
+            .collect();
         replay(&format!("{family:?}"), &spec, &problems);
     });
 }

@@ -4,9 +4,8 @@ use gated_delta_harness::arguments::Operator;
 use gated_delta_tests::compare::assert_near;
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Array, Change, Problem};
-use gated_delta_tests::spec::Family;
 
-use crate::{backwards, in_f32, law_of, run};
+use crate::{alone_recurrent, backwards, in_f32, law_of, run};
 
 /// The K channels of everything, in this order.
 fn take_channels(problem: &Problem, order: &[usize]) -> Problem {
@@ -27,35 +26,31 @@ fn of_channels(array: &Array, order: &[usize]) -> Array {
 /// Sums over K are added in another order, and nothing else is different.
 #[test]
 fn the_order_of_channels_matters_to_rounding_alone() {
-    law_of(
-        Family::which(Family::is_recurrent),
-        in_f32,
-        |backend, spec| {
-            let problem = spec.problem();
-            let order = backwards(spec.dim);
-            let straight = run(backend, &problem, &spec.form);
-            let mut permuted = run(backend, &take_channels(&problem, &order), &spec.form);
-            let mut back = |view: gated_delta_tests::buffer::View| {
-                let view = permuted.as_klast(&view);
-                let positions = view.positions();
-                for row in positions.chunks(spec.dim) {
-                    let bits: Vec<u64> = row
-                        .iter()
-                        .map(|&i| permuted.buffers[view.buffer].bits(i))
-                        .collect();
-                    for (&i, &from) in row.iter().zip(&order) {
-                        permuted.buffers[view.buffer].set_bits(i, bits[from]);
-                    }
+    law_of(alone_recurrent(), in_f32, |backend, spec| {
+        let problem = spec.problem();
+        let order = backwards(spec.dim);
+        let straight = run(backend, &problem, &spec.form);
+        let mut permuted = run(backend, &take_channels(&problem, &order), &spec.form);
+        let mut back = |view: gated_delta_tests::buffer::View| {
+            let view = permuted.as_klast(&view);
+            let positions = view.positions();
+            for row in positions.chunks(spec.dim) {
+                let bits: Vec<u64> = row
+                    .iter()
+                    .map(|&i| permuted.buffers[view.buffer].bits(i))
+                    .collect();
+                for (&i, &from) in row.iter().zip(&order) {
+                    permuted.buffers[view.buffer].set_bits(i, bits[from]);
                 }
-            };
-            back(straight.pool.clone());
-            if let Some(view) = straight.write_pool.clone() {
-                back(view);
             }
-            if let Some(view) = straight.snapshots.clone() {
-                back(view);
-            }
-            assert_near(&problem.case(&spec.form), &straight, &permuted);
-        },
-    );
+        };
+        back(straight.pool.clone());
+        if let Some(view) = straight.write_pool.clone() {
+            back(view);
+        }
+        if let Some(view) = straight.snapshots.clone() {
+            back(view);
+        }
+        assert_near(&problem.case(&spec.form), &straight, &permuted);
+    });
 }

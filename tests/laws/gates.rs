@@ -9,7 +9,7 @@ use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Array, Change, Problem, Sizes};
 use gated_delta_tests::spec::{Family, Magnitude, Spec};
 
-use crate::{in_f32, law_of, run, several_recurrent};
+use crate::{alone_recurrent, in_f32, law_of, run, several_recurrent};
 
 #[test]
 fn given_gates_are_raw_gates_evaluated() {
@@ -24,25 +24,21 @@ fn given_gates_are_raw_gates_evaluated() {
         (spec.extreme_gates, spec.parameters.of_h) = (false, false);
     };
     // In f32, which the tensor cores do not take.
-    law_of(
-        Family::which(Family::is_recurrent),
-        adjust,
-        |backend, spec| {
-            let raw = spec.problem();
-            let given = Problem {
-                gates: match spec.gates.operator() {
-                    Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
-                    Operator::Gdn => GateKind::Given,
-                },
-                a_log: None,
-                dt_bias: None,
-                ..raw.map_tokens(|tokens| evaluate(&raw, tokens))
-            };
-            let before = raw.case(&spec.form);
-            let [raw, given] = [raw, given].map(|problem| run(backend, &problem, &spec.form));
-            assert_near(&before, &raw, &given);
-        },
-    );
+    law_of(alone_recurrent(), adjust, |backend, spec| {
+        let raw = spec.problem();
+        let given = Problem {
+            gates: match spec.gates.operator() {
+                Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+                Operator::Gdn => GateKind::Given,
+            },
+            a_log: None,
+            dt_bias: None,
+            ..raw.map_tokens(|tokens| evaluate(&raw, tokens))
+        };
+        let before = raw.case(&spec.form);
+        let [raw, given] = [raw, given].map(|problem| run(backend, &problem, &spec.form));
+        assert_near(&before, &raw, &given);
+    });
 }
 
 /// Log decays and β in place of what they are computed from.
@@ -79,7 +75,8 @@ fn a_beta_scale_of_two_doubles_what_is_learnt() {
         (spec.gates, spec.extreme_gates) = (GateKind::Raw(BetaScale::One), false);
         (spec.tokens, spec.previous) = (1, None);
     };
-    let gdn = |family: Family| family.operator == Operator::Gdn && family.is_recurrent();
+    let gdn =
+        |family: Family| family.operator == Operator::Gdn && family.is_recurrent() && !family.layer;
     law_of(Family::which(gdn), adjust, |backend, spec| {
         let mut problem = spec.problem();
         problem.pool.values.iter_mut().for_each(|x| *x *= 0.0);
@@ -98,24 +95,20 @@ fn twice_the_scale_doubles_o_alone() {
         in_f32(spec);
         spec.options.scale = Some(0.375);
     };
-    law_of(
-        Family::which(Family::is_recurrent),
-        adjust,
-        |backend, spec| {
-            let mut problem = spec.problem();
-            let one = run(backend, &problem, &spec.form);
-            problem.options.scale = Some(0.75);
-            let two = run(backend, &problem, &spec.form);
-            let o = |case: &Case| {
-                case.new
-                    .iter()
-                    .flat_map(|new| case.floats(&new.o))
-                    .collect::<Vec<_>>()
-            };
-            assert_doubled(&o(&one), &o(&two));
-            assert!(one.state_bits() == two.state_bits(), "states differ");
-        },
-    );
+    law_of(alone_recurrent(), adjust, |backend, spec| {
+        let mut problem = spec.problem();
+        let one = run(backend, &problem, &spec.form);
+        problem.options.scale = Some(0.75);
+        let two = run(backend, &problem, &spec.form);
+        let o = |case: &Case| {
+            case.new
+                .iter()
+                .flat_map(|new| case.floats(&new.o))
+                .collect::<Vec<_>>()
+        };
+        assert_doubled(&o(&one), &o(&two));
+        assert!(one.state_bits() == two.state_bits(), "states differ");
+    });
 }
 
 #[track_caller]
@@ -131,7 +124,8 @@ fn kda_of_equal_channels_is_gdn() {
         in_f32(spec);
         spec.gates = GateKind::Given;
     };
-    let gdn = |family: Family| family.operator == Operator::Gdn && family.is_recurrent();
+    let gdn =
+        |family: Family| family.operator == Operator::Gdn && family.is_recurrent() && !family.layer;
     law_of(Family::which(gdn), adjust, |backend, spec| {
         let gdn = spec.problem();
         let of_each = |x: &f64| std::iter::repeat_n(*x, spec.dim);
@@ -195,7 +189,7 @@ fn decays_to_nothing() {
         };
         spec.extreme_gates = false;
     };
-    law_of(Family::all(), adjust, |backend, spec| {
+    law_of(Family::alone(), adjust, |backend, spec| {
         for lowest in [-80.0, -1e4, -1e30, f64::NEG_INFINITY] {
             let problem = spec.problem().map_tokens(|tokens| {
                 let of_head = tokens.gate.values.len() / tokens.beta.values.len().max(1);
@@ -228,7 +222,7 @@ fn raw_in_f32(spec: &mut Spec) {
 /// a + dt_bias beyond f32, and a factor of it that is none: finite, and the reference's.
 #[test]
 fn a_sum_of_gates_beyond_f32_is_no_nan() {
-    law_of(Family::all(), raw_in_f32, |backend, spec| {
+    law_of(Family::alone(), raw_in_f32, |backend, spec| {
         let mut problem = spec.problem().map_tokens(|tokens| {
             let given = tokens.gate.values.iter_mut().filter(|x| !x.is_nan());
             given.for_each(|x| *x = 3e38);
@@ -251,7 +245,7 @@ fn a_nan_in_a_log_is_a_nan_in_o() {
         (spec.options.scale, spec.magnitude) = (None, Magnitude::Usual);
         (spec.tokens, spec.packed, spec.previous) = (spec.tokens.max(1), false, None);
     };
-    law_of(Family::all(), adjust, |backend, spec| {
+    law_of(Family::alone(), adjust, |backend, spec| {
         let mut problem = spec.problem();
         let a_log = problem.a_log.as_mut().expect("a parameter of raw gates");
         a_log.values.fill(f64::NAN);

@@ -7,27 +7,24 @@ use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Change, Sizes, take};
 use gated_delta_tests::spec::Family;
 
-use crate::{assert_same_bits, in_f32, law, law_of, run};
+use crate::{alone_recurrent, assert_same_bits, in_f32, law_of, run};
 
 #[test]
 fn klast_is_vlast() {
-    law_of(
-        Family::which(Family::is_recurrent),
-        in_f32,
-        |backend, spec| {
-            let mut problem = spec.problem();
-            let [one, other] = [StateLayout::KLast, StateLayout::VLast].map(|layout| {
-                problem.options.state_layout = layout;
-                run(backend, &problem, &spec.form)
-            });
-            assert_near(&problem.case(&spec.form), &one, &other);
-        },
-    );
+    law_of(alone_recurrent(), in_f32, |backend, spec| {
+        let mut problem = spec.problem();
+        let [one, other] = [StateLayout::KLast, StateLayout::VLast].map(|layout| {
+            problem.options.state_layout = layout;
+            run(backend, &problem, &spec.form)
+        });
+        assert_near(&problem.case(&spec.form), &one, &other);
+    });
 }
 
 #[test]
 fn gva_is_repeated_heads() {
-    law(
+    law_of(
+        Family::alone(),
         |spec| spec.parameters.of_h = false,
         |backend, spec| {
             let problem = spec.problem();
@@ -46,7 +43,8 @@ fn gva_is_repeated_heads() {
 
 #[test]
 fn tiled_heads_are_grouped_heads_in_another_order() {
-    law(
+    law_of(
+        Family::alone(),
         |spec| spec.options.head_map = HeadMap::Grouped,
         |backend, spec| {
             let grouped = spec.problem();

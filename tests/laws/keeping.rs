@@ -218,7 +218,8 @@ fn a_commit_of_no_tokens_keeps_every_bit() {
         let after = backend.run(&before, None);
         for live in before.rows().into_iter().filter_map(|row| row.live) {
             for slot in live.writes() {
-                let start = before.as_klast(&before.pool).entry(&[live.start]);
+                let start = live.start.expect("no row is fresh");
+                let start = before.as_klast(&before.pool).entry(&[start]);
                 assert!(
                     before.bits(&start) == after.slot_bits(slot),
                     "slot {slot} differs"

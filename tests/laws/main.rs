@@ -5,6 +5,7 @@ mod channels;
 mod gates;
 mod heads;
 mod keeping;
+mod layer;
 mod memory;
 mod rows;
 mod switches;
@@ -32,6 +33,11 @@ fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     law_of(Family::all(), adjust, holds);
 }
 
+/// The families of the recurrence alone, token by token.
+fn alone_recurrent() -> Vec<Family> {
+    Family::which(|family| !family.layer && family.is_recurrent())
+}
+
 /// The families with a state after each of several tokens.
 fn several_recurrent() -> Vec<Family> {
     Family::which(|family| !family.decode && family.is_recurrent())
@@ -41,11 +47,12 @@ fn run(backend: &Backend, problem: &Problem, form: &Form) -> Case {
     backend.run(&problem.case(form), None)
 }
 
-/// The same bits in o, in the written pool and in the snapshots, whatever their layout.
+/// The same bits in o, in the written pool and windows and in the snapshots, whatever their layout.
 #[track_caller]
 fn assert_same_bits(one: &Case, other: &Case) {
     assert!(one.o_bits() == other.o_bits(), "o differs");
     assert!(one.state_bits() == other.state_bits(), "states differ");
+    assert!(one.window_bits() == other.window_bits(), "windows differ");
     let snapshots = |case: &Case| {
         let view = case.snapshots.as_ref()?;
         Some(case.bits(&case.as_klast(view)))

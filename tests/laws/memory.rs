@@ -32,6 +32,10 @@ fn a_write_pool_is_the_pool_updated_elsewhere() {
                 in_place.slot_bits(slot) == apart.slot_bits(slot),
                 "the state of slot {slot} differs"
             );
+            assert!(
+                in_place.slot_window_bits(slot) == apart.slot_window_bits(slot),
+                "the window of slot {slot} differs"
+            );
         }
         assert!(
             apart.bits(&apart.pool) == before.bits(&before.pool),

@@ -2,7 +2,7 @@
 
 use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Change, take};
+use gated_delta_tests::problem::{Change, Sizes, take};
 use gated_delta_tests::spec::Spec;
 
 use crate::{backwards, in_place, law, run};
@@ -18,10 +18,8 @@ fn movable(spec: &mut Spec) {
 fn row_bits(case: &Case, b: usize) -> [Vec<u64>; 2] {
     let snapshots = case.snapshots.as_ref();
     [
-        case.new
-            .iter()
-            .flat_map(|new| case.bits(&new.o.entry(&[b])))
-            .collect(),
+        case.outputs()
+            .map_or(Vec::new(), |o| case.bits(&o.entry(&[b]))),
         snapshots.map_or_else(Vec::new, |view| case.bits(&case.as_klast(view).entry(&[b]))),
     ]
 }
@@ -40,6 +38,7 @@ fn rows_may_come_in_any_order() {
             );
         }
         assert!(one.state_bits() == other.state_bits(), "states differ");
+        assert!(one.window_bits() == other.window_bits(), "windows differ");
     });
 }
 
@@ -60,6 +59,12 @@ fn slots_may_lie_in_any_order() {
             take(&one.state_bits(), &one.pool.dims, 0, &order) == other.state_bits(),
             "states differ"
         );
+        if let Some([_, windows]) = one.windows() {
+            assert!(
+                take(&one.window_bits(), &windows.dims, 0, &order) == other.window_bits(),
+                "windows differ"
+            );
+        }
     });
 }
 
@@ -81,6 +86,10 @@ fn other_rows_do_not_matter() {
                     together.slot_bits(slot) == alone.slot_bits(slot),
                     "slot {slot} of row {b} differs"
                 );
+                assert!(
+                    together.slot_window_bits(slot) == alone.slot_window_bits(slot),
+                    "the window of row {b}, in slot {slot}, differs"
+                );
             }
         }
     });
@@ -94,7 +103,11 @@ fn padding_rows_change_nothing() {
         let rows: Vec<usize> = (0..spec.batch).chain([0, 0, 0]).collect();
         let mut padded = problem.take_rows(&rows);
         // As i32, i64 and u32 out of range.
-        let slots = [&mut padded.read_slots, &mut padded.token_slots];
+        let slots = [
+            &mut padded.read_slots,
+            &mut padded.write_slots,
+            &mut padded.token_slots,
+        ];
         for slots in slots.into_iter().flatten() {
             let of_row = slots.values.len() / rows.len();
             slots.values[spec.batch * of_row..].fill(i32::MAX.into());
@@ -108,5 +121,6 @@ fn padding_rows_change_nothing() {
             assert!(o.iter().all(|bits| *bits == 0), "o of padding row {b}");
         }
         assert!(one.state_bits() == padded.state_bits(), "states differ");
+        assert!(one.window_bits() == padded.window_bits(), "windows differ");
     });
 }

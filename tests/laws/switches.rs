@@ -177,7 +177,7 @@ fn switches_change_nothing_elsewhere() {
     for_all("laws", 150, &strategy, |(mut spec, one, other)| {
         spec.tokens = spec.tokens.max(1);
         (spec.packed, spec.previous, spec.snapshots) = (false, None, None);
-        (spec.slots, spec.update_state) = (SlotChoice::NONE, true);
+        (spec.slots, spec.update_state, spec.fresh) = (SlotChoice::NONE, true, false);
         spec.options.null_slot = None;
         let plain = spec.problem();
         for backend in backends() {

@@ -43,10 +43,11 @@ impl Case {
     /// Whether the launch writes something in `buffer`.
     #[must_use]
     pub fn writes(&self, buffer: usize) -> bool {
-        let o = self.new.as_ref().map(|new| &new.o);
-        let mut written = [o, self.snapshots.as_ref()].into_iter().flatten();
-        written.any(|view| buffer == view.buffer)
-            || (self.update_state && buffer == self.written_pool().buffer)
+        let windows = self.windows().map(|[_, written]| written);
+        let updated = [Some(self.written_pool()), windows];
+        let updated = updated.into_iter().filter(|_| self.update_state);
+        let mut written = updated.chain([self.outputs(), self.snapshots.as_ref()]);
+        written.any(|view| view.is_some_and(|view| buffer == view.buffer))
     }
 
     /// `[B, T, HV, V]`, or `[1, total, HV, V]`.
@@ -55,7 +56,7 @@ impl Case {
     /// Of a commit.
     #[must_use]
     pub fn o(&self) -> &View {
-        &self.new.as_ref().expect("there are new tokens").o
+        self.outputs().expect("there are new tokens")
     }
 
     /// Values of a float tensor, in the order of its dims.
@@ -107,13 +108,28 @@ impl Case {
     /// Bits of o, `[B, T, HV, V]`; none of a commit.
     #[must_use]
     pub fn o_bits(&self) -> Vec<u64> {
-        self.new.iter().flat_map(|new| self.bits(&new.o)).collect()
+        self.outputs().map_or(Vec::new(), |o| self.bits(o))
     }
 
     /// Bits of the pool that is written, `[P, HV, V, K]`.
     #[must_use]
     pub fn state_bits(&self) -> Vec<u64> {
         self.bits(&self.as_klast(self.written_pool()))
+    }
+
+    /// Bits of the windows that are written, `[P, D, W − 1]`; none without a convolution.
+    #[must_use]
+    pub fn window_bits(&self) -> Vec<u64> {
+        self.windows()
+            .map_or(Vec::new(), |[_, written]| self.bits(written))
+    }
+
+    /// Bits of slot `slot` of the written windows, `[D, W − 1]`; none without a convolution.
+    #[must_use]
+    pub fn slot_window_bits(&self, slot: usize) -> Vec<u64> {
+        self.windows().map_or(Vec::new(), |[_, written]| {
+            self.bits(&written.entry(&[slot]))
+        })
     }
 
     /// Bits of slot `slot` of the written pool, `[HV, V, K]`.

@@ -8,7 +8,7 @@ use crate::backend::backends;
 use crate::buffer::View;
 use crate::case::Case;
 use crate::problem::Sizes;
-use crate::truth::{Allowed, truth};
+use crate::truth::{self, Allowed, truth};
 
 /// Panics unless `got` is the rounding of something whose distance to `exact` is at most `allowed`; NaN of what was read
 /// must be in the same places.
@@ -83,7 +83,48 @@ pub fn check(before: &Case, after: &Case) {
             }
         }
     }
-    assert_rest_unchanged(before, after, &states.written);
+    let mut written = states.written;
+    written.extend(check_windows(before, after, wanted.windows.as_deref()));
+    assert_rest_unchanged(before, after, &written);
+}
+
+/// Panics unless every window that is written is the inputs of it and the row's that come last, bit for bit. Returns the
+/// windows that are written.
+#[track_caller]
+fn check_windows(before: &Case, after: &Case, exact: Option<&[f64]>) -> Vec<View> {
+    let (Some(conv), Some([read, write])) = (&before.convolved, before.windows()) else {
+        return Vec::new();
+    };
+    let exact = exact.expect("the reference has windows");
+    let mut written = Vec::new();
+    for (b, row) in before.rows().into_iter().enumerate() {
+        let (Some(tokens), Some(live)) = (row.tokens, row.live) else {
+            continue;
+        };
+        let Some((_, slot)) = live.stores.last() else {
+            continue;
+        };
+        let mut inputs = match live.start {
+            Some(start) => before.bits(&read.entry(&[start])),
+            None => vec![0; read.dims[1] * read.dims[2]],
+        };
+        let len = read.dims[2];
+        for token in tokens {
+            let x = before.bits(&conv.x.entry(&before.token(token)));
+            for (window, x) in inputs.chunks_mut(len).zip(x) {
+                window.rotate_left(1);
+                window[len - 1] = x;
+            }
+        }
+        let window = write.entry(&[*slot]);
+        let differs = after.bits(&window) != inputs;
+        assert!(!differs, "the window of row {b}, in slot {slot}, is wrong");
+        // The reference, which has no bits, says so too.
+        let exact = &exact[slot * inputs.len()..][..inputs.len()];
+        assert_close("window", &after.floats(&window), exact, DType::F32, 0.0);
+        written.push(window);
+    }
+    written
 }
 
 /// States after a launch.
@@ -128,13 +169,20 @@ impl States<'_> {
     }
 }
 
+/// What the reference leaves of a launch on `case` that starts from other states, `[P, HV, V, K]`, in its pool: o, and the
+/// states.
+#[must_use]
+pub fn reference(case: &Case, states: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    truth::after(case, states)
+}
+
 /// Panics unless o, the written pool and the snapshots of two launches are as near each other as results of a launch
 /// on `before` may be that differ in rounding alone. The two may have different layouts.
 #[track_caller]
 pub fn assert_near(before: &Case, one: &Case, other: &Case) {
     let Allowed { o, pool, snapshots } = truth(before, None).allowed;
     let states = |case: &Case| Some(case.as_klast(case.written_pool()));
-    let o_of = |case: &Case| Some(case.new.as_ref()?.o.clone());
+    let o_of = |case: &Case| case.outputs().cloned();
     near("o", [one, other], o_of, &o);
     near("state", [one, other], states, &pool);
     let of = |case: &Case| Some(case.as_klast(case.snapshots.as_ref()?));

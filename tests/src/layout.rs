@@ -1,7 +1,7 @@
 //! How a problem lies in memory.
 
 use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::{Arguments, Kept, New, Packed, Tokens};
+use gated_delta_harness::arguments::{Arguments, Convolved, GatedNorm, Kept, New, Packed, Tokens};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -26,17 +26,23 @@ pub enum Spacing {
 pub struct Form {
     /// Element of the pools.
     pub state: DType,
-    /// Elements of q, k, v and o.
+    /// Elements of q, k, v and o; before a convolution, of x and the windows, of its weight, of its bias, and of o.
     pub qkvo: [DType; 4],
     /// Elements of a or g, and of b or beta.
     pub gates: [DType; 2],
     /// Elements of the read, write and token slots, of accepted, cu_seqlens and keep.
     pub indices: [DType; 6],
-    /// q, k and v are slices of one buffer where their dtypes are the same, and so are the gates.
+    /// Elements of z, and of the norm's weight.
+    pub norm: [DType; 2],
+    /// Element of `fresh`.
+    pub fresh: DType,
+    /// Windows are `[P, W − 1, D]` in memory.
+    pub token_major: bool,
+    /// q, k and v are slices of one buffer where their dtypes are the same, and so are x and z, and the gates.
     pub packed: bool,
-    /// Gaps of all tensors but the pools and the snapshots.
+    /// Gaps of all tensors but the pools, the windows and the snapshots.
     pub io: Spacing,
-    /// Gaps of the pools and the snapshots.
+    /// Gaps of the pools, the windows and the snapshots.
     pub pools: Spacing,
     /// Gaps of one of the [`TENSORS`], whatever the others have.
     pub apart: Option<(&'static str, Spacing)>,
@@ -51,6 +57,9 @@ impl Form {
         qkvo: [DType::F32; 4],
         gates: [DType::F32; 2],
         indices: [DType::I32; 6],
+        norm: [DType::F32; 2],
+        fresh: DType::I32,
+        token_major: false,
         packed: false,
         io: Spacing::Dense,
         pools: Spacing::Dense,
@@ -62,14 +71,14 @@ impl Form {
     fn spacing(&self, name: &str) -> Spacing {
         match (self.apart, name) {
             (Some((apart, spacing)), _) if apart == name => spacing,
-            (_, "pool" | "write_pool" | "snapshots") => self.pools,
+            (_, "pool" | "write_pool" | "snapshots" | "windows" | "write_windows") => self.pools,
             _ => self.io,
         }
     }
 }
 
 /// The tensors that a launch may have: those of states first.
-pub const TENSORS: [&str; 21] = [
+pub const TENSORS: [&str; 29] = [
     "pool",
     "write_pool",
     "snapshots",
@@ -91,6 +100,14 @@ pub const TENSORS: [&str; 21] = [
     "accepted",
     "cu_seqlens",
     "keep",
+    "x",
+    "conv_weight",
+    "conv_bias",
+    "windows",
+    "write_windows",
+    "z",
+    "norm_weight",
+    "fresh",
 ];
 
 /// Lays a problem out.
@@ -112,6 +129,7 @@ impl Layout for Problem {
             let o = memory.array("o", form.qkvo[3], o, 1);
             New { q, tokens, o }
         });
+        let (convolved, norm) = memory.around(self.convolved.as_ref(), self.norm.as_ref());
         let previous = self.previous.as_ref().map(|Kept { tokens, keep }| {
             let names = [
                 "",
@@ -146,6 +164,7 @@ impl Layout for Problem {
         let write_slots = optional("write_slots", write, &self.write_slots);
         let token_slots = optional("token_slots", of_tokens, &self.token_slots);
         let accepted = optional("accepted", accepted, &self.accepted);
+        let fresh = optional("fresh", form.fresh, &self.fresh);
         let layout = self.options.state_layout;
         let mut states = |name, array: &Array| memory.states(name, layout, array);
         let args = Arguments {
@@ -168,9 +187,9 @@ impl Layout for Problem {
                 .as_ref()
                 .map(|array| states("snapshots", array)),
             packed,
-            convolved: None,
-            norm: None,
-            fresh: None,
+            convolved,
+            norm,
+            fresh,
             update_state: self.update_state,
             options: self.options,
         };
@@ -200,15 +219,20 @@ impl Memory<'_> {
 
     /// A tensor in a buffer of its own, its `inner` innermost dims without gaps.
     fn tensor(&mut self, name: &str, dtype: DType, dims: &[usize], inner: usize) -> View {
+        let order = (0..dims.len() - inner).rev().collect();
+        self.ordered(name, dtype, dims, order)
+    }
+
+    /// The same with the outer dims in this order, the innermost one first, unless the gaps are odd.
+    fn ordered(&mut self, name: &str, dtype: DType, dims: &[usize], mut order: Vec<usize>) -> View {
         let spacing = self.form.spacing(name);
-        let outer = dims.len() - inner;
+        let outer = order.len();
         let sizes: Vec<usize> = dims.iter().map(|&dim| dim.max(1)).collect();
-        let mut order: Vec<usize> = (0..outer).rev().collect();
         if spacing == Spacing::Odd {
             order.shuffle(&mut self.rng);
         }
         let mut strides = vec![1; dims.len()];
-        for dim in (outer..dims.len() - 1).rev() {
+        for dim in (outer..dims.len().saturating_sub(1)).rev() {
             strides[dim] = strides[dim + 1] * sizes[dim + 1];
         }
         let mut extent = sizes[outer..].iter().product();
@@ -269,7 +293,6 @@ impl Memory<'_> {
         tokens: &Tokens<Array>,
     ) -> (View, Tokens<View>) {
         let [q_type, k_type, v_type, _] = self.form.qkvo;
-        let [gate_type, beta_type] = self.form.gates;
         let Tokens { k, v, gate, beta } = tokens;
         let [q_name, k_name, v_name, gate_name, beta_name] = names;
         let [q, k, v] = if self.form.packed && q_type == k_type && k_type == v_type {
@@ -282,13 +305,81 @@ impl Memory<'_> {
             ]
             .map(|(name, dtype, array)| self.array(name, dtype, array, 1))
         };
+        let [gate, beta] = self.gates([gate_name, beta_name], [gate, beta]);
+        (q, Tokens { k, v, gate, beta })
+    }
+
+    /// Those of some tokens, gate and beta.
+    fn gates(&mut self, [gate_name, beta_name]: [&str; 2], [gate, beta]: [&Array; 2]) -> [View; 2] {
+        let [gate_type, beta_type] = self.form.gates;
         let [beta, gate] = if self.form.packed && gate_type == beta_type {
             self.packed(gate_name, gate_type, [beta, gate])
         } else {
             [(beta_name, beta_type, beta), (gate_name, gate_type, gate)]
                 .map(|(name, dtype, array)| self.array(name, dtype, array, 1))
         };
-        (q, Tokens { k, v, gate, beta })
+        [gate, beta]
+    }
+
+    /// A convolution and a norm: x and z may be slices of one projection, in either order.
+    fn around(
+        &mut self,
+        convolved: Option<&Convolved<Array>>,
+        norm: Option<&GatedNorm<Array>>,
+    ) -> (Option<Convolved<View>>, Option<GatedNorm<View>>) {
+        let [x_type, weight_type, bias_type, o_type] = self.form.qkvo;
+        let [z_type, norm_type] = self.form.norm;
+        let (x, z) = match (convolved, norm) {
+            (Some(Convolved { x, .. }), Some(GatedNorm { z, .. }))
+                if self.form.packed && x_type == z_type =>
+            {
+                let [x, z] = match self.rng.random() {
+                    true => self.packed("x", x_type, [x, z]),
+                    false => {
+                        let [z, x] = self.packed("x", x_type, [z, x]);
+                        [x, z]
+                    }
+                };
+                (Some(x), Some(z))
+            }
+            _ => (
+                convolved.map(|convolved| self.array("x", x_type, &convolved.x, 1)),
+                norm.map(|norm| self.array("z", z_type, &norm.z, 1)),
+            ),
+        };
+        let convolved = x.zip(convolved).map(|(x, convolved)| {
+            let [gate, beta] = self.gates(["gate", "beta"], [&convolved.gate, &convolved.beta]);
+            let mut windows = |name, array: &Array| {
+                let order = match self.form.token_major {
+                    true => vec![1, 2, 0],
+                    false => vec![2, 1, 0],
+                };
+                let view = self.ordered(name, x_type, &array.dims, order);
+                self.write(&view, array);
+                view
+            };
+            let write_windows = convolved.write_windows.as_ref();
+            Convolved {
+                x,
+                heads: convolved.heads,
+                gate,
+                beta,
+                windows: windows("windows", &convolved.windows),
+                write_windows: write_windows.map(|array| windows("write_windows", array)),
+                o: self.array("o", o_type, &convolved.o, 1),
+                weight: self.array("conv_weight", weight_type, &convolved.weight, 1),
+                bias: (convolved.bias.as_ref())
+                    .map(|bias| self.array("conv_bias", bias_type, bias, 1)),
+                activation: convolved.activation,
+            }
+        });
+        let norm = z.zip(norm).map(|(z, norm)| GatedNorm {
+            z,
+            weight: self.array("norm_weight", norm_type, &norm.weight, 1),
+            eps: norm.eps,
+            activation: norm.activation,
+        });
+        (convolved, norm)
     }
 
     /// `[…, HV, V, K]` in this layout.

@@ -1,6 +1,6 @@
 //! A launch as values.
 
-use gated_delta_harness::arguments::{Arguments, Kept, New, Packed, Tokens};
+use gated_delta_harness::arguments::{Arguments, Convolved, Kept, New, Packed, Tokens};
 
 use crate::buffer::View;
 
@@ -120,20 +120,24 @@ pub trait Sizes<T> {
     fn value_heads(&self) -> usize;
     /// The pool that new states go to.
     fn written_pool(&self) -> &T;
+    /// o, which a commit has not.
+    fn outputs(&self) -> Option<&T>;
+    /// The windows that are read, and those that are written, of a convolution.
+    fn windows(&self) -> Option<[&T; 2]>;
 }
 
 impl<T: Shaped> Sizes<T> for Arguments<T> {
     fn batch(&self) -> usize {
-        match (&self.packed, &self.new, &self.previous) {
+        match (&self.packed, self.outputs(), &self.previous) {
             (Some(packed), ..) => packed.cu_seqlens.dims()[0].saturating_sub(1),
-            (None, Some(new), _) => new.q.dims()[0],
+            (None, Some(o), _) => o.dims()[0],
             (None, None, Some(previous)) => previous.tokens.k.dims()[0],
             (None, None, None) => 0,
         }
     }
 
     fn max_tokens(&self) -> usize {
-        let tokens = self.new.as_ref().map_or(0, |new| new.q.dims()[1]);
+        let tokens = self.outputs().map_or(0, |o| o.dims()[1]);
         self.packed
             .as_ref()
             .map_or(tokens, |packed| packed.max_tokens)
@@ -145,6 +149,20 @@ impl<T: Shaped> Sizes<T> for Arguments<T> {
 
     fn written_pool(&self) -> &T {
         self.write_pool.as_ref().unwrap_or(&self.pool)
+    }
+
+    fn outputs(&self) -> Option<&T> {
+        let convolved = self.convolved.as_ref().map(|convolved| &convolved.o);
+        self.new.as_ref().map(|new| &new.o).or(convolved)
+    }
+
+    fn windows(&self) -> Option<[&T; 2]> {
+        let Convolved {
+            windows,
+            write_windows,
+            ..
+        } = self.convolved.as_ref()?;
+        Some([windows, write_windows.as_ref().unwrap_or(windows)])
     }
 }
 
@@ -166,7 +184,7 @@ pub trait Change {
     /// The same with each tensor of `[B, T, …]` changed.
     #[must_use]
     fn each_new(&self, change: impl Fn(&mut Array)) -> Problem;
-    /// The same rows, in the order `rows`; pools as they are. Each row has to say where its states are, and rows not
+    /// The same rows, in the order `rows`; pools and weights as they are. Each row has to say where its states are, and rows not
     /// to be packed.
     #[must_use]
     fn take_rows(&self, rows: &[usize]) -> Problem;
@@ -183,7 +201,7 @@ pub trait Change {
     /// The same with another q and other keys for each head.
     #[must_use]
     fn map_qk(&self, change: impl Fn(&Array) -> Array) -> Problem;
-    /// The slots `order` of both pools, with every valid index changed to where its slot went.
+    /// The slots `order` of all pools, with every valid index changed to where its slot went.
     #[must_use]
     fn take_slots(&self, order: &[usize]) -> Problem;
     /// The same with the gates of new and of previous tokens changed.
@@ -214,6 +232,7 @@ impl Change for Problem {
         assert!(self.packed.is_none(), "packed rows are not of one length");
         self.each(|name, array| match name {
             "pool" | "write_pool" | "A_log" | "dt_bias" => {}
+            "windows" | "write_windows" | "conv_weight" | "conv_bias" | "norm_weight" => {}
             _ => *array = array.take(0, rows),
         })
     }
@@ -262,7 +281,7 @@ impl Change for Problem {
             to.map_or(slot, |to| to as i64)
         };
         self.each(|name, array| match name {
-            "pool" | "write_pool" => *array = array.take(0, order),
+            "pool" | "write_pool" | "windows" | "write_windows" => *array = array.take(0, order),
             "read_slots" | "write_slots" | "token_slots" => {
                 let slots = array.integers().into_iter().map(moved);
                 *array = Array::indices(slots).reshape(&array.dims);

@@ -18,8 +18,8 @@ pub struct Row {
 /// Where the states of a row come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// Slot of the pool that it starts from.
-    pub start: usize,
+    /// Slot of the pool that it starts from; `None` of a fresh row, which starts from zeros.
+    pub start: Option<usize>,
     /// How many previous tokens are kept, and the slot of the written pool for the state after them.
     pub commit: Option<(usize, usize)>,
     /// Tokens, counted from the row's first, and the slot of the written pool for the state after each.
@@ -40,13 +40,14 @@ pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<
     let previous = |previous: &Kept<T>| (previous.tokens.k.dims()[1], integers(&previous.keep));
     let switches = Switches {
         max_tokens: args.max_tokens(),
-        total: args.new.as_ref().map_or(0, |new| new.q.dims()[1]),
+        total: args.outputs().map_or(0, |o| o.dims()[1]),
         pool: args.pool.dims()[0],
         write_pool: args.written_pool().dims()[0],
         read_slots: given(&args.read_slots),
         write_slots: given(&args.write_slots),
         token_slots: given(&args.token_slots),
         accepted: given(&args.accepted),
+        fresh: given(&args.fresh),
         cu_seqlens: args
             .packed
             .as_ref()
@@ -85,6 +86,7 @@ struct Switches {
     write_slots: Option<Vec<i64>>,
     token_slots: Option<Vec<i64>>,
     accepted: Option<Vec<i64>>,
+    fresh: Option<Vec<i64>>,
     cu_seqlens: Option<Vec<i64>>,
     /// T' and how many of them are kept.
     previous: Option<(usize, Vec<i64>)>,
@@ -110,7 +112,7 @@ impl Switches {
             let last = usize::try_from(accepted).ok()?.checked_sub(1)?;
             let store = |(t, slot): (usize, &i64)| Some((t, self.slot(*slot, self.write_pool)?));
             return Some(Live {
-                start: self.slot(*slots.get(last)?, self.pool)?,
+                start: Some(self.slot(*slots.get(last)?, self.pool)?),
                 commit: None,
                 stores: slots[..length]
                     .iter()
@@ -121,11 +123,18 @@ impl Switches {
         }
         let read = self.read_slots.as_ref().map_or(b as i64, |slots| slots[b]);
         let write = self.write_slots.as_ref().map_or(read, |slots| slots[b]);
+        let fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
         let mut live = Live {
-            start: self.slot(read, self.pool)?,
+            start: match fresh {
+                true => None,
+                false => Some(self.slot(read, self.pool)?),
+            },
             commit: None,
             stores: Vec::new(),
         };
+        if fresh {
+            self.slot(write, self.write_pool)?;
+        }
         if let Some((most, keep)) = &self.previous {
             let keep = usize::try_from(keep[b]).ok().filter(|keep| keep <= most)?;
             live.commit = Some((keep, self.slot(write, self.write_pool)?));

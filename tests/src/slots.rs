@@ -74,8 +74,8 @@ pub(crate) struct Slots {
 
 impl Spec {
     /// Draws slots that are the caller's right: no two live rows write one slot, and none reads what another
-    /// one writes. An inactive row may name a live row's slot.
-    pub(crate) fn draw_slots(&self, rng: &mut StdRng) -> Slots {
+    /// one writes. An inactive row may name a live row's slot, and a fresh row may read from any.
+    pub(crate) fn draw_slots(&self, fresh: Option<&[i64]>, rng: &mut StdRng) -> Slots {
         let choice = self.slots;
         if let Some(accepted) = choice.of_tokens {
             return self.draw_token_slots(accepted, rng);
@@ -86,8 +86,12 @@ impl Spec {
             let (read, write, row) = loop {
                 tries += 1;
                 let inactive = choice.inactive && rng.random_ratio(1, 4) || tries > 100;
-                let (read, write) = self.candidate(b, inactive, rng);
-                let row = self.live(read, write);
+                let is_fresh = fresh.is_some_and(|fresh| fresh[b] != 0);
+                let (mut read, write) = self.candidate(b, inactive, rng);
+                if is_fresh && choice.read && choice.write && rng.random_ratio(1, 3) {
+                    read = self.bad_slot(self.form.indices[0], self.pool_slots().0, rng);
+                }
+                let row = self.live(read, write, is_fresh);
                 if row.is_none_or(|row| !self.conflicts(b, row, &live)) {
                     break (read, write, row);
                 }
@@ -140,6 +144,20 @@ impl Spec {
             accepted: (self.slots.of_tokens == Some(true)).then_some(accepted),
             ..Slots::default()
         }
+    }
+
+    /// `[B]`: some rows are fresh.
+    pub(crate) fn draw_fresh(&self, rng: &mut StdRng) -> Vec<i64> {
+        let yes = match self.form.fresh {
+            DType::U32 => vec![1, 1, 1 << 31, u32::MAX.into()],
+            DType::I32 => vec![1, 1, -1, i32::MIN.into()],
+            _ => vec![1, 1, -1, i64::MIN, 1 << 32],
+        };
+        let mut draw = || match rng.random_ratio(2, 5) {
+            true => yes[rng.random_range(0..yes.len())],
+            false => 0,
+        };
+        (0..self.batch).map(|_| draw()).collect()
     }
 
     /// `cu_seqlens` of rows of 0 to T tokens; there may be tokens around them that are nobody's, lengths beyond T, and
@@ -234,26 +252,30 @@ impl Spec {
         bad[rng.random_range(0..bad.len())]
     }
 
-    fn live(&self, read: i64, write: i64) -> Option<(usize, usize)> {
+    fn live(&self, read: i64, write: i64, is_fresh: bool) -> Option<(Option<usize>, usize)> {
         let (pool, write_pool) = self.pool_slots();
         let live = |slot: i64, slots: usize| {
             let inside = (0..slots as i64).contains(&slot)
                 && self.options.null_slot.map(i64::from) != Some(slot);
             inside.then_some(slot as usize)
         };
-        Some((live(read, pool)?, live(write, write_pool.unwrap_or(pool))?))
+        let start = match is_fresh {
+            true => None,
+            false => Some(live(read, pool)?),
+        };
+        Some((start, live(write, write_pool.unwrap_or(pool))?))
     }
 
     /// Whether row `b` with these slots gets in the way of `others`, or of a later row.
     fn conflicts(
         &self,
         b: usize,
-        (read, write): (usize, usize),
-        others: &[Option<(usize, usize)>],
+        (read, write): (Option<usize>, usize),
+        others: &[Option<(Option<usize>, usize)>],
     ) -> bool {
-        let in_place = self.slots.write_pool.is_none();
-        let of_another = |&(read2, write2): &(usize, usize)| {
-            write == write2 || (in_place && (read == write2 || read2 == write))
+        let in_place = self.slots.write_pool.is_none() || (self.conv.is_some() && !self.apart());
+        let of_another = |&(read2, write2): &(Option<usize>, usize)| {
+            write == write2 || (in_place && (read == Some(write2) || read2 == Some(write)))
         };
         let start_of_another = in_place && !self.slots.read && write != b && write < self.batch;
         self.update_state && (start_of_another || others.iter().flatten().any(of_another))

@@ -1,10 +1,13 @@
 //! Random problems: the values and slots that follow from a shape, some choices and a seed.
 
 use gated_delta::{
-    BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
+    Activation, BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
 };
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Kept, New, Operator, Packed, Tokens};
+use gated_delta_harness::arguments::{
+    Convolved, GateKind, GatedNorm, KdaDecay, Kept, New, Operator, Packed, Tokens,
+};
 use gated_delta_kernels::constants::Element;
+use gated_delta_kernels::launch;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -21,6 +24,8 @@ pub struct Family {
     pub operator: Operator,
     /// The kernels for one token alone.
     pub decode: bool,
+    /// Those with a convolution before the recurrence, a norm after it, or both: for one token alone as yet.
+    pub layer: bool,
     /// How they compute.
     pub formulation: Formulation,
     /// Which dim of a state is contiguous.
@@ -38,6 +43,7 @@ impl Family {
         Self {
             operator,
             decode: false,
+            layer: false,
             formulation: Formulation::Recurrent,
             layout,
             state,
@@ -54,10 +60,26 @@ impl Family {
         }
     }
 
+    /// The family for one token of a layer step.
+    #[must_use]
+    pub const fn layer(operator: Operator, layout: StateLayout, state: DType, dim: usize) -> Self {
+        Self {
+            decode: true,
+            layer: true,
+            ..Self::new(operator, layout, state, dim)
+        }
+    }
+
     /// All families, in the order of the entries.
     #[must_use]
     pub fn all() -> Vec<Self> {
         Self::which(|_| true)
+    }
+
+    /// Those of the recurrence alone, without a convolution or a norm.
+    #[must_use]
+    pub fn alone() -> Vec<Self> {
+        Self::which(|family| !family.layer)
     }
 
     /// Those that take several tokens.
@@ -94,13 +116,14 @@ impl Family {
                 false => Operator::Gdn,
             },
             decode: family.max_tokens() == 1,
+            layer: matches!(family, launch::Family::GdnLayer | launch::Family::KdaLayer),
             formulation: match family.is_parallel() {
                 true => Formulation::Parallel,
                 false => Formulation::Recurrent,
             },
             layout: match computes.layout {
-                gated_delta_kernels::launch::Layout::KLast => StateLayout::KLast,
-                gated_delta_kernels::launch::Layout::VLast => StateLayout::VLast,
+                launch::Layout::KLast => StateLayout::KLast,
+                launch::Layout::VLast => StateLayout::VLast,
             },
             state: match computes.state {
                 Element::F32 => DType::F32,
@@ -146,6 +169,28 @@ pub struct Parameters {
     pub of_h: bool,
 }
 
+/// A convolution before a recurrence.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvChoice {
+    /// W
+    pub taps: usize,
+    /// There is a bias.
+    pub bias: bool,
+    /// Of the sums.
+    pub activation: Activation,
+    /// Windows are written to other windows, where states are written.
+    pub apart: bool,
+}
+
+/// A norm after a recurrence.
+#[derive(Clone, Copy, Debug)]
+pub struct NormChoice {
+    /// Added to the mean of o².
+    pub eps: f32,
+    /// Of z.
+    pub activation: Activation,
+}
+
 /// A random problem and its form.
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -175,6 +220,12 @@ pub struct Spec {
     pub packed: bool,
     /// There are T' previous tokens.
     pub previous: Option<usize>,
+    /// q, k and v are convolved.
+    pub conv: Option<ConvChoice>,
+    /// o is normed.
+    pub norm: Option<NormChoice>,
+    /// Some rows start from zeros, where a launch has one token of each row and keeps one state at most.
+    pub fresh: bool,
     /// States are written.
     pub update_state: bool,
     /// Of the layer.
@@ -211,6 +262,17 @@ impl Spec {
             snapshots: None,
             packed: false,
             previous: None,
+            conv: family.layer.then_some(ConvChoice {
+                taps: 4,
+                bias: false,
+                activation: Activation::Silu,
+                apart: false,
+            }),
+            norm: family.layer.then_some(NormChoice {
+                eps: 1e-6,
+                activation: Activation::Silu,
+            }),
+            fresh: false,
             update_state: true,
             options: Options::default()
                 .state_layout(family.layout)
@@ -219,6 +281,7 @@ impl Spec {
                 state: family.state,
                 qkvo: [DType::Bf16; 4],
                 gates: [DType::Bf16; 2],
+                norm: [DType::Bf16; 2],
                 ..Form::PLAIN
             },
             seed: 1,
@@ -252,11 +315,24 @@ impl Spec {
         } else {
             (None, [self.batch, self.tokens])
         };
-        let slots = self.draw_slots(&mut rng);
+        let fresh = self.takes_fresh().then(|| self.draw_fresh(&mut rng));
+        let slots = self.draw_slots(fresh.as_deref(), &mut rng);
         let (hv, dim) = (self.value_heads(), self.dim);
-        let q = self.draw_qk(rows, &mut rng);
-        let tokens = self.draw_tokens(rows, &mut rng);
-        let o = Array::unread(&tokens.v.dims);
+        let o = Array::unread(&[rows[0], rows[1], hv, dim]);
+        let (new, convolved) = match self.conv {
+            Some(conv) => (None, Some(self.draw_convolved(conv, rows, &mut rng))),
+            None => {
+                let q = self.draw_qk(rows, &mut rng);
+                let tokens = self.draw_tokens(rows, &mut rng);
+                (Some(New { q, tokens, o }), None)
+            }
+        };
+        let norm = self.norm.map(|norm| GatedNorm {
+            z: Array::new(&[rows[0], rows[1], hv, dim], || unit(&mut rng).into()),
+            weight: Array::new(&[dim], || unit(&mut rng).into()),
+            eps: norm.eps,
+            activation: norm.activation,
+        });
         let previous = self.previous.map(|most| Kept {
             tokens: self.draw_tokens([self.batch, most], &mut rng),
             keep: Array::indices(self.draw_keep(most, &mut rng)),
@@ -268,7 +344,7 @@ impl Spec {
             gates: self.gates,
             a_log,
             dt_bias,
-            new: (self.tokens > 0).then_some(New { q, tokens, o }),
+            new: new.filter(|_| self.tokens > 0),
             previous,
             pool: Array::new(&states(&[pool_slots]), || unit(&mut rng).into()),
             write_pool: write_pool_slots.map(|slots| Array::unread(&states(&[slots]))),
@@ -281,9 +357,9 @@ impl Spec {
                 .snapshots
                 .map(|more| Array::unread(&states(&[self.batch, self.tokens + more]))),
             packed,
-            convolved: None,
-            norm: None,
-            fresh: None,
+            convolved,
+            norm,
+            fresh: indices(fresh),
             update_state: self.update_state,
             options: self.options,
         };
@@ -302,17 +378,84 @@ impl Spec {
         )
     }
 
-    /// `[rows, tokens, H, K]`
-    fn draw_qk(&self, [rows, tokens]: [usize; 2], rng: &mut StdRng) -> Array {
+    /// Whether there is a `fresh`.
+    fn takes_fresh(&self) -> bool {
+        let one = self.tokens == 1 && !self.packed && self.previous.is_none();
+        let kept = self.snapshots.is_none() && self.slots.of_tokens.is_none();
+        self.fresh && one && kept && self.options.formulation == Formulation::Recurrent
+    }
+
+    /// Whether windows are written to other ones: they are where there is a pool of another size.
+    pub(crate) fn apart(&self) -> bool {
+        let (slots, write_slots) = self.pool_slots();
+        let apart = self.conv.is_some_and(|conv| conv.apart);
+        self.update_state && (apart || write_slots.is_some_and(|written| written != slots))
+    }
+
+    /// How large elements of q and k are to be.
+    fn qk_size(&self) -> f32 {
         let size = match self.magnitude {
             Magnitude::Tiny => 1e-3 / (self.dim as f32).sqrt(),
             Magnitude::Large => 100.0,
             _ => 1.0,
         };
-        let size = match self.options.qk_l2norm {
+        match self.options.qk_l2norm {
             true => size,
             false => size / (self.dim as f32).sqrt(),
+        }
+    }
+
+    /// x of unit variance; the weights make of it what q, k and v are to be.
+    fn draw_convolved(
+        &self,
+        conv: ConvChoice,
+        [rows, tokens]: [usize; 2],
+        rng: &mut StdRng,
+    ) -> Convolved<Array> {
+        let (hv, dim) = (self.value_heads(), self.dim);
+        let channels = (2 * self.heads + hv) * dim;
+        let x = Array::new(&[rows, tokens, channels], || unit(rng).into());
+        let heads = 0..2 * self.heads + hv;
+        let of_head = |head: usize, rng: &mut StdRng| match self.magnitude {
+            _ if head >= 2 * self.heads => 1.0,
+            Magnitude::Zeros if rng.random() => 0.0,
+            _ => self.qk_size(),
         };
+        let sizes: Vec<f32> = heads.map(|head| of_head(head, rng)).collect();
+        let scaled = |i: usize, rng: &mut StdRng| {
+            let size = sizes[i / dim] / (conv.taps as f32).sqrt();
+            f64::from(size * unit(rng))
+        };
+        let weights = (0..channels * conv.taps).map(|i| scaled(i / conv.taps, rng));
+        let weight = Array {
+            values: weights.collect(),
+            dims: vec![channels, conv.taps],
+        };
+        let bias = conv.bias.then(|| Array {
+            values: (0..channels).map(|i| scaled(i, rng)).collect(),
+            dims: vec![channels],
+        });
+        let (slots, write_slots) = self.pool_slots();
+        let window = |slots| [slots, channels, conv.taps - 1];
+        let Tokens { gate, beta, .. } = self.draw_tokens([rows, tokens], rng);
+        Convolved {
+            x,
+            heads: self.heads,
+            gate,
+            beta,
+            o: Array::unread(&[rows, tokens, hv, dim]),
+            weight,
+            bias,
+            activation: conv.activation,
+            windows: Array::new(&window(slots), || unit(rng).into()),
+            write_windows: (self.apart())
+                .then(|| Array::unread(&window(write_slots.unwrap_or(slots)))),
+        }
+    }
+
+    /// `[rows, tokens, H, K]`
+    fn draw_qk(&self, [rows, tokens]: [usize; 2], rng: &mut StdRng) -> Array {
+        let size = self.qk_size();
         let dims = [rows, tokens, self.heads, self.dim];
         let mut array = Array::new(&dims, || (size * unit(rng)).into());
         if matches!(self.magnitude, Magnitude::Zeros) {
@@ -405,7 +548,7 @@ fn forget_the_unread(problem: &mut Problem) {
         kept.push(commit.map_or(0, |(keep, _)| keep));
         if let (Some(own), Some(live)) = (row.tokens, row.live) {
             tokens.extend(own);
-            slots[live.start] = true;
+            live.start.into_iter().for_each(|start| slots[start] = true);
         }
     }
     if let Some(New { q, tokens: new, .. }) = &mut problem.new {
@@ -415,8 +558,25 @@ fn forget_the_unread(problem: &mut Problem) {
             }
         }
     }
+    let unread = |array: &Array| {
+        let all = 0..array.dims[0] * array.dims[1];
+        all.filter(|i| !tokens.contains(i)).collect::<Vec<_>>()
+    };
+    if let Some(Convolved { x, gate, beta, .. }) = &mut problem.convolved {
+        for array in [x, gate, beta] {
+            let unread = unread(array).into_iter();
+            unread.for_each(|i| array.entry_mut(2, i).fill(f64::NAN));
+        }
+    }
+    if let Some(GatedNorm { z, .. }) = &mut problem.norm {
+        let unread = unread(z).into_iter();
+        unread.for_each(|i| z.entry_mut(2, i).fill(f64::NAN));
+    }
     for i in (0..slots.len()).filter(|&i| !slots[i]) {
         problem.pool.entry_mut(1, i).fill(f64::NAN);
+        if let Some(Convolved { windows, .. }) = &mut problem.convolved {
+            windows.entry_mut(1, i).fill(f64::NAN);
+        }
     }
     if let Some(Kept { tokens, .. }) = &mut problem.previous {
         let most = tokens.k.dims[1];

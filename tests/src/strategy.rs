@@ -1,6 +1,6 @@
 //! What proptest chooses of a problem.
 
-use gated_delta::{BetaScale, DType, HeadMap, KdaBeta, Options};
+use gated_delta::{Activation, BetaScale, DType, HeadMap, KdaBeta, Options};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use proptest::bool::weighted;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
@@ -8,7 +8,7 @@ use proptest::sample::select;
 
 use crate::layout::{Form, Spacing, TENSORS};
 use crate::slots::SlotChoice;
-use crate::spec::{Family, Magnitude, Parameters, Spec};
+use crate::spec::{ConvChoice, Family, Magnitude, NormChoice, Parameters, Spec};
 
 /// How a launch keeps states.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,12 @@ enum Keeping {
 /// first. Every set of switches that the family allows.
 pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     let mut shapes = Vec::new();
-    for ratio in [1, 2, 3, 4, 8] {
+    // A block of a layer's kernels has all value heads of a query/key head.
+    let ratios: &[usize] = match family.layer {
+        true => &[1, 2, 3, 4, 8, 16],
+        false => &[1, 2, 3, 4, 8],
+    };
+    for &ratio in ratios {
         let of_heads = |heads| (1..=4).map(move |batch| (batch, heads, ratio));
         shapes.extend(
             (1..=4)
@@ -41,7 +46,8 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         keepings(family),
         slot_choices(),
         prop_oneof![2 => Just(None), 1 => (0usize..=2).prop_map(Some)],
-        weighted(0.3),
+        (weighted(0.3), weighted(0.3)),
+        around(family),
     );
     let values = (
         gates(family.operator),
@@ -53,7 +59,7 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     (memory, values).prop_map(move |((shape, form, seed), values)| {
         let ((batch, heads, ratio), tokens) = shape;
         let ((gates, parameters), magnitude, extreme_gates, states, options) = values;
-        let (keeping, slots, snapshots, packed) = states;
+        let (keeping, slots, snapshots, (packed, fresh), (conv, norm)) = states;
         let fewer = |tokens: usize| tokens.min((3 * most / (batch * heads * ratio)).max(1));
         let several = !family.decode;
         let mut spec = Spec {
@@ -70,6 +76,9 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
             snapshots: snapshots.filter(|_| several),
             packed: packed && several,
             previous: None,
+            conv,
+            norm,
+            fresh,
             update_state: true,
             options,
             form,
@@ -122,6 +131,29 @@ impl Spec {
             }
         }
     }
+}
+
+/// A convolution, a norm, or both, of those that have such kernels.
+fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<NormChoice>)> {
+    let conv = (2usize..=4, any::<[bool; 3]>()).prop_map(|(taps, [bias, silu, apart])| {
+        let activation = match silu {
+            true => Activation::Silu,
+            false => Activation::None,
+        };
+        ConvChoice {
+            taps,
+            bias,
+            activation,
+            apart,
+        }
+    });
+    let activation = select(vec![Activation::Silu, Activation::Sigmoid]);
+    let norm = (select(vec![1e-6, 1e-5, 0.5]), activation)
+        .prop_map(|(eps, activation)| NormChoice { eps, activation });
+    (0..4, conv, norm).prop_map(move |(choice, conv, norm)| {
+        let has = |without| family.layer && choice != without;
+        (has(0).then_some(conv), has(1).then_some(norm))
+    })
 }
 
 fn tokens(family: Family) -> impl Strategy<Value = usize> + Clone {
@@ -193,16 +225,22 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
     let tensor = prop_oneof![select(&TENSORS[..3]), select(&TENSORS[..])];
     let apart = prop_oneof![Just(None), (tensor, spacing()).prop_map(Some)];
     let spaces = (weighted(0.3), spacing(), spacing(), apart, any::<u64>());
-    (dtypes, spaces).prop_map(
-        move |((mut qkvo, mut gates, indices), (packed, io, pools, apart, seed))| {
+    let around = ([float(), float()], index(), any::<bool>());
+    (dtypes, spaces, around).prop_map(
+        move |((mut qkvo, mut gates, indices), spaces, (mut norm, fresh, token_major))| {
+            let (packed, io, pools, apart, seed) = spaces;
             if packed {
                 (qkvo[1], qkvo[2], gates[1]) = (qkvo[0], qkvo[0], gates[0]);
+                norm[0] = qkvo[0];
             }
             Form {
                 state,
                 qkvo,
                 gates,
                 indices,
+                norm,
+                fresh,
+                token_major,
                 packed,
                 io,
                 pools,

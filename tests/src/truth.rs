@@ -2,13 +2,17 @@
 
 use std::convert::Infallible;
 
-use gated_delta::{BetaScale, DType, KdaBeta};
-use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, Tokens};
-use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays};
+use gated_delta::{Activation, BetaScale, DType, KdaBeta};
+use gated_delta_harness::arguments::{Arguments, Convolved, GateKind, KdaDecay, New, Tokens};
+use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays, of_norm};
+use gated_delta_reference::conv::{Conv, convolve};
+use gated_delta_reference::gate;
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
+use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
+use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
-use gated_delta_reference::recurrent::{Layout, Previous, Recurrent, TokenGates, recurrent};
+use gated_delta_reference::recurrent::{Layout, Previous, Recurrent, TokenGates};
 
 use crate::buffer::View;
 use crate::case::Case;
@@ -23,6 +27,8 @@ pub(crate) struct Truth {
     pub pool: Vec<f64>,
     /// `[B, steps, HV, V, K]`
     pub snapshots: Option<Vec<f64>>,
+    /// The written windows, `[P, D, W − 1]`.
+    pub windows: Option<Vec<f64>>,
     /// How far from these a launch may be.
     pub allowed: Allowed,
 }
@@ -47,7 +53,7 @@ static NO_TOKENS: Tokens<Vec<f64>> = Tokens {
 
 /// Values of a case.
 struct Values {
-    /// States as `[…, V, K]`.
+    /// States as `[…, V, K]`; of a convolution there are q, k and v too.
     floats: Arguments<Vec<f64>>,
     indices: Arguments<Vec<i64>>,
 }
@@ -71,8 +77,12 @@ impl Values {
             true => case.indices(view),
             false => Vec::new(),
         };
+        let mut floats = of_each(&klast, floats);
+        if let Some(convolved) = &floats.convolved {
+            floats.new = Some(made(case, convolved));
+        }
         Self {
-            floats: of_each(&klast, floats),
+            floats,
             indices: of_each(&klast, indices),
         }
     }
@@ -140,12 +150,15 @@ impl Values {
     /// The launch, as the reference takes it.
     fn problem<'a>(&'a self, case: &Case) -> Recurrent<'a> {
         let options = &case.options;
-        let dims = match (&case.new, &case.previous) {
-            (Some(new), _) => &new.tokens,
-            (None, Some(previous)) => &previous.tokens,
-            (None, None) => panic!("there are tokens"),
+        let heads = match (&case.new, &case.convolved, &case.previous) {
+            (Some(new), ..) => new.q.dims[2],
+            (_, Some(convolved), _) => convolved.heads,
+            (.., Some(previous)) => previous.tokens.k.dims[2],
+            _ => panic!("there are tokens"),
         };
-        let [k_dims, v_dims] = [&dims.k.dims, &dims.v.dims];
+        let [_, value_heads, value_dim, key_dim] = case.as_klast(&case.pool).dims[..] else {
+            panic!("a pool has four dims")
+        };
         let new = self.floats.new.as_ref();
         let (q, tokens) = new.map_or((&NO_TOKENS.k, &NO_TOKENS), |new| (&new.q, &new.tokens));
         let previous = self.floats.previous.as_ref();
@@ -153,10 +166,10 @@ impl Values {
         Recurrent {
             batch: case.batch(),
             tokens: case.max_tokens(),
-            heads: k_dims[2],
-            value_heads: v_dims[2],
-            key_dim: k_dims[3],
-            value_dim: v_dims[3],
+            heads,
+            value_heads,
+            key_dim,
+            value_dim,
             q,
             k: &tokens.k,
             v: &tokens.v,
@@ -164,7 +177,7 @@ impl Values {
             l2norm: options.qk_l2norm,
             scale: options
                 .scale
-                .map_or_else(|| default_scale(k_dims[3]), f64::from),
+                .map_or_else(|| default_scale(key_dim), f64::from),
             head_map: options.head_map.into(),
             layout: Layout::KLast,
             read_slots: self.indices.read_slots.as_deref(),
@@ -192,6 +205,130 @@ impl Values {
             round_state: |x| x,
         }
     }
+
+    /// The launch without a convolution and a norm: from q, k and v to o.
+    fn recurrence<'a>(&'a self, case: &Case) -> Layer<'a> {
+        Layer {
+            step: self.problem(case),
+            projection: None,
+            norm: None,
+            fresh: self.indices.fresh.as_deref(),
+        }
+    }
+
+    /// All of it, without its previous tokens.
+    fn whole<'a>(&'a self, case: &Case) -> Layer<'a> {
+        let alone = self.recurrence(case);
+        let Some(convolved) = &self.floats.convolved else {
+            return Layer {
+                norm: self.norm(),
+                ..alone
+            };
+        };
+        let nothing = &NO_TOKENS.k;
+        Layer {
+            step: Recurrent {
+                q: nothing,
+                k: nothing,
+                v: nothing,
+                ..alone.step
+            },
+            projection: Some(Projection {
+                x: &convolved.x,
+                previous: None,
+                conv: conv(case, convolved),
+            }),
+            norm: self.norm(),
+            ..alone
+        }
+    }
+
+    fn norm(&self) -> Option<GatedNorm<'_>> {
+        let norm = self.floats.norm.as_ref()?;
+        Some(GatedNorm {
+            z: &norm.z,
+            weight: &norm.weight,
+            eps: norm.eps.into(),
+            activation: activation(norm.activation),
+        })
+    }
+
+    fn pools(&self) -> Pools<'_> {
+        let Arguments {
+            pool,
+            write_pool,
+            snapshots,
+            ..
+        } = &self.floats;
+        Pools {
+            states: pool,
+            write_states: write_pool.as_deref(),
+            snapshots: snapshots.as_deref(),
+            ..Pools::default()
+        }
+    }
+}
+
+fn activation(activation: Activation) -> gate::Activation {
+    match activation {
+        Activation::None => gate::Activation::None,
+        Activation::Silu => gate::Activation::Silu,
+        Activation::Sigmoid => gate::Activation::Sigmoid,
+        other => panic!("the reference has no {other}"),
+    }
+}
+
+fn conv<'a>(case: &Case, convolved: &'a Convolved<Vec<f64>>) -> Conv<'a> {
+    let view = case.convolved.as_ref().map(|convolved| &convolved.weight);
+    let dims = view.map_or(&[][..], |weight| &weight.dims);
+    Conv {
+        channels: dims[0],
+        width: dims[1],
+        weight: &convolved.weight,
+        bias: convolved.bias.as_deref(),
+        activation: activation(convolved.activation),
+    }
+}
+
+/// q, k and v of the active rows of a convolution, NaN of the others, with their gates; no o.
+fn made(case: &Case, convolved: &Convolved<Vec<f64>>) -> New<Vec<f64>> {
+    let conv = conv(case, convolved);
+    let values: usize = case.o().dims[2..].iter().product();
+    let keys = (conv.channels - values) / 2;
+    let window_len = conv.channels * (conv.width - 1);
+    let nothing = |len: usize| vec![f64::NAN; convolved.x.len() / conv.channels * len];
+    let [mut q, mut k, mut v] = [keys, keys, values].map(nothing);
+    for row in case.rows() {
+        let (Some(tokens), Some(live)) = (row.tokens, row.live) else {
+            continue;
+        };
+        let window = match live.start {
+            Some(slot) => convolved.windows[slot * window_len..][..window_len].to_vec(),
+            None => vec![0.0; window_len],
+        };
+        let x = &convolved.x[tokens.start * conv.channels..tokens.end * conv.channels];
+        let y = convolve(&conv, &window, x).unwrap_or_else(|error| panic!("{error}"));
+        for (t, y) in tokens.zip(y.chunks(conv.channels)) {
+            q[t * keys..][..keys].copy_from_slice(&y[..keys]);
+            k[t * keys..][..keys].copy_from_slice(&y[keys..2 * keys]);
+            v[t * values..][..values].copy_from_slice(&y[2 * keys..]);
+        }
+    }
+    New {
+        q,
+        tokens: Tokens {
+            k,
+            v,
+            gate: convolved.gate.clone(),
+            beta: convolved.beta.clone(),
+        },
+        o: Vec::new(),
+    }
+}
+
+/// What a launch leaves, by the reference.
+fn run(problem: &Layer, pools: &Pools) -> LayerOutput {
+    layer(problem, pools).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// What `values` says of each tensor.
@@ -224,19 +361,11 @@ impl States<'_> {
 pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
     let values = Values::of(before);
     let more = Values::of(before).decaying_more();
-    let problems = [values.problem(before), more.problem(before)];
-    let problem = &problems[0];
+    let problems = [values.recurrence(before), more.recurrence(before)];
+    let problem = &problems[0].step;
     let states = |case: &Case, view: &View| case.floats(&case.as_klast(view));
-    let Arguments {
-        pool,
-        write_pool,
-        snapshots,
-        ..
-    } = &values.floats;
-    let [kept, more_kept] = problems.each_ref().map(|problem| {
-        recurrent(problem, pool, write_pool.as_deref(), snapshots.as_deref())
-            .unwrap_or_else(|error| panic!("{error}"))
-    });
+    let (pool, pools) = (&values.floats.pool, values.pools());
+    let [kept, more_kept] = problems.each_ref().map(|problem| run(problem, &pools));
     let tolerance = Tolerance::from(before.options.formulation);
     let len = problem.key_dim * problem.value_dim;
     let of_states = |exact: &[f64], decaying_more: &[f64]| {
@@ -248,7 +377,7 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
     };
     let mut allowed = Allowed {
         o: Vec::new(),
-        pool: of_states(&kept.pool, &more_kept.pool),
+        pool: of_states(&kept.states, &more_kept.states),
         snapshots: match (&kept.snapshots, &more_kept.snapshots) {
             (Some(exact), Some(more)) => of_states(exact, more),
             _ => Vec::new(),
@@ -260,7 +389,7 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
         let from = match (&before.previous, &stored) {
             (None, _) => [pool; 2],
             (Some(_), Some(stored)) => [stored; 2],
-            (Some(_), None) => [&kept.pool, &more_kept.pool],
+            (Some(_), None) => [&kept.states, &more_kept.states],
         };
         let rows = before.rows();
         let [exact, more] = [0, 1].map(|i| each_state(&problems[i], &rows, from[i]));
@@ -282,12 +411,55 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
             o = exact.0;
         }
     }
+    let mut windows = None;
+    if before.convolved.is_some() || before.norm.is_some() {
+        if let Some(norm) = values.norm() {
+            let width = problem.value_dim;
+            let rows = before.rows();
+            let live = rows.iter().filter(|row| row.live.is_some());
+            for token in live.flat_map(|row| row.tokens.iter().flat_map(Clone::clone)) {
+                for i in token * problem.value_heads..(token + 1) * problem.value_heads {
+                    let own = i * width..(i + 1) * width;
+                    let of_head = GatedNorm {
+                        z: &norm.z[own.clone()],
+                        ..norm
+                    };
+                    let off = of_norm(&of_head, &o[own], allowed.o[i]);
+                    allowed.o[i] = off.unwrap_or_else(|error| panic!("{error}"));
+                }
+            }
+        }
+        let convolved = values.floats.convolved.as_ref();
+        let whole = run(
+            &values.whole(before),
+            &Pools {
+                windows: convolved.map(|convolved| &*convolved.windows),
+                write_windows: convolved.and_then(|convolved| convolved.write_windows.as_deref()),
+                ..pools
+            },
+        );
+        (o, windows) = (whole.o, whole.windows);
+    }
     Truth {
         o,
-        pool: kept.pool,
+        pool: kept.states,
         snapshots: kept.snapshots,
+        windows,
         allowed,
     }
+}
+
+/// What the launch of a case leaves that starts from `states`, `[P, HV, V, K]`, and writes its pool: o and the states.
+pub(crate) fn after(case: &Case, states: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let values = Values::of(case);
+    let windows = values.floats.convolved.as_ref();
+    let pools = Pools {
+        states,
+        windows: windows.map(|convolved| &*convolved.windows),
+        ..Pools::default()
+    };
+    let after = run(&values.whole(case), &pools);
+    (after.o, after.states)
 }
 
 /// The norm of what is finite: nobody reads the rest.
@@ -298,16 +470,19 @@ fn finite_norm(values: &[f64]) -> f64 {
 
 /// o, and the state after every token, `[B, T, HV, V, K]`, or `[total, HV, V, K]`, of a launch that starts from these
 /// states and writes none.
-fn each_state(problem: &Recurrent<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, Vec<f64>) {
-    let (steps, heads) = (problem.tokens, problem.value_heads);
-    let len = heads * problem.key_dim * problem.value_dim;
+fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let step = &problem.step;
+    let (steps, heads) = (step.tokens, step.value_heads);
+    let len = heads * step.key_dim * step.value_dim;
     let start = |row: &Row| {
         row.live.as_ref().map_or(-1, |live| {
-            live.commit.map_or(live.start, |(_, slot)| slot) as i64
+            // A fresh row is active by the slot that it writes: any.
+            let start = live.commit.map(|(_, slot)| slot).or(live.start);
+            start.unwrap_or(0) as i64
         })
     };
     let starts: Vec<i64> = rows.iter().map(start).collect();
-    let verify = Recurrent {
+    let step = Recurrent {
         read_slots: Some(&starts),
         write_slots: None,
         token_slots: None,
@@ -316,13 +491,17 @@ fn each_state(problem: &Recurrent<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64
         update_state: false,
         snapshot_steps: Some(steps),
         previous: None,
-        ..*problem
+        ..*step
     };
     let nothing = vec![0.0; rows.len() * steps * len];
-    let verified =
-        recurrent(&verify, states, None, Some(&nothing)).unwrap_or_else(|error| panic!("{error}"));
+    let pools = Pools {
+        states,
+        snapshots: Some(&nothing),
+        ..Pools::default()
+    };
+    let verified = run(&Layer { step, ..*problem }, &pools);
     let snapshots = verified.snapshots.unwrap_or_default();
-    let mut states = vec![0.0; verified.o.len() / problem.value_dim * len / heads];
+    let mut states = vec![0.0; verified.o.len() / step.value_dim * len / heads];
     for (b, row) in rows.iter().enumerate() {
         for (t, token) in row.tokens.iter().flat_map(Clone::clone).enumerate() {
             let state = &snapshots[(b * steps + t) * len..][..len];

@@ -1,0 +1,422 @@
+//! The layer step of one token: what a convolution, a norm and fresh rows change, and what they do not.
+
+use gated_delta::{Activation, DType};
+use gated_delta_harness::arguments::{Convolved, New, Tokens};
+use gated_delta_reference::compare::{Tolerance, norm, of_norm};
+use gated_delta_reference::conv::{Conv, convolve};
+use gated_delta_reference::gate;
+use gated_delta_reference::norm::{GatedNorm, gated_norm};
+use gated_delta_tests::backend::{Backend, backends};
+use gated_delta_tests::case::Case;
+use gated_delta_tests::compare::{assert_close, assert_near, reference};
+use gated_delta_tests::layout::{Form, Layout};
+use gated_delta_tests::problem::{Array, Problem, Sizes};
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{ConvChoice, Family, Spec};
+use gated_delta_tests::variants;
+
+use crate::{assert_same_bits, in_f32, law_of, run};
+
+/// Those with a convolution, a norm, or both.
+fn layers() -> Vec<Family> {
+    Family::which(|family| family.layer)
+}
+
+/// Those that take fresh rows: of one token, with whatever is around it.
+fn of_one_token() -> Vec<Family> {
+    Family::which(Family::is_recurrent)
+}
+
+/// One token of each row, which keeps one state at most.
+fn one_token(spec: &mut Spec) {
+    (spec.tokens, spec.packed) = (1, false);
+    (spec.snapshots, spec.previous, spec.slots.of_tokens) = (None, None, None);
+}
+
+/// One token of each row, all of which are active.
+fn live_token(spec: &mut Spec) {
+    one_token(spec);
+    (spec.slots.inactive, spec.options.null_slot) = (false, None);
+}
+
+/// With a convolution, whatever was drawn.
+fn with_conv(spec: &mut Spec) {
+    spec.conv.get_or_insert(ConvChoice {
+        taps: 4,
+        bias: true,
+        activation: Activation::Silu,
+        apart: false,
+    });
+}
+
+fn activation(activation: Activation) -> gate::Activation {
+    match activation {
+        Activation::None => gate::Activation::None,
+        Activation::Sigmoid => gate::Activation::Sigmoid,
+        _ => gate::Activation::Silu,
+    }
+}
+
+/// Fresh rows of which none is: the bits of a launch without them, by the same kernels, which are no layer's.
+#[test]
+fn what_is_off_changes_nothing() {
+    let adjust = |spec: &mut Spec| {
+        one_token(spec);
+        spec.fresh = false;
+    };
+    law_of(of_one_token(), adjust, |backend, spec| {
+        let without = spec.problem();
+        let none = Problem {
+            fresh: Some(Array::indices(vec![0; spec.batch])),
+            ..without.clone()
+        };
+        let kernels = [&without, &none].map(|problem| variants(&problem.case(&spec.form)));
+        assert_eq!(kernels[0], kernels[1]);
+        let around = spec.conv.is_some() || spec.norm.is_some();
+        for entry in &kernels[0] {
+            let layer = Family::of(*entry).map(|family| family.layer);
+            assert_eq!(layer, Some(around), "{}", entry.name());
+        }
+        let [without, none] = [without, none].map(|problem| run(backend, &problem, &spec.form));
+        assert_same_bits(&without, &none);
+    });
+}
+
+/// Among layers alone, and with all of their variants: neither how blocks share the work.
+#[test]
+fn every_variant_of_a_layer_has_the_same_bits() {
+    law_of(
+        layers(),
+        // o is not rounded, so that the order of every sum is seen.
+        |spec| spec.form.qkvo[3] = DType::F32,
+        |backend, spec| {
+            let case = spec.case();
+            let all = variants(&case);
+            let first = backend.run(&case, Some(all[0]));
+            for variant in &all[1..] {
+                let after = backend.run(&case, Some(*variant));
+                assert!(after == first, "{} differs", variant.name());
+            }
+        },
+    );
+}
+
+/// A decode of q, k and v that the reference convolved.
+fn convolved_before(problem: &Problem, case: &Case) -> Problem {
+    let convolved = problem.convolved.as_ref().unwrap();
+    let Convolved { x, weight, o, .. } = convolved;
+    let (channels, width) = (weight.dims[0], weight.dims[1]);
+    let conv = Conv {
+        channels,
+        width,
+        weight: &weight.values,
+        bias: convolved.bias.as_ref().map(|bias| &*bias.values),
+        activation: activation(convolved.activation),
+    };
+    let (values, dim) = (o.dims[2] * o.dims[3], o.dims[3]);
+    let keys = (channels - values) / 2;
+    let [mut q, mut k, mut v] = [(); 3].map(|()| Vec::new());
+    for (b, row) in case.rows().into_iter().enumerate() {
+        let len = channels * (width - 1);
+        let window = match row.live {
+            Some(live) => match live.start {
+                Some(slot) => convolved.windows.values[slot * len..][..len].to_vec(),
+                None => vec![0.0; len],
+            },
+            None => vec![f64::NAN; len],
+        };
+        let y = convolve(&conv, &window, &x.values[b * channels..][..channels]).unwrap();
+        q.extend_from_slice(&y[..keys]);
+        k.extend_from_slice(&y[keys..2 * keys]);
+        v.extend_from_slice(&y[2 * keys..]);
+    }
+    let of = |values: Vec<f64>, heads: usize| Array {
+        values,
+        dims: vec![o.dims[0], 1, heads, dim],
+    };
+    Problem {
+        new: Some(New {
+            q: of(q, convolved.heads),
+            tokens: Tokens {
+                k: of(k, convolved.heads),
+                v: of(v, o.dims[2]),
+                gate: convolved.gate.clone(),
+                beta: convolved.beta.clone(),
+            },
+            o: o.clone(),
+        }),
+        convolved: None,
+        ..problem.clone()
+    }
+}
+
+#[test]
+fn a_convolution_and_a_recurrence_are_one_after_the_other() {
+    let adjust = |spec: &mut Spec| {
+        in_f32(spec);
+        with_conv(spec);
+        (spec.norm, spec.form.qkvo) = (None, [DType::F32; 4]);
+    };
+    law_of(layers(), adjust, |backend, spec| {
+        let problem = spec.problem();
+        let before = problem.case(&spec.form);
+        let apart = convolved_before(&problem, &before);
+        let together = backend.run(&before, None);
+        assert_near(&before, &together, &run(backend, &apart, &spec.form));
+    });
+}
+
+/// The norm is of what the same launch without it leaves, before it is rounded; states and windows are those of it.
+#[test]
+fn a_norm_is_of_what_there_is_without_it() {
+    let adjust = |spec: &mut Spec| {
+        with_conv(spec);
+        (spec.form.qkvo[3], spec.form.norm) = (DType::F32, [DType::F32; 2]);
+    };
+    law_of(layers(), adjust, |backend, spec| {
+        let mut problem = spec.problem();
+        let normed = run(backend, &problem, &spec.form);
+        let Some(gated) = problem.norm.take() else {
+            return;
+        };
+        let before = problem.case(&spec.form);
+        let plain = backend.run(&before, None);
+        assert!(plain.state_bits() == normed.state_bits(), "states differ");
+        assert!(
+            plain.window_bits() == normed.window_bits(),
+            "windows differ"
+        );
+        let [plain, normed] = [plain, normed].map(|case| case.floats(case.o()));
+        let heads = spec.value_heads();
+        for (b, row) in before.rows().iter().enumerate() {
+            for i in (b * heads..(b + 1) * heads).filter(|_| row.live.is_some()) {
+                let own = i * spec.dim..(i + 1) * spec.dim;
+                let of_head = GatedNorm {
+                    z: &gated.z.values[own.clone()],
+                    weight: &gated.weight.values,
+                    eps: gated.eps.into(),
+                    activation: activation(gated.activation),
+                };
+                let o = &plain[own.clone()];
+                let exact = gated_norm(&of_head, o).unwrap();
+                let allowed = of_norm(&of_head, o, 0.0).unwrap();
+                let what = format!("o of row {b}, head {i}");
+                assert_close(&what, &normed[own], &exact, DType::F32, allowed);
+            }
+        }
+    });
+}
+
+/// Thousands of tokens, each a launch in place by one of the variants in turn: windows bit for bit, o and f32 states as near
+/// the reference's, which goes its own way, as those of one launch. Some tokens begin anew.
+#[test]
+fn a_long_sequence_of_layer_steps_stays_near_the_truth() {
+    const STEPS: usize = 2000;
+    let wanted = |family: Family| family.layer && family.state == DType::F32 && family.dim == 64;
+    for family in Family::which(wanted) {
+        let spec = Spec {
+            batch: 1,
+            heads: 1,
+            ratio: 1,
+            fresh: true,
+            conv: Some(ConvChoice {
+                taps: 4,
+                bias: true,
+                activation: Activation::Silu,
+                apart: false,
+            }),
+            form: Form {
+                norm: [DType::F32; 2],
+                ..Form::PLAIN
+            },
+            ..Spec::plain(family)
+        };
+        for backend in backends() {
+            long_sequence(backend, &spec, STEPS);
+        }
+    }
+}
+
+fn long_sequence(backend: &Backend, spec: &Spec, steps: usize) {
+    let first = spec.problem();
+    let weights = first.convolved.clone().unwrap();
+    let mut case = first.case(&spec.form);
+    let variants = variants(&case);
+    let mut truth = case.floats(&case.as_klast(&case.pool));
+    let mut inputs = case.window_bits();
+    for step in 0..steps {
+        let mut problem = Spec {
+            seed: step as u64,
+            ..spec.clone()
+        }
+        .problem();
+        problem.fresh = Some(Array::indices([i64::from(step % 700 == 699)]));
+        (problem.a_log, problem.dt_bias) = (first.a_log.clone(), first.dt_bias.clone());
+        if let Some(convolved) = &mut problem.convolved {
+            convolved.weight = weights.weight.clone();
+            convolved.bias = weights.bias.clone();
+        }
+        let mut next = problem.case(&spec.form);
+        for [to, from] in [
+            [next.pool.buffer, case.pool.buffer],
+            [
+                next.windows().unwrap()[0].buffer,
+                case.windows().unwrap()[0].buffer,
+            ],
+        ] {
+            next.buffers[to] = case.buffers[from].clone();
+        }
+        let (o, states) = reference(&next, &truth);
+        let mut without_norm = next.clone();
+        without_norm.norm = None;
+        let (plain, _) = reference(&without_norm, &truth);
+        let gated = problem.norm.as_ref().unwrap();
+        let gated = GatedNorm {
+            z: &gated.z.values,
+            weight: &gated.weight.values,
+            eps: gated.eps.into(),
+            activation: activation(gated.activation),
+        };
+        let after = backend.run(&next, Some(variants[step % variants.len()]));
+
+        if step % 700 == 699 {
+            inputs.fill(0);
+        }
+        let x = next.bits(&next.convolved.as_ref().unwrap().x);
+        for (window, x) in inputs.chunks_mut(3).zip(x) {
+            window.rotate_left(1);
+            window[2] = x;
+        }
+        assert!(
+            after.window_bits() == inputs,
+            "the window after step {step}"
+        );
+        let got = after.floats(&after.as_klast(&after.pool));
+        let allowed = Tolerance::RECURRENT.state * norm(&states);
+        assert_close("the state", &got, &states, DType::F32, allowed);
+        // q̂ has the norm of the scale.
+        let off = allowed / (spec.dim as f64).sqrt();
+        let allowed = of_norm(&gated, &plain, off).unwrap();
+        assert_close("o", &after.floats(after.o()), &o, DType::F32, allowed);
+        (case, truth) = (after, states);
+    }
+}
+
+/// A fresh row is one whose slot holds zeros, whatever it holds, and wherever it is.
+#[test]
+fn fresh_rows_start_from_zeros() {
+    let adjust = |spec: &mut Spec| {
+        live_token(spec);
+        spec.fresh = false;
+        // Fresh rows have slots to write of their own.
+        (spec.slots.read, spec.slots.write) = (true, spec.update_state);
+    };
+    law_of(of_one_token(), adjust, |backend, spec| {
+        let problem = spec.problem();
+        // In another pool, so that what is not read is known.
+        let apart = |array: &Array| Some(Array::unread(&array.dims));
+        let with = |fresh: bool, value: f64, dead: bool| {
+            let mut problem = problem.clone();
+            problem.pool.values.fill(value);
+            if let Some(convolved) = &mut problem.convolved {
+                convolved.windows.values.fill(value);
+                if spec.update_state && convolved.write_windows.is_none() {
+                    convolved.write_windows = apart(&convolved.windows);
+                }
+            }
+            if spec.update_state && problem.write_pool.is_none() {
+                problem.write_pool = apart(&problem.pool);
+            }
+            problem.fresh = fresh.then(|| Array::indices(vec![1; spec.batch]));
+            if dead && spec.update_state {
+                let slots = problem.read_slots.as_mut().unwrap();
+                slots.values.fill(i32::MAX.into());
+            }
+            run(backend, &problem, &spec.form)
+        };
+        let zeros = with(false, 0.0, false);
+        for dead in [false, true] {
+            let fresh = with(true, f64::NAN, dead);
+            if spec.update_state {
+                assert_same_bits(&zeros, &fresh);
+            } else {
+                assert!(zeros.o_bits() == fresh.o_bits(), "o differs");
+            }
+        }
+    });
+}
+
+/// Without states written a fresh row is one of zeros too, and by a dead slot inactive.
+#[test]
+fn fresh_rows_of_a_launch_that_writes_nothing() {
+    for family in of_one_token() {
+        let mut spec = Spec {
+            batch: 3,
+            slots: SlotChoice {
+                write: false,
+                ..SlotChoice::LIVE
+            },
+            ..Spec::plain(family)
+        };
+        (spec.tokens, spec.update_state) = (1, false);
+        let mut problem = spec.problem();
+        problem.read_slots = Some(Array::indices([2, -1, 0]));
+        let with = |fresh: bool, value: f64| {
+            let mut problem = problem.clone();
+            problem.pool.values.fill(value);
+            let windows = problem
+                .convolved
+                .as_mut()
+                .map(|conv| &mut conv.windows.values);
+            windows.into_iter().for_each(|windows| windows.fill(value));
+            problem.fresh = fresh.then(|| Array::indices([1, 1, -1]));
+            problem.case(&spec.form)
+        };
+        for backend in backends() {
+            let garbage = with(true, f64::NAN);
+            let after = backend.run(&garbage, None);
+            let zeros = backend.run(&with(false, 0.0), None);
+            assert!(after.o_bits() == zeros.o_bits(), "{family:?}: o differs");
+            let inactive = after.bits(&after.o().entry(&[1]));
+            assert!(inactive.iter().all(|bits| *bits == 0), "{family:?}");
+            assert!(after.state_bits() == garbage.state_bits(), "{family:?}");
+            assert!(after.window_bits() == garbage.window_bits(), "{family:?}");
+        }
+    }
+}
+
+/// NaN in x and z of one row is no other row's.
+#[test]
+fn a_nan_stays_in_its_row() {
+    law_of(layers(), live_token, |backend, spec| {
+        let problem = spec.problem();
+        let clean = run(backend, &problem, &spec.form);
+        let bad = spec.seed as usize % spec.batch;
+        let mut with_nan = problem.clone();
+        let x = with_nan.convolved.as_mut().map(|conv| &mut conv.x);
+        let z = with_nan.norm.as_mut().map(|norm| &mut norm.z);
+        for array in [x, z].into_iter().flatten() {
+            array.entry_mut(1, bad).fill(f64::NAN);
+        }
+        let before = with_nan.case(&spec.form);
+        let after = backend.run(&before, None);
+        for (b, row) in before.rows().into_iter().enumerate() {
+            let [o, clean_o] = [&after, &clean].map(|case| case.bits(&case.o().entry(&[b])));
+            if b == bad {
+                let o = after.floats(&after.o().entry(&[b]));
+                let is_nan = o.iter().all(|x| x.is_nan());
+                assert!(is_nan || row.live.is_none(), "o of the row of NaN");
+                continue;
+            }
+            assert!(o == clean_o, "o of row {b} differs");
+            for slot in row.live.iter().flat_map(|live| live.writes()) {
+                assert!(
+                    after.slot_bits(slot) == clean.slot_bits(slot),
+                    "states differ"
+                );
+                let windows = [&after, &clean].map(|case| case.slot_window_bits(slot));
+                assert!(windows[0] == windows[1], "windows differ");
+            }
+        }
+    });
+}
