@@ -139,11 +139,9 @@ fn the_kernels_are_of_the_expected_instructions() {
         }
         let decode = family.decode;
         let vlast = family.layout == StateLayout::VLast;
-        // Where blocks of a cluster meet instead of warps, or there is nothing to meet for.
-        let whole = family.layer && !text.contains(".reqnctapercluster");
         assert_eq!(
             has("bar.sync"),
-            vlast || !decode || whole,
+            vlast || !decode || family.layer,
             "{name}: bar.sync"
         );
         let of_columns = ["st.shared.v2.b32", "ld.shared.v2.b32"];

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use super::conv::{Channels, Of, Part};
 use super::gates::load_gate;
 use super::norm::{Scale, neighbours_sum, share_sum, sum_of};
-use super::{Layered, Place, mail};
+use super::{Layered, Place, mail, warp_channels};
 use crate::device::cluster;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
@@ -48,7 +48,7 @@ impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize, cons
     const BLOCKS: u32 = V / Self::COLUMNS;
     /// Warps that own columns.
     const OWNERS: u32 = Self::COLUMNS / 32;
-    /// Shared memory: the mailboxes; k, then q; then of every head S k and S q of each column from each warp, δ rk of each column, v,
+    /// Shared memory: the mailboxes; k, then q; then of every head S k and S q of each column from each warp, δ rk of each column, v and then o,
     /// KDA's α and GDN's, and the sums of squares.
     const KEYS: u32 = mail::BYTES;
     const Q: u32 = Self::KEYS + K * 4;
@@ -141,7 +141,7 @@ impl<
             let channels =
                 Channels::<CHANNELS>::load(&c, params, &place, row, dims, tiles, own_channels);
             let gates = load_gate::<G>(&c, &params.step, row, &tokens, thread % K, K);
-            let scale = Scale::load(&c, params, row, if owns { column } else { 0 });
+            let scale = Scale::load(&c, params, row, share.first + thread % Self::COLUMNS);
             cluster::wait();
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
             if !live {
@@ -181,28 +181,27 @@ impl<
             let sums = head + warp * Self::COLUMNS * 8;
             leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
             let decay = if G::PER_CHANNEL { 1.0 } else { decay };
-            let mut factors = None;
-            if owns {
-                let (k, q) = (
-                    Self::warp_channels(smem + Self::KEYS),
-                    Self::warp_channels(smem + Self::Q),
-                );
-                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
-                let scale = f32::from_bits(c.scale);
-                factors = Some(Factors::new(c.l2norm != 0, scale, norms, (decay, beta)));
-            }
+            let (all_k, all_q) = (
+                warp_channels::<K>(smem + Self::KEYS),
+                warp_channels::<K>(smem + Self::Q),
+            );
+            let norms = [dot(all_k, all_k), dot(all_q, all_q), dot(all_k, all_q)];
+            let norms = butterfly_sum(norms, 1, 32); // (1)
             sync_threads();
-            let mut o = 0.0;
-            if let Some(factors) = factors {
+            // All that owners alone do is between two barriers: what is on both sides of one would make two copies of it.
+            if owns {
+                let q_scale = f32::from_bits(c.scale);
+                let factors = Factors::new(c.l2norm != 0, q_scale, norms, (decay, beta));
                 let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
                     load_shared_b64(head + (i as u32 * Self::COLUMNS + own) * 8).map(f32::from_bits)
                 });
                 let v = f32::from_bits(load_shared_b32(head + Self::VALUES + own * 4));
                 let delta = factors.delta(v, sk); // (3)
-                o = factors.output(sq, delta); // (5)
+                let o = factors.output(sq, delta); // (5)
                 let step = delta * factors.k;
                 store_shared_b32(head + Self::STEPS + own * 4, step.to_bits());
                 if c.has_norm != 0 {
+                    store_shared_b32(head + Self::VALUES + own * 4, o.to_bits());
                     let squares = neighbours_sum(o * o);
                     let of_warp = row.tile * Self::OWNERS + owner;
                     let sum = head + Self::SUMS + of_warp * 4;
@@ -211,8 +210,10 @@ impl<
                     elements::store([o], tokens.o.at(0, column), c.o_element, false);
                 }
             }
-            if c.update_state != 0 {
+            if c.update_state != 0 || c.has_norm != 0 {
                 sync_threads();
+            }
+            if c.update_state != 0 {
                 advance::<S, ROWS>(&mut states, k, decay, share, head + Self::STEPS);
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [K, V]));
                 i = 0;
@@ -221,12 +222,14 @@ impl<
                     i += 1;
                 }
             }
-            // While the owners wait the block is there for what is sent to it.
-            if c.has_norm != 0 && owns {
+            // While these wait the block is there for what is sent to it.
+            if c.has_norm != 0 && thread < Self::COLUMNS {
                 cluster::wait_mailbox(mail::of_sums());
                 let squares = sum_of(head + Self::SUMS, Self::HEAD_SUMS);
+                let o = f32::from_bits(load_shared_b32(head + Self::VALUES + thread * 4));
                 let normed = scale.apply(&c, o, squares, V);
-                elements::store([normed], tokens.o.at(0, column), c.o_element, false);
+                let address = tokens.o.at(0, share.first + thread);
+                elements::store([normed], address, c.o_element, false);
             }
         }
     }
@@ -284,20 +287,6 @@ impl<
                 let [v] = load_one(v, c.v_element).to_f32(c.v_element);
                 let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES;
                 store_shared_b32(address + thread * 4, v.to_bits());
-            }
-        }
-    }
-
-    /// This lane's K/32 channels of k or q, padded with zeros to 4.
-    #[inline(always)]
-    unsafe fn warp_channels(smem: u32) -> [f32; 4] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if K == 128 {
-                load_rows::<4>(smem + lane_id() * 16)
-            } else {
-                let [x, y] = load_rows::<2>(smem + lane_id() * 8);
-                [x, y, 0.0, 0.0]
             }
         }
     }
