@@ -308,8 +308,12 @@ fn fresh_rows_start_from_zeros() {
     let adjust = |spec: &mut Spec| {
         live_token(spec);
         spec.fresh = false;
-        // Fresh rows have slots to write of their own.
-        (spec.slots.read, spec.slots.write) = (true, spec.update_state);
+        // Every row has slots of its own: one that is inactive with a dead slot to read would be active when it is fresh,
+        // and might write another's slot.
+        spec.slots = SlotChoice {
+            write: spec.update_state,
+            ..SlotChoice::LIVE
+        };
     };
     law_of(of_one_token(), adjust, |backend, spec| {
         let problem = spec.problem();
