@@ -2,7 +2,6 @@
 
 use crate::check::gpu;
 use crate::command::{Contents, check, fixture_path, folder, run};
-use gated_delta::Entry;
 use safetensors::tensor::Dtype;
 
 /// B = 4, T = 1, H = 2, HV = 4, K = V = 128, P = 5, W = 4; slots 2, 3, 0 and −1.
@@ -12,14 +11,9 @@ const KDA: &str = "layer_kimi_linear_decode";
 /// D of the former.
 const CHANNELS: usize = 1024;
 
-/// Where kernels are. TODO(layer entries): those of the simulator and the GPU too, as long as there are none.
 fn backends() -> Vec<&'static str> {
-    let mut backends = vec!["reference"];
-    let mut entries = Entry::ALL.iter().map(|entry| entry.name());
-    if entries.any(|name| name.starts_with("gdn_layer")) {
-        backends.push("sim");
-        backends.extend(gpu().then_some("cuda"));
-    }
+    let mut backends = vec!["reference", "sim"];
+    backends.extend(gpu().then_some("cuda"));
     backends
 }
 
