@@ -227,7 +227,8 @@ impl Spec {
         let write = match (choice.write, bad_write) {
             (false, _) => read,
             (true, true) => self.bad_slot(self.form.indices[1], write_pool, rng),
-            (true, false) if rng.random() => read,
+            // An index that is none, of another dtype, might be one.
+            (true, false) if !bad_read && rng.random() => read,
             (true, false) => rng.random_range(0..write_pool) as i64,
         };
         (read, write)
