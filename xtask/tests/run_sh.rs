@@ -25,9 +25,12 @@ const HANGS: &str = "[[ \" $* \" == *\" --list \"* ]] && exit; sleep 100";
 const EXAMPLE: &str = "echo shown";
 /// Finds an error of memcheck in the second of several processes.
 const SANITIZER: &str = r#"
-"${@:5}" || exit
-echo "ran=$2"
-if [[ $2 == memcheck && ${SHARD:-} == 1/* ]]; then echo "========= Invalid read"; exit 99; fi
+tool=$2
+shift 4
+[[ $tool == racecheck ]] && shift 2 # what it counts
+"$@" || exit
+echo "ran=$tool"
+if [[ $tool == memcheck && ${SHARD:-} == 1/* ]]; then echo "========= Invalid read"; exit 99; fi
 "#;
 
 /// The bundle with these test binaries; the sanitizer is in `path`.

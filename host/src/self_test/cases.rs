@@ -2,7 +2,6 @@
 //! layout.
 
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::launch::Family;
 
 use crate::step::select::{Kind, Mode, Operator};
 use crate::step::{HeadMap, StateLayout};
@@ -239,20 +238,13 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// TODO(layer entries): the other kernels look at `fresh` since there are those of a layer.
+/// `ways`, and a decode of fresh rows.
 fn with_fresh(ways: &[Way]) -> Vec<Way> {
-    let is_layer = |entry: &Entry| {
-        let computes = entry.computes();
-        computes.is_some_and(|computes| computes.family == Family::GdnLayer)
+    let fresh = Way {
+        fresh: true,
+        ..Way::new("a decode of fresh rows", 1, 0, Keep::Elsewhere)
     };
-    let mut ways = ways.to_vec();
-    if Entry::ALL.iter().any(is_layer) {
-        ways.push(Way {
-            fresh: true,
-            ..Way::new("a decode of fresh rows", 1, 0, Keep::Elsewhere)
-        });
-    }
-    ways
+    [ways, &[fresh]].concat()
 }
 
 /// Every entry of a family at least once, and each of `ways` at least once.
