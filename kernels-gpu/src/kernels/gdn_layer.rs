@@ -2,7 +2,7 @@
 //!
 //! Per channel c of x, with w the last W − 1 inputs of the row's slot, and per value head hv with query/key head h and state
 //! S: [V, K] (Gated DeltaNet, arXiv 2412.06464):
-//!     y = act(bias + Σ_j weight[j] w[j] + weight[W−1] x)           (a) convolution; q, k, v are its parts
+//!     y = act(bias + Σ_j u_j w_j + u_(W−1) x), u the W taps        (a) convolution; q, k, v are its parts
 //!     w ← w without its oldest, with x                             (b)
 //!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale    (1)
 //!     S ← α S                                                     (2) decay
@@ -12,7 +12,7 @@
 //!     o ← weight · o rsqrt(mean(o²) + eps) · act(z)                (c) norm
 //! Without (a) and (b) q, k and v are given; without (c) o is (5). Nothing is rounded between them.
 //!
-//! Shapes   x [B, 1, D], D = 2 H K + HV V   weight [D, W]   windows [P, D, W − 1]   z, o [B, 1, HV, V]   weight [V]
+//! Shapes   x [B, 1, D], D = 2 H K + HV V   weight [D, W]   windows [P, D, W − 1]   z, o [B, 1, HV, V]   weight `[V]`
 //!          pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     x = tile, y = h, z = b; clusters of all tiles; block = threads of each value head of h, head by head
 //! Threads  K-last: groups of K/8 lanes; a group owns whole rows (one v), a lane 8 channels
