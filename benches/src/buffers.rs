@@ -1,11 +1,10 @@
 //! Rotating buffers of a cell, and the arguments of a launch on them.
 
 use anyhow::Result;
-use gated_delta::{
-    Activation, Convolution, DType, Error, GdnGates, Inputs as StepInputs, KdaBeta, KdaGate,
-    KdaGates, Library, Norm, Options, States, Step, Tensor, Work,
+use gated_delta::{Activation, DType, Error, Library, Options, Tensor, Work};
+use gated_delta_harness::arguments::{
+    Arguments, Convolved, GatedNorm, Kept, New, Operator, Tokens,
 };
-use gated_delta_harness::arguments::{Arguments, KdaDecay, Kept, New, Operator, Tokens};
 use gated_delta_harness::timing::cold_sets;
 
 use crate::cell::{Cell, Mode};
@@ -150,63 +149,37 @@ impl Buffers {
         let (batch, channels, before) = (cell.batch, cell.channels(), inputs::TAPS - 1);
         let values = value_heads * cell.dim;
         let projection = self.floats(&around.projection, set, &[batch, 1, channels + values])?;
-        let x = projection.narrow(2, 0, channels)?;
-        let z = projection.narrow(2, channels, values)?.split(2, cell.dim)?;
-        let weight = self.floats(&around.conv_weight, set, &[channels, inputs::TAPS])?;
-        let windows = self.floats(&around.windows, set, &[batch, channels, before])?;
-        let convolution = Convolution::new(x, heads, weight, windows);
-        let norm_weight = self.floats(&around.norm_weight, set, &[cell.dim])?;
-        let activation = match cell.op.operator() {
-            Operator::Gdn => Activation::Silu,
-            Operator::Kda => Activation::Sigmoid,
-        };
-        let norm = Norm::new(z, norm_weight, inputs::EPS).activation(activation);
-        let inputs = StepInputs::conv(convolution);
-        let o = self.floats(&self.o, set, &self.value_dims())?;
-        let pool = self.states(set)?;
-        let read_slots = self.read_slots(set)?;
-        let states: States<'_> = match cell.mode {
-            Mode::Update => {
-                let mut states = States::update(pool);
-                states.read_slots = read_slots;
-                states.into()
-            }
-            _ => {
-                let mut states = States::read_only(pool);
-                states.read_slots = read_slots;
-                states.into()
-            }
-        };
-        let gate = self.floats(&self.tokens.gate, set, &self.gate_dims())?;
-        let beta = self.floats(&self.tokens.beta, set, &self.beta_dims())?;
-        let a_log = self.a_log.tensor(0, DType::F32, &[value_heads])?;
-        let options = Options::default().state_layout(cell.layout);
-        Ok(match cell.op.operator() {
-            Operator::Gdn => {
-                let dt_bias = self.dt_bias.tensor(0, DType::F32, &[value_heads])?;
-                let gates = GdnGates::raw(gate, beta, a_log, dt_bias);
-                let step = Step::new(inputs, gates, o, states).norm(norm);
-                Box::new(step.options(options))
-            }
-            Operator::Kda => {
-                let dt_bias = self
-                    .dt_bias
-                    .tensor(0, DType::F32, &[value_heads, cell.dim])?;
-                let dt_bias = Some(dt_bias);
-                let kind = match cell.gate {
-                    KdaDecay::Log => KdaGate::Log,
-                    KdaDecay::Softplus => KdaGate::Softplus { a_log, dt_bias },
-                    KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
-                        lower_bound,
-                        a_log: Some(a_log),
-                        dt_bias,
-                    },
-                };
-                let gates = KdaGates::new(gate, kind, beta, KdaBeta::Given);
-                let step = Step::new(inputs, gates, o, states).norm(norm);
-                Box::new(step.options(options))
-            }
-        })
+        let [a_log, dt_bias] = self.parameters()?;
+        Arguments {
+            a_log,
+            dt_bias,
+            convolved: Some(Convolved {
+                x: projection.narrow(2, 0, channels)?,
+                heads,
+                gate: self.floats(&self.tokens.gate, set, &self.gate_dims())?,
+                beta: self.floats(&self.tokens.beta, set, &self.beta_dims())?,
+                o: self.floats(&self.o, set, &self.value_dims())?,
+                weight: self.floats(&around.conv_weight, set, &[channels, inputs::TAPS])?,
+                bias: None,
+                activation: Activation::Silu,
+                windows: self.floats(&around.windows, set, &[batch, channels, before])?,
+                write_windows: None,
+            }),
+            norm: Some(GatedNorm {
+                z: projection.narrow(2, channels, values)?.split(2, cell.dim)?,
+                weight: self.floats(&around.norm_weight, set, &[cell.dim])?,
+                eps: inputs::EPS,
+                activation: match cell.op.operator() {
+                    Operator::Gdn => Activation::Silu,
+                    Operator::Kda => Activation::Sigmoid,
+                },
+            }),
+            read_slots: self.read_slots(set)?,
+            update_state: cell.mode == Mode::Update,
+            options: Options::default().state_layout(cell.layout),
+            ..Arguments::new(cell.gates(), self.states(set)?)
+        }
+        .work()
     }
 
     /// The launch on a set.

@@ -59,6 +59,15 @@ fn every_mode_passes() {
     }
     check(cell(Op::GdnDecode, Mode::Update, 1));
     check(cell(Op::GdnDecode, Mode::Verify, 1));
+    for op in [Op::GdnLayer, Op::KdaLayer] {
+        check(cell(op, Mode::Update, 1));
+        check(Cell {
+            slots: true,
+            layout: StateLayout::VLast,
+            gate: KdaDecay::Softplus,
+            ..cell(op, Mode::Verify, 1)
+        });
+    }
 }
 
 #[test]
