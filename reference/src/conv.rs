@@ -65,7 +65,7 @@ pub fn window_after(
 
 impl Conv<'_> {
     /// Channel c of the i-th of the window's inputs and those after them.
-    fn input(&self, window: &[f64], x: &[f64], c: usize, i: usize) -> f64 {
+    pub(crate) fn input(&self, window: &[f64], x: &[f64], c: usize, i: usize) -> f64 {
         let before = self.width - 1;
         match i.checked_sub(before) {
             None => window[c * before + i],

@@ -139,7 +139,7 @@ impl Error {
         got: usize,
     ) -> Result<usize, Self> {
         if got.is_multiple_of(of) {
-            Ok(got / of)
+            Ok(got.checked_div(of).unwrap_or(0))
         } else {
             Err(Self::Multiple {
                 name,

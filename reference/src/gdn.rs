@@ -4,7 +4,7 @@ use crate::error::{Error, Tokens, check_length};
 use crate::gate::{sigmoid, softplus_log_decay};
 use crate::heads::Heads;
 pub use crate::heads::{HeadMap, Layout};
-use crate::recurrent::{Recurrent, TokenGates, advance};
+use crate::recurrent::{Around, Recurrent, TokenGates, advance};
 
 /// One token for each of `B` rows.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +143,14 @@ pub fn decode_between(
         letters: "B",
         count: batch,
     };
-    let after = advance(&one_token, rows, read_pool, write_pool, None, None)?;
+    let after = advance(
+        &one_token,
+        rows,
+        read_pool,
+        write_pool,
+        None,
+        Around::default(),
+    )?;
     Ok(Decoded {
         o: after.o,
         pool: after.pool,

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::conv::{Conv, convolve, window_after};
 use crate::error::{Error, Tokens, check_length, elements};
 use crate::norm::{GatedNorm, gated_norm};
-use crate::recurrent::{Previous, Recurrent, Row, advance};
+use crate::recurrent::{Around, Previous, Recurrent, Row, advance};
 
 /// A layer step of `B` rows.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,8 @@ pub struct Layer<'a> {
     /// What is made of o.
     pub norm: Option<GatedNorm<'a>>,
     /// `[B]`: a row where it is not 0 starts from a state and a window of zeros, whatever its slot to read and its
-    /// `accepted` are. The slot that it writes, by default that to read, makes it inactive as it does any row.
+    /// `accepted` are. The slot that it writes, by default that to read, makes it inactive as it does any row; of token
+    /// slots, that of its window does.
     pub fresh: Option<&'a [i64]>,
 }
 
@@ -42,12 +43,16 @@ pub struct Pools<'a> {
     pub states: &'a [f64],
     /// Where states are written, if not there; it may differ in its P.
     pub write_states: Option<&'a [f64]>,
-    /// `[P, D, W − 1]`, the oldest input first, with a projection: its slots are those of the states.
+    /// `[P, D, W − 1]`, the oldest input first, with a projection: its slots are those of the states. With token slots
+    /// `[P, D, W − 2 + T]`: a row's window begins at column `accepted` − 1 of the slot of its first token.
     pub windows: Option<&'a [f64]>,
     /// Where windows are written, if not there; its P is that of the states that are written.
     pub write_windows: Option<&'a [f64]>,
     /// `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`)
     pub snapshots: Option<&'a [f64]>,
+    /// `[B, steps, D, W − 1]`, with snapshots of states, whose steps may be others, and a projection: the window after
+    /// every token.
+    pub window_snapshots: Option<&'a [f64]>,
 }
 
 /// What a launch leaves behind.
@@ -61,6 +66,8 @@ pub struct LayerOutput {
     pub windows: Option<Vec<f64>>,
     /// All snapshots afterwards, where there are any.
     pub snapshots: Option<Vec<f64>>,
+    /// All snapshots of windows afterwards, where there are any.
+    pub window_snapshots: Option<Vec<f64>>,
 }
 
 /// Runs a layer step.
@@ -69,9 +76,13 @@ pub struct LayerOutput {
 /// that are kept, after which the new tokens are convolved. It is written where the state after these tokens is, and
 /// not where that is not.
 ///
+/// With token slots it lies in the slot of the row's first token, which makes the row inactive where it is dead in either
+/// pool. Of the row's n tokens that slot then has the window without its oldest input, and their n inputs; what is behind
+/// these stays. So the window after any of them is there, for the step that says how many were accepted.
+///
 /// # Errors
 /// Those of [`recurrent`](crate::recurrent::recurrent); a length that contradicts the shape, and parts that contradict
-/// each other: token slots with a projection, and a norm of no outputs.
+/// each other, as a norm of no outputs does.
 pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
     let step = &problem.step;
     problem.check_parts(pools)?;
@@ -99,7 +110,11 @@ pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
         check_length("norm weight", "[V]", &[value_dim], norm.weight.len())?;
     }
 
-    let rows = step.rows(tokens.count, slots, problem.fresh);
+    let around = Around {
+        fresh: problem.fresh,
+        windows: problem.projection.is_some(),
+    };
+    let rows = step.rows(tokens.count, slots, around);
     let active = || rows.iter().filter_map(|(_, row)| row.as_ref());
     if let (Some(convolved), Some(projection)) = (&mut convolved, &problem.projection) {
         for row in active() {
@@ -113,7 +128,7 @@ pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
         states,
         write_states,
         pools.snapshots,
-        problem.fresh,
+        around,
     )?;
     if let Some(norm) = &problem.norm {
         for row in active() {
@@ -126,11 +141,16 @@ pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
             after.o[own].copy_from_slice(&normed);
         }
     }
+    let (windows, window_snapshots) = match convolved {
+        Some(convolved) => (Some(convolved.windows), convolved.window_snapshots),
+        None => (None, None),
+    };
     Ok(LayerOutput {
         o: after.o,
         states: after.pool,
-        windows: convolved.map(|convolved| convolved.windows),
+        windows,
         snapshots: after.snapshots,
+        window_snapshots,
     })
 }
 
@@ -148,11 +168,6 @@ impl Layer<'_> {
             (
                 previous.is_some_and(|previous| keys_or_values(previous.k, previous.v)),
                 "previous k and v",
-                "projection",
-            ),
-            (
-                projection && step.token_slots.is_some(),
-                "token_slots",
                 "projection",
             ),
             (
@@ -186,6 +201,16 @@ impl Layer<'_> {
                 "write_windows",
             ),
             (
+                !projection && pools.window_snapshots.is_some(),
+                "projection",
+                "window_snapshots",
+            ),
+            (
+                pools.window_snapshots.is_some() && pools.snapshots.is_none(),
+                "snapshots",
+                "window_snapshots",
+            ),
+            (
                 projection && previous.is_some() && previous_x.is_none(),
                 "previous x",
                 "previous",
@@ -212,6 +237,12 @@ struct Convolved {
     previous_v: Vec<f64>,
     /// Those that may be written, afterwards.
     windows: Vec<f64>,
+    /// Columns of a slot of windows.
+    columns: usize,
+    /// Afterwards, where there are any.
+    window_snapshots: Option<Vec<f64>>,
+    /// Snapshots of a row.
+    steps: usize,
 }
 
 impl Convolved {
@@ -250,12 +281,29 @@ impl Convolved {
         let windows = pools.windows.unwrap_or_default();
         let write_windows = pools.write_windows.unwrap_or(windows);
         let before = conv.width - 1;
+        let (columns, letters) = match step.token_slots {
+            Some(_) => (
+                (before + step.tokens).saturating_sub(1),
+                "[P, D, W - 2 + T]",
+            ),
+            None => (before, "[P, D, W - 1]"),
+        };
         for (name, windows, slots) in [
             ("windows", windows, slots),
             ("write_windows", write_windows, write_slots),
         ] {
-            let dims = [slots, channels, before];
-            check_length(name, "[P, D, W - 1]", &dims, windows.len())?;
+            let dims = [slots, channels, columns];
+            check_length(name, letters, &dims, windows.len())?;
+        }
+        let mut steps = 0;
+        if let Some(snapshots) = pools.window_snapshots {
+            let (name, got) = ("window_snapshots", snapshots.len());
+            let of_step = elements(&[step.batch, channels, before]);
+            steps = Error::check_multiple(name, "one step, B*D*(W - 1)", of_step, got)?;
+            if steps < step.tokens {
+                let dims = [step.batch, step.tokens, channels, before];
+                check_length(name, "[B, steps >= T, D, W - 1]", &dims, got)?;
+            }
         }
         let nothing = |tokens: usize, token: usize| vec![f64::NAN; tokens * token];
         Ok(Self {
@@ -265,6 +313,9 @@ impl Convolved {
             previous_k: nothing(previous, keys),
             previous_v: nothing(previous, values),
             windows: write_windows.to_vec(),
+            columns,
+            window_snapshots: pools.window_snapshots.map(<[f64]>::to_vec),
+            steps,
         })
     }
 
@@ -283,7 +334,8 @@ impl Convolved {
         }
     }
 
-    /// Convolves the tokens of a row, and writes the window that follows them, or those that are kept.
+    /// Convolves the tokens of a row, and writes the window that follows them, or those that are kept; of token slots
+    /// and of snapshots the windows after each.
     fn fill(
         &mut self,
         projection: &Projection,
@@ -292,11 +344,17 @@ impl Convolved {
         windows: &[f64],
     ) -> Result<(), Error> {
         let conv = &projection.conv;
-        let len = conv.channels * (conv.width - 1);
+        let before = conv.width - 1;
+        let len = conv.channels * before;
         let slot = |slot: usize| slot * len..(slot + 1) * len;
-        let mut window = match row.start {
-            Some(start) => windows[slot(start)].to_vec(),
-            None => vec![0.0; len],
+        let mut window = match (row.start, row.wide_window) {
+            (None, _) => vec![0.0; len],
+            (Some(start), None) => windows[slot(start)].to_vec(),
+            (Some(_), Some((slot, column))) => (0..conv.channels)
+                .map(|c| (slot * conv.channels + c) * self.columns + column)
+                .flat_map(|oldest| &windows[oldest..oldest + before])
+                .copied()
+                .collect(),
         };
         let keys = step.heads * step.key_dim;
         if let (Some(previous), Some((keep, end)), Some(x)) =
@@ -321,7 +379,21 @@ impl Convolved {
             put(&mut self.k, t, k);
             put(&mut self.v, t, v);
         }
-        if let Some(&Some(end)) = row.stores.last() {
+        if let Some(snapshots) = &mut self.window_snapshots {
+            for t in 0..row.tokens.len() {
+                let after = window_after(conv, &window, x, t + 1)?;
+                put(snapshots, row.b * self.steps + t, &after);
+            }
+        }
+        if let Some((slot, _)) = row.wide_window {
+            // All inputs but the oldest.
+            for c in 0..conv.channels {
+                let channel = &mut self.windows[(slot * conv.channels + c) * self.columns..];
+                for i in 1..before + row.tokens.len() {
+                    channel[i - 1] = conv.input(&window, x, c, i);
+                }
+            }
+        } else if let Some(&Some(end)) = row.stores.last() {
             let after = window_after(conv, &window, x, row.tokens.len())?;
             self.windows[slot(end)].copy_from_slice(&after);
         }

@@ -7,15 +7,24 @@ use crate::error::{Error, Tokens};
 use crate::heads::Heads;
 use crate::recurrence::{Token, normalise, recurrence};
 
+/// What a layer has besides that says which rows are active, and where they start.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Around<'a> {
+    /// `[B]`: a row where it is not 0 starts from zeros.
+    pub fresh: Option<&'a [i64]>,
+    /// Rows have windows; with token slots in the slot of the first, which then has to be one.
+    pub windows: bool,
+}
+
 /// As [`recurrent`](super::recurrent), of switches that are known to go together; `tokens` are the leading dimensions
-/// of `q`. Rows where `fresh` `[B]` is not 0 start from zeros.
+/// of `q`.
 pub(crate) fn advance(
     problem: &Recurrent,
     tokens: Tokens,
     read_pool: &[f64],
     write_pool: &[f64],
     snapshots: Option<&[f64]>,
-    fresh: Option<&[i64]>,
+    around: Around,
 ) -> Result<Output, Error> {
     let p = problem;
     p.check_shapes(tokens, snapshots)?;
@@ -31,7 +40,7 @@ pub(crate) fn advance(
         pool: write_pool.to_vec(),
         snapshots: snapshots.map(<[f64]>::to_vec),
     };
-    for (own, row) in p.rows(tokens.count, pool_slots, fresh) {
+    for (own, row) in p.rows(tokens.count, pool_slots, around) {
         after.o[own.start * token_len..own.end * token_len].fill(0.0);
         let Some(row) = row else {
             continue;
@@ -53,6 +62,8 @@ pub(crate) struct Row {
     pub start: Option<usize>,
     /// Previous tokens to commit, and the slot of the write pool for the state after them.
     pub commit: Option<(usize, usize)>,
+    /// With token slots, where its window is: its slot, in either pool of windows, and the column of its oldest input.
+    pub wide_window: Option<(usize, usize)>,
     /// Slot of the write pool for the state after each token.
     pub stores: Vec<Option<usize>>,
 }
@@ -74,12 +85,11 @@ impl Recurrent<'_> {
         &self,
         total: usize,
         pool_slots: (usize, usize),
-        fresh: Option<&[i64]>,
+        around: Around,
     ) -> Vec<(Range<usize>, Option<Row>)> {
         let row = |b| {
             let own = self.tokens_of(b, total)?;
-            let fresh = fresh.is_some_and(|fresh| fresh[b] != 0);
-            Some((own.clone(), self.row(b, own, pool_slots, fresh)))
+            Some((own.clone(), self.row(b, own, pool_slots, around)))
         };
         (0..self.batch).filter_map(row).collect()
     }
@@ -101,26 +111,34 @@ impl Recurrent<'_> {
         b: usize,
         tokens: Range<usize>,
         (read_pool_slots, write_pool_slots): (usize, usize),
-        fresh: bool,
+        around: Around,
     ) -> Option<Row> {
+        let fresh = around.fresh.is_some_and(|fresh| fresh[b] != 0);
         let mut stores = vec![None; tokens.len()];
         if let Some(token_slots) = self.token_slots {
             let slots = &token_slots[b * self.tokens..][..self.tokens];
             for (store, &slot) in stores.iter_mut().zip(slots) {
                 *store = self.live(slot, write_pool_slots);
             }
-            let start = if fresh {
-                None
+            let (start, column) = if fresh {
+                (None, 0)
             } else {
                 let accepted = self.accepted.map_or(1, |accepted| accepted[b]);
                 let last = usize::try_from(accepted).ok()?.checked_sub(1)?;
-                Some(self.live(*slots.get(last)?, read_pool_slots)?)
+                (Some(self.live(*slots.get(last)?, read_pool_slots)?), last)
+            };
+            let wide_window = if around.windows {
+                let slot = self.live(slots[0], read_pool_slots.min(write_pool_slots))?;
+                Some((slot, column))
+            } else {
+                None
             };
             return Some(Row {
                 b,
                 tokens,
                 start,
                 commit: None,
+                wide_window,
                 stores,
             });
         }
@@ -147,6 +165,7 @@ impl Recurrent<'_> {
             tokens,
             start,
             commit,
+            wide_window: None,
             stores,
         })
     }

@@ -3,7 +3,7 @@
 mod advance;
 mod check;
 
-pub(crate) use advance::{Row, advance};
+pub(crate) use advance::{Around, Row, advance};
 
 use crate::error::Error;
 use crate::gdn::Gates;
@@ -131,6 +131,6 @@ pub fn recurrent(
         read_pool,
         write_pool.unwrap_or(read_pool),
         snapshots,
-        None,
+        Around::default(),
     )
 }

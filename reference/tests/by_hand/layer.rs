@@ -55,6 +55,7 @@ const POOLS: Pools = Pools {
     windows: Some(&WINDOWS),
     write_windows: None,
     snapshots: None,
+    window_snapshots: None,
 };
 
 #[track_caller]
@@ -226,6 +227,183 @@ fn fresh_rows_with_token_slots() {
     let after = layer(&fresh, &pools).unwrap();
     assert_bits(&after.o, &[4.0, 2.0, 3.0, 5.0, 4.5, 5.25]);
     assert_bits(&after.states, &[3.0, 5.25, 2.0, 4.0]);
+}
+
+/// [`CONV`] with an older tap, of nothing.
+const THREE_TAPS: Conv = Conv {
+    width: 3,
+    weight: &[0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0],
+    ..CONV
+};
+/// The rows of [`LAYER`] with token slots: all tokens of the last step were accepted of row 0, one of row 1, of whose
+/// tokens the first alone has a slot.
+const TOKEN_SLOTS: Recurrent = Recurrent {
+    token_slots: Some(&[3, 2, 0, 1, 9, -1]),
+    accepted: Some(&[3, 1]),
+    ..STEP
+};
+
+/// Three channels of a slot with these four columns.
+fn wide(q_and_k: [f64; 4], v: [f64; 4]) -> Vec<f64> {
+    [q_and_k, q_and_k, v].concat()
+}
+
+/// Windows of [`TOKEN_SLOTS`] and [`THREE_TAPS`]; what nobody reads is NaN.
+fn wide_windows() -> Vec<f64> {
+    let rows = [
+        wide([6.0, 7.0, NAN, NAN], [2.0, 1.0, NAN, NAN]),
+        wide([NAN, NAN, 6.0, 7.0], [NAN, NAN, 2.0, 3.0]),
+    ];
+    let none = [NAN; 12];
+    [&none, &rows[0][..], &none, &rows[1]].concat()
+}
+
+#[test]
+fn windows_with_token_slots_by_hand() {
+    let projection = |x| {
+        Some(Projection {
+            x,
+            conv: THREE_TAPS,
+            ..PROJECTION
+        })
+    };
+    let problem = Layer {
+        step: TOKEN_SLOTS,
+        projection: projection(&X),
+        ..LAYER
+    };
+    let windows = wide_windows();
+    let pools = Pools {
+        windows: Some(&windows),
+        ..POOLS
+    };
+    // The newest input of the window, then those of the tokens.
+    let row_0 = wide([7.0, 1.0, 1.0, 1.0], [3.0, 5.0, -5.0, 9.0]);
+    let row_1 = wide([7.0, 1.0, 1.0, 1.0], [1.0, 1.0, 3.0, 3.0]);
+    let mut after = windows.clone();
+    after[12..24].copy_from_slice(&row_1);
+    after[36..].copy_from_slice(&row_0);
+    let states = [5.0, 5.0, 6.0, 12.0];
+    assert_leaves(&problem, &pools, &STATES, &states, &after);
+
+    // Other windows of as many slots as the other pool has.
+    let written = Pools {
+        write_states: Some(&[-1.0; 5]),
+        write_windows: Some(&[-2.0; 60]),
+        ..pools
+    };
+    let mut apart = [-2.0; 60];
+    apart[12..24].copy_from_slice(&row_1);
+    apart[36..48].copy_from_slice(&row_0);
+    let states = [5.0, 5.0, 6.0, 12.0, -1.0];
+    assert_leaves(&problem, &written, &STATES, &states, &apart);
+
+    // Row 1 has two tokens: what is behind them stays.
+    let mut fewer = problem;
+    fewer.step.cu_seqlens = Some(&[0, 3, 5]);
+    after[12..24].copy_from_slice(&wide([7.0, 1.0, 1.0, NAN], [1.0, 1.0, 3.0, NAN]));
+    let o = [12.0, 6.0, 5.0, 5.0, 4.5, NAN];
+    assert_leaves(&fewer, &pools, &o, &[5.0, 5.0, 6.0, 12.0], &after);
+
+    // Row 0 starts from zeros: its first v is 5, not 8.
+    let mut fresh = problem;
+    fresh.fresh = Some(&[1, 0]);
+    fresh.step.accepted = Some(&[-5, 1]);
+    let mut after = windows.clone();
+    after[12..24].copy_from_slice(&row_1);
+    after[36..].copy_from_slice(&wide([0.0, 1.0, 1.0, 1.0], [0.0, 5.0, -5.0, 9.0]));
+    let o = [2.5, 1.25, 2.625, 5.0, 4.5, 5.25];
+    let states = [2.625, 5.0, 1.25, 2.5];
+    assert_leaves(&fresh, &pools, &o, &states, &after);
+}
+
+/// The state of the row's last accepted token is there, its window is not.
+#[test]
+fn a_row_whose_window_has_a_dead_slot_is_inactive() {
+    let columns = wide_windows();
+    let mut after = columns.clone();
+    after[12..24].copy_from_slice(&wide([7.0, 1.0, 1.0, 1.0], [1.0, 1.0, 3.0, 3.0]));
+    let (write_states, write_windows) = ([-1.0; 3], [-2.0; 36]);
+    let mut apart = write_windows;
+    apart[12..24].copy_from_slice(&after[12..24]);
+    for (first, null_slot) in [(-1, None), (4, None), (2, Some(2)), (3, None)] {
+        let slots = [first, 2, 0, 1, 9, -1];
+        for fresh in [None, Some(&[1, 0][..])] {
+            let mut dead = Layer {
+                step: Recurrent {
+                    token_slots: Some(&slots),
+                    null_slot,
+                    ..TOKEN_SLOTS
+                },
+                fresh,
+                ..LAYER
+            };
+            dead.projection.as_mut().unwrap().conv = THREE_TAPS;
+            let o = [0.0, 0.0, 0.0, 5.0, 4.5, 5.25];
+            let pools = Pools {
+                windows: Some(&columns),
+                ..POOLS
+            };
+            if first == 3 {
+                // It is a slot of the windows that are read alone.
+                let pools = Pools {
+                    write_states: Some(&write_states),
+                    write_windows: Some(&write_windows),
+                    ..pools
+                };
+                assert_leaves(&dead, &pools, &o, &[-1.0, 5.0, -1.0], &apart);
+            } else {
+                assert_leaves(&dead, &pools, &o, &[16.0, 5.0, NAN, NAN], &after);
+            }
+        }
+    }
+    // Nor is a slot of the windows that are written alone enough.
+    let pools = Pools {
+        states: &[16.0, 8.0, NAN],
+        write_states: Some(&[-1.0; 4]),
+        windows: Some(&columns[..36]),
+        write_windows: Some(&[-2.0; 48]),
+        ..Pools::default()
+    };
+    let mut dead = Layer {
+        step: TOKEN_SLOTS,
+        ..LAYER
+    };
+    dead.projection.as_mut().unwrap().conv = THREE_TAPS;
+    let mut apart = [-2.0; 48];
+    apart[12..24].copy_from_slice(&after[12..24]);
+    let o = [0.0, 0.0, 0.0, 5.0, 4.5, 5.25];
+    assert_leaves(&dead, &pools, &o, &[-1.0, 5.0, -1.0, -1.0], &apart);
+}
+
+#[test]
+fn snapshots_of_windows_by_hand() {
+    // There may be more steps than the states have.
+    let before: Vec<f64> = (0..24).map(|i| -f64::from(i)).collect();
+    for (update_state, states) in [(true, [5.0, 5.25]), (false, [16.0, 8.0])] {
+        let mut problem = LAYER;
+        problem.step.update_state = update_state;
+        problem.step.snapshot_steps = Some(3);
+        let pools = Pools {
+            snapshots: Some(&[-1.0; 6]),
+            window_snapshots: Some(&before),
+            ..POOLS
+        };
+        let after = layer(&problem, &pools).unwrap();
+        assert_bits(&after.states[..2], &states);
+        let mut wanted = before.clone();
+        wanted[..9].copy_from_slice(&X[..9]);
+        wanted[12..21].copy_from_slice(&X[9..]);
+        assert_bits(&after.window_snapshots.unwrap(), &wanted);
+
+        // One token of row 0, and row 1 is inactive.
+        problem.step.cu_seqlens = Some(&[0, 1, 4]);
+        problem.step.read_slots = Some(&[0, -1]);
+        wanted = before.clone();
+        wanted[..3].copy_from_slice(&X[..3]);
+        let after = layer(&problem, &pools).unwrap();
+        assert_bits(&after.window_snapshots.unwrap(), &wanted);
+    }
 }
 
 /// Tensors of a layer with H = 1, HV = 2, K = 2, V = 3 and W = 4, and a problem of them.
@@ -407,6 +585,93 @@ fn tokens_may_come_in_two_launches_and_packed() {
     }
 }
 
+/// T tokens leave, in token slots and in snapshots, the windows that launches of one token each do.
+#[test]
+fn the_window_after_any_token_is_that_of_as_many_steps() {
+    const T: usize = 5;
+    for decays in [1, 2] {
+        let drawn = Drawn::new(2, T, decays);
+        // Windows and states after 0 to T launches of a token.
+        let (mut states, mut windows) = (vec![drawn.states.clone()], vec![drawn.windows.clone()]);
+        let mut o = Vec::new();
+        for t in 0..T {
+            let mut token = drawn.cut(T, t..t + 1);
+            (token.states, token.windows) = (states[t].clone(), windows[t].clone());
+            let after = token.run(2, 1);
+            states.push(after.states);
+            windows.push(after.windows.unwrap());
+            o.push(after.o);
+        }
+        let whole = drawn.run(2, T);
+        assert_bits(&whole.states, &states[T]);
+        assert_bits(whole.windows.as_ref().unwrap(), &windows[T]);
+
+        let nothing = [vec![NAN; 2 * T * 12], vec![NAN; 2 * T * CHANNELS * 3]];
+        let mut kept = drawn.layer(2, T);
+        kept.step.snapshot_steps = Some(T);
+        let pools = Pools {
+            snapshots: Some(&nothing[0]),
+            window_snapshots: Some(&nothing[1]),
+            ..drawn.pools()
+        };
+        let window_snapshots = layer(&kept, &pools).unwrap().window_snapshots.unwrap();
+
+        // Token t of row b in slot b·T + t; start states in the slots of the first tokens.
+        let slots: Vec<i64> = (0..2 * T as i64).collect();
+        let mut slotted = drawn.layer(2, T);
+        slotted.step.token_slots = Some(&slots);
+        let columns = 2 + T;
+        let (mut pool, mut wide) = (vec![NAN; 2 * T * 12], vec![NAN; 2 * T * CHANNELS * columns]);
+        for b in 0..2 {
+            pool[b * T * 12..][..12].copy_from_slice(&drawn.states[b * 12..][..12]);
+            for c in 0..CHANNELS {
+                let window = &drawn.windows[(b * CHANNELS + c) * 3..][..3];
+                wide[(b * T * CHANNELS + c) * columns..][..3].copy_from_slice(window);
+            }
+        }
+        let pools = Pools {
+            states: &pool,
+            windows: Some(&wide),
+            ..Pools::default()
+        };
+        let in_slots = layer(&slotted, &pools).unwrap();
+        assert_bits(&in_slots.o, &whole.o);
+        let wide = in_slots.windows.unwrap();
+
+        for accepted in 1..=T {
+            for b in 0..2 {
+                let len = CHANNELS * 3;
+                let wanted = &windows[accepted][b * len..][..len];
+                assert_bits(
+                    &window_snapshots[(b * T + accepted - 1) * len..][..len],
+                    wanted,
+                );
+                let oldest = |c| (b * T * CHANNELS + c) * columns + accepted - 1;
+                let read = (0..CHANNELS).flat_map(|c| &wide[oldest(c)..][..3]);
+                assert_bits(&read.copied().collect::<Vec<_>>(), wanted);
+                assert_bits(
+                    &in_slots.states[(b * T + accepted - 1) * 12..][..12],
+                    &states[accepted][b * 12..][..12],
+                );
+            }
+            // The next step goes on from there.
+            let counts = [accepted as i64; 2];
+            let mut next = slotted;
+            next.step.accepted = Some(&counts);
+            let pools = Pools {
+                states: &in_slots.states,
+                windows: Some(&wide),
+                ..Pools::default()
+            };
+            let mut plain = drawn.cut(T, 0..T);
+            (plain.states, plain.windows) = (states[accepted].clone(), windows[accepted].clone());
+            assert_bits(&layer(&next, &pools).unwrap().o, &plain.run(2, T).o);
+        }
+        let first: Vec<f64> = o.iter().flat_map(|o| &o[..6]).copied().collect();
+        assert_bits(&whole.o[..T * 6], &first);
+    }
+}
+
 /// The window and the state go on from what is kept of the previous tokens, of which x is all that is handed over.
 #[test]
 fn a_resume_is_an_update_and_a_verify() {
@@ -496,14 +761,25 @@ fn parts_that_contradict_each_other() {
         POOLS,
         "previous x: wanted with previous, got none",
     );
-    let token_slots = with(Recurrent {
-        token_slots: Some(&[0; 6]),
-        ..STEP
-    });
+    let after_windows = Pools {
+        window_snapshots: Some(&[0.0; 18]),
+        ..POOLS
+    };
     assert_fails(
-        token_slots,
-        POOLS,
-        "token_slots: wanted none with projection, got some",
+        LAYER,
+        after_windows,
+        "snapshots: wanted with window_snapshots, got none",
+    );
+    let of_no_windows = Pools {
+        windows: None,
+        ..after_windows
+    };
+    let mut bare = LAYER;
+    (bare.step, bare.projection) = (TOKENS, None);
+    assert_fails(
+        bare,
+        of_no_windows,
+        "projection: wanted with window_snapshots, got none",
     );
     let frozen = with(Recurrent {
         update_state: false,
@@ -627,6 +903,34 @@ fn shapes_are_checked() {
         LAYER,
         windows,
         "windows [P, D, W - 1]: wanted length 12, got 9",
+    );
+    let mut wide = LAYER;
+    wide.step.token_slots = Some(&[0; 6]);
+    assert_fails(
+        wide,
+        POOLS,
+        "windows [P, D, W - 2 + T]: wanted length 36, got 12",
+    );
+    let mut kept = LAYER;
+    kept.step.snapshot_steps = Some(4);
+    let of_windows = Pools {
+        snapshots: Some(&[0.0; 8]),
+        window_snapshots: Some(&[0.0; 12]),
+        ..POOLS
+    };
+    assert_fails(
+        kept,
+        of_windows,
+        "window_snapshots [B, steps >= T, D, W - 1]: wanted length 18, got 12",
+    );
+    let broken = Pools {
+        window_snapshots: Some(&[0.0; 20]),
+        ..of_windows
+    };
+    assert_fails(
+        kept,
+        broken,
+        "window_snapshots: wanted a multiple of 6 elements (one step, B*D*(W - 1)), got 20",
     );
     let written = Pools {
         write_states: Some(&[0.0; 2]),
