@@ -231,7 +231,16 @@ fn an_inactive_batch_touches_no_state() {
             if good.accepted.is_some() {
                 problems.extend([0, 4].map(|accepted| fill(&["accepted"], accepted)));
             }
-            if good.previous.is_some() {
+            if good.windows().is_some() && good.token_slots.is_some() {
+                // The states have slots, the windows have none.
+                problems.push(good.each(|name, array| {
+                    if name == "token_slots" {
+                        let rows = array.values.chunks_mut(spec.tokens);
+                        rows.for_each(|row| row[0] = -1.0);
+                    }
+                }));
+            }
+            if good.has_previous() {
                 problems.extend([-1, 3].map(|keep| fill(&["keep"], keep)));
             }
             for problem in problems {

@@ -10,6 +10,20 @@ mod gdn {
     super::for_each_entry!(entries);
 }
 
+mod gdn_several_tokens {
+    macro_rules! entries {
+        ($($table:tt)*) => { gated_delta_tests::differential_tests!(gdn_layer_mtp: $($table)*); };
+    }
+    super::for_each_entry!(entries);
+}
+
+mod kda_several_tokens {
+    macro_rules! entries {
+        ($($table:tt)*) => { gated_delta_tests::differential_tests!(kda_layer_mtp: $($table)*); };
+    }
+    super::for_each_entry!(entries);
+}
+
 mod kda {
     macro_rules! entries {
         ($($table:tt)*) => { gated_delta_tests::differential_tests!(kda_layer: $($table)*); };

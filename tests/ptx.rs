@@ -5,6 +5,7 @@ use std::path::Path;
 
 use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
+use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_tests::spec::Family;
 
@@ -204,14 +205,24 @@ const NOT_OF_A_DECODE: [&str; 10] = [
 ];
 
 /// The same of the constants of a convolution and a norm.
-const OF_A_LAYER: [&str; 6] = ["_CONV_", "GD_TAPS", "_WINDOWS_", "_NORM", "GD_X_", "GD_Z_"];
+const OF_A_LAYER: [&str; 8] = [
+    "_CONV_",
+    "GD_TAPS",
+    "_WINDOWS_",
+    "_WINDOW_",
+    "_NORM",
+    "GD_X_",
+    "PREVIOUS_X",
+    "GD_Z_",
+];
 
-/// The same that a layer step has no use for, which has one token of each row.
-const NOT_OF_A_LAYER: [&str; 8] = [
+/// The same that a layer step of one token has no use for.
+const NOT_OF_A_LAYER: [&str; 9] = [
     "PREVIOUS_K",
     "PREVIOUS_V",
     "PREVIOUS_G",
     "PREVIOUS_B",
+    "PREVIOUS_X",
     "SNAPSHOT",
     "KEEP",
     "GD_X_TOKEN",
@@ -219,7 +230,8 @@ const NOT_OF_A_LAYER: [&str; 8] = [
 ];
 
 /// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot is asked of
-/// the parallel formulation. Of a layer step, whole heads store what the norm leaves element by element.
+/// the parallel formulation. Of a layer step, whole heads store what the norm leaves element by element; so do those of
+/// several tokens, of which KDA's load the gates of channels together.
 fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let family = Family::of(entry);
     let symbols = entry.symbols().iter().copied();
@@ -227,8 +239,12 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         family.is_none_or(|family| {
             if family.layer {
-                let wide_io = entry.cluster() > 1 && family.layout == StateLayout::KLast;
-                return !has(&NOT_OF_A_LAYER) && (wide_io || *symbol != "GD_WIDE_IO");
+                let wide_io = match family.decode {
+                    true => entry.cluster() > 1 && family.layout == StateLayout::KLast,
+                    false => family.operator == Operator::Kda,
+                };
+                let of_tokens = !family.decode || !has(&NOT_OF_A_LAYER);
+                return of_tokens && (wide_io || *symbol != "GD_WIDE_IO");
             }
             if has(&OF_A_LAYER) {
                 return false;

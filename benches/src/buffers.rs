@@ -3,7 +3,7 @@
 use anyhow::Result;
 use gated_delta::{Activation, DType, Error, Library, Options, Tensor, Work};
 use gated_delta_harness::arguments::{
-    Arguments, Convolved, GatedNorm, Kept, New, Operator, Tokens,
+    Arguments, Convolved, GatedNorm, Kept, KeptX, New, Operator, Tokens,
 };
 use gated_delta_harness::timing::cold_sets;
 
@@ -35,21 +35,30 @@ pub struct Buffers {
 /// What a layer's convolution and norm take.
 pub(crate) struct AroundSlabs {
     projection: Slab,
+    previous_x: Slab,
     conv_weight: Slab,
     norm_weight: Slab,
     /// `[B, D, W − 1]`
     pub(crate) windows: Slab,
+    /// `[B, T, D, W − 1]`, with snapshots.
+    pub(crate) window_snapshots: Slab,
 }
 
 impl AroundSlabs {
     fn new(library: &Library, sets: usize, cell: &Cell, around: &inputs::Around) -> Result<Self> {
         let windows = bytemuck::cast_slice(&around.windows);
         let bytes = cell.batch * windows.len() / inputs::DISTINCT_SLOTS;
+        let snapshots = match cell.mode {
+            Mode::Snapshots => cell.tokens * bytes,
+            _ => 0,
+        };
         Ok(Self {
             projection: upload(library, sets, &around.projection)?,
+            previous_x: upload(library, sets, &around.previous_x)?,
             conv_weight: upload(library, sets, &around.conv_weight)?,
             norm_weight: upload(library, sets, &around.norm_weight)?,
             windows: Slab::filled(library, sets, bytes, windows)?,
+            window_snapshots: Slab::new(library, sets, snapshots)?,
         })
     }
 }
@@ -125,6 +134,7 @@ impl Buffers {
             slabs
                 .windows
                 .refill(bytemuck::cast_slice(&around.windows))?;
+            slabs.window_snapshots.spoil()?;
         }
         self.o.spoil()?;
         self.snapshots.spoil()
@@ -146,10 +156,25 @@ impl Buffers {
         let Model {
             heads, value_heads, ..
         } = cell.model;
-        let (batch, channels, before) = (cell.batch, cell.channels(), inputs::TAPS - 1);
+        let (batch, tokens, channels) = (cell.batch, cell.tokens, cell.channels());
+        let before = inputs::TAPS - 1;
         let values = value_heads * cell.dim;
-        let projection = self.floats(&around.projection, set, &[batch, 1, channels + values])?;
+        let projection =
+            self.floats(&around.projection, set, &[batch, tokens, channels + values])?;
         let [a_log, dt_bias] = self.parameters()?;
+        let has_snapshots = cell.mode == Mode::Snapshots;
+        let snapshots = [batch, tokens, value_heads, cell.dim, cell.dim];
+        let window_snapshots = [batch, tokens, channels, before];
+        let previous_x = match &self.previous {
+            Some(previous) => Some(KeptX {
+                x: self.floats(&around.previous_x, set, &[batch, tokens, channels])?,
+                gate: self.floats(&previous.gate, set, &self.gate_dims())?,
+                beta: self.floats(&previous.beta, set, &self.beta_dims())?,
+                keep: self.keep.tensor(set, DType::I32, &[batch])?,
+                conv: None,
+            }),
+            None => None,
+        };
         Arguments {
             a_log,
             dt_bias,
@@ -164,7 +189,11 @@ impl Buffers {
                 activation: Activation::Silu,
                 windows: self.floats(&around.windows, set, &[batch, channels, before])?,
                 write_windows: None,
+                window_snapshots: has_snapshots
+                    .then(|| self.floats(&around.window_snapshots, set, &window_snapshots))
+                    .transpose()?,
             }),
+            previous_x,
             norm: Some(GatedNorm {
                 z: projection.narrow(2, channels, values)?.split(2, cell.dim)?,
                 weight: self.floats(&around.norm_weight, set, &[cell.dim])?,
@@ -175,8 +204,13 @@ impl Buffers {
                 },
             }),
             read_slots: self.read_slots(set)?,
-            update_state: cell.mode == Mode::Update,
-            options: Options::default().state_layout(cell.layout),
+            snapshots: has_snapshots
+                .then(|| self.snapshots.tensor(set, cell.state, &snapshots))
+                .transpose()?,
+            update_state: !matches!(cell.mode, Mode::Verify | Mode::Snapshots),
+            options: Options::default()
+                .state_layout(cell.layout)
+                .formulation(cell.formulation),
             ..Arguments::new(cell.gates(), self.states(set)?)
         }
         .work()

@@ -18,7 +18,7 @@ pub enum Op {
     GdnMtp,
     /// KDA, one token or several.
     KdaRecurrent,
-    /// GDN's layer step: convolution, one token, gated norm.
+    /// GDN's layer step: convolution, one token or several, gated norm.
     GdnLayer,
     /// KDA's.
     KdaLayer,
@@ -208,9 +208,10 @@ impl Cell {
     #[must_use]
     pub fn exists(&self) -> bool {
         if self.op.is_layer() {
-            return self.tokens == 1
-                && self.formulation == Formulation::Recurrent
-                && matches!(self.mode, Mode::Update | Mode::Verify);
+            let decode = matches!(self.mode, Mode::Update | Mode::Verify);
+            let several = decode || matches!(self.mode, Mode::Snapshots | Mode::Resume);
+            return self.formulation == Formulation::Recurrent
+                && if self.tokens == 1 { decode } else { several };
         }
         let decode = self.op.operator() == Operator::Gdn
             && self.tokens == 1

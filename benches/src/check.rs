@@ -29,6 +29,8 @@ pub struct Truth {
     snapshots: Vec<f64>,
     /// `[rows, D, W − 1]`
     windows: Vec<f64>,
+    /// `[rows, T, D, W − 1]`
+    window_snapshots: Vec<f64>,
 }
 
 /// f64 values of some rows' tokens.
@@ -166,7 +168,8 @@ impl Buffers {
             },
         };
         if let Some(around) = &inputs.around {
-            return self.layer_truth(rows, &problem, around, &start);
+            let snapshots = has_snapshots.then_some(&snapshots[..]);
+            return self.layer_truth(rows, &problem, around, (&start, snapshots));
         }
         let output = recurrent(
             &problem,
@@ -180,6 +183,7 @@ impl Buffers {
             pool: output.pool,
             snapshots: output.snapshots.unwrap_or_default(),
             windows: Vec::new(),
+            window_snapshots: Vec::new(),
         })
     }
 
@@ -189,14 +193,14 @@ impl Buffers {
         rows: Vec<usize>,
         step: &Recurrent<'_>,
         around: &Around,
-        start: &[f64],
+        (start, snapshots): (&[f64], Option<&[f64]>),
     ) -> Result<Truth> {
         let cell = &self.cell;
         let (batch, channels) = (cell.batch, cell.channels());
         let projection = wide(&around.projection, &rows, batch);
-        let row = projection.len() / rows.len();
+        let token = projection.len() / rows.len() / cell.tokens;
         let (mut x, mut z) = (Vec::new(), Vec::new());
-        for projection in projection.chunks(row) {
+        for projection in projection.chunks(token) {
             let (of_x, of_z) = projection.split_at(channels);
             x.extend(of_x);
             z.extend(of_z);
@@ -210,16 +214,23 @@ impl Buffers {
             .collect();
         let [conv_weight, norm_weight] = [&around.conv_weight, &around.norm_weight]
             .map(|values| values.iter().map(|x| x.to_f64()).collect::<Vec<_>>());
+        let previous_x = wide(&around.previous_x, &rows, batch);
+        let window_snapshots = vec![f64::NAN; rows.len() * cell.tokens * before];
         let problem = Layer {
             step: Recurrent {
                 q: &[],
                 k: &[],
                 v: &[],
+                previous: step.previous.map(|previous| Previous {
+                    k: &[],
+                    v: &[],
+                    ..previous
+                }),
                 ..*step
             },
             projection: Some(Projection {
                 x: &x,
-                previous: None,
+                previous: step.previous.map(|_| &previous_x[..]),
                 conv: Conv {
                     channels,
                     width: TAPS,
@@ -242,6 +253,8 @@ impl Buffers {
         let pools = Pools {
             states: start,
             windows: Some(&windows),
+            snapshots,
+            window_snapshots: snapshots.map(|_| &window_snapshots[..]),
             ..Pools::default()
         };
         let output = layer(&problem, &pools)?;
@@ -249,8 +262,9 @@ impl Buffers {
             rows,
             o: output.o,
             pool: output.states,
-            snapshots: Vec::new(),
+            snapshots: output.snapshots.unwrap_or_default(),
             windows: output.windows.unwrap_or_default(),
+            window_snapshots: output.window_snapshots.unwrap_or_default(),
         })
     }
 
@@ -284,6 +298,8 @@ impl Buffers {
             }
             Ok(values)
         };
+        let of_tokens = |row: &usize| row * tokens..(row + 1) * tokens;
+        let steps: Vec<usize> = truth.rows.iter().flat_map(of_tokens).collect();
         let mut worst = 0f64;
         let mut compare = |what: &str, dtype: DType, got: Vec<f64>, truth: &[f64]| {
             let (error, tolerance) = (relative_error(&got, truth), Stored::from(dtype).tolerance());
@@ -306,24 +322,27 @@ impl Buffers {
             compare("the states", state, got, &truth.pool)?;
             if let Some(around) = &self.around {
                 let bytes = size_of::<bf16>() * self.cell.channels() * (TAPS - 1);
-                let mut got = Vec::new();
-                for slot in self.slots_of(&truth.rows) {
-                    got.extend(decoded(
-                        DType::Bf16,
-                        &around.windows.read(slot * bytes, bytes)?,
-                    ));
-                }
+                let read = |slab: &crate::slab::Slab, slots: &[usize]| -> Result<Vec<f64>> {
+                    let mut values = Vec::new();
+                    for slot in slots {
+                        values.extend(decoded(DType::Bf16, &slab.read(slot * bytes, bytes)?));
+                    }
+                    Ok(values)
+                };
+                let got = read(&around.windows, &self.slots_of(&truth.rows))?;
                 ensure!(
                     got == truth.windows,
                     "the windows are not bit for bit the inputs"
                 );
+                if !truth.window_snapshots.is_empty() {
+                    let got = read(&around.window_snapshots, &steps)?;
+                    ensure!(
+                        got == truth.window_snapshots,
+                        "the snapshots of windows are not bit for bit the inputs"
+                    );
+                }
             }
             if !truth.snapshots.is_empty() {
-                let steps: Vec<usize> = truth
-                    .rows
-                    .iter()
-                    .flat_map(|row| row * tokens..(row + 1) * tokens)
-                    .collect();
                 let got = states(&self.snapshots, &steps)?;
                 compare("the snapshots", state, got, &truth.snapshots)?;
             }

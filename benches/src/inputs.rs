@@ -62,8 +62,10 @@ pub const EPS: f32 = 1e-6;
 
 /// Values of a layer's convolution and norm.
 pub struct Around {
-    /// `[B, D + HV · V]`: x, then z, as one projection gives them.
+    /// `[B, T, D + HV · V]`: x, then z, as one projection gives them.
     pub projection: Vec<bf16>,
+    /// `[B, T, D]`: x of the previous tokens of a resume.
+    pub previous_x: Vec<bf16>,
     /// `[D, W]`
     pub conv_weight: Vec<bf16>,
     /// `[D, W − 1]` of [`DISTINCT_SLOTS`] slots.
@@ -75,8 +77,11 @@ pub struct Around {
 impl Around {
     fn of(cell: &Cell, rng: &mut SmallRng) -> Self {
         let (channels, values) = (cell.channels(), cell.model.value_heads * cell.dim);
+        let tokens = cell.batch * cell.tokens;
+        let previous = if cell.mode.has_previous() { tokens } else { 0 };
         Self {
-            projection: rounded(rng, cell.batch * (channels + values), -2.0, 2.0),
+            projection: rounded(rng, tokens * (channels + values), -2.0, 2.0),
+            previous_x: rounded(rng, previous * channels, -2.0, 2.0),
             conv_weight: rounded(rng, channels * TAPS, -0.7, 0.7),
             windows: rounded(rng, DISTINCT_SLOTS * channels * (TAPS - 1), -2.0, 2.0),
             norm_weight: rounded(rng, cell.dim, 0.5, 1.5),

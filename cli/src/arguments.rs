@@ -1,13 +1,15 @@
 //! The library's arguments of a problem.
 
 use gated_delta::{Error, Tensor};
-use gated_delta_harness::arguments::{Arguments, Convolved, GatedNorm, Kept, New, Packed, Tokens};
+use gated_delta_harness::arguments::{
+    Arguments, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
+};
 
 use crate::op::{Op, excluded, previous_gates};
 use crate::problem::{CONV, NORM, PREVIOUS, Problem, Views};
 
 /// Names of what a commit, which has no new tokens, does not take.
-const OF_NEW_TOKENS: [&str; 13] = [
+const OF_NEW_TOKENS: [&str; 12] = [
     "k",
     "v",
     "a",
@@ -20,7 +22,6 @@ const OF_NEW_TOKENS: [&str; 13] = [
     "snapshots",
     "z",
     "norm_weight",
-    "fresh",
 ];
 
 impl Problem {
@@ -41,7 +42,8 @@ impl Problem {
     fn places(&self) -> Arguments<&'static str> {
         let optional = |name| self.tensors.contains_key(name).then_some(name);
         let [gate, beta] = self.gates.names();
-        let convolved = self.has_conv().then(|| Convolved {
+        let is_commit = self.is_commit();
+        let convolved = (self.has_conv() && !is_commit).then(|| Convolved {
             x: "x",
             heads: self.heads.unwrap_or(0),
             gate,
@@ -52,6 +54,7 @@ impl Problem {
             activation: self.conv_activation,
             windows: "conv_state",
             write_windows: None,
+            window_snapshots: optional("conv_snapshots"),
         });
         let norm = self.has_norm().then(|| GatedNorm {
             z: "z",
@@ -59,7 +62,7 @@ impl Problem {
             eps: self.norm_eps.unwrap_or(0.0),
             activation: self.norm_activation,
         });
-        let new = (!self.is_commit() && !self.has_conv()).then_some(New {
+        let new = (!is_commit && !self.has_conv()).then_some(New {
             q: "q",
             tokens: Tokens {
                 k: "k",
@@ -70,7 +73,21 @@ impl Problem {
             o: "o",
         });
         let [gate, beta] = previous_gates(self.gates);
-        let previous = self.has_previous().then_some(Kept {
+        let previous_x = (self.has_previous() && self.has_conv()).then(|| KeptX {
+            x: "prev.x",
+            gate,
+            beta,
+            keep: "keep",
+            conv: is_commit.then(|| CommitConvolution {
+                heads: self.heads.unwrap_or(0),
+                weight: "conv_weight",
+                bias: optional("conv_bias"),
+                activation: self.conv_activation,
+                windows: "conv_state",
+                write_windows: None,
+            }),
+        });
+        let previous = (self.has_previous() && !self.has_conv()).then_some(Kept {
             tokens: Tokens {
                 k: "prev.k",
                 v: "prev.v",
@@ -89,6 +106,7 @@ impl Problem {
             dt_bias: optional("dt_bias"),
             new,
             previous,
+            previous_x,
             pool: "state",
             write_pool: None,
             read_slots: optional("read_slots"),
@@ -119,7 +137,8 @@ impl Problem {
                 why: "g is the log decay as it is, or gates are computed",
             });
         }
-        if let (Some(one), Some(other)) = (present(&CONV), present(&["q", "k", "v"])) {
+        let made = ["q", "k", "v", "prev.k", "prev.v"];
+        if let (Some(one), Some(other)) = (present(&CONV), present(&made)) {
             return Err(Error::Contradiction {
                 one,
                 other,
@@ -215,7 +234,9 @@ impl Problem {
         match (name, self.is_commit()) {
             ("pool", _) => "state",
             ("windows", _) => "conv_state",
-            ("previous", _) => "prev.k",
+            ("window_snapshots", _) => "conv_snapshots",
+            ("previous", _) => self.previous_tokens(),
+            ("previous x", _) | ("x", true) => "prev.x",
             ("previous k", _) | ("k", true) => "prev.k",
             ("previous v", _) | ("v", true) => "prev.v",
             ("previous a", _) | ("a", true) => "prev.a",

@@ -51,6 +51,8 @@ pub struct Outputs {
     pub snapshots: Option<HostTensor>,
     /// The whole pool of windows afterwards; `None` without a convolution.
     pub conv_state: Option<HostTensor>,
+    /// `[B, T, D, W − 1]`; `None` without a convolution, and where no snapshots are wanted.
+    pub conv_snapshots: Option<HostTensor>,
     /// The variant that ran; `None` for the reference.
     pub variant: Option<Entry>,
     /// What each row does.
@@ -92,6 +94,7 @@ impl Outputs {
             state: state.ok_or_else(|| after.missing("state"))?,
             snapshots: after.tensors.remove("snapshots"),
             conv_state: after.tensors.remove("conv_state"),
+            conv_snapshots: after.tensors.remove("conv_snapshots"),
             variant,
             rows,
         })

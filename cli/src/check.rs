@@ -17,9 +17,9 @@ use crate::reference::{self, Truth};
 use crate::table::table;
 use crate::tensor::HostTensor;
 
-/// Runs a problem and compares the written parts of `o`, `state`, `conv_state` and `snapshots` with `expected`, or with
-/// the reference where that has none; every other part has to be as it was, bit for bit. `conv_state` holds inputs as
-/// they come, and is compared bit for bit too.
+/// Runs a problem and compares the written parts of `o`, `state`, `snapshots`, `conv_state` and `conv_snapshots` with
+/// `expected`, or with the reference where that has none; every other part has to be as it was, bit for bit. The last two
+/// hold inputs as they come, and are compared bit for bit too.
 ///
 /// NaN on one side alone fails. NaN on both sides, or the same infinity, passes and is said in the line's result; a part
 /// that holds nothing else fails, since nothing was compared.
@@ -39,6 +39,7 @@ pub fn check(
         ("state", &expected.state),
         ("conv_state", &expected.conv_state),
         ("snapshots", &expected.snapshots),
+        ("conv_snapshots", &expected.conv_snapshots),
     ];
     let results = results
         .iter()
@@ -142,6 +143,8 @@ fn fitting_options(
 struct Written {
     tokens: Vec<bool>,
     slots: Vec<bool>,
+    /// Of windows: each of a slot's columns, channel by channel, where there are token slots, else the slot.
+    windows: Vec<bool>,
     /// Of all rows, one row's behind the other's.
     steps: Vec<bool>,
 }
@@ -150,9 +153,15 @@ impl Written {
     fn of(problem: &Problem, rows: &IndexReport) -> Self {
         let steps = problem.dim("snapshots", 1);
         let tokens = problem.tokens();
+        let [slots, channels, columns] = [0, 1, 2].map(|dim| problem.dim("conv_state", dim));
+        let has_token_slots = problem.tensors.contains_key("token_slots");
         let mut written = Self {
             tokens: vec![false; problem.dim("o", 0) * problem.dim("o", 1)],
             slots: vec![false; problem.dim("state", 0)],
+            windows: match has_token_slots {
+                true => vec![false; slots * channels * columns],
+                false => vec![false; slots],
+            },
             steps: vec![false; tokens.len() * steps],
         };
         for (b, tokens) in tokens.into_iter().enumerate() {
@@ -163,6 +172,16 @@ impl Written {
             }
             for slot in problem.written_slots(b, tokens.len()) {
                 written.slots[slot] = true;
+            }
+            match problem.written_window(b, tokens.len()) {
+                Some((slot, inputs)) if has_token_slots => {
+                    for channel in slot * channels..(slot + 1) * channels {
+                        written.windows[channel * columns..][..inputs].fill(true);
+                    }
+                }
+                // There may be none at all.
+                Some((slot, _)) if slot < slots => written.windows[slot] = true,
+                _ => {}
             }
             if steps > 0 {
                 written.steps[b * steps..][..tokens.len()].fill(true);
@@ -237,12 +256,26 @@ impl Lines {
         if let Some(after) = &outputs.conv_state {
             lines.result(Part {
                 name: "conv_state",
-                unit: "slot",
+                unit: match written.windows.len() == written.slots.len() {
+                    true => "slot",
+                    false => "input",
+                },
                 before: problem.tensor("conv_state")?,
                 after,
-                written: &written.slots,
+                written: &written.windows,
                 expected: expected.conv_state.as_ref(),
                 truth: truth.and_then(|truth| truth.windows.as_deref()),
+            });
+        }
+        if let Some(after) = &outputs.conv_snapshots {
+            lines.result(Part {
+                name: "conv_snapshots",
+                unit: "step",
+                before: problem.tensor("conv_snapshots")?,
+                after,
+                written: &written.steps,
+                expected: expected.conv_snapshots.as_ref(),
+                truth: truth.and_then(|truth| truth.window_snapshots.as_deref()),
             });
         }
         Ok(lines)
@@ -272,7 +305,7 @@ impl Lines {
         if written.contains(&true)
             && let Some((source, values)) = &wanted
         {
-            if name == "conv_state" {
+            if matches!(name, "conv_state" | "conv_snapshots") {
                 let others: Vec<bool> = written.iter().map(|written| !written).collect();
                 let problem = changed_unit(values, &got, &others, unit_elements);
                 let problem = problem.map(|index| format!("{unit} {index} differs"));

@@ -27,6 +27,8 @@ pub struct Expected {
     pub conv_state: Option<HostTensor>,
     /// `expected.snapshots`, `[B, T, HV, V, K]` or `[B, T, HV, K, V]` f32.
     pub snapshots: Option<HostTensor>,
+    /// `expected.conv_snapshots`, `[B, T, D, W − 1]` f32.
+    pub conv_snapshots: Option<HostTensor>,
 }
 
 /// Reads the problem of a file.
@@ -68,6 +70,7 @@ pub fn read_with_expected(path: &Path) -> Result<(Problem, Expected), Error> {
         state: expected("expected.state", "state")?,
         conv_state: expected("expected.conv_state", "conv_state")?,
         snapshots: expected("expected.snapshots", "snapshots")?,
+        conv_snapshots: expected("expected.conv_snapshots", "conv_snapshots")?,
     };
     Ok((problem, expected))
 }
@@ -105,7 +108,7 @@ pub fn output_path(input: &Path, output: &Path) -> Result<PathBuf, Error> {
     Ok(folder.join(name))
 }
 
-/// Writes results: `o`, `state`, `conv_state` and `snapshots`, with the operator and the layout as metadata.
+/// Writes results: `o`, `state`, `conv_state`, `snapshots` and `conv_snapshots`, with the operator and the layout as metadata.
 ///
 /// # Errors
 /// [`Error::Input`] where the file cannot be written; one that was there before is then untouched.
@@ -120,6 +123,7 @@ pub fn write(path: &Path, problem: &Problem, outputs: &Outputs) -> Result<(), Er
         ("state", Some(&outputs.state)),
         ("conv_state", outputs.conv_state.as_ref()),
         ("snapshots", outputs.snapshots.as_ref()),
+        ("conv_snapshots", outputs.conv_snapshots.as_ref()),
     ];
     let tensors: Vec<_> = tensors
         .into_iter()
@@ -197,6 +201,18 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
         dims.extend(&state.dims()[1..]);
         let snapshots = HostTensor::new(state.dtype(), &dims)?;
         problem.tensors.insert("snapshots", snapshots);
+        if let Some(windows) = problem.tensors.get("conv_state") {
+            let inputs = problem.dim("conv_weight", 1).saturating_sub(1);
+            let channels = problem.dim("conv_state", 1);
+            let dims = [
+                problem.tokens().len(),
+                problem.max_tokens(),
+                channels,
+                inputs,
+            ];
+            let snapshots = HostTensor::new(windows.dtype(), &dims)?;
+            problem.tensors.insert("conv_snapshots", snapshots);
+        }
         validate(&problem)?;
     }
     Ok(problem)

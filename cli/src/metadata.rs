@@ -169,7 +169,7 @@ impl Metadata {
     /// there where they are.
     pub fn activations(&self, has: impl Fn(&str) -> bool) -> Result<[Activation; 2], String> {
         let lacks = |key, wanted, tensor| format!("{key}: wanted {wanted} with {tensor}, got none");
-        match (has("x"), self.heads) {
+        match (has("x") || has("prev.x"), self.heads) {
             (true, None) => return Err(lacks("heads", "the number of query/key heads", "x")),
             (false, Some(_)) => return Err("heads: wanted none without x".to_owned()),
             _ => {}
@@ -184,7 +184,8 @@ impl Metadata {
             ("norm_activation", self.norm_activation, "z"),
         ];
         for (key, activation, tensor) in keys {
-            if activation.is_some() && !has(tensor) {
+            let of_commit = tensor == "x" && has("prev.x");
+            if activation.is_some() && !has(tensor) && !of_commit {
                 return Err(format!("{key}: wanted none without {tensor}"));
             }
         }

@@ -132,22 +132,22 @@ impl Layer {
         })
     }
 
-    /// A token of each of `batch` rows with what is around its recurrence: a projection `x` and its convolution for `q`,
-    /// `k` and `v`, and a norm gated by `z`, all bf16. Otherwise as [`Layer::blank`].
+    /// The same with what is around the recurrence: a projection `x` and its convolution for `q`, `k` and `v`, and a norm
+    /// gated by `z`, all bf16.
     ///
     /// # Errors
     /// As [`HostTensor::new`]'s.
-    pub fn blank_decode(self, batch: usize, pool: Pool) -> Result<Problem, Error> {
-        let mut problem = self.blank(batch, 1, pool)?;
+    pub fn blank_layer(self, batch: usize, tokens: usize, pool: Pool) -> Result<Problem, Error> {
+        let mut problem = self.blank(batch, tokens, pool)?;
         for name in ["q", "k", "v"] {
             problem.tensors.remove(name);
         }
         let channels = (2 * self.heads + self.value_heads) * self.dim;
         for (name, dims) in [
-            ("x", vec![batch, 1, channels]),
+            ("x", vec![batch, tokens, channels]),
             ("conv_weight", vec![channels, TAPS]),
             ("conv_state", vec![pool.slots, channels, TAPS - 1]),
-            ("z", vec![batch, 1, self.value_heads, self.dim]),
+            ("z", vec![batch, tokens, self.value_heads, self.dim]),
             ("norm_weight", vec![self.dim]),
         ] {
             let tensor = HostTensor::new(DType::Bf16, &dims)?;

@@ -20,7 +20,7 @@ const GDN: &[Op] = &[GdnDecode, GdnMtp];
 const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
 
 /// Tensors of a problem that are given, and the operators that take them.
-const INPUTS: [(&str, &[Op]); 29] = [
+const INPUTS: [(&str, &[Op]); 30] = [
     ("q", ALL),
     ("k", ALL),
     ("v", ALL),
@@ -44,6 +44,7 @@ const INPUTS: [(&str, &[Op]); 29] = [
     ("accepted", SEVERAL_TOKENS),
     ("cu_seqlens", SEVERAL_TOKENS),
     ("keep", SEVERAL_TOKENS),
+    ("prev.x", SEVERAL_TOKENS),
     ("prev.k", SEVERAL_TOKENS),
     ("prev.v", SEVERAL_TOKENS),
     ("prev.a", &[GdnMtp]),
@@ -53,11 +54,12 @@ const INPUTS: [(&str, &[Op]); 29] = [
 ];
 
 /// Tensors that a problem leaves behind.
-const OUTPUTS: [(&str, &[Op]); 4] = [
+const OUTPUTS: [(&str, &[Op]); 5] = [
     ("o", ALL),
     ("state", ALL),
     ("conv_state", ALL),
     ("snapshots", SEVERAL_TOKENS),
+    ("conv_snapshots", SEVERAL_TOKENS),
 ];
 
 impl Op {

@@ -14,7 +14,8 @@ use crate::tensor::HostTensor;
 pub type Views<'a> = BTreeMap<&'static str, Tensor<'a>>;
 
 /// Names of the previous tokens' tensors and of how many of them are kept.
-pub(crate) const PREVIOUS: [&str; 7] = [
+pub(crate) const PREVIOUS: [&str; 8] = [
+    "prev.x",
     "prev.k",
     "prev.v",
     "prev.a",
@@ -24,7 +25,7 @@ pub(crate) const PREVIOUS: [&str; 7] = [
     "keep",
 ];
 /// Names of a convolution's tensors.
-pub(crate) const CONV: [&str; 4] = ["x", "conv_weight", "conv_bias", "conv_state"];
+pub(crate) const CONV: [&str; 5] = ["x", "prev.x", "conv_weight", "conv_bias", "conv_state"];
 /// Names of a norm's tensors.
 pub(crate) const NORM: [&str; 2] = ["z", "norm_weight"];
 
@@ -35,7 +36,8 @@ pub struct Problem {
     pub op: Op,
     /// How gates come; whose they are says whose layer it is.
     pub gates: GateKind,
-    /// The [inputs](Op::inputs) under their names, `o` but in a commit, and `snapshots` where they are wanted.
+    /// The [inputs](Op::inputs) under their names, `o` but in a commit, and `snapshots` where they are wanted, with a
+    /// convolution `conv_snapshots` too.
     pub tensors: BTreeMap<&'static str, HostTensor>,
     /// Whether states are written.
     pub update_state: bool,
@@ -67,7 +69,7 @@ impl Problem {
     pub fn writes(&self, name: &str) -> bool {
         match name {
             "state" | "conv_state" => self.update_state,
-            _ => matches!(name, "o" | "snapshots"),
+            _ => matches!(name, "o" | "snapshots" | "conv_snapshots"),
         }
     }
 
@@ -77,7 +79,7 @@ impl Problem {
         self.has_any(&PREVIOUS)
     }
 
-    /// Whether a convolution makes q, k and v.
+    /// Whether a convolution makes q, k and v, of new tokens or of those of a commit.
     #[must_use]
     pub fn has_conv(&self) -> bool {
         self.has_any(&CONV)
@@ -96,12 +98,17 @@ impl Problem {
     /// Whether there are previous tokens and no others.
     #[must_use]
     pub fn is_commit(&self) -> bool {
-        self.has_previous() && !self.tensors.contains_key("q") && !self.has_conv()
+        self.has_previous() && !self.has_any(&["q", "x"])
     }
 
     /// The tensor whose dims begin with those of the new tokens.
     fn new_tokens(&self) -> &'static str {
         if self.has_conv() { "x" } else { "q" }
+    }
+
+    /// The tensor whose dims begin with those of the previous tokens.
+    pub(crate) fn previous_tokens(&self) -> &'static str {
+        if self.has_conv() { "prev.x" } else { "prev.k" }
     }
 
     /// K and V of the states.
@@ -182,7 +189,7 @@ impl Problem {
         let total = self.dim(self.new_tokens(), 1);
         let Some(cu_seqlens) = self.tensors.get("cu_seqlens").map(HostTensor::to_i64) else {
             let rows = match self.is_commit() {
-                true => "prev.k",
+                true => self.previous_tokens(),
                 false => self.new_tokens(),
             };
             let row = |b| b * total..(b + 1) * total;
@@ -212,6 +219,20 @@ impl Problem {
         let slot = |slot| usize::try_from(slot).ok();
         let pool = self.dim("state", 0);
         live.filter_map(slot).filter(|slot| *slot < pool).collect()
+    }
+
+    /// Slot of the window that row b writes, which is active and has that many tokens, and how many columns of it.
+    pub(crate) fn written_window(&self, b: usize, tokens: usize) -> Option<(usize, usize)> {
+        // With token slots it is in that of the first one, which an active row has, and those after its tokens follow.
+        let slot = self.written_slots(b, tokens).into_iter().next()?;
+        let inputs = match self.tensors.contains_key("token_slots") {
+            true => tokens,
+            false => 1,
+        };
+        Some((
+            slot,
+            (self.dim("conv_weight", 1) + inputs).saturating_sub(2),
+        ))
     }
 
     /// The size of a tensor's dim; 0 where there is none.

@@ -30,6 +30,8 @@ pub struct Truth {
     pub windows: Option<Vec<f64>>,
     /// All snapshots, where they are wanted.
     pub snapshots: Option<Vec<f64>>,
+    /// All snapshots of windows, where they are wanted.
+    pub window_snapshots: Option<Vec<f64>>,
 }
 
 /// The truth of a problem that [`Problem::validate`] has passed, from the values as they are stored.
@@ -46,7 +48,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
     let (options, [key_dim, value_dim]) = (&problem.options, problem.state_dims());
     let previous = || {
         Ok::<_, Error>(Previous {
-            tokens: problem.dim("prev.k", 1),
+            tokens: problem.dim(problem.previous_tokens(), 1),
             k: values.floats("prev.k"),
             v: values.floats("prev.v"),
             gates: values.gates(problem.gates, previous_gates(problem.gates))?,
@@ -91,6 +93,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
         states: values.floats("state"),
         windows: values.optional("conv_state"),
         snapshots: values.optional("snapshots"),
+        window_snapshots: values.optional("conv_snapshots"),
         ..Pools::default()
     };
     let after = layer(&values.layer(problem, step)?, &pools)?;
@@ -99,6 +102,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
         pool: after.states,
         windows: after.windows,
         snapshots: after.snapshots,
+        window_snapshots: after.window_snapshots,
     })
 }
 
@@ -111,6 +115,7 @@ pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
         ("state", Some(&truth.pool)),
         ("conv_state", truth.windows.as_ref()),
         ("snapshots", truth.snapshots.as_ref()),
+        ("conv_snapshots", truth.window_snapshots.as_ref()),
     ];
     for (name, values) in results {
         if let (Some(tensor), Some(values)) = (after.tensors.get_mut(name), values) {
@@ -160,10 +165,10 @@ impl Values {
 
     /// What there is around a recurrence.
     fn layer<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Result<Layer<'a>, Error> {
-        let projection = match self.optional("x") {
-            Some(x) => Some(Projection {
-                x,
-                previous: None,
+        let projection = match problem.has_conv() {
+            true => Some(Projection {
+                x: self.floats("x"),
+                previous: self.optional("prev.x"),
                 conv: Conv {
                     channels: problem.dim("conv_weight", 0),
                     width: problem.dim("conv_weight", 1),
@@ -172,7 +177,7 @@ impl Values {
                     activation: activation(problem.conv_activation)?,
                 },
             }),
-            None => None,
+            false => None,
         };
         let norm = match self.optional("z") {
             Some(z) => Some(GatedNorm {

@@ -224,6 +224,7 @@ impl Draw<'_, '_> {
                 true => Some(self.kept()?),
                 false => None,
             },
+            previous_x: None,
             pool: self.tensor("pool")?,
             write_pool: self.wanted(write_pool && !reads_alone, "write_pool")?,
             read_slots: self.wanted(of_rows, "read_slots")?,

@@ -112,10 +112,12 @@ pub struct Convolved<T> {
     pub bias: Option<T>,
     /// Of the sums.
     pub activation: Activation,
-    /// `[P, D, W − 1]`
+    /// `[P, D, W − 1]`, with token slots `[P, D, W − 2 + T]`.
     pub windows: T,
     /// As `windows`.
     pub write_windows: Option<T>,
+    /// `[B, steps, D, W − 1]`
+    pub window_snapshots: Option<T>,
 }
 
 /// A norm of the outputs, gated by z.
@@ -140,6 +142,38 @@ pub struct Kept<T> {
     pub keep: T,
 }
 
+/// The same, whose k and v a convolution makes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KeptX<T> {
+    /// `[B, T', D]`
+    pub x: T,
+    /// `a` or `g`
+    pub gate: T,
+    /// `b` or `beta`
+    pub beta: T,
+    /// `[B]`
+    pub keep: T,
+    /// Of a commit; in a resume, that of the new tokens makes k and v.
+    pub conv: Option<CommitConvolution<T>>,
+}
+
+/// The convolution of a commit, but for its x.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CommitConvolution<T> {
+    /// H
+    pub heads: usize,
+    /// `[D, W]`
+    pub weight: T,
+    /// `[D]`
+    pub bias: Option<T>,
+    /// Of the sums.
+    pub activation: Activation,
+    /// `[P, D, W − 1]`
+    pub windows: T,
+    /// As `windows`.
+    pub write_windows: Option<T>,
+}
+
 /// Tokens of rows of different lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packed<T> {
@@ -162,6 +196,8 @@ pub struct Arguments<T> {
     pub new: Option<New<T>>,
     /// There in a resume and a commit.
     pub previous: Option<Kept<T>>,
+    /// Previous tokens too, in the place of `previous`.
+    pub previous_x: Option<KeptX<T>>,
     /// Start states.
     pub pool: T,
     /// Another pool to write.
@@ -222,6 +258,33 @@ impl<T> Convolved<T> {
             activation: self.activation,
             windows: f(&self.windows)?,
             write_windows: self.write_windows.as_ref().map(f).transpose()?,
+            window_snapshots: self.window_snapshots.as_ref().map(f).transpose()?,
+        })
+    }
+}
+
+impl<T> KeptX<T> {
+    /// With what `f` makes of each tensor.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<KeptX<U>, E> {
+        let conv = |conv: &CommitConvolution<T>| {
+            Ok(CommitConvolution {
+                heads: conv.heads,
+                weight: f(&conv.weight)?,
+                bias: conv.bias.as_ref().map(f).transpose()?,
+                activation: conv.activation,
+                windows: f(&conv.windows)?,
+                write_windows: conv.write_windows.as_ref().map(f).transpose()?,
+            })
+        };
+        Ok(KeptX {
+            x: f(&self.x)?,
+            gate: f(&self.gate)?,
+            beta: f(&self.beta)?,
+            keep: f(&self.keep)?,
+            conv: self.conv.as_ref().map(conv).transpose()?,
         })
     }
 }
@@ -236,6 +299,7 @@ impl<T> Arguments<T> {
             dt_bias: None,
             new: None,
             previous: None,
+            previous_x: None,
             pool,
             write_pool: None,
             read_slots: None,
@@ -286,12 +350,14 @@ impl<T> Arguments<T> {
             })
         };
         let convolved = |convolved: &Convolved<T>| convolved.map(f);
+        let previous_x = |kept: &KeptX<T>| kept.map(f);
         Ok(Arguments {
             gates: self.gates,
             a_log: optional(&self.a_log)?,
             dt_bias: optional(&self.dt_bias)?,
             new: self.new.as_ref().map(new).transpose()?,
             previous: self.previous.as_ref().map(kept).transpose()?,
+            previous_x: self.previous_x.as_ref().map(previous_x).transpose()?,
             pool: f(&self.pool)?,
             write_pool: optional(&self.write_pool)?,
             read_slots: optional(&self.read_slots)?,
@@ -311,7 +377,13 @@ impl<T> Arguments<T> {
     /// Whether there are previous tokens and no others.
     #[must_use]
     pub fn is_commit(&self) -> bool {
-        self.previous.is_some() && self.new.is_none() && self.convolved.is_none()
+        self.has_previous() && self.new.is_none() && self.convolved.is_none()
+    }
+
+    /// Whether there are previous tokens.
+    #[must_use]
+    pub fn has_previous(&self) -> bool {
+        self.previous.is_some() || self.previous_x.is_some()
     }
 
     /// Every tensor that is there, under its name in errors of the library.
@@ -344,6 +416,7 @@ impl<T> Arguments<T> {
             let optional = [
                 ("conv_bias", &mut convolved.bias),
                 ("write_windows", &mut convolved.write_windows),
+                ("window_snapshots", &mut convolved.window_snapshots),
             ];
             all.extend(optional.into_iter().filter_map(given));
         }
@@ -371,6 +444,26 @@ impl<T> Arguments<T> {
                 (beta, b),
                 ("keep", keep),
             ]);
+        }
+        if let Some(kept) = &mut self.previous_x {
+            let (x, [gate, beta]) = if is_commit {
+                ("x", self.gates.names())
+            } else {
+                ("previous x", self.gates.previous_names())
+            };
+            all.extend([(x, &mut kept.x), (gate, &mut kept.gate)]);
+            all.extend([(beta, &mut kept.beta), ("keep", &mut kept.keep)]);
+            if let Some(conv) = &mut kept.conv {
+                all.extend([
+                    ("conv_weight", &mut conv.weight),
+                    ("windows", &mut conv.windows),
+                ]);
+                let optional = [
+                    ("conv_bias", &mut conv.bias),
+                    ("write_windows", &mut conv.write_windows),
+                ];
+                all.extend(optional.into_iter().filter_map(given));
+            }
         }
         all.push(("pool", &mut self.pool));
         let optional = [
@@ -409,11 +502,14 @@ impl<'a> Arguments<Tensor<'a>> {
     pub fn work(&self) -> Result<Box<dyn Work + 'a>, Error> {
         self.check()?;
         let of = |tokens: &Tokens<Tensor<'a>>| (tokens.gate, tokens.beta);
-        let (gate, beta) = match (&self.new, &self.convolved, &self.previous) {
-            (Some(new), ..) => of(&new.tokens),
-            (None, Some(convolved), _) => (convolved.gate, convolved.beta),
-            (None, None, Some(previous)) => of(&previous.tokens),
-            (None, None, None) => return Err(missing("q", "new tokens")),
+        let (gate, beta) = match (&self.new, &self.convolved) {
+            (Some(new), _) => of(&new.tokens),
+            (None, Some(convolved)) => (convolved.gate, convolved.beta),
+            (None, None) => match (&self.previous, &self.previous_x) {
+                (Some(previous), _) => of(&previous.tokens),
+                (None, Some(previous)) => (previous.gate, previous.beta),
+                (None, None) => return Err(missing("q", "new tokens")),
+            },
         };
         let parameter = |tensor: Option<Tensor<'a>>, name| tensor.ok_or(missing(name, "raw gates"));
         match self.gates {
@@ -448,14 +544,14 @@ impl<'a> Arguments<Tensor<'a>> {
         update.write_pool = self.write_pool;
         update.read_slots = self.read_slots;
         update.write_slots = self.write_slots;
-        let kept = self.previous.as_ref();
-        let kept = kept.map(|kept| (Stored::kv(kept.tokens.k, kept.tokens.v), kept));
+        let kept = self.kept();
         let (inputs, o) = match (self.new, &self.convolved) {
             (Some(New { q, tokens, o }), _) => (Inputs::qkv(q, tokens.k, tokens.v), o),
             (None, Some(convolved)) => (Inputs::conv(convolved.convolution()), convolved.o),
             (None, None) => {
-                let (stored, kept) = kept.ok_or(missing("q", "new tokens"))?;
-                let commit = Commit::new(stored, gates, kept.keep, update);
+                let kept = kept.ok_or(missing("q", "new tokens"))?;
+                let mut commit = Commit::new(kept.stored, gates, kept.keep, update);
+                commit.fresh = self.fresh;
                 return Ok(Box::new(commit.options(self.options)));
             }
         };
@@ -485,11 +581,24 @@ impl<'a> Arguments<Tensor<'a>> {
         {
             step = step.packed(cu_seqlens, max_tokens);
         }
-        if let Some((stored, kept)) = kept {
-            let Tokens { gate, beta, .. } = kept.tokens;
-            step = step.previous(Previous::new(stored, gate, beta, kept.keep));
+        if let Some(kept) = kept {
+            step = step.previous(kept);
         }
         Ok(Box::new(step))
+    }
+
+    /// The previous tokens.
+    fn kept(&self) -> Option<Previous<'a>> {
+        if let Some(Kept { tokens, keep }) = &self.previous {
+            let stored = Stored::kv(tokens.k, tokens.v);
+            return Some(Previous::new(stored, tokens.gate, tokens.beta, *keep));
+        }
+        let kept = self.previous_x.as_ref()?;
+        let stored = match &kept.conv {
+            Some(conv) => Stored::conv(conv.convolution(kept.x)),
+            None => Stored::x(kept.x),
+        };
+        Some(Previous::new(stored, kept.gate, kept.beta, kept.keep))
     }
 
     /// Nothing is given that the library's types do not let be said.
@@ -504,7 +613,12 @@ impl<'a> Arguments<Tensor<'a>> {
         } else {
             "previous"
         };
-        let previous = (self.previous.is_some(), name);
+        let previous = (self.has_previous(), name);
+        excludes(
+            (self.previous.is_some(), "previous k"),
+            &[(self.previous_x.is_some(), "previous x")],
+            "a convolution makes k and v of x",
+        )?;
         excludes(
             (self.new.is_some(), "q"),
             &[(self.convolved.is_some(), "x")],
@@ -512,7 +626,7 @@ impl<'a> Arguments<Tensor<'a>> {
         )?;
         excludes(
             (self.is_commit(), "a commit"),
-            &[(self.norm.is_some(), "z"), (self.fresh.is_some(), "fresh")],
+            &[(self.norm.is_some(), "z")],
             "it has no new tokens",
         )?;
         let written = |convolved: &Convolved<_>| convolved.write_windows.is_some();
@@ -547,6 +661,17 @@ impl<'a> Convolved<Tensor<'a>> {
     /// The library's.
     fn convolution(&self) -> Convolution<'a> {
         let mut conv = Convolution::new(self.x, self.heads, self.weight, self.windows);
+        conv.bias = self.bias;
+        conv.write_windows = self.write_windows;
+        conv.window_snapshots = self.window_snapshots;
+        conv.activation(self.activation)
+    }
+}
+
+impl<'a> CommitConvolution<Tensor<'a>> {
+    /// The library's, of x.
+    fn convolution(&self, x: Tensor<'a>) -> Convolution<'a> {
+        let mut conv = Convolution::new(x, self.heads, self.weight, self.windows);
         conv.bias = self.bias;
         conv.write_windows = self.write_windows;
         conv.activation(self.activation)
@@ -615,9 +740,56 @@ mod tests {
                 activation: Activation::None,
                 windows,
                 write_windows: Some(windows),
+                window_snapshots: None,
             }),
             ..Arguments::new(GateKind::Given, pool())
         }
+    }
+
+    /// T' = 3 as [`tokens`] have it.
+    fn kept_x(conv: Option<CommitConvolution<Tensor<'static>>>) -> Option<KeptX<Tensor<'static>>> {
+        let gate = tensor(DType::F32, &[2, 3, 1]);
+        Some(KeptX {
+            x: tensor(DType::F32, &[2, 3, 192]),
+            gate,
+            beta: gate,
+            keep: tensor(DType::I32, &[2]),
+            conv,
+        })
+    }
+
+    fn conv_resume() -> Arguments<Tensor<'static>> {
+        Arguments {
+            previous_x: kept_x(None),
+            ..convolved()
+        }
+    }
+
+    fn conv_commit() -> Arguments<Tensor<'static>> {
+        let windows = tensor(DType::F32, &[5, 192, 3]);
+        let conv = CommitConvolution {
+            heads: 1,
+            weight: tensor(DType::F32, &[192, 4]),
+            bias: Some(tensor(DType::F32, &[192])),
+            activation: Activation::None,
+            windows,
+            write_windows: Some(windows),
+        };
+        Arguments {
+            previous_x: kept_x(Some(conv)),
+            fresh: slots(),
+            ..Arguments::new(GateKind::Given, pool())
+        }
+    }
+
+    /// With the windows after each token.
+    fn conv_snapshots() -> Arguments<Tensor<'static>> {
+        let mut arguments = convolved();
+        if let Some(convolved) = &mut arguments.convolved {
+            convolved.window_snapshots = Some(tensor(DType::F32, &[2, 1, 192, 3]));
+        }
+        arguments.snapshots = Some(tensor(DType::F32, &[2, 1, 1, 64, 64]));
+        arguments
     }
 
     fn norm() -> Option<GatedNorm<Tensor<'static>>> {
@@ -670,13 +842,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn everything_of_a_convolution_and_a_norm_arrives() {
-        let mut arguments = Arguments {
-            norm: norm(),
-            fresh: slots(),
-            ..convolved()
-        };
+    /// Gives every tensor an address of its own, and says which has which.
+    fn spread(arguments: &mut Arguments<Tensor<'static>>) -> Vec<&'static str> {
         let (addresses, mut names) = ((1..).map(|i| 0x1_0000 * i), Vec::new());
         for ((name, tensor), address) in arguments.tensors_mut().into_iter().zip(addresses) {
             // SAFETY: nothing is launched.
@@ -684,6 +851,79 @@ mod tests {
             *tensor = moved.unwrap();
             names.push(name);
         }
+        names
+    }
+
+    #[test]
+    fn everything_of_previous_tokens_of_a_convolution_arrives() {
+        let arrived = |mut arguments: Arguments<Tensor<'static>>, all: &[&str], of: &[&str]| {
+            assert_eq!(spread(&mut arguments), all);
+            let params = arguments.work().unwrap().params();
+            for name in of {
+                let address = match *name {
+                    "x" if arguments.is_commit() => params.previous_x,
+                    "x" => params.x,
+                    "previous x" => params.previous_x,
+                    "previous g" => params.step.previous_g,
+                    "previous beta" => params.step.previous_b,
+                    "g" => params.step.previous_g,
+                    "beta" => params.step.previous_b,
+                    "keep" => params.step.keep,
+                    "conv_weight" => params.conv_weight,
+                    "conv_bias" => params.conv_bias,
+                    "windows" => params.read_windows,
+                    "write_windows" => params.write_windows,
+                    "window_snapshots" => params.window_snapshots,
+                    "snapshots" => params.step.snapshots,
+                    "fresh" => params.step.fresh,
+                    other => unreachable!("{other}"),
+                };
+                let place = all.iter().position(|other| other == name).unwrap() as u64;
+                assert_eq!(address, 0x1_0000 * (1 + place), "{name}");
+            }
+        };
+        #[rustfmt::skip]
+        let resume = ["x", "g", "beta", "o", "conv_weight", "windows", "write_windows", "previous x", "previous g", "previous beta", "keep", "pool"];
+        arrived(
+            conv_resume(),
+            &resume,
+            &["x", "previous x", "previous g", "previous beta", "keep"],
+        );
+        #[rustfmt::skip]
+        let of_x = ["x", "g", "beta", "keep", "conv_weight", "windows", "conv_bias", "write_windows", "pool", "fresh"];
+        let of_commit: Vec<_> = of_x.into_iter().filter(|name| *name != "pool").collect();
+        arrived(conv_commit(), &of_x, &of_commit);
+        #[rustfmt::skip]
+        let snapshots = ["x", "g", "beta", "o", "conv_weight", "windows", "write_windows", "window_snapshots", "pool", "snapshots"];
+        arrived(
+            conv_snapshots(),
+            &snapshots,
+            &["window_snapshots", "snapshots"],
+        );
+        let fresh = Arguments {
+            fresh: slots(),
+            ..commit()
+        };
+        let of_kv = ["k", "v", "g", "beta", "keep", "pool", "fresh"];
+        arrived(fresh, &of_kv, &["g", "beta", "keep", "fresh"]);
+        // Tensors are made of other things one by one.
+        for arguments in [conv_resume(), conv_commit(), conv_snapshots()] {
+            let same = arguments.map(&|tensor| Ok::<_, Error>(*tensor)).unwrap();
+            let bytes = |arguments: &Arguments<Tensor<'_>>| arguments.work()?.bytes();
+            assert_eq!(bytes(&same).unwrap(), bytes(&arguments).unwrap());
+            let all = |mut arguments: Arguments<Tensor<'static>>| spread(&mut arguments);
+            assert_eq!(all(same), all(arguments));
+        }
+    }
+
+    #[test]
+    fn everything_of_a_convolution_and_a_norm_arrives() {
+        let mut arguments = Arguments {
+            norm: norm(),
+            fresh: slots(),
+            ..convolved()
+        };
+        let names = spread(&mut arguments);
         #[rustfmt::skip]
         let all = ["x", "g", "beta", "o", "conv_weight", "windows", "write_windows", "z", "norm_weight", "pool", "fresh"];
         assert_eq!(names, all);
@@ -716,6 +956,12 @@ mod tests {
                 fresh: slots(),
                 ..convolved()
             },
+            Arguments {
+                fresh: slots(),
+                ..commit()
+            },
+            conv_resume(),
+            conv_commit(),
         ] {
             good.work().unwrap().bytes().unwrap();
         }
@@ -744,7 +990,9 @@ mod tests {
             (Arguments { write_pool: Some(pool()), ..read_only() }, both("update_state = false", "write_pool", none)),
             (Arguments { new: step().new, ..convolved() }, both("q", "x", "a convolution makes q, k and v of x")),
             (Arguments { norm: norm(), ..commit() }, both("a commit", "z", "it has no new tokens")),
-            (Arguments { fresh: slots(), ..commit() }, both("a commit", "fresh", "it has no new tokens")),
+            (Arguments { previous_x: conv_commit().previous_x, ..commit() }, both("previous k", "previous x", "a convolution makes k and v of x")),
+            (Arguments { token_slots: per_token().token_slots, ..conv_resume() }, both("token_slots", "previous", start)),
+            (Arguments { update_state: false, ..conv_commit() }, both("a commit", "update_state = false", kept)),
             (Arguments { update_state: false, ..convolved() }, both("update_state = false", "write_windows", none)),
             (Arguments { new: None, ..step() }, "q is missing: new tokens need it".to_owned()),
             (raw(false, true), "A_log is missing: raw gates need it".to_owned()),

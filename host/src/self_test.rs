@@ -241,22 +241,10 @@ impl Results<'_> {
 
     /// Every window: those written, which are inputs as they came, and the others, which are as they were.
     fn windows(&self) -> Result<(), String> {
-        let (Some(windows), Some(exact)) = (&self.outputs.windows, &self.truth.windows) else {
-            return Ok(());
-        };
-        let (got, len) = (windows.values(), exact.len() / SLOTS);
-        let differ = |i: &usize| got[*i].to_bits() != exact[*i].to_bits();
-        let is_nan = |i: &usize| got[*i].is_nan() && exact[*i].is_nan();
-        match (0..exact.len()).find(|i| differ(i) && !is_nan(i)) {
-            Some(i) => Err(format!(
-                "window in slot {}: element {}: wanted {}, got {}",
-                i / len,
-                i % len,
-                exact[i],
-                got[i]
-            )),
-            None => Ok(()),
-        }
+        let (outputs, truth) = (&self.outputs, &self.truth);
+        copies("window in slot", SLOTS, &outputs.windows, &truth.windows)?;
+        let (got, exact) = (&outputs.window_snapshots, &truth.window_snapshots);
+        copies("snapshots of windows of row", ROWS, got, exact)
     }
 
     fn compare_state(&self, what: &str, got: &[f64], exact: &[f64]) -> Result<f64, String> {
@@ -279,5 +267,30 @@ impl Results<'_> {
     fn state<'s>(&self, states: &'s [f64], index: usize) -> &'s [f64] {
         let len = self.case.heads().1 * self.case.dim() * self.case.dim();
         &states[index * len..][..len]
+    }
+}
+
+/// All of `count` parts are what they have to be, bit for bit.
+fn copies(
+    what: &str,
+    count: usize,
+    got: &Option<Buffer>,
+    exact: &Option<Vec<f64>>,
+) -> Result<(), String> {
+    let (Some(got), Some(exact)) = (got, exact) else {
+        return Ok(());
+    };
+    let (got, len) = (got.values(), exact.len() / count);
+    let differ = |i: &usize| got[*i].to_bits() != exact[*i].to_bits();
+    let is_nan = |i: &usize| got[*i].is_nan() && exact[*i].is_nan();
+    match (0..exact.len()).find(|i| differ(i) && !is_nan(i)) {
+        Some(i) => Err(format!(
+            "{what} {}: element {}: wanted {}, got {}",
+            i / len,
+            i % len,
+            exact[i],
+            got[i]
+        )),
+        None => Ok(()),
     }
 }

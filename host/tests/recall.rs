@@ -94,7 +94,7 @@ fn elsewhere_with(test: &str, variables: &[&str]) -> Option<()> {
     let library = fixtures::path("libfixture_driver.so");
     fs::copy(library, folder.join("libcuda.so.1")).unwrap();
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(ON_STAND_IN, test)
         .env("LD_LIBRARY_PATH", folder)
         .envs(variables.iter().map(|name| (name, "1")))
@@ -275,22 +275,46 @@ impl Sizes {
         (2 * self.heads + self.value_heads) * self.dim
     }
 
-    fn windows(&self, taps: usize) -> Tensor<'static> {
+    /// Of so many inputs.
+    fn windows(&self, inputs: usize) -> Tensor<'static> {
         let channels = self.channels();
-        let windows = tensor(Bf16, &[self.slots, channels, taps - 1]);
-        let channel = taps - 1 + GAP;
+        let windows = tensor(Bf16, &[self.slots, channels, inputs]);
+        let channel = inputs * GAP;
         windows
             .with_strides(&[2 * channel * channels, channel, 1])
             .unwrap()
     }
 
-    fn convolution(&self, taps: usize) -> Convolution<'static> {
+    /// `[B, steps, D, W - 1]`
+    fn window_snapshots(&self) -> Tensor<'static> {
         let channels = self.channels();
-        let x = apart(Bf16, &[self.rows, self.tokens, channels], 2);
+        let windows = tensor(Bf16, &[self.rows, self.steps, channels, 3]);
+        let channel = 3 * GAP;
+        let token = 2 * channel * channels;
+        let strides = [2 * token * self.steps, token, channel, 1];
+        windows.with_strides(&strides).unwrap()
+    }
+
+    /// `[B, tokens, D]`
+    fn projection(&self, tokens: usize) -> Tensor<'static> {
+        apart(Bf16, &[self.rows, tokens, self.channels()], 2)
+    }
+
+    fn convolution(&self, taps: usize) -> Convolution<'static> {
+        self.convolution_of(self.projection(self.tokens), taps, taps - 1)
+    }
+
+    fn convolution_of(
+        &self,
+        x: Tensor<'static>,
+        taps: usize,
+        inputs: usize,
+    ) -> Convolution<'static> {
+        let channels = self.channels();
         let weight = apart(F32, &[channels, taps], 1);
-        Convolution::new(x, self.heads, weight, self.windows(taps))
+        Convolution::new(x, self.heads, weight, self.windows(inputs))
             .bias(tensor(F32, &[channels]))
-            .write_windows(self.windows(taps))
+            .write_windows(self.windows(inputs))
     }
 
     fn norm(&self) -> Norm<'static> {
@@ -310,6 +334,44 @@ impl Sizes {
 
     fn kda_layer(&self) -> Kda<'static> {
         self.around(self.kda_lower_bound())
+    }
+
+    fn layer_snapshots(&self) -> Gdn<'static> {
+        let mut step = self.around(self.gdn_snapshots());
+        let conv = self.convolution(4);
+        step.inputs = Inputs::conv(conv.window_snapshots(self.window_snapshots()));
+        step
+    }
+
+    fn layer_per_token(&self) -> Gdn<'static> {
+        let mut step = self.around(self.gdn_per_token());
+        let x = self.projection(self.tokens);
+        step.inputs = Inputs::conv(self.convolution_of(x, 4, 2 + self.tokens));
+        step
+    }
+
+    fn layer_packed(&self) -> Gdn<'static> {
+        let one = Sizes { rows: 1, ..*self };
+        let mut step = one.around(self.gdn_packed()).fresh(self.rows());
+        let conv = one.convolution(4);
+        step.inputs = Inputs::conv(with(conv, |conv| conv.write_windows = None));
+        step
+    }
+
+    fn layer_resume(&self) -> Gdn<'static> {
+        let mut step = self.around(self.gdn_resume());
+        let x = self.projection(self.previous);
+        step.previous = step
+            .previous
+            .map(|previous| with(previous, |kept| kept.stored = Stored::x(x)));
+        step
+    }
+
+    fn layer_commit(&self) -> GdnCommit<'static> {
+        let x = self.projection(self.previous);
+        let gates = self.raw(self.previous);
+        let stored = Stored::conv(self.convolution_of(x, 4, 3));
+        Commit::new(stored, gates, self.rows(), self.update()).fresh(self.rows())
     }
 
     fn kda_softplus(&self) -> Kda<'static> {
@@ -420,10 +482,28 @@ impl HasGates for KdaGates<'static> {
 }
 
 fn stored<'b>(stored: &'b mut Stored<'static>) -> Tensors<'b> {
-    let Stored::Kv { k, v, .. } = stored else {
-        unreachable!("other inputs")
-    };
-    vec![("k", Role::Channels, k), ("v", Role::Channels, v)]
+    match stored {
+        Stored::Kv { k, v, .. } => vec![("k", Role::Channels, k), ("v", Role::Channels, v)],
+        Stored::X { x, .. } => vec![("x", Role::Projection(2), x)],
+        Stored::Conv(conv) => convolution(conv),
+        _ => unreachable!("other inputs"),
+    }
+}
+
+fn convolution<'b>(conv: &'b mut Convolution<'static>) -> Tensors<'b> {
+    let mut tensors = vec![
+        ("x", Role::Projection(2), &mut conv.x),
+        ("conv_weight", Role::Taps, &mut conv.weight),
+        ("windows", Role::Projection(3), &mut conv.windows),
+    ];
+    let (windows, snapshots) = (&mut conv.write_windows, &mut conv.window_snapshots);
+    let others = [
+        ("conv_bias", Role::Elements(0), &mut conv.bias),
+        ("write_windows", Role::Projection(3), windows),
+        ("window_snapshots", Role::Projection(4), snapshots),
+    ];
+    tensors.extend(others.into_iter().filter_map(given));
+    tensors
 }
 
 fn update<'b>(states: &'b mut Update<'static>) -> Tensors<'b> {
@@ -454,23 +534,7 @@ where
                 ("k", Role::Channels, k),
                 ("v", Role::Channels, v),
             ],
-            Inputs::Conv(conv) => {
-                let mut tensors = vec![
-                    ("x", Role::Projection(2), &mut conv.x),
-                    ("conv_weight", Role::Taps, &mut conv.weight),
-                    ("windows", Role::Projection(3), &mut conv.windows),
-                ];
-                let others = [
-                    ("conv_bias", Role::Elements(0), &mut conv.bias),
-                    (
-                        "write_windows",
-                        Role::Projection(3),
-                        &mut conv.write_windows,
-                    ),
-                ];
-                tensors.extend(others.into_iter().filter_map(given));
-                tensors
-            }
+            Inputs::Conv(conv) => convolution(conv),
             _ => unreachable!("other inputs"),
         };
         tensors.push(("o", Role::Channels, &mut self.o));
@@ -526,6 +590,7 @@ where
         let mut tensors = stored(&mut self.stored);
         tensors.extend(self.gates.tensors());
         tensors.push(("keep", Role::Indices, &mut self.keep));
+        tensors.extend(given(("fresh", Role::Indices, &mut self.fresh)));
         tensors.extend(update(&mut self.states));
         tensors
     }
@@ -715,6 +780,113 @@ fn fresh_rows_are_told_apart() {
     stand_in.flip("fresh", &DECODE.gdn(), &fresh(DECODE.gdn()), 1);
     let kda = DECODE.kda_lower_bound();
     stand_in.flip("KDA fresh", &kda, &kda.fresh(DECODE.rows()), 1);
+    for (what, step) in [
+        ("verify", SIZES.gdn()),
+        ("token slots", SIZES.gdn_per_token()),
+        ("packed", SIZES.gdn_packed()),
+        ("resume", SIZES.gdn_resume()),
+    ] {
+        let fresh = step.fresh(SIZES.rows());
+        flip_tensors(stand_in, &format!("fresh {what}"), fresh, true);
+        stand_in.flip(&format!("fresh {what}"), &step, &fresh, 1);
+    }
+    let commit = SIZES.gdn_commit();
+    let fresh = commit.fresh(SIZES.rows());
+    flip_tensors(stand_in, "fresh commit", fresh, true);
+    stand_in.flip("fresh commit", &commit, &fresh, 1);
+}
+
+/// Every tensor and option of a layer step of several tokens, and which of its tensors there are.
+#[test]
+fn everything_around_several_tokens_is_told_apart() {
+    let name = "everything_around_several_tokens_is_told_apart";
+    if elsewhere_with(name, &[HAS_CLUSTERS]).is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    for (what, step) in [
+        ("verify", SIZES.gdn_layer()),
+        ("snapshots", SIZES.layer_snapshots()),
+        ("token slots", SIZES.layer_per_token()),
+        ("packed", SIZES.layer_packed()),
+        ("resume", SIZES.layer_resume()),
+    ] {
+        flip_tensors(stand_in, what, step, true);
+        flip_options(stand_in, what, step, true);
+        let flip = |field: &str, change: &dyn Fn(&mut Gdn<'static>)| {
+            let other = with(step, |work| change(work));
+            stand_in.flip(&format!("{what}: {field}"), &step, &other, 1);
+        };
+        flip("no fresh rows", &|work| work.fresh = None);
+        flip("no norm", &|work| work.norm = None);
+    }
+    let kda = SIZES.around(SIZES.kda_lower_bound());
+    flip_tensors(stand_in, "KDA verify", kda, true);
+    flip_options(stand_in, "KDA verify", kda, true);
+    let commit = SIZES.layer_commit();
+    flip_tensors(stand_in, "commit", commit, true);
+    flip_options(stand_in, "commit", commit, false);
+    let no_fresh = with(commit, |work| work.fresh = None);
+    stand_in.flip("commit: no fresh rows", &commit, &no_fresh, 1);
+
+    let with_windows = |work: Gdn<'static>, windows: Option<Tensor<'static>>| {
+        with(work, |work| match &mut work.inputs {
+            Inputs::Conv(conv) => conv.window_snapshots = windows,
+            _ => unreachable!("other inputs"),
+        })
+    };
+    let snapshots = SIZES.layer_snapshots();
+    let of_states = with_windows(snapshots, None);
+    stand_in.flip("window_snapshots", &snapshots, &of_states, 1);
+    let fewer = tensor(Bf16, &[2, 3, SIZES.channels(), 3]);
+    let fewer = fewer.with_strides(SIZES.window_snapshots().strides());
+    let of_fewer = with_windows(snapshots, Some(fewer.unwrap()));
+    stand_in.flip("steps of window_snapshots", &snapshots, &of_fewer, 0);
+    let (verify, resume) = (SIZES.gdn_layer(), SIZES.layer_resume());
+    stand_in.flip("previous x", &verify, &resume, 1);
+    let of = |sizes: Sizes| Box::new(sizes.layer_resume()) as Box<dyn Work>;
+    for (what, sizes, wanted) in [
+        ("B", Sizes { rows: 3, ..SIZES }, 0),
+        ("P", Sizes { slots: 6, ..SIZES }, 0),
+        ("T", Sizes { tokens: 3, ..SIZES }, 1),
+        (
+            "T'",
+            Sizes {
+                previous: 4,
+                ..SIZES
+            },
+            1,
+        ),
+    ] {
+        stand_in.flip(&format!("resume: {what}"), &*of(SIZES), &*of(sizes), wanted);
+    }
+
+    // What is refused is not taken for what was launched, of the same tensors.
+    let other_x = with(resume, |work| {
+        let x = SIZES.projection(SIZES.previous);
+        let stored = Stored::conv(SIZES.convolution_of(x, 4, 3));
+        work.previous.as_mut().unwrap().stored = stored;
+    });
+    stand_in.refused(
+        "a convolution of the previous tokens' own",
+        &resume,
+        &other_x,
+    );
+    let x = with(commit, |work| {
+        work.stored = Stored::x(SIZES.projection(SIZES.previous));
+    });
+    stand_in.refused("x without its convolution", &commit, &x);
+    let kv = with(resume, |work| {
+        work.previous.as_mut().unwrap().stored = SIZES.stored();
+    });
+    stand_in.refused("k and v of previous tokens", &resume, &kv);
+    let no_states = with(snapshots, |work| work.snapshots = None);
+    stand_in.refused("windows without states", &snapshots, &no_states);
+    let parallel = Options::default().formulation(Formulation::Parallel);
+    for one in [verify, resume, SIZES.gdn().fresh(SIZES.rows())] {
+        stand_in.refused("parallel", &one, &one.options(parallel));
+    }
+    stand_in.refused("parallel", &commit, &commit.options(parallel));
 }
 
 /// Every tensor and option of a convolution, a norm and fresh rows, every size, and which of them there are.

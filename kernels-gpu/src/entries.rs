@@ -102,6 +102,42 @@ macro_rules! for_each_entry {
             kda_layer_vlast_f32_k64_tile64 = kda_layer::WholeVLast<F32, 64, 64, 8, 2, 256>;
             kda_layer_vlast_f32_k128_tile32 = kda_layer::VLast<F32, 128, 128, 4, 4, 1>;
             kda_layer_vlast_f32_k128_tile128 = kda_layer::WholeVLast<F32, 128, 128, 16, 4, 256>;
+            gdn_layer_mtp_klast_bf16_k64_tile16 = gdn_layer_mtp::KLast<Bf16, 64, 64, 16, 2, 128, 1>;
+            gdn_layer_mtp_klast_bf16_k64_tile64 = gdn_layer_mtp::KLast<Bf16, 64, 64, 64, 2, 256, 1>;
+            gdn_layer_mtp_klast_bf16_k128_tile32 = gdn_layer_mtp::KLast<Bf16, 128, 128, 32, 4, 256, 1>;
+            gdn_layer_mtp_klast_bf16_k128_tile64 = gdn_layer_mtp::KLast<Bf16, 128, 128, 64, 4, 256, 1>;
+            gdn_layer_mtp_klast_bf16_k128_tile128 = gdn_layer_mtp::KLast<Bf16, 128, 128, 128, 4, 256, 2>;
+            gdn_layer_mtp_klast_f32_k64_tile16 = gdn_layer_mtp::KLast<F32, 64, 64, 16, 2, 128, 1>;
+            gdn_layer_mtp_klast_f32_k64_tile64 = gdn_layer_mtp::KLast<F32, 64, 64, 64, 2, 256, 1>;
+            gdn_layer_mtp_klast_f32_k128_tile32 = gdn_layer_mtp::KLast<F32, 128, 128, 32, 2, 256, 1>;
+            gdn_layer_mtp_klast_f32_k128_tile64 = gdn_layer_mtp::KLast<F32, 128, 128, 64, 2, 256, 1>;
+            gdn_layer_mtp_klast_f32_k128_tile128 = gdn_layer_mtp::KLast<F32, 128, 128, 128, 2, 256, 2>;
+            kda_layer_mtp_klast_bf16_k64_tile16 = kda_layer_mtp::KLast<Bf16, 64, 64, 16, 2, 128, 1>;
+            kda_layer_mtp_klast_bf16_k64_tile64 = kda_layer_mtp::KLast<Bf16, 64, 64, 64, 2, 256, 1>;
+            kda_layer_mtp_klast_bf16_k128_tile64 = kda_layer_mtp::KLast<Bf16, 128, 128, 64, 4, 256, 1>;
+            kda_layer_mtp_klast_bf16_k128_tile128 = kda_layer_mtp::KLast<Bf16, 128, 128, 128, 4, 256, 2>;
+            kda_layer_mtp_klast_f32_k64_tile16 = kda_layer_mtp::KLast<F32, 64, 64, 16, 2, 128, 1>;
+            kda_layer_mtp_klast_f32_k64_tile64 = kda_layer_mtp::KLast<F32, 64, 64, 64, 2, 256, 1>;
+            kda_layer_mtp_klast_f32_k128_tile64 = kda_layer_mtp::KLast<F32, 128, 128, 64, 2, 256, 1>;
+            kda_layer_mtp_klast_f32_k128_tile128 = kda_layer_mtp::KLast<F32, 128, 128, 128, 2, 256, 2>;
+            gdn_layer_mtp_vlast_bf16_k64_tile32 = gdn_layer_mtp::VLast<Bf16, 64, 64, 32, 4, 4, 128, 1>;
+            gdn_layer_mtp_vlast_bf16_k64_tile64 = gdn_layer_mtp::VLast<Bf16, 64, 64, 64, 8, 4, 256, 1>;
+            gdn_layer_mtp_vlast_bf16_k128_tile32 = gdn_layer_mtp::VLast<Bf16, 128, 128, 32, 4, 4, 256, 1>;
+            gdn_layer_mtp_vlast_bf16_k128_tile64 = gdn_layer_mtp::VLast<Bf16, 128, 128, 64, 8, 4, 256, 1>;
+            gdn_layer_mtp_vlast_bf16_k128_tile128 = gdn_layer_mtp::VLast<Bf16, 128, 128, 128, 8, 4, 256, 1>;
+            gdn_layer_mtp_vlast_f32_k64_tile32 = gdn_layer_mtp::VLast<F32, 64, 64, 32, 4, 4, 128, 1>;
+            gdn_layer_mtp_vlast_f32_k64_tile64 = gdn_layer_mtp::VLast<F32, 64, 64, 64, 8, 4, 128, 1>;
+            gdn_layer_mtp_vlast_f32_k128_tile32 = gdn_layer_mtp::VLast<F32, 128, 128, 32, 4, 4, 256, 1>;
+            gdn_layer_mtp_vlast_f32_k128_tile64 = gdn_layer_mtp::VLast<F32, 128, 128, 64, 4, 4, 128, 1>;
+            gdn_layer_mtp_vlast_f32_k128_tile128 = gdn_layer_mtp::VLast<F32, 128, 128, 128, 4, 4, 128, 1>;
+            kda_layer_mtp_vlast_bf16_k64_tile32 = kda_layer_mtp::VLast<Bf16, 64, 64, 32, 4, 4, 128, 1>;
+            kda_layer_mtp_vlast_bf16_k64_tile64 = kda_layer_mtp::VLast<Bf16, 64, 64, 64, 8, 4, 256, 1>;
+            kda_layer_mtp_vlast_bf16_k128_tile64 = kda_layer_mtp::VLast<Bf16, 128, 128, 64, 8, 4, 256, 1>;
+            kda_layer_mtp_vlast_bf16_k128_tile128 = kda_layer_mtp::VLast<Bf16, 128, 128, 128, 8, 4, 256, 1>;
+            kda_layer_mtp_vlast_f32_k64_tile32 = kda_layer_mtp::VLast<F32, 64, 64, 32, 4, 4, 128, 1>;
+            kda_layer_mtp_vlast_f32_k64_tile64 = kda_layer_mtp::VLast<F32, 64, 64, 64, 8, 4, 128, 1>;
+            kda_layer_mtp_vlast_f32_k128_tile64 = kda_layer_mtp::VLast<F32, 128, 128, 64, 4, 4, 128, 1>;
+            kda_layer_mtp_vlast_f32_k128_tile128 = kda_layer_mtp::VLast<F32, 128, 128, 128, 4, 4, 128, 1>;
             device_contract = device_contract::EveryPrimitive<64>;
             cluster_contract = device_contract::Cluster<64>;
             state_floor = state_floor::InPlace<2>;
@@ -218,6 +254,13 @@ macro_rules! define_entries {
                 }
             }
 
+            /// Dynamic shared memory of a block for every token and previous token of each of its value heads, bytes.
+            pub const fn shared_bytes_per_token_of_head(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES_PER_TOKEN_OF_HEAD,)*
+                }
+            }
+
             /// Blocks along x of a cluster, which takes a GPU of compute capability 9.0; 1: none.
             pub const fn cluster(self) -> u32 {
                 match self {
@@ -290,6 +333,8 @@ mod tests {
             Family::KdaRecurrentParallel => "kda_recurrent_parallel",
             Family::GdnLayer => "gdn_layer",
             Family::KdaLayer => "kda_layer",
+            Family::GdnLayerMtp => "gdn_layer_mtp",
+            Family::KdaLayerMtp => "kda_layer_mtp",
         };
         let layout = match layout {
             Layout::KLast => "klast",

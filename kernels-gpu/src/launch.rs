@@ -24,6 +24,8 @@ pub trait Kernel {
     const BLOCK_PER_HEAD: bool = false;
     /// Dynamic shared memory of a block for each of its value heads, bytes.
     const SHARED_BYTES_PER_HEAD: u32 = 0;
+    /// What it grows by with every token of a row for each of its value heads, bytes.
+    const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = 0;
     /// Blocks along x of a cluster; 1: none.
     const CLUSTER: u32 = 1;
     /// What an operator on states computes with it; nothing of other kernels.
@@ -70,6 +72,10 @@ pub enum Family {
     GdnLayer,
     /// KDA, the same.
     KdaLayer,
+    /// GDN, token by token, with a convolution before and a norm after it.
+    GdnLayerMtp,
+    /// KDA, the same.
+    KdaLayerMtp,
 }
 
 impl Family {
@@ -78,7 +84,7 @@ impl Family {
     pub const fn max_tokens(self) -> u32 {
         match self {
             Self::GdnDecode | Self::GdnLayer | Self::KdaLayer => 1,
-            Self::GdnMtp | Self::KdaRecurrent => 16,
+            Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
             Self::GdnMtpParallel | Self::KdaRecurrentParallel => 8,
         }
     }
@@ -100,7 +106,7 @@ impl Family {
     pub const fn decays_channels(self) -> bool {
         matches!(
             self,
-            Self::KdaRecurrent | Self::KdaRecurrentParallel | Self::KdaLayer
+            Self::KdaRecurrent | Self::KdaRecurrentParallel | Self::KdaLayer | Self::KdaLayerMtp
         )
     }
 }

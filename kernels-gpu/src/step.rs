@@ -78,7 +78,8 @@ pub struct LayerParams {
     pub conv_weight: u64,
     /// `[D]`
     pub conv_bias: u64,
-    /// `[P, D, W - 1]`: the last inputs of every slot, oldest first; slots are those of `read_pool`.
+    /// `[P, D, W - 1]`: the last inputs of every slot, oldest first; slots are those of `read_pool`. With token slots
+    /// `[P, D, W - 2 + T]`, in the slot of the row's first token: of the last step's, one more with every token.
     pub read_windows: u64,
     /// As `read_windows`, written; slots are those of `write_pool`.
     pub write_windows: u64,
@@ -90,6 +91,10 @@ pub struct LayerParams {
     pub read_windows_slots: u32,
     /// P of `write_windows`.
     pub write_windows_slots: u32,
+    /// `[B, T', D]`: x of the previous tokens.
+    pub previous_x: u64,
+    /// `[B, steps, D, W - 1]`, written: the window after every token.
+    pub window_snapshots: u64,
 }
 
 constants! {
@@ -261,6 +266,20 @@ constants! {
         write_windows_channel = "GD_WRITE_WINDOWS_CHANNEL",
         /// Between inputs of a channel of `write_windows`.
         write_windows_input = "GD_WRITE_WINDOWS_INPUT",
+        /// Between rows b of the previous x.
+        previous_x_row = "GD_PREVIOUS_X_ROW",
+        /// Between tokens of the previous x.
+        previous_x_token = "GD_PREVIOUS_X_TOKEN",
+        /// 1: the window after every token is written to `window_snapshots`.
+        has_window_snapshots = "GD_HAS_WINDOW_SNAPSHOTS",
+        /// Between rows b of `window_snapshots`.
+        window_snapshot_row = "GD_WINDOW_SNAPSHOT_ROW",
+        /// Between tokens of `window_snapshots`.
+        window_snapshot_token = "GD_WINDOW_SNAPSHOT_TOKEN",
+        /// Between channels of `window_snapshots`.
+        window_snapshot_channel = "GD_WINDOW_SNAPSHOT_CHANNEL",
+        /// Between inputs of a channel of `window_snapshots`.
+        window_snapshot_input = "GD_WINDOW_SNAPSHOT_INPUT",
         /// 1: o is normed, and gated by z.
         has_norm = "GD_HAS_NORM",
         /// [`Activation`] of z.

@@ -9,7 +9,7 @@ use gated_delta_tests::backend::{cuda, launch, on_threads};
 use gated_delta_tests::buffer::Buffer;
 use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Array, Change, Problem};
+use gated_delta_tests::problem::{Array, Change, Problem, keep};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 
@@ -194,13 +194,13 @@ fn a_replayed_graph_sees_other_accepted_prefixes() {
             if packed {
                 problem = problem.packed();
             }
-            let kept = problem.previous.as_ref().unwrap().keep.integers();
+            let kept = keep(&problem).unwrap().integers();
             let with_keep = |change: fn(i64) -> i64| {
-                let mut problem = problem.clone();
-                if let Some(previous) = &mut problem.previous {
-                    previous.keep = Array::indices(kept.iter().map(|keep| change(*keep)));
-                }
-                problem
+                problem.each(|name, array| {
+                    if name == "keep" {
+                        *array = Array::indices(kept.iter().map(|keep| change(*keep)));
+                    }
+                })
             };
             let problems = [
                 with_keep(|_| -1),
@@ -230,6 +230,7 @@ fn a_replayed_graph_sees_changed_token_slots() {
             let problem = spec.problem();
             let mut other = problem.take_rows(&[1, 0, 3, 2]);
             other.new = problem.new.clone();
+            other.convolved = problem.convolved.clone();
             other.accepted = Some(Array::indices([3, 4, 1, 2]));
             let mut nobody = problem.clone();
             nobody.accepted = Some(Array::indices([0; 4]));

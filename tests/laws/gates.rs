@@ -1,7 +1,7 @@
 //! Gates and scales: what follows when one changes.
 
 use gated_delta::{BetaScale, DType, KdaBeta};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, Tokens};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_reference::gate::{lower_bound_log_decay, sigmoid, softplus_log_decay};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::{assert_near, check};
@@ -33,7 +33,7 @@ fn given_gates_are_raw_gates_evaluated() {
             },
             a_log: None,
             dt_bias: None,
-            ..raw.map_tokens(|tokens| evaluate(&raw, tokens))
+            ..raw.map_gates(|gate, beta| evaluate(&raw, gate, beta))
         };
         let before = raw.case(&spec.form);
         let [raw, given] = [raw, given].map(|problem| run(backend, &problem, &spec.form));
@@ -42,10 +42,10 @@ fn given_gates_are_raw_gates_evaluated() {
 }
 
 /// Log decays and β in place of what they are computed from.
-fn evaluate(raw: &Problem, tokens: &mut Tokens<Array>) {
+fn evaluate(raw: &Problem, gate: &mut Array, beta: &mut Array) {
     let heads = raw.value_heads();
-    let of_head = tokens.gate.values.len() / tokens.beta.values.len().max(1);
-    for (i, x) in tokens.gate.values.iter_mut().enumerate() {
+    let of_head = gate.values.len() / beta.values.len().max(1);
+    for (i, x) in gate.values.iter_mut().enumerate() {
         let (hv, channel) = (i / of_head % heads, i % (of_head * heads));
         let parameter =
             |array: &Option<Array>, i| array.as_ref().map_or(0.0, |array| array.values[i]);
@@ -62,7 +62,7 @@ fn evaluate(raw: &Problem, tokens: &mut Tokens<Array>) {
         GateKind::Kda(_, KdaBeta::Given) => return,
         _ => 1.0,
     };
-    for x in &mut tokens.beta.values {
+    for x in &mut beta.values {
         *x = factor * sigmoid(*x);
     }
 }
@@ -129,10 +129,10 @@ fn kda_of_equal_channels_is_gdn() {
     law_of(Family::which(gdn), adjust, |backend, spec| {
         let gdn = spec.problem();
         let of_each = |x: &f64| std::iter::repeat_n(*x, spec.dim);
-        let mut kda = gdn.map_tokens(|tokens| {
-            tokens.gate = Array {
-                values: tokens.gate.values.iter().flat_map(of_each).collect(),
-                dims: [&tokens.gate.dims[..], &[spec.dim]].concat(),
+        let mut kda = gdn.map_gates(|gate, _| {
+            *gate = Array {
+                values: gate.values.iter().flat_map(of_each).collect(),
+                dims: [&gate.dims[..], &[spec.dim]].concat(),
             };
         });
         kda.gates = GateKind::Kda(KdaDecay::Log, KdaBeta::Given);
@@ -157,8 +157,8 @@ fn saturated_gates_give_finite_results() {
         };
     };
     law_of(several_recurrent(), adjust, |backend, spec| {
-        let problem = spec.problem().map_tokens(|tokens| {
-            let gates = [&mut tokens.gate, &mut tokens.beta];
+        let problem = spec.problem().map_gates(|gate, beta| {
+            let gates = [gate, beta];
             for x in gates.into_iter().flat_map(|array| &mut array.values) {
                 *x = 1e4f64.copysign(*x);
             }
@@ -191,9 +191,9 @@ fn decays_to_nothing() {
     };
     law_of(Family::alone(), adjust, |backend, spec| {
         for lowest in [-80.0, -1e4, -1e30, f64::NEG_INFINITY] {
-            let problem = spec.problem().map_tokens(|tokens| {
-                let of_head = tokens.gate.values.len() / tokens.beta.values.len().max(1);
-                for (i, g) in tokens.gate.values.iter_mut().enumerate() {
+            let problem = spec.problem().map_gates(|gate, beta| {
+                let of_head = gate.values.len() / beta.values.len().max(1);
+                for (i, g) in gate.values.iter_mut().enumerate() {
                     let (head, channel) = (i / of_head, i % of_head);
                     let channels = of_head > 1 && head % 2 == 0 && channel % 7 == 0;
                     if !g.is_nan() && (head % 5 == 2 || channels) {
@@ -223,8 +223,8 @@ fn raw_in_f32(spec: &mut Spec) {
 #[test]
 fn a_sum_of_gates_beyond_f32_is_no_nan() {
     law_of(Family::alone(), raw_in_f32, |backend, spec| {
-        let mut problem = spec.problem().map_tokens(|tokens| {
-            let given = tokens.gate.values.iter_mut().filter(|x| !x.is_nan());
+        let mut problem = spec.problem().map_gates(|gate, _| {
+            let given = gate.values.iter_mut().filter(|x| !x.is_nan());
             given.for_each(|x| *x = 3e38);
         });
         for (parameter, x) in [(&mut problem.a_log, -200.0), (&mut problem.dt_bias, 3e38)] {

@@ -1,4 +1,4 @@
-//! The layer step of one token: what a convolution, a norm and fresh rows change, and what they do not.
+//! The layer step: what a convolution, a norm and fresh rows change, and what they do not.
 
 use gated_delta::{Activation, DType};
 use gated_delta_harness::arguments::{Convolved, New, Tokens};
@@ -10,7 +10,7 @@ use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::compare::{assert_close, assert_near, reference};
 use gated_delta_tests::layout::{Form, Layout};
-use gated_delta_tests::problem::{Array, Problem, Sizes};
+use gated_delta_tests::problem::{Array, Problem, Sizes, windows_mut};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{ConvChoice, Family, Spec};
 use gated_delta_tests::variants;
@@ -22,20 +22,13 @@ fn layers() -> Vec<Family> {
     Family::which(|family| family.layer)
 }
 
-/// Those that take fresh rows: of one token, with whatever is around it.
-fn of_one_token() -> Vec<Family> {
+/// Those that take fresh rows, with whatever is around them.
+fn recurrent() -> Vec<Family> {
     Family::which(Family::is_recurrent)
 }
 
-/// One token of each row, which keeps one state at most.
-fn one_token(spec: &mut Spec) {
-    (spec.tokens, spec.packed) = (1, false);
-    (spec.snapshots, spec.previous, spec.slots.of_tokens) = (None, None, None);
-}
-
-/// One token of each row, all of which are active.
-fn live_token(spec: &mut Spec) {
-    one_token(spec);
+/// All rows are active, as far as they are there.
+fn live(spec: &mut Spec) {
     (spec.slots.inactive, spec.options.null_slot) = (false, None);
 }
 
@@ -46,6 +39,7 @@ fn with_conv(spec: &mut Spec) {
         bias: true,
         activation: Activation::Silu,
         apart: false,
+        window_snapshots: Some(0),
     });
 }
 
@@ -60,11 +54,8 @@ fn activation(activation: Activation) -> gate::Activation {
 /// Fresh rows of which none is: the bits of a launch without them, by the same kernels, which are no layer's.
 #[test]
 fn what_is_off_changes_nothing() {
-    let adjust = |spec: &mut Spec| {
-        one_token(spec);
-        spec.fresh = false;
-    };
-    law_of(of_one_token(), adjust, |backend, spec| {
+    let adjust = |spec: &mut Spec| spec.fresh = false;
+    law_of(recurrent(), adjust, |backend, spec| {
         let without = spec.problem();
         let none = Problem {
             fresh: Some(Array::indices(vec![0; spec.batch])),
@@ -72,7 +63,7 @@ fn what_is_off_changes_nothing() {
         };
         let kernels = [&without, &none].map(|problem| variants(&problem.case(&spec.form)));
         assert_eq!(kernels[0], kernels[1]);
-        let around = spec.conv.is_some() || spec.norm.is_some();
+        let around = without.windows().is_some() || without.norm.is_some();
         for entry in &kernels[0] {
             let layer = Family::of(*entry).map(|family| family.layer);
             assert_eq!(layer, Some(around), "{}", entry.name());
@@ -101,7 +92,7 @@ fn every_variant_of_a_layer_has_the_same_bits() {
     );
 }
 
-/// A decode of q, k and v that the reference convolved.
+/// A step of q, k and v that the reference convolved.
 fn convolved_before(problem: &Problem, case: &Case) -> Problem {
     let convolved = problem.convolved.as_ref().unwrap();
     let Convolved { x, weight, o, .. } = convolved;
@@ -115,24 +106,28 @@ fn convolved_before(problem: &Problem, case: &Case) -> Problem {
     };
     let (values, dim) = (o.dims[2] * o.dims[3], o.dims[3]);
     let keys = (channels - values) / 2;
-    let [mut q, mut k, mut v] = [(); 3].map(|()| Vec::new());
-    for (b, row) in case.rows().into_iter().enumerate() {
+    let [mut q, mut k, mut v] =
+        [keys, keys, values].map(|len| vec![f64::NAN; o.dims[0] * o.dims[1] * len]);
+    for row in case.rows() {
         let len = channels * (width - 1);
-        let window = match row.live {
-            Some(live) => match live.start {
-                Some(slot) => convolved.windows.values[slot * len..][..len].to_vec(),
-                None => vec![0.0; len],
-            },
-            None => vec![f64::NAN; len],
+        let (Some(tokens), Some(live)) = (row.tokens, row.live) else {
+            continue;
         };
-        let y = convolve(&conv, &window, &x.values[b * channels..][..channels]).unwrap();
-        q.extend_from_slice(&y[..keys]);
-        k.extend_from_slice(&y[keys..2 * keys]);
-        v.extend_from_slice(&y[2 * keys..]);
+        let window = match live.start {
+            Some(slot) => convolved.windows.values[slot * len..][..len].to_vec(),
+            None => vec![0.0; len],
+        };
+        let x = &x.values[tokens.start * channels..tokens.end * channels];
+        let y = convolve(&conv, &window, x).unwrap();
+        for (t, y) in tokens.zip(y.chunks(channels)) {
+            q[t * keys..][..keys].copy_from_slice(&y[..keys]);
+            k[t * keys..][..keys].copy_from_slice(&y[keys..2 * keys]);
+            v[t * values..][..values].copy_from_slice(&y[2 * keys..]);
+        }
     }
     let of = |values: Vec<f64>, heads: usize| Array {
         values,
-        dims: vec![o.dims[0], 1, heads, dim],
+        dims: vec![o.dims[0], o.dims[1], heads, dim],
     };
     Problem {
         new: Some(New {
@@ -156,6 +151,8 @@ fn a_convolution_and_a_recurrence_are_one_after_the_other() {
         in_f32(spec);
         with_conv(spec);
         (spec.norm, spec.form.qkvo) = (None, [DType::F32; 4]);
+        (spec.tokens, spec.previous) = (spec.tokens.max(1), None);
+        spec.slots.of_tokens = None;
     };
     law_of(layers(), adjust, |backend, spec| {
         let problem = spec.problem();
@@ -188,8 +185,9 @@ fn a_norm_is_of_what_there_is_without_it() {
         );
         let [plain, normed] = [plain, normed].map(|case| case.floats(case.o()));
         let heads = spec.value_heads();
-        for (b, row) in before.rows().iter().enumerate() {
-            for i in (b * heads..(b + 1) * heads).filter(|_| row.live.is_some()) {
+        for (b, row) in before.rows().into_iter().enumerate() {
+            let tokens = row.tokens.filter(|_| row.live.is_some()).unwrap_or(0..0);
+            for i in tokens.start * heads..tokens.end * heads {
                 let own = i * spec.dim..(i + 1) * spec.dim;
                 let of_head = GatedNorm {
                     z: &gated.z.values[own.clone()],
@@ -212,7 +210,9 @@ fn a_norm_is_of_what_there_is_without_it() {
 #[test]
 fn a_long_sequence_of_layer_steps_stays_near_the_truth() {
     const STEPS: usize = 2000;
-    let wanted = |family: Family| family.layer && family.state == DType::F32 && family.dim == 64;
+    let wanted = |family: Family| {
+        family.layer && family.decode && family.state == DType::F32 && family.dim == 64
+    };
     for family in Family::which(wanted) {
         let spec = Spec {
             batch: 1,
@@ -224,6 +224,7 @@ fn a_long_sequence_of_layer_steps_stays_near_the_truth() {
                 bias: true,
                 activation: Activation::Silu,
                 apart: false,
+                window_snapshots: Some(0),
             }),
             form: Form {
                 norm: [DType::F32; 2],
@@ -306,26 +307,33 @@ fn long_sequence(backend: &Backend, spec: &Spec, steps: usize) {
 #[test]
 fn fresh_rows_start_from_zeros() {
     let adjust = |spec: &mut Spec| {
-        live_token(spec);
+        live(spec);
         spec.fresh = false;
         // Every row has slots of its own: one that is inactive with a dead slot to read would be active when it is fresh,
         // and might write another's slot.
-        spec.slots = SlotChoice {
-            write: spec.update_state,
-            ..SlotChoice::LIVE
+        spec.slots = match spec.slots.of_tokens {
+            Some(accepted) => SlotChoice {
+                of_tokens: Some(accepted),
+                inactive: false,
+                ..SlotChoice::OF_TOKENS
+            },
+            None => SlotChoice {
+                write: spec.update_state,
+                ..SlotChoice::LIVE
+            },
         };
     };
-    law_of(of_one_token(), adjust, |backend, spec| {
+    law_of(recurrent(), adjust, |backend, spec| {
         let problem = spec.problem();
         // In another pool, so that what is not read is known.
         let apart = |array: &Array| Some(Array::unread(&array.dims));
         let with = |fresh: bool, value: f64, dead: bool| {
             let mut problem = problem.clone();
             problem.pool.values.fill(value);
-            if let Some(convolved) = &mut problem.convolved {
-                convolved.windows.values.fill(value);
-                if spec.update_state && convolved.write_windows.is_none() {
-                    convolved.write_windows = apart(&convolved.windows);
+            if let Some((windows, others)) = windows_mut(&mut problem) {
+                windows.values.fill(value);
+                if spec.update_state && others.is_none() {
+                    *others = apart(windows);
                 }
             }
             if spec.update_state && problem.write_pool.is_none() {
@@ -333,8 +341,12 @@ fn fresh_rows_start_from_zeros() {
             }
             problem.fresh = fresh.then(|| Array::indices(vec![1; spec.batch]));
             if dead && spec.update_state {
-                let slots = problem.read_slots.as_mut().unwrap();
-                slots.values.fill(i32::MAX.into());
+                let start = match &problem.token_slots {
+                    Some(_) => problem.accepted.as_mut(),
+                    None => problem.read_slots.as_mut(),
+                };
+                let slots = start.into_iter().flat_map(|start| &mut start.values);
+                slots.for_each(|slot| *slot = i32::MAX.into());
             }
             run(backend, &problem, &spec.form)
         };
@@ -353,7 +365,7 @@ fn fresh_rows_start_from_zeros() {
 /// Without states written a fresh row is one of zeros too, and by a dead slot inactive.
 #[test]
 fn fresh_rows_of_a_launch_that_writes_nothing() {
-    for family in of_one_token() {
+    for family in recurrent() {
         let mut spec = Spec {
             batch: 3,
             slots: SlotChoice {
@@ -362,7 +374,7 @@ fn fresh_rows_of_a_launch_that_writes_nothing() {
             },
             ..Spec::plain(family)
         };
-        (spec.tokens, spec.update_state) = (1, false);
+        spec.update_state = false;
         let mut problem = spec.problem();
         problem.read_slots = Some(Array::indices([2, -1, 0]));
         let with = |fresh: bool, value: f64| {
@@ -392,14 +404,19 @@ fn fresh_rows_of_a_launch_that_writes_nothing() {
 /// NaN in x and z of one row is no other row's.
 #[test]
 fn a_nan_stays_in_its_row() {
-    law_of(layers(), live_token, |backend, spec| {
+    let adjust = |spec: &mut Spec| {
+        live(spec);
+        (spec.tokens, spec.packed) = (spec.tokens.max(1), false);
+    };
+    law_of(layers(), adjust, |backend, spec| {
         let problem = spec.problem();
         let clean = run(backend, &problem, &spec.form);
         let bad = spec.seed as usize % spec.batch;
         let mut with_nan = problem.clone();
         let x = with_nan.convolved.as_mut().map(|conv| &mut conv.x);
+        let previous_x = with_nan.previous_x.as_mut().map(|kept| &mut kept.x);
         let z = with_nan.norm.as_mut().map(|norm| &mut norm.z);
-        for array in [x, z].into_iter().flatten() {
+        for array in [x, previous_x, z].into_iter().flatten() {
             array.entry_mut(1, bad).fill(f64::NAN);
         }
         let before = with_nan.case(&spec.form);

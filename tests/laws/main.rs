@@ -15,7 +15,7 @@ use gated_delta::DType;
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::{Form, Layout};
-use gated_delta_tests::problem::Problem;
+use gated_delta_tests::problem::{Problem, window_snapshots};
 use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::strategy::any_specs;
 use gated_delta_tests::{for_all, variants};
@@ -24,6 +24,7 @@ use gated_delta_tests::{for_all, variants};
 fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     for_all("laws", 60, &any_specs(families, 8), |mut spec| {
         adjust(&mut spec);
+        spec.fit();
         backends().iter().for_each(|backend| holds(backend, &spec));
     });
 }
@@ -47,7 +48,7 @@ fn run(backend: &Backend, problem: &Problem, form: &Form) -> Case {
     backend.run(&problem.case(form), None)
 }
 
-/// The same bits in o, in the written pool and windows and in the snapshots, whatever their layout.
+/// The same bits in o, in the written pool and windows and in the snapshots of both, whatever their layout.
 #[track_caller]
 fn assert_same_bits(one: &Case, other: &Case) {
     assert!(one.o_bits() == other.o_bits(), "o differs");
@@ -58,6 +59,11 @@ fn assert_same_bits(one: &Case, other: &Case) {
         Some(case.bits(&case.as_klast(view)))
     };
     assert!(snapshots(one) == snapshots(other), "snapshots differ");
+    let snapshots = |case: &Case| window_snapshots(case).map(|view| case.bits(view));
+    assert!(
+        snapshots(one) == snapshots(other),
+        "snapshots of windows differ"
+    );
 }
 
 /// Results are not rounded below f32.

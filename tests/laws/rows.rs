@@ -2,7 +2,7 @@
 
 use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Change, Sizes, take};
+use gated_delta_tests::problem::{Change, Sizes, take, window_snapshots};
 use gated_delta_tests::spec::Spec;
 
 use crate::{backwards, in_place, law, run};
@@ -14,13 +14,14 @@ fn movable(spec: &mut Spec) {
     spec.packed = false;
 }
 
-/// o and the snapshots of row `b`.
-fn row_bits(case: &Case, b: usize) -> [Vec<u64>; 2] {
+/// o and the snapshots of row `b`, of states and of windows.
+fn row_bits(case: &Case, b: usize) -> [Vec<u64>; 3] {
     let snapshots = case.snapshots.as_ref();
     [
         case.outputs()
             .map_or(Vec::new(), |o| case.bits(&o.entry(&[b]))),
         snapshots.map_or_else(Vec::new, |view| case.bits(&case.as_klast(view).entry(&[b]))),
+        window_snapshots(case).map_or(Vec::new(), |view| case.bits(&view.entry(&[b]))),
     ]
 }
 
@@ -112,12 +113,15 @@ fn padding_rows_change_nothing() {
             let of_row = slots.values.len() / rows.len();
             slots.values[spec.batch * of_row..].fill(i32::MAX.into());
         }
+        // A fresh row of token slots needs none of them.
+        let fresh = padded.fresh.iter_mut();
+        fresh.for_each(|fresh| fresh.values[spec.batch..].fill(0.0));
         let [one, padded] = [problem, padded].map(|problem| run(backend, &problem, &spec.form));
         for b in 0..spec.batch {
             assert!(row_bits(&one, b) == row_bits(&padded, b), "row {b} differs");
         }
         for b in spec.batch..rows.len() {
-            let [o, _] = row_bits(&padded, b);
+            let [o, ..] = row_bits(&padded, b);
             assert!(o.iter().all(|bits| *bits == 0), "o of padding row {b}");
         }
         assert!(one.state_bits() == padded.state_bits(), "states differ");

@@ -1,11 +1,13 @@
 //! How states are kept does not change what is computed: any two sets of switches agree wherever both define a result.
 
 use gated_delta::Formulation;
-use gated_delta_harness::arguments::Kept;
+use gated_delta_harness::arguments::{Kept, KeptX, New};
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::for_all;
 use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Array, Change, Problem, Sizes, of_tokens};
+use gated_delta_tests::problem::{
+    Array, Change, Problem, Sizes, of_tokens, window_snapshots, windows_mut,
+};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::strategy::any_specs;
@@ -83,26 +85,39 @@ impl Switches {
         let (batch, tokens) = (plain.batch(), plain.max_tokens());
         let rows = || 0..batch as i64;
         let mut problem = plain.clone();
-        let more_slots = |slots: usize| {
-            let mut pool = plain.pool.clone();
+        let more_slots = |pool: &mut Array, slots: usize| {
             pool.dims[0] += slots;
             let len = pool.dims.iter().product();
             pool.values.resize(len, f64::NAN);
-            pool
         };
+        let windows = windows_mut(&mut problem);
         match self.goal {
             Goal::InPlace => {}
             Goal::AnotherSlot => {
-                problem.pool = more_slots(batch);
+                if let Some((windows, _)) = windows {
+                    more_slots(windows, batch);
+                }
+                more_slots(&mut problem.pool, batch);
                 problem.write_slots = Some(Array::indices(rows().rev().map(|b| b + batch as i64)));
             }
             Goal::AnotherPool => {
+                if let Some((windows, others)) = windows {
+                    *others = Some(Array::unread(&windows.dims));
+                }
                 problem.write_pool = Some(Array::unread(&plain.pool.dims));
             }
             Goal::Nowhere => problem.update_state = false,
             Goal::SlotOfToken => {
-                problem.pool = more_slots(batch * tokens);
                 let accepted = |b: i64| b % tokens as i64 + 1;
+                if let Some((windows, _)) = windows {
+                    let first = |b: i64| match accepted(b) {
+                        1 => b as usize,
+                        _ => batch + b as usize * tokens,
+                    };
+                    let places = rows().map(|b| [first(b), accepted(b) as usize - 1]);
+                    widen(windows, tokens, batch * (tokens + 1), places);
+                }
+                more_slots(&mut problem.pool, batch * tokens);
                 let of_row = |b: i64| {
                     (0..tokens as i64).map(move |t| match t + 1 == accepted(b) {
                         true => b,
@@ -114,13 +129,22 @@ impl Switches {
                 problem.accepted = Some(Array::indices(rows().map(accepted)));
             }
             Goal::Committed => {
-                let one = plain.take_tokens(&[0]).new;
-                let mut tokens = one.expect("new tokens").tokens;
-                for array in of_tokens(&mut tokens) {
-                    array.values.clear();
-                }
+                let one = plain.take_tokens(&[0]);
                 let keep = Array::indices(vec![0; batch]);
-                problem.previous = Some(Kept { tokens, keep });
+                let unread = |array: Array| Array::unread(&array.dims);
+                problem.previous_x = one.convolved.map(|one| KeptX {
+                    x: unread(one.x),
+                    gate: unread(one.gate),
+                    beta: unread(one.beta),
+                    keep: keep.clone(),
+                    conv: None,
+                });
+                problem.previous = one.new.map(|New { mut tokens, .. }| {
+                    for array in of_tokens(&mut tokens) {
+                        array.values.clear();
+                    }
+                    Kept { tokens, keep }
+                });
             }
         }
         if self.read_slots && self.goal != Goal::SlotOfToken {
@@ -129,6 +153,14 @@ impl Switches {
         problem.snapshots = self
             .snapshots
             .map(|more| Array::unread(&[&[batch, tokens + more], &plain.pool.dims[1..]].concat()));
+        if let Some(convolved) = &mut problem.convolved {
+            let [_, channels, inputs] = plain.windows().expect("a convolution")[0].dims[..] else {
+                panic!("windows have three dims")
+            };
+            convolved.window_snapshots = self
+                .snapshots
+                .map(|more| Array::unread(&[batch, tokens + more, channels, inputs]));
+        }
         if self.packed {
             problem.packed()
         } else {
@@ -137,12 +169,36 @@ impl Switches {
     }
 }
 
+/// Makes of windows, of row b in slot b, those of so many tokens and slots, row b's where `places` says: slot and column.
+fn widen(
+    windows: &mut Array,
+    tokens: usize,
+    slots: usize,
+    places: impl Iterator<Item = [usize; 2]>,
+) {
+    let [_, channels, inputs] = windows.dims[..] else {
+        panic!("windows have three dims")
+    };
+    let columns = inputs - 1 + tokens;
+    let mut wide = Array::unread(&[slots, channels, columns]).filled(f64::NAN);
+    for (b, [slot, column]) in places.enumerate() {
+        for c in 0..channels {
+            let from = &windows.values[(b * channels + c) * inputs..][..inputs];
+            let to = (slot * channels + c) * columns + column;
+            wide.values[to..to + inputs].copy_from_slice(from);
+        }
+    }
+    *windows = wide;
+}
+
 /// What a launch says about a row.
 struct Results {
     /// For each token.
     o: Vec<Vec<u64>>,
     /// After each token, from wherever it is kept, each place that keeps it.
     states: Vec<Vec<Vec<u64>>>,
+    /// The same of windows.
+    windows: Vec<Vec<Vec<u64>>>,
 }
 
 /// What `problem` with `switches` says about each row.
@@ -160,8 +216,22 @@ fn results(backend: &Backend, plain: &Problem, switches: Switches, spec: &Spec) 
                 .chain(stored.map(|(_, slot)| after.slot_bits(*slot)))
                 .collect()
         };
+        let end = live.window.and_then(|window| window.end);
+        let window = |t| {
+            let stored = match problem.token_slots {
+                Some(_) => end.map(|slot| after.window_bits_at(slot, t)),
+                // What is committed is before all of them.
+                None => {
+                    let last = end.filter(|_| t + 1 == tokens.len() && live.commit.is_none());
+                    last.map(|slot| after.slot_window_bits(slot))
+                }
+            };
+            let snapshot = window_snapshots(&after).map(|_| after.window_snapshot_bits(b, t));
+            snapshot.into_iter().chain(stored).collect()
+        };
         Results {
             states: (0..tokens.len()).map(state).collect(),
+            windows: (0..tokens.len()).map(window).collect(),
             o: tokens
                 .map(|token| after.bits(&after.o().entry(&after.token(token))))
                 .collect(),
@@ -179,6 +249,11 @@ fn switches_change_nothing_elsewhere() {
         (spec.packed, spec.previous, spec.snapshots) = (false, None, None);
         (spec.slots, spec.update_state, spec.fresh) = (SlotChoice::NONE, true, false);
         spec.options.null_slot = None;
+        spec.conv.iter_mut().for_each(|conv| conv.apart = false);
+        // A token is committed besides.
+        spec.previous = Some(1);
+        spec.fit();
+        spec.previous = None;
         let plain = spec.problem();
         for backend in backends() {
             let [one, other] = [one, other].map(|switches| {
@@ -187,13 +262,18 @@ fn switches_change_nothing_elsewhere() {
             });
             for (b, (one, other)) in one.iter().zip(&other).enumerate() {
                 assert!(one.o == other.o, "o of row {b} differs");
-                for (t, states) in one.states.iter().zip(&other.states).enumerate() {
-                    let mut all = states.0.iter().chain(states.1);
-                    let first = all.next();
-                    assert!(
-                        all.all(|state| Some(state) == first),
-                        "the state of row {b} after token {t} differs"
-                    );
+                for (what, one, other) in [
+                    ("state", &one.states, &other.states),
+                    ("window", &one.windows, &other.windows),
+                ] {
+                    for (t, kept) in one.iter().zip(other).enumerate() {
+                        let mut all = kept.0.iter().chain(kept.1);
+                        let first = all.next();
+                        assert!(
+                            all.all(|other| Some(other) == first),
+                            "the {what} of row {b} after token {t} differs"
+                        );
+                    }
                 }
             }
         }

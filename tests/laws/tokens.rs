@@ -1,8 +1,9 @@
 //! Tokens of one launch are tokens of several.
 
 use gated_delta::DType;
+use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Array, Change};
+use gated_delta_tests::problem::{Array, Change, Sizes, windows_mut};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::variants;
@@ -11,7 +12,8 @@ use crate::{assert_same_bits, law_of, run, several_recurrent};
 
 /// Every row has all its tokens, and its new states go where the old ones were.
 fn verify_in_place(spec: &mut Spec) {
-    (spec.tokens, spec.fresh) = (spec.tokens.max(1), false);
+    spec.tokens = spec.tokens.max(1);
+    spec.conv.iter_mut().for_each(|conv| conv.apart = false);
     (spec.packed, spec.previous, spec.snapshots) = (false, None, None);
     spec.update_state = true;
     spec.slots = SlotChoice {
@@ -24,10 +26,17 @@ fn verify_in_place(spec: &mut Spec) {
 
 #[test]
 fn a_verify_of_one_token_is_a_decode() {
-    let families = Family::which(|family| family.decode && !family.layer);
+    let all = Family::all();
+    let also_takes_several = |family| {
+        let several = Family {
+            decode: false,
+            ..family
+        };
+        family.decode && all.contains(&several)
+    };
     law_of(
-        families.clone(),
-        |spec| spec.fresh = false,
+        Family::which(also_takes_several),
+        |_| {},
         |backend, spec| {
             let decode = spec.problem();
             let verify = decode.packed();
@@ -60,8 +69,15 @@ fn several_tokens_are_as_many_launches() {
                 assert!(together == alone, "o of row {b}, token {t} differs");
             }
             step.pool.values = after.floats(&after.as_klast(&after.pool));
+            if let (Some((windows, _)), Some([left, _])) = (windows_mut(&mut step), after.windows())
+            {
+                windows.values = after.floats(left);
+            }
+            step.fresh = None;
             if t + 1 == spec.tokens {
                 assert!(together.state_bits() == after.state_bits(), "states differ");
+                let windows = [&together, &after].map(Case::window_bits);
+                assert!(windows[0] == windows[1], "windows differ");
             }
         }
     });
@@ -85,8 +101,10 @@ fn packed_rows_are_rows_of_their_own() {
             alone.packed = None;
             let of_row = |array: &Array| array.take(0, &[b]);
             let alone = alone.each(|name, array| match name {
-                "snapshots" => *array = of_row(array).take(1, &vec![0; tokens.len()]),
-                "read_slots" | "write_slots" | "keep" => *array = of_row(array),
+                "snapshots" | "window_snapshots" => {
+                    *array = of_row(array).take(1, &vec![0; tokens.len()]);
+                }
+                "read_slots" | "write_slots" | "keep" | "fresh" => *array = of_row(array),
                 _ if name.starts_with("previous") => *array = of_row(array),
                 _ => {}
             });
@@ -102,12 +120,20 @@ fn packed_rows_are_rows_of_their_own() {
                         together.snapshot_bits(b, t) == alone.snapshot_bits(0, t),
                         "the snapshot of row {b}, token {t} differs"
                     );
+                    assert!(
+                        together.window_snapshot_bits(b, t) == alone.window_snapshot_bits(0, t),
+                        "the window after row {b}, token {t} differs"
+                    );
                 }
             }
             for slot in row.live.iter().flat_map(|live| live.writes()) {
                 assert!(
                     together.slot_bits(slot) == alone.slot_bits(slot),
                     "slot {slot} of row {b} differs"
+                );
+                assert!(
+                    together.slot_window_bits(slot) == alone.slot_window_bits(slot),
+                    "the window of row {b}, in slot {slot}, differs"
                 );
             }
         }
@@ -118,7 +144,7 @@ fn packed_rows_are_rows_of_their_own() {
 fn rows_of_all_tokens_may_be_packed_or_not() {
     law_of(
         Family::several(),
-        |spec| (spec.packed, spec.fresh) = (false, false),
+        |spec| spec.packed = false,
         |backend, spec| {
             if spec.tokens == 0 {
                 return;
@@ -174,6 +200,10 @@ fn tokens_that_are_not_there_change_nothing() {
         assert!(
             whole.slot_bits(slot) == part.slot_bits(slot),
             "the state differs"
+        );
+        assert!(
+            whole.slot_window_bits(slot) == part.slot_window_bits(slot),
+            "the window differs"
         );
     });
 }

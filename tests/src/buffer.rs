@@ -156,6 +156,15 @@ impl View {
         }
     }
 
+    /// The `len` entries of `dim` from `start` on.
+    #[must_use]
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Self {
+        let mut view = self.clone();
+        view.offset += start * view.strides[dim];
+        view.dims[dim] = len;
+        view
+    }
+
     /// The tensor, given all elements of every buffer.
     ///
     /// # Errors

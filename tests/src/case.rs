@@ -6,7 +6,7 @@ use gated_delta::StateLayout;
 use gated_delta_harness::arguments::Arguments;
 
 use crate::buffer::{Buffer, View};
-use crate::problem::Sizes;
+use crate::problem::{Sizes, conv, window_snapshots};
 use crate::rows::{Row, rows};
 
 /// A launch in memory; after it, the same with the buffers as they are then. States are in the layout of the options.
@@ -46,7 +46,8 @@ impl Case {
         let windows = self.windows().map(|[_, written]| written);
         let updated = [Some(self.written_pool()), windows];
         let updated = updated.into_iter().filter(|_| self.update_state);
-        let mut written = updated.chain([self.outputs(), self.snapshots.as_ref()]);
+        let snapshots = [self.snapshots.as_ref(), window_snapshots(self)];
+        let mut written = updated.chain(snapshots).chain([self.outputs()]);
         written.any(|view| view.is_some_and(|view| buffer == view.buffer))
     }
 
@@ -117,14 +118,14 @@ impl Case {
         self.bits(&self.as_klast(self.written_pool()))
     }
 
-    /// Bits of the windows that are written, `[P, D, W − 1]`; none without a convolution.
+    /// Bits of the windows that are written, `[P, D, columns]`; none without a convolution.
     #[must_use]
     pub fn window_bits(&self) -> Vec<u64> {
         self.windows()
             .map_or(Vec::new(), |[_, written]| self.bits(written))
     }
 
-    /// Bits of slot `slot` of the written windows, `[D, W − 1]`; none without a convolution.
+    /// Bits of slot `slot` of the written windows, `[D, columns]`; none without a convolution.
     #[must_use]
     pub fn slot_window_bits(&self, slot: usize) -> Vec<u64> {
         self.windows().map_or(Vec::new(), |[_, written]| {
@@ -146,6 +147,23 @@ impl Case {
     pub fn snapshot_bits(&self, b: usize, t: usize) -> Vec<u64> {
         let snapshots = self.snapshots.as_ref().expect("there are snapshots");
         self.bits(&self.as_klast(snapshots).entry(&[b, t]))
+    }
+
+    /// Bits of the window after token `t` of row `b`, as its snapshots have it, `[D, W − 1]`; none without such.
+    #[must_use]
+    pub fn window_snapshot_bits(&self, b: usize, t: usize) -> Vec<u64> {
+        window_snapshots(self).map_or(Vec::new(), |view| self.bits(&view.entry(&[b, t])))
+    }
+
+    /// Bits of the window in slot `slot` of the written ones from column `column` on, `[D, W − 1]`; none without a
+    /// convolution.
+    #[must_use]
+    pub fn window_bits_at(&self, slot: usize, column: usize) -> Vec<u64> {
+        let (Some(conv), Some([_, written])) = (conv(self), self.windows()) else {
+            return Vec::new();
+        };
+        let inputs = conv.weight.dims[1] - 1;
+        self.bits(&written.entry(&[slot]).narrow(1, column, inputs))
     }
 
     /// What each row does.

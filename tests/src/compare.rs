@@ -7,8 +7,8 @@ use gated_delta_reference::compare::{of_underflow, within};
 use crate::backend::backends;
 use crate::buffer::View;
 use crate::case::Case;
-use crate::problem::Sizes;
-use crate::truth::{self, Allowed, truth};
+use crate::problem::{Sizes, conv, window_snapshots};
+use crate::truth::{self, Allowed, Truth, truth};
 
 /// Panics unless `got` is the rounding of something whose distance to `exact` is at most `allowed`; NaN of what was read
 /// must be in the same places.
@@ -84,45 +84,91 @@ pub fn check(before: &Case, after: &Case) {
         }
     }
     let mut written = states.written;
-    written.extend(check_windows(before, after, wanted.windows.as_deref()));
+    written.extend(check_windows(before, after, &wanted));
     assert_rest_unchanged(before, after, &written);
 }
 
-/// Panics unless every window that is written is the inputs of it and the row's that come last, bit for bit. Returns the
-/// windows that are written.
+/// Panics unless every window that is written, in the pool or as a snapshot, is the inputs of it and the row's that come
+/// last, bit for bit. Returns what is written of windows.
 #[track_caller]
-fn check_windows(before: &Case, after: &Case, exact: Option<&[f64]>) -> Vec<View> {
-    let (Some(conv), Some([read, write])) = (&before.convolved, before.windows()) else {
+fn check_windows(before: &Case, after: &Case, wanted: &Truth) -> Vec<View> {
+    let (Some(conv), Some([read, write])) = (conv(before), before.windows()) else {
         return Vec::new();
     };
-    let exact = exact.expect("the reference has windows");
+    let pool = wanted.windows.as_deref();
+    let pool = pool.expect("the reference has windows");
+    let steps = wanted.window_snapshots.as_deref();
+    let len = conv.weight.dims[1] - 1;
     let mut written = Vec::new();
+    // The reference, which has no bits, says so too: it has all of `whole`, and of each channel, one of `dims[0]` entries'.
+    let mut check =
+        |what: &str, view: View, inputs: &[u64], (whole, exact): (&View, &[f64]), entry: usize| {
+            assert!(after.bits(&view) == inputs, "{what} is wrong");
+            let columns = whole.dims[whole.dims.len() - 1];
+            let channels = view.dims[0];
+            let exact = exact[entry * channels * columns..][..channels * columns].chunks(columns);
+            let exact: Vec<f64> = exact
+                .flat_map(|channel| &channel[..view.dims[1]])
+                .copied()
+                .collect();
+            assert_close(what, &after.floats(&view), &exact, DType::F32, 0.0);
+            written.push(view);
+        };
     for (b, row) in before.rows().into_iter().enumerate() {
         let (Some(tokens), Some(live)) = (row.tokens, row.live) else {
             continue;
         };
-        let Some((_, slot)) = live.stores.last() else {
+        let window = live.window.expect("there is a convolution");
+        let bits = match window.start {
+            Some([slot, column]) => before.bits(&read.entry(&[slot]).narrow(1, column, len)),
+            None => vec![0; read.dims[1] * len],
+        };
+        // Of each channel, all inputs from the window's oldest on.
+        let mut inputs: Vec<Vec<u64>> = bits.chunks(len).map(<[u64]>::to_vec).collect();
+        let push = |inputs: &mut Vec<Vec<u64>>, x: View| {
+            let x = before.bits(&x);
+            inputs
+                .iter_mut()
+                .zip(x)
+                .for_each(|(channel, x)| channel.push(x));
+        };
+        let last = |inputs: &[Vec<u64>], end: usize, len: usize| -> Vec<u64> {
+            inputs
+                .iter()
+                .flat_map(|channel| &channel[end - len..end])
+                .copied()
+                .collect()
+        };
+        if let (Some((keep, slot)), Some(kept)) = (live.commit, &before.previous_x) {
+            (0..keep).for_each(|t| push(&mut inputs, kept.x.entry(&[b, t])));
+            let kept = last(&inputs, keep + len, len);
+            let what = format!("the window of row {b}, in slot {slot}, after what is kept");
+            check(&what, write.entry(&[slot]), &kept, (write, pool), slot);
             continue;
-        };
-        let mut inputs = match live.start {
-            Some(start) => before.bits(&read.entry(&[start])),
-            None => vec![0; read.dims[1] * read.dims[2]],
-        };
-        let len = read.dims[2];
-        for token in tokens {
-            let x = before.bits(&conv.x.entry(&before.token(token)));
-            for (window, x) in inputs.chunks_mut(len).zip(x) {
-                window.rotate_left(1);
-                window[len - 1] = x;
+        }
+        let x = before.convolved.as_ref().map(|convolved| &convolved.x);
+        for (token, x) in tokens.clone().zip(x.into_iter().cycle()) {
+            push(&mut inputs, x.entry(&before.token(token)));
+        }
+        if let Some(slot) = window.end {
+            // Those after each token, one behind the other, or that after the last one.
+            let columns = match before.token_slots {
+                Some(_) => len - 1 + tokens.len(),
+                None => len,
+            };
+            let view = write.entry(&[slot]).narrow(1, 0, columns);
+            let inputs = last(&inputs, len + tokens.len(), columns);
+            let what = format!("the window of row {b}, in slot {slot},");
+            check(&what, view, &inputs, (write, pool), slot);
+        }
+        if let (Some(view), Some(exact)) = (window_snapshots(before), steps) {
+            for t in 0..tokens.len() {
+                let inputs = last(&inputs, len + t + 1, len);
+                let what = format!("the window of row {b} after token {t}");
+                let entry = b * view.dims[1] + t;
+                check(&what, view.entry(&[b, t]), &inputs, (view, exact), entry);
             }
         }
-        let window = write.entry(&[*slot]);
-        let differs = after.bits(&window) != inputs;
-        assert!(!differs, "the window of row {b}, in slot {slot}, is wrong");
-        // The reference, which has no bits, says so too.
-        let exact = &exact[slot * inputs.len()..][..inputs.len()];
-        assert_close("window", &after.floats(&window), exact, DType::F32, 0.0);
-        written.push(window);
     }
     written
 }

@@ -1,7 +1,9 @@
 //! How a problem lies in memory.
 
 use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::{Arguments, Convolved, GatedNorm, Kept, New, Packed, Tokens};
+use gated_delta_harness::arguments::{
+    Arguments, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
+};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -36,7 +38,7 @@ pub struct Form {
     pub norm: [DType; 2],
     /// Element of `fresh`.
     pub fresh: DType,
-    /// Windows are `[P, W − 1, D]` in memory.
+    /// Windows are `[P, W − 1, D]` in memory, and those after each token `[B, steps, W − 1, D]`.
     pub token_major: bool,
     /// q, k and v are slices of one buffer where their dtypes are the same, and so are x and z, and the gates.
     pub packed: bool,
@@ -71,14 +73,15 @@ impl Form {
     fn spacing(&self, name: &str) -> Spacing {
         match (self.apart, name) {
             (Some((apart, spacing)), _) if apart == name => spacing,
-            (_, "pool" | "write_pool" | "snapshots" | "windows" | "write_windows") => self.pools,
+            (_, "pool" | "write_pool" | "snapshots") => self.pools,
+            (_, "windows" | "write_windows" | "window_snapshots") => self.pools,
             _ => self.io,
         }
     }
 }
 
 /// The tensors that a launch may have: those of states first.
-pub const TENSORS: [&str; 29] = [
+pub const TENSORS: [&str; 31] = [
     "pool",
     "write_pool",
     "snapshots",
@@ -105,6 +108,8 @@ pub const TENSORS: [&str; 29] = [
     "conv_bias",
     "windows",
     "write_windows",
+    "window_snapshots",
+    "previous x",
     "z",
     "norm_weight",
     "fresh",
@@ -144,6 +149,7 @@ impl Layout for Problem {
                 keep: memory.array("keep", form.indices[5], keep, 1),
             }
         });
+        let previous_x = self.previous_x.as_ref().map(|kept| memory.previous_x(kept));
         let packed = self.packed.as_ref().map(|packed| Packed {
             cu_seqlens: memory.array("cu_seqlens", form.indices[4], &packed.cu_seqlens, 1),
             max_tokens: packed.max_tokens,
@@ -173,6 +179,7 @@ impl Layout for Problem {
             dt_bias,
             new,
             previous,
+            previous_x,
             pool: states("pool", &self.pool),
             write_pool: self
                 .write_pool
@@ -349,23 +356,20 @@ impl Memory<'_> {
         };
         let convolved = x.zip(convolved).map(|(x, convolved)| {
             let [gate, beta] = self.gates(["gate", "beta"], [&convolved.gate, &convolved.beta]);
-            let mut windows = |name, array: &Array| {
-                let order = match self.form.token_major {
-                    true => vec![1, 2, 0],
-                    false => vec![2, 1, 0],
-                };
-                let view = self.ordered(name, x_type, &array.dims, order);
-                self.write(&view, array);
-                view
+            let mut optional = |name, array: &Option<Array>| {
+                let array = array.as_ref()?;
+                Some(self.windows(name, array))
             };
-            let write_windows = convolved.write_windows.as_ref();
+            let write_windows = optional("write_windows", &convolved.write_windows);
+            let window_snapshots = optional("window_snapshots", &convolved.window_snapshots);
             Convolved {
                 x,
                 heads: convolved.heads,
                 gate,
                 beta,
-                windows: windows("windows", &convolved.windows),
-                write_windows: write_windows.map(|array| windows("write_windows", array)),
+                windows: self.windows("windows", &convolved.windows),
+                write_windows,
+                window_snapshots,
                 o: self.array("o", o_type, &convolved.o, 1),
                 weight: self.array("conv_weight", weight_type, &convolved.weight, 1),
                 bias: (convolved.bias.as_ref())
@@ -380,6 +384,42 @@ impl Memory<'_> {
             activation: norm.activation,
         });
         (convolved, norm)
+    }
+
+    /// Previous tokens of a convolution, and that of a commit.
+    fn previous_x(&mut self, kept: &KeptX<Array>) -> KeptX<View> {
+        let [x_type, weight_type, bias_type, _] = self.form.qkvo;
+        let names = ["previous gate", "previous beta"];
+        let [gate, beta] = self.gates(names, [&kept.gate, &kept.beta]);
+        let conv = kept.conv.as_ref().map(|conv| CommitConvolution {
+            heads: conv.heads,
+            weight: self.array("conv_weight", weight_type, &conv.weight, 1),
+            bias: (conv.bias.as_ref()).map(|bias| self.array("conv_bias", bias_type, bias, 1)),
+            activation: conv.activation,
+            windows: self.windows("windows", &conv.windows),
+            write_windows: (conv.write_windows.as_ref())
+                .map(|array| self.windows("write_windows", array)),
+        });
+        KeptX {
+            x: self.array("previous x", x_type, &kept.x, 1),
+            gate,
+            beta,
+            keep: self.array("keep", self.form.indices[5], &kept.keep, 1),
+            conv,
+        }
+    }
+
+    /// `[…, D, inputs]`
+    fn windows(&mut self, name: &str, array: &Array) -> View {
+        let inner = array.dims.len() - 1;
+        let order = match self.form.token_major {
+            true => vec![inner - 1, inner],
+            false => vec![inner, inner - 1],
+        };
+        let order = order.into_iter().chain((0..inner - 1).rev()).collect();
+        let view = self.ordered(name, self.form.qkvo[0], &array.dims, order);
+        self.write(&view, array);
+        view
     }
 
     /// `[…, HV, V, K]` in this layout.

@@ -1,6 +1,9 @@
 //! A launch as values.
 
-use gated_delta_harness::arguments::{Arguments, Convolved, Kept, New, Packed, Tokens};
+use gated_delta::Activation;
+use gated_delta_harness::arguments::{
+    Arguments, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
+};
 
 use crate::buffer::View;
 
@@ -31,6 +34,16 @@ impl Array {
         Self {
             dims: dims.to_vec(),
             values: Vec::new(),
+        }
+    }
+
+    /// The same dims, with `value` everywhere.
+    #[must_use]
+    pub fn filled(self, value: f64) -> Self {
+        let len = self.dims.iter().product();
+        Self {
+            values: vec![value; len],
+            ..self
         }
     }
 
@@ -124,6 +137,8 @@ pub trait Sizes<T> {
     fn outputs(&self) -> Option<&T>;
     /// The windows that are read, and those that are written, of a convolution.
     fn windows(&self) -> Option<[&T; 2]>;
+    /// T', with previous tokens.
+    fn previous_tokens(&self) -> Option<usize>;
 }
 
 impl<T: Shaped> Sizes<T> for Arguments<T> {
@@ -132,7 +147,7 @@ impl<T: Shaped> Sizes<T> for Arguments<T> {
             (Some(packed), ..) => packed.cu_seqlens.dims()[0].saturating_sub(1),
             (None, Some(o), _) => o.dims()[0],
             (None, None, Some(previous)) => previous.tokens.k.dims()[0],
-            (None, None, None) => 0,
+            (None, None, None) => self.previous_x.as_ref().map_or(0, |kept| kept.x.dims()[0]),
         }
     }
 
@@ -157,13 +172,75 @@ impl<T: Shaped> Sizes<T> for Arguments<T> {
     }
 
     fn windows(&self) -> Option<[&T; 2]> {
-        let Convolved {
-            windows,
-            write_windows,
-            ..
-        } = self.convolved.as_ref()?;
-        Some([windows, write_windows.as_ref().unwrap_or(windows)])
+        let conv = conv(self)?;
+        Some([conv.windows, conv.write_windows.unwrap_or(conv.windows)])
     }
+
+    fn previous_tokens(&self) -> Option<usize> {
+        let k = self.previous.as_ref().map(|kept| &kept.tokens.k);
+        let x = self.previous_x.as_ref().map(|kept| &kept.x);
+        Some(k.or(x)?.dims()[1])
+    }
+}
+
+/// The convolution of new tokens, and of previous ones; but for its x.
+#[derive(Debug)]
+pub struct Conv<'a, T> {
+    /// H
+    pub heads: usize,
+    /// `[D, W]`
+    pub weight: &'a T,
+    /// `[D]`
+    pub bias: Option<&'a T>,
+    /// Of the sums.
+    pub activation: Activation,
+    /// Those that are read.
+    pub windows: &'a T,
+    /// Others to write.
+    pub write_windows: Option<&'a T>,
+}
+
+/// The convolution of a launch, a commit's too.
+pub fn conv<T>(args: &Arguments<T>) -> Option<Conv<'_, T>> {
+    if let Some(convolved) = &args.convolved {
+        return Some(Conv {
+            heads: convolved.heads,
+            weight: &convolved.weight,
+            bias: convolved.bias.as_ref(),
+            activation: convolved.activation,
+            windows: &convolved.windows,
+            write_windows: convolved.write_windows.as_ref(),
+        });
+    }
+    let conv = args.previous_x.as_ref()?.conv.as_ref()?;
+    Some(Conv {
+        heads: conv.heads,
+        weight: &conv.weight,
+        bias: conv.bias.as_ref(),
+        activation: conv.activation,
+        windows: &conv.windows,
+        write_windows: conv.write_windows.as_ref(),
+    })
+}
+
+/// Its windows, those that are read and others to write.
+pub fn windows_mut<T>(args: &mut Arguments<T>) -> Option<(&mut T, &mut Option<T>)> {
+    if let Some(convolved) = &mut args.convolved {
+        return Some((&mut convolved.windows, &mut convolved.write_windows));
+    }
+    let conv = args.previous_x.as_mut()?.conv.as_mut()?;
+    Some((&mut conv.windows, &mut conv.write_windows))
+}
+
+/// The windows after each token.
+pub fn window_snapshots<T>(args: &Arguments<T>) -> Option<&T> {
+    args.convolved.as_ref()?.window_snapshots.as_ref()
+}
+
+/// How many previous tokens are kept.
+pub fn keep<T>(args: &Arguments<T>) -> Option<&T> {
+    let x = args.previous_x.as_ref().map(|kept| &kept.keep);
+    args.previous.as_ref().map(|kept| &kept.keep).or(x)
 }
 
 /// Each tensor.
@@ -204,9 +281,9 @@ pub trait Change {
     /// The slots `order` of all pools, with every valid index changed to where its slot went.
     #[must_use]
     fn take_slots(&self, order: &[usize]) -> Problem;
-    /// The same with the gates of new and of previous tokens changed.
+    /// The same with the gates of new and of previous tokens changed: what decays come from, and betas.
     #[must_use]
-    fn map_tokens(&self, change: impl FnMut(&mut Tokens<Array>)) -> Problem;
+    fn map_gates(&self, change: impl FnMut(&mut Array, &mut Array)) -> Problem;
 }
 
 impl Change for Problem {
@@ -221,7 +298,19 @@ impl Change for Problem {
     fn each_new(&self, change: impl Fn(&mut Array)) -> Problem {
         let mut problem = self.clone();
         if let Some(New { q, tokens, o }) = &mut problem.new {
-            of_tokens(tokens).into_iter().chain([q, o]).for_each(change);
+            of_tokens(tokens)
+                .into_iter()
+                .chain([q, o])
+                .for_each(&change);
+        }
+        if let Some(Convolved {
+            x, gate, beta, o, ..
+        }) = &mut problem.convolved
+        {
+            [x, gate, beta, o].into_iter().for_each(&change);
+        }
+        if let Some(GatedNorm { z, .. }) = &mut problem.norm {
+            change(z);
         }
         problem
     }
@@ -290,13 +379,19 @@ impl Change for Problem {
         })
     }
 
-    fn map_tokens(&self, mut change: impl FnMut(&mut Tokens<Array>)) -> Problem {
+    fn map_gates(&self, mut change: impl FnMut(&mut Array, &mut Array)) -> Problem {
         let mut problem = self.clone();
         if let Some(New { tokens, .. }) = &mut problem.new {
-            change(tokens);
+            change(&mut tokens.gate, &mut tokens.beta);
+        }
+        if let Some(Convolved { gate, beta, .. }) = &mut problem.convolved {
+            change(gate, beta);
         }
         if let Some(Kept { tokens, .. }) = &mut problem.previous {
-            change(tokens);
+            change(&mut tokens.gate, &mut tokens.beta);
+        }
+        if let Some(KeptX { gate, beta, .. }) = &mut problem.previous_x {
+            change(gate, beta);
         }
         problem
     }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use gated_delta_harness::arguments::{Arguments, Kept};
+use gated_delta_harness::arguments::Arguments;
 
-use crate::problem::{Array, Problem, Shaped, Sizes};
+use crate::problem::{Array, Problem, Shaped, Sizes, keep};
 
 /// What a row of a launch does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,17 @@ pub struct Live {
     pub commit: Option<(usize, usize)>,
     /// Tokens, counted from the row's first, and the slot of the written pool for the state after each.
     pub stores: Vec<(usize, usize)>,
+    /// Of a convolution.
+    pub window: Option<Window>,
+}
+
+/// Where the window of a row comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Slot and column of its oldest input; `None` of a fresh row, whose window is zeros.
+    pub start: Option<[usize; 2]>,
+    /// Slot of the written windows, where one is written.
+    pub end: Option<usize>,
 }
 
 impl Live {
@@ -37,7 +48,6 @@ impl Live {
 /// What each row of `args` does, whose indices are `integers`.
 pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<i64>) -> Vec<Row> {
     let given = |tensor: &Option<T>| tensor.as_ref().map(&integers);
-    let previous = |previous: &Kept<T>| (previous.tokens.k.dims()[1], integers(&previous.keep));
     let switches = Switches {
         max_tokens: args.max_tokens(),
         total: args.outputs().map_or(0, |o| o.dims()[1]),
@@ -52,9 +62,10 @@ pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<
             .packed
             .as_ref()
             .map(|packed| integers(&packed.cu_seqlens)),
-        previous: args.previous.as_ref().map(previous),
+        previous: args.previous_tokens().zip(keep(args).map(&integers)),
         null_slot: args.options.null_slot,
         update_state: args.update_state,
+        windows: args.windows().is_some(),
     };
     let row = |b| {
         let tokens = switches.tokens(b);
@@ -92,6 +103,8 @@ struct Switches {
     previous: Option<(usize, Vec<i64>)>,
     null_slot: Option<u32>,
     update_state: bool,
+    /// Rows have windows.
+    windows: bool,
 }
 
 impl Switches {
@@ -106,14 +119,32 @@ impl Switches {
     }
 
     fn live(&self, b: usize, length: usize) -> Option<Live> {
+        let fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
         if let Some(slots) = &self.token_slots {
             let slots = &slots[b * self.max_tokens..][..self.max_tokens];
-            let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
-            let last = usize::try_from(accepted).ok()?.checked_sub(1)?;
+            let (start, column) = match fresh {
+                true => (None, None),
+                false => {
+                    let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
+                    let last = usize::try_from(accepted).ok()?.checked_sub(1)?;
+                    (Some(self.slot(*slots.get(last)?, self.pool)?), Some(last))
+                }
+            };
+            let window = match self.windows {
+                true => {
+                    let first = self.slot(slots[0], self.pool.min(self.write_pool))?;
+                    Some(Window {
+                        start: column.map(|column| [first, column]),
+                        end: Some(first),
+                    })
+                }
+                false => None,
+            };
             let store = |(t, slot): (usize, &i64)| Some((t, self.slot(*slot, self.write_pool)?));
             return Some(Live {
-                start: Some(self.slot(*slots.get(last)?, self.pool)?),
+                start,
                 commit: None,
+                window,
                 stores: slots[..length]
                     .iter()
                     .enumerate()
@@ -123,7 +154,6 @@ impl Switches {
         }
         let read = self.read_slots.as_ref().map_or(b as i64, |slots| slots[b]);
         let write = self.write_slots.as_ref().map_or(read, |slots| slots[b]);
-        let fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
         let mut live = Live {
             start: match fresh {
                 true => None,
@@ -131,6 +161,7 @@ impl Switches {
             },
             commit: None,
             stores: Vec::new(),
+            window: None,
         };
         if fresh {
             self.slot(write, self.write_pool)?;
@@ -141,6 +172,10 @@ impl Switches {
         } else if self.update_state {
             live.stores = vec![(length - 1, self.slot(write, self.write_pool)?)];
         }
+        live.window = self.windows.then(|| Window {
+            start: live.start.map(|slot| [slot, 0]),
+            end: live.writes().next(),
+        });
         Some(live)
     }
 

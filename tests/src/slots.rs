@@ -78,7 +78,7 @@ impl Spec {
     pub(crate) fn draw_slots(&self, fresh: Option<&[i64]>, rng: &mut StdRng) -> Slots {
         let choice = self.slots;
         if let Some(accepted) = choice.of_tokens {
-            return self.draw_token_slots(accepted, rng);
+            return self.draw_token_slots(accepted, fresh, rng);
         }
         let (mut reads, mut writes, mut live) = (Vec::new(), Vec::new(), Vec::new());
         for b in 0..self.batch {
@@ -107,27 +107,43 @@ impl Spec {
         }
     }
 
-    /// Each slot is at most one token's; those that are left without one get an index that skips the store.
-    fn draw_token_slots(&self, accepted: bool, rng: &mut StdRng) -> Slots {
+    /// Each slot is at most one token's; those that are left without one get an index that skips the store, or, where it
+    /// is that of the row's window, makes the row inactive.
+    fn draw_token_slots(&self, accepted: bool, fresh: Option<&[i64]>, rng: &mut StdRng) -> Slots {
         let (pool, write_pool) = self.pool_slots();
         let most = pool.max(write_pool.unwrap_or(pool));
         let mut free: Vec<i64> = (0..most as i64).collect();
         free.shuffle(rng);
-        let accepted: Vec<i64> = (0..self.batch)
-            .map(|_| match self.slots.inactive && rng.random_ratio(1, 6) {
-                _ if !accepted => 1,
-                true => self.bad_count(self.form.indices[3], 1..=self.tokens, rng),
-                false => rng.random_range(1..=self.tokens) as i64,
+        let is_fresh = |b: usize| fresh.is_some_and(|fresh| fresh[b] != 0);
+        let mut accepted: Vec<i64> = (0..self.batch)
+            .map(|b| {
+                let bad = if is_fresh(b) { 3 } else { 6 };
+                match self.slots.inactive && rng.random_ratio(1, bad) {
+                    _ if !accepted => 1,
+                    true => self.bad_count(self.form.indices[3], 1..=self.tokens, rng),
+                    false => rng.random_range(1..=self.tokens) as i64,
+                }
             })
             .collect();
         let mut slots = vec![None; self.batch * self.tokens];
-        let starts = accepted.iter().enumerate().filter_map(|(b, &accepted)| {
-            let last = usize::try_from(accepted - 1).ok()?;
-            (last < self.tokens).then_some(b * self.tokens + last)
-        });
-        for start in starts {
-            if !(self.slots.inactive && rng.random_ratio(1, 6)) {
-                slots[start] = free.pop();
+        let mut skips = || self.slots.inactive && rng.random_ratio(1, 6);
+        if self.conv.is_some() {
+            for b in (0..self.batch).filter(|_| !skips()) {
+                slots[b * self.tokens] = free.pop();
+            }
+        }
+        for b in (0..self.batch).filter(|&b| !is_fresh(b)) {
+            let last = usize::try_from(accepted[b] - 1).ok();
+            let Some(last) = last.filter(|&last| last < self.tokens) else {
+                continue;
+            };
+            let start = &mut slots[b * self.tokens + last];
+            if start.is_none() && !skips() {
+                *start = free.pop();
+                if start.is_none() && self.slots.of_tokens == Some(true) {
+                    // That of the window is the row's.
+                    accepted[b] = 1;
+                }
             }
         }
         for slot in slots.iter_mut().filter(|slot| slot.is_none()) {

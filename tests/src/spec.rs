@@ -4,7 +4,8 @@ use gated_delta::{
     Activation, BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
 };
 use gated_delta_harness::arguments::{
-    Convolved, GateKind, GatedNorm, KdaDecay, Kept, New, Operator, Packed, Tokens,
+    CommitConvolution, Convolved, GateKind, GatedNorm, KdaDecay, Kept, KeptX, New, Operator,
+    Packed, Tokens,
 };
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch;
@@ -13,7 +14,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::case::Case;
 use crate::layout::{Form, Layout};
-use crate::problem::{Array, Problem, of_tokens};
+use crate::problem::{Array, Problem, conv, of_tokens, windows_mut};
 use crate::rows;
 use crate::slots::SlotChoice;
 
@@ -24,7 +25,7 @@ pub struct Family {
     pub operator: Operator,
     /// The kernels for one token alone.
     pub decode: bool,
-    /// Those with a convolution before the recurrence, a norm after it, or both: for one token alone as yet.
+    /// Those with a convolution before the recurrence, a norm after it, or both.
     pub layer: bool,
     /// How they compute.
     pub formulation: Formulation,
@@ -60,7 +61,7 @@ impl Family {
         }
     }
 
-    /// The family for one token of a layer step.
+    /// The family for one token of a layer step; that of several is no decode.
     #[must_use]
     pub const fn layer(operator: Operator, layout: StateLayout, state: DType, dim: usize) -> Self {
         Self {
@@ -116,7 +117,13 @@ impl Family {
                 false => Operator::Gdn,
             },
             decode: family.max_tokens() == 1,
-            layer: matches!(family, launch::Family::GdnLayer | launch::Family::KdaLayer),
+            layer: matches!(
+                family,
+                launch::Family::GdnLayer
+                    | launch::Family::KdaLayer
+                    | launch::Family::GdnLayerMtp
+                    | launch::Family::KdaLayerMtp
+            ),
             formulation: match family.is_parallel() {
                 true => Formulation::Parallel,
                 false => Formulation::Recurrent,
@@ -180,6 +187,8 @@ pub struct ConvChoice {
     pub activation: Activation,
     /// Windows are written to other windows, where states are written.
     pub apart: bool,
+    /// Where there are snapshots, there are those of windows too, of so many steps more than T.
+    pub window_snapshots: Option<usize>,
 }
 
 /// A norm after a recurrence.
@@ -224,7 +233,7 @@ pub struct Spec {
     pub conv: Option<ConvChoice>,
     /// o is normed.
     pub norm: Option<NormChoice>,
-    /// Some rows start from zeros, where a launch has one token of each row and keeps one state at most.
+    /// Some rows start from zeros, unless tokens are computed at once.
     pub fresh: bool,
     /// States are written.
     pub update_state: bool,
@@ -267,6 +276,7 @@ impl Spec {
                 bias: false,
                 activation: Activation::Silu,
                 apart: false,
+                window_snapshots: Some(0),
             }),
             norm: family.layer.then_some(NormChoice {
                 eps: 1e-6,
@@ -294,6 +304,47 @@ impl Spec {
         self.heads * self.ratio
     }
 
+    /// Takes tokens away until a kernel has room for those of a query/key head's value heads.
+    pub fn fit(&mut self) {
+        while self.conv.is_some() || self.norm.is_some() {
+            let previous = self.previous.unwrap_or(0);
+            if self.tokens.max(previous) <= 1 || self.has_room() {
+                break;
+            }
+            match self.tokens < previous {
+                true => self.previous = Some(previous - 1),
+                false => self.tokens -= 1,
+            }
+        }
+    }
+
+    /// Whether a kernel of several tokens of a layer has room for these, or there is none at all.
+    fn has_room(&self) -> bool {
+        let family = Family {
+            decode: false,
+            ..Family::layer(
+                self.gates.operator(),
+                self.options.state_layout,
+                self.form.state,
+                self.dim,
+            )
+        };
+        let tokens = (self.tokens + self.previous.unwrap_or(0)) as u32;
+        let heads = self.ratio as u32;
+        let mut entries = (Entry::ALL.iter())
+            .filter(|entry| Family::of(**entry) == Some(family))
+            .peekable();
+        entries.peek().is_none()
+            || entries.any(|entry| {
+                let bytes = entry.shared_bytes()
+                    + entry.shared_bytes_per_token() * tokens
+                    + (entry.shared_bytes_per_head()
+                        + entry.shared_bytes_per_token_of_head() * tokens)
+                        * heads;
+                heads <= entry.max_heads() && bytes <= 101_376
+            })
+    }
+
     /// Laid out.
     #[must_use]
     pub fn case(&self) -> Case {
@@ -319,7 +370,9 @@ impl Spec {
         let slots = self.draw_slots(fresh.as_deref(), &mut rng);
         let (hv, dim) = (self.value_heads(), self.dim);
         let o = Array::unread(&[rows[0], rows[1], hv, dim]);
+        let is_commit = self.tokens == 0;
         let (new, convolved) = match self.conv {
+            _ if is_commit => (None, None),
             Some(conv) => (None, Some(self.draw_convolved(conv, rows, &mut rng))),
             None => {
                 let q = self.draw_qk(rows, &mut rng);
@@ -327,16 +380,23 @@ impl Spec {
                 (Some(New { q, tokens, o }), None)
             }
         };
-        let norm = self.norm.map(|norm| GatedNorm {
+        let norm = self.norm.filter(|_| !is_commit).map(|norm| GatedNorm {
             z: Array::new(&[rows[0], rows[1], hv, dim], || unit(&mut rng).into()),
             weight: Array::new(&[dim], || unit(&mut rng).into()),
             eps: norm.eps,
             activation: norm.activation,
         });
-        let previous = self.previous.map(|most| Kept {
-            tokens: self.draw_tokens([self.batch, most], &mut rng),
-            keep: Array::indices(self.draw_keep(most, &mut rng)),
-        });
+        let (mut previous, mut previous_x) = (None, None);
+        if let Some(most) = self.previous {
+            let keep = Array::indices(self.draw_keep(most, &mut rng));
+            match self.conv {
+                Some(conv) => previous_x = Some(self.draw_previous_x(conv, most, keep, &mut rng)),
+                None => {
+                    let tokens = self.draw_tokens([self.batch, most], &mut rng);
+                    previous = Some(Kept { tokens, keep });
+                }
+            }
+        }
         let (a_log, dt_bias) = self.draw_parameters(&mut rng);
         let states = |slots: &[usize]| [slots, &[hv, dim, dim]].concat();
         let indices = |slots: Option<Vec<i64>>| slots.map(Array::indices);
@@ -344,8 +404,9 @@ impl Spec {
             gates: self.gates,
             a_log,
             dt_bias,
-            new: new.filter(|_| self.tokens > 0),
+            new,
             previous,
+            previous_x,
             pool: Array::new(&states(&[pool_slots]), || unit(&mut rng).into()),
             write_pool: write_pool_slots.map(|slots| Array::unread(&states(&[slots]))),
             read_slots: indices(slots.read),
@@ -380,9 +441,15 @@ impl Spec {
 
     /// Whether there is a `fresh`.
     fn takes_fresh(&self) -> bool {
-        let one = self.tokens == 1 && !self.packed && self.previous.is_none();
-        let kept = self.snapshots.is_none() && self.slots.of_tokens.is_none();
-        self.fresh && one && kept && self.options.formulation == Formulation::Recurrent
+        self.fresh && self.options.formulation == Formulation::Recurrent
+    }
+
+    /// Columns of a slot of windows: those of the windows before and after each of a row's tokens, where these have slots.
+    pub(crate) fn window_columns(&self, taps: usize) -> usize {
+        match self.slots.of_tokens {
+            Some(_) => taps - 2 + self.tokens,
+            None => taps - 1,
+        }
     }
 
     /// Whether windows are written to other ones: they are where there is a pool of another size.
@@ -436,7 +503,7 @@ impl Spec {
             dims: vec![channels],
         });
         let (slots, write_slots) = self.pool_slots();
-        let window = |slots| [slots, channels, conv.taps - 1];
+        let window = |slots| [slots, channels, self.window_columns(conv.taps)];
         let Tokens { gate, beta, .. } = self.draw_tokens([rows, tokens], rng);
         Convolved {
             x,
@@ -450,6 +517,35 @@ impl Spec {
             windows: Array::new(&window(slots), || unit(rng).into()),
             write_windows: (self.apart())
                 .then(|| Array::unread(&window(write_slots.unwrap_or(slots)))),
+            window_snapshots: (self.snapshots.and(conv.window_snapshots)).map(|more| {
+                let steps = self.tokens + more;
+                Array::unread(&[self.batch, steps, channels, conv.taps - 1])
+            }),
+        }
+    }
+
+    /// What the tokens that `keep` is of bring to a convolution; a commit's has it at hand.
+    fn draw_previous_x(
+        &self,
+        conv: ConvChoice,
+        most: usize,
+        keep: Array,
+        rng: &mut StdRng,
+    ) -> KeptX<Array> {
+        let convolved = self.draw_convolved(conv, [self.batch, most], rng);
+        KeptX {
+            x: convolved.x,
+            gate: convolved.gate,
+            beta: convolved.beta,
+            keep,
+            conv: (self.tokens == 0).then_some(CommitConvolution {
+                heads: convolved.heads,
+                weight: convolved.weight,
+                bias: convolved.bias,
+                activation: convolved.activation,
+                windows: convolved.windows,
+                write_windows: convolved.write_windows,
+            }),
         }
     }
 
@@ -542,13 +638,14 @@ impl Spec {
 /// What no live row reads becomes NaN.
 fn forget_the_unread(problem: &mut Problem) {
     let mut slots = vec![false; problem.pool.dims[0]];
-    let (mut tokens, mut kept) = (Vec::new(), Vec::new());
+    let (mut tokens, mut kept, mut windows) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows::of_problem(problem) {
         let commit = row.live.as_ref().and_then(|live| live.commit);
         kept.push(commit.map_or(0, |(keep, _)| keep));
         if let (Some(own), Some(live)) = (row.tokens, row.live) {
             tokens.extend(own);
             live.start.into_iter().for_each(|start| slots[start] = true);
+            windows.extend(live.window.and_then(|window| window.start));
         }
     }
     if let Some(New { q, tokens: new, .. }) = &mut problem.new {
@@ -574,16 +671,30 @@ fn forget_the_unread(problem: &mut Problem) {
     }
     for i in (0..slots.len()).filter(|&i| !slots[i]) {
         problem.pool.entry_mut(1, i).fill(f64::NAN);
-        if let Some(Convolved { windows, .. }) = &mut problem.convolved {
-            windows.entry_mut(1, i).fill(f64::NAN);
+    }
+    let before = conv(problem).map_or(0, |conv| conv.weight.dims[1] - 1);
+    if let Some((of_pool, _)) = windows_mut(problem) {
+        let [_, channels, columns] = of_pool.dims[..] else {
+            panic!("windows have three dims")
+        };
+        let nothing = Array::unread(&of_pool.dims).filled(f64::NAN);
+        let all = std::mem::replace(of_pool, nothing);
+        for [slot, column] in windows {
+            for channel in slot * channels..(slot + 1) * channels {
+                let read = channel * columns + column..channel * columns + column + before;
+                of_pool.values[read.clone()].copy_from_slice(&all.values[read]);
+            }
         }
     }
-    if let Some(Kept { tokens, .. }) = &mut problem.previous {
-        let most = tokens.k.dims[1];
+    let of_previous = match (&mut problem.previous, &mut problem.previous_x) {
+        (Some(Kept { tokens, .. }), _) => Vec::from(of_tokens(tokens)),
+        (_, Some(KeptX { x, gate, beta, .. })) => vec![x, gate, beta],
+        _ => Vec::new(),
+    };
+    for array in of_previous {
+        let most = array.dims[1];
         for i in (0..kept.len() * most).filter(|i| i % most >= kept[i / most]) {
-            for array in of_tokens(tokens) {
-                array.entry_mut(2, i).fill(f64::NAN);
-            }
+            array.entry_mut(2, i).fill(f64::NAN);
         }
     }
 }

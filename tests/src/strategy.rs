@@ -88,6 +88,7 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         if !family.is_recurrent() {
             spec.snapshots = None;
         }
+        spec.fit();
         if !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Large) && several {
             spec.magnitude = Magnitude::Usual;
         }
@@ -135,7 +136,9 @@ impl Spec {
 
 /// A convolution, a norm, or both, of those that have such kernels.
 fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<NormChoice>)> {
-    let conv = (2usize..=4, any::<[bool; 3]>()).prop_map(|(taps, [bias, silu, apart])| {
+    let more = prop_oneof![1 => Just(None), 2 => (0usize..=2).prop_map(Some)];
+    let conv = (2usize..=4, any::<[bool; 3]>(), more);
+    let conv = conv.prop_map(|(taps, [bias, silu, apart], window_snapshots)| {
         let activation = match silu {
             true => Activation::Silu,
             false => Activation::None,
@@ -145,6 +148,7 @@ fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<N
             bias,
             activation,
             apart,
+            window_snapshots,
         }
     });
     let activation = select(vec![Activation::Silu, Activation::Sigmoid]);

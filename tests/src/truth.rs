@@ -3,20 +3,20 @@
 use std::convert::Infallible;
 
 use gated_delta::{Activation, BetaScale, DType, KdaBeta};
-use gated_delta_harness::arguments::{Arguments, Convolved, GateKind, KdaDecay, New, Tokens};
+use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, New, Tokens};
 use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays, of_norm};
-use gated_delta_reference::conv::{Conv, convolve};
+use gated_delta_reference::conv::{Conv, convolve, window_after};
 use gated_delta_reference::gate;
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
-use gated_delta_reference::norm::GatedNorm;
+use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Layout, Previous, Recurrent, TokenGates};
 
 use crate::buffer::View;
 use crate::case::Case;
-use crate::problem::Sizes;
+use crate::problem::{self, Sizes, keep};
 use crate::rows::Row;
 
 /// What a launch has to leave behind.
@@ -27,8 +27,10 @@ pub(crate) struct Truth {
     pub pool: Vec<f64>,
     /// `[B, steps, HV, V, K]`
     pub snapshots: Option<Vec<f64>>,
-    /// The written windows, `[P, D, W − 1]`.
+    /// The written windows, of as many columns as they have.
     pub windows: Option<Vec<f64>>,
+    /// `[B, steps, D, W − 1]`
+    pub window_snapshots: Option<Vec<f64>>,
     /// How far from these a launch may be.
     pub allowed: Allowed,
 }
@@ -56,6 +58,8 @@ struct Values {
     /// States as `[…, V, K]`; of a convolution there are q, k and v too.
     floats: Arguments<Vec<f64>>,
     indices: Arguments<Vec<i64>>,
+    /// What previous tokens bring, made by the convolution where there is one.
+    previous: Option<Tokens<Vec<f64>>>,
 }
 
 impl Values {
@@ -78,12 +82,26 @@ impl Values {
             false => Vec::new(),
         };
         let mut floats = of_each(&klast, floats);
-        if let Some(convolved) = &floats.convolved {
-            floats.new = Some(made(case, convolved));
+        let mut indices = of_each(&klast, indices);
+        let mut previous = floats.previous.as_ref().map(|kept| kept.tokens.clone());
+        if let Some((new, kept)) = made(case, &floats) {
+            (floats.new, previous) = (new, kept);
+            // The recurrence alone knows of no window without a slot.
+            if let Some(slots) = &mut indices.token_slots {
+                let steps = case.max_tokens();
+                for (b, row) in case.rows().iter().enumerate() {
+                    if row.live.is_none() {
+                        slots[b * steps..][..steps].fill(-1);
+                        let fresh = indices.fresh.as_mut();
+                        fresh.into_iter().for_each(|fresh| fresh[b] = 0);
+                    }
+                }
+            }
         }
         Self {
             floats,
-            indices: of_each(&klast, indices),
+            indices,
+            previous,
         }
     }
 
@@ -94,11 +112,7 @@ impl Values {
         match &mut values.gates {
             GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => {
                 let new = values.new.as_mut().map(|new| &mut new.tokens);
-                let previous = values
-                    .previous
-                    .as_mut()
-                    .map(|previous| &mut previous.tokens);
-                for tokens in [new, previous].into_iter().flatten() {
+                for tokens in [new, self.previous.as_mut()].into_iter().flatten() {
                     tokens.gate.iter_mut().for_each(|g| *g *= more);
                 }
             }
@@ -150,9 +164,9 @@ impl Values {
     /// The launch, as the reference takes it.
     fn problem<'a>(&'a self, case: &Case) -> Recurrent<'a> {
         let options = &case.options;
-        let heads = match (&case.new, &case.convolved, &case.previous) {
+        let heads = match (&case.new, problem::conv(case), &case.previous) {
             (Some(new), ..) => new.q.dims[2],
-            (_, Some(convolved), _) => convolved.heads,
+            (_, Some(conv), _) => conv.heads,
             (.., Some(previous)) => previous.tokens.k.dims[2],
             _ => panic!("there are tokens"),
         };
@@ -161,8 +175,7 @@ impl Values {
         };
         let new = self.floats.new.as_ref();
         let (q, tokens) = new.map_or((&NO_TOKENS.k, &NO_TOKENS), |new| (&new.q, &new.tokens));
-        let previous = self.floats.previous.as_ref();
-        let previous = previous.zip(self.indices.previous.as_ref());
+        let previous = self.previous.as_ref().zip(keep(&self.indices));
         Recurrent {
             batch: case.batch(),
             tokens: case.max_tokens(),
@@ -192,15 +205,12 @@ impl Values {
             null_slot: options.null_slot.map(i64::from),
             update_state: case.update_state,
             snapshot_steps: case.snapshots.as_ref().map(|snapshots| snapshots.dims[1]),
-            previous: previous.map(|(floats, indices)| Previous {
-                tokens: case
-                    .previous
-                    .as_ref()
-                    .map_or(0, |previous| previous.tokens.k.dims[1]),
-                k: &floats.tokens.k,
-                v: &floats.tokens.v,
-                gates: self.gates(&floats.tokens),
-                keep: &indices.keep,
+            previous: previous.map(|(tokens, keep)| Previous {
+                tokens: case.previous_tokens().unwrap_or(0),
+                k: &tokens.k,
+                v: &tokens.v,
+                gates: self.gates(tokens),
+                keep,
             }),
             round_state: |x| x,
         }
@@ -216,27 +226,34 @@ impl Values {
         }
     }
 
-    /// All of it, without its previous tokens.
+    /// All of it.
     fn whole<'a>(&'a self, case: &Case) -> Layer<'a> {
         let alone = self.recurrence(case);
-        let Some(convolved) = &self.floats.convolved else {
+        let Some(conv) = conv(case, &self.floats) else {
             return Layer {
                 norm: self.norm(),
                 ..alone
             };
         };
         let nothing = &NO_TOKENS.k;
+        let x = self.floats.convolved.as_ref().map(|convolved| &convolved.x);
+        let previous_x = self.floats.previous_x.as_ref().map(|kept| &*kept.x);
         Layer {
             step: Recurrent {
                 q: nothing,
                 k: nothing,
                 v: nothing,
+                previous: alone.step.previous.map(|previous| Previous {
+                    k: nothing,
+                    v: nothing,
+                    ..previous
+                }),
                 ..alone.step
             },
             projection: Some(Projection {
-                x: &convolved.x,
-                previous: None,
-                conv: conv(case, convolved),
+                x: x.unwrap_or(nothing),
+                previous: previous_x,
+                conv,
             }),
             norm: self.norm(),
             ..alone
@@ -278,43 +295,75 @@ fn activation(activation: Activation) -> gate::Activation {
     }
 }
 
-fn conv<'a>(case: &Case, convolved: &'a Convolved<Vec<f64>>) -> Conv<'a> {
-    let view = case.convolved.as_ref().map(|convolved| &convolved.weight);
-    let dims = view.map_or(&[][..], |weight| &weight.dims);
-    Conv {
+fn conv<'a>(case: &Case, floats: &'a Arguments<Vec<f64>>) -> Option<Conv<'a>> {
+    let dims = &problem::conv(case)?.weight.dims;
+    let conv = problem::conv(floats)?;
+    Some(Conv {
         channels: dims[0],
         width: dims[1],
-        weight: &convolved.weight,
-        bias: convolved.bias.as_deref(),
-        activation: activation(convolved.activation),
-    }
+        weight: conv.weight,
+        bias: conv.bias.map(Vec::as_slice),
+        activation: activation(conv.activation),
+    })
 }
 
-/// q, k and v of the active rows of a convolution, NaN of the others, with their gates; no o.
-fn made(case: &Case, convolved: &Convolved<Vec<f64>>) -> New<Vec<f64>> {
-    let conv = conv(case, convolved);
-    let values: usize = case.o().dims[2..].iter().product();
+/// What a convolution makes of new tokens, but for o, and of previous ones.
+type Made = (Option<New<Vec<f64>>>, Option<Tokens<Vec<f64>>>);
+
+/// q, k and v of the active rows of a convolution, NaN of the others, with their gates. Of previous tokens k and v, as far as
+/// they are kept.
+fn made(case: &Case, floats: &Arguments<Vec<f64>>) -> Option<Made> {
+    let conv = conv(case, floats)?;
+    let windows = problem::conv(floats)?.windows;
+    let pool = case.as_klast(&case.pool);
+    let values = pool.dims[1] * pool.dims[2];
     let keys = (conv.channels - values) / 2;
-    let window_len = conv.channels * (conv.width - 1);
-    let nothing = |len: usize| vec![f64::NAN; convolved.x.len() / conv.channels * len];
-    let [mut q, mut k, mut v] = [keys, keys, values].map(nothing);
-    for row in case.rows() {
+    let most = case.previous_tokens().unwrap_or(0);
+    let nothing = |tokens: usize, len: usize| vec![f64::NAN; tokens * len];
+    let new_x: &[f64] = match &floats.convolved {
+        Some(convolved) => &convolved.x,
+        None => &[],
+    };
+    let tokens = new_x.len() / conv.channels;
+    let [mut q, mut k, mut v] = [keys, keys, values].map(|len| nothing(tokens, len));
+    let kept = [keys, values].map(|len| nothing(case.batch() * most, len));
+    let [mut previous_k, mut previous_v] = kept;
+    let put = |tensor: &mut Vec<f64>, t: usize, token: &[f64]| {
+        tensor[t * token.len()..][..token.len()].copy_from_slice(token);
+    };
+    for (b, row) in case.rows().into_iter().enumerate() {
         let (Some(tokens), Some(live)) = (row.tokens, row.live) else {
             continue;
         };
-        let window = match live.start {
-            Some(slot) => convolved.windows[slot * window_len..][..window_len].to_vec(),
-            None => vec![0.0; window_len],
+        let before = conv.width - 1;
+        let columns = windows.len() / pool.dims[0] / conv.channels;
+        let start = live.window.and_then(|window| window.start);
+        let mut window = match start {
+            Some([slot, column]) => (slot * conv.channels..(slot + 1) * conv.channels)
+                .flat_map(|channel| &windows[channel * columns + column..][..before])
+                .copied()
+                .collect(),
+            None => vec![0.0; conv.channels * before],
         };
-        let x = &convolved.x[tokens.start * conv.channels..tokens.end * conv.channels];
+        if let (Some((keep, _)), Some(kept)) = (live.commit, &floats.previous_x) {
+            let x = &kept.x[b * most * conv.channels..][..keep * conv.channels];
+            let y = convolve(&conv, &window, x).unwrap_or_else(|error| panic!("{error}"));
+            for (t, y) in (b * most..).zip(y.chunks(conv.channels)) {
+                put(&mut previous_k, t, &y[keys..2 * keys]);
+                put(&mut previous_v, t, &y[2 * keys..]);
+            }
+            let after = window_after(&conv, &window, x, keep);
+            window = after.unwrap_or_else(|error| panic!("{error}"));
+        }
+        let x = &new_x[tokens.start * conv.channels..tokens.end * conv.channels];
         let y = convolve(&conv, &window, x).unwrap_or_else(|error| panic!("{error}"));
         for (t, y) in tokens.zip(y.chunks(conv.channels)) {
-            q[t * keys..][..keys].copy_from_slice(&y[..keys]);
-            k[t * keys..][..keys].copy_from_slice(&y[keys..2 * keys]);
-            v[t * values..][..values].copy_from_slice(&y[2 * keys..]);
+            put(&mut q, t, &y[..keys]);
+            put(&mut k, t, &y[keys..2 * keys]);
+            put(&mut v, t, &y[2 * keys..]);
         }
     }
-    New {
+    let new = floats.convolved.as_ref().map(|convolved| New {
         q,
         tokens: Tokens {
             k,
@@ -323,7 +372,14 @@ fn made(case: &Case, convolved: &Convolved<Vec<f64>>) -> New<Vec<f64>> {
             beta: convolved.beta.clone(),
         },
         o: Vec::new(),
-    }
+    });
+    let previous = floats.previous_x.as_ref().map(|kept| Tokens {
+        k: previous_k,
+        v: previous_v,
+        gate: kept.gate.clone(),
+        beta: kept.beta.clone(),
+    });
+    Some((new, previous))
 }
 
 /// What a launch leaves, by the reference.
@@ -386,10 +442,10 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
     let mut o = kept.o;
     if problem.tokens > 0 {
         let stored = stored.map(|after| states(after, after.written_pool()));
-        let from = match (&before.previous, &stored) {
-            (None, _) => [pool; 2],
-            (Some(_), Some(stored)) => [stored; 2],
-            (Some(_), None) => [&kept.states, &more_kept.states],
+        let from = match (before.has_previous(), &stored) {
+            (false, _) => [pool; 2],
+            (true, Some(stored)) => [stored; 2],
+            (true, None) => [&kept.states, &more_kept.states],
         };
         let rows = before.rows();
         let [exact, more] = [0, 1].map(|i| each_state(&problems[i], &rows, from[i]));
@@ -407,12 +463,13 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
                 of_state * finite_norm(&q)
             })
             .collect();
-        if before.previous.is_some() {
+        if before.has_previous() {
             o = exact.0;
         }
     }
-    let mut windows = None;
-    if before.convolved.is_some() || before.norm.is_some() {
+    let (mut windows, mut window_snapshots) = (None, None);
+    let conv = problem::conv(&values.floats);
+    if conv.is_some() || before.norm.is_some() {
         if let Some(norm) = values.norm() {
             let width = problem.value_dim;
             let rows = before.rows();
@@ -424,27 +481,39 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
                         z: &norm.z[own.clone()],
                         ..norm
                     };
-                    let off = of_norm(&of_head, &o[own], allowed.o[i]);
+                    let off = of_norm(&of_head, &o[own.clone()], allowed.o[i]);
                     allowed.o[i] = off.unwrap_or_else(|error| panic!("{error}"));
+                    if before.has_previous() {
+                        let normed = gated_norm(&of_head, &o[own.clone()]);
+                        let normed = normed.unwrap_or_else(|error| panic!("{error}"));
+                        o[own].copy_from_slice(&normed);
+                    }
                 }
             }
         }
-        let convolved = values.floats.convolved.as_ref();
         let whole = run(
             &values.whole(before),
             &Pools {
-                windows: convolved.map(|convolved| &*convolved.windows),
-                write_windows: convolved.and_then(|convolved| convolved.write_windows.as_deref()),
+                windows: conv.as_ref().map(|conv| &**conv.windows),
+                write_windows: conv
+                    .as_ref()
+                    .and_then(|conv| conv.write_windows.map(|windows| &**windows)),
+                window_snapshots: problem::window_snapshots(&values.floats).map(Vec::as_slice),
                 ..pools
             },
         );
-        (o, windows) = (whole.o, whole.windows);
+        (windows, window_snapshots) = (whole.windows, whole.window_snapshots);
+        if !before.has_previous() {
+            // With previous tokens o is of the states as they are stored.
+            o = whole.o;
+        }
     }
     Truth {
         o,
         pool: kept.states,
         snapshots: kept.snapshots,
         windows,
+        window_snapshots,
         allowed,
     }
 }
@@ -452,10 +521,10 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
 /// What the launch of a case leaves that starts from `states`, `[P, HV, V, K]`, and writes its pool: o and the states.
 pub(crate) fn after(case: &Case, states: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let values = Values::of(case);
-    let windows = values.floats.convolved.as_ref();
+    let windows = problem::conv(&values.floats).map(|conv| &**conv.windows);
     let pools = Pools {
         states,
-        windows: windows.map(|convolved| &*convolved.windows),
+        windows,
         ..Pools::default()
     };
     let after = run(&values.whole(case), &pools);
@@ -499,7 +568,13 @@ fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, V
         snapshots: Some(&nothing),
         ..Pools::default()
     };
-    let verified = run(&Layer { step, ..*problem }, &pools);
+    let verify = Layer {
+        step,
+        // What is committed of a fresh row is no longer zeros.
+        fresh: problem.fresh.filter(|_| problem.step.previous.is_none()),
+        ..*problem
+    };
+    let verified = run(&verify, &pools);
     let snapshots = verified.snapshots.unwrap_or_default();
     let mut states = vec![0.0; verified.o.len() / step.value_dim * len / heads];
     for (b, row) in rows.iter().enumerate() {
@@ -510,3 +585,6 @@ fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, V
     }
     (verified.o, states)
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,7 +58,7 @@ impl<'a> Session<'a> {
         bar: &'a ProgressBar,
     ) -> Result<Self, Error> {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut problem = layer.blank_decode(pool.slots, pool)?;
+        let mut problem = layer.blank_layer(pool.slots, 1, pool)?;
         fill(&mut problem, "state", || 0.0)?;
         fill(&mut problem, "conv_state", || 0.0)?;
         fill(&mut problem, "conv_weight", || {
@@ -122,7 +122,7 @@ impl<'a> Session<'a> {
         let accepted: Vec<usize> = iter::repeat_with(|| self.random.random_range(0..=drafts))
             .take(rows)
             .collect();
-        let mut plain = PlainDecoding::new(self.recurrence(1, &self.wanted)?)?;
+        let mut plain = PlainDecoding::new(self.following(1, &self.wanted)?)?;
 
         let mut verify = self.drafts(drafts)?;
         verify.update_state = false;
@@ -134,8 +134,7 @@ impl<'a> Session<'a> {
         let [gate, beta] = verify.gates.names();
         let [previous_gate, previous_beta] = previous_gates(verify.gates);
         for (previous, name) in [
-            ("prev.k", "k"),
-            ("prev.v", "v"),
+            ("prev.x", "x"),
             (previous_gate, gate),
             (previous_beta, beta),
         ] {
@@ -146,7 +145,9 @@ impl<'a> Session<'a> {
         let keep = HostTensor::from_f64(DType::I32, &[rows], &keep)?;
         resume.tensors.insert("keep", keep);
         let got = self.backend.run(&resume, None)?;
-        let state = error(&got.state, &plain.states()?);
+        let state = error(&got.state, &plain.values("state")?);
+        let windows = (got.conv_state.as_ref()).ok_or_else(|| resume.missing("conv_state"))?;
+        let windows = error(windows, &plain.values("conv_state")?);
         let wanted = plain.decode(&resume, &vec![drafts; rows])?;
         let o = o.worse(output_error(&resume, &got, &wanted)?);
         self.bar.inc(1);
@@ -155,24 +156,32 @@ impl<'a> Session<'a> {
             last: resume,
             o,
             state,
-            windows: Comparison::default(),
+            windows,
             variant: got.variant,
         })
     }
 
-    /// Random tokens of every row, from the states as they are.
+    /// Random tokens of every row, from the states and windows as they are.
     fn drafts(&mut self, drafts: usize) -> Result<Problem, Error> {
-        let mut problem = self.recurrence(drafts, &self.problem)?;
+        let mut problem = self.following(drafts, &self.problem)?;
         for name in token_tensors(&problem) {
             fill(&mut problem, name, || self.random.random_range(-2.0..2.0))?;
         }
         Ok(problem)
     }
 
-    /// The layer's recurrence alone, from the states of a decode.
-    fn recurrence(&self, tokens: usize, decode: &Problem) -> Result<Problem, Error> {
-        let mut problem = self.layer.blank(self.pool.slots, tokens, self.pool)?;
-        for name in ["A_log", "dt_bias", "state"] {
+    /// A step of so many tokens, with the weights, states and windows of a decode.
+    fn following(&self, tokens: usize, decode: &Problem) -> Result<Problem, Error> {
+        let (layer, pool) = (self.layer, self.pool);
+        let mut problem = layer.blank_layer(pool.slots, tokens, pool)?;
+        for name in [
+            "conv_weight",
+            "norm_weight",
+            "A_log",
+            "dt_bias",
+            "state",
+            "conv_state",
+        ] {
             let tensor = decode.tensor(name)?.clone();
             problem.tensors.insert(name, tensor);
         }
@@ -184,7 +193,7 @@ impl<'a> Session<'a> {
 struct PlainDecoding(Problem);
 
 impl PlainDecoding {
-    /// From the states of a decode.
+    /// From the states and windows of a decode.
     fn new(mut decode: Problem) -> Result<Self, Error> {
         let states = decode.tensor("state")?;
         let states = HostTensor::from_f64(DType::F32, states.dims(), &states.to_f64())?;
@@ -192,46 +201,52 @@ impl PlainDecoding {
         Ok(Self(decode))
     }
 
-    fn states(&self) -> Result<Vec<f64>, Error> {
-        Ok(self.0.tensor("state")?.to_f64())
+    fn values(&self, name: &'static str) -> Result<Vec<f64>, Error> {
+        Ok(self.0.tensor(name)?.to_f64())
     }
 
-    /// The outputs `[B, T, HV, V]` of all tokens of `drafts`; the states are then those after the first `accepted[b]`
-    /// tokens of each row b.
+    /// The outputs `[B, T, HV, V]` of all tokens of `drafts`; the states and windows are then those after the first
+    /// `accepted[b]` tokens of each row b.
     fn decode(&mut self, drafts: &Problem, accepted: &[usize]) -> Result<Vec<f64>, Error> {
         let tokens = drafts.max_tokens();
-        let mut kept = self.states()?;
-        let row_state = kept.len() / accepted.len();
-        let row_output = drafts.tensor("o")?.elements() / (tokens * accepted.len());
-        let mut o = vec![0.0; tokens * accepted.len() * row_output];
+        let rows = accepted.len();
+        let (mut states, mut windows) = (self.values("state")?, self.values("conv_state")?);
+        let row_output = drafts.tensor("o")?.elements() / (tokens * rows);
+        let mut o = vec![0.0; tokens * rows * row_output];
         for t in 0..tokens {
             for name in token_tensors(drafts) {
                 let token = token(drafts.tensor(name)?, t)?;
                 self.0.tensors.insert(name, token);
             }
             let truth = reference::truth(&self.0)?;
+            let windows_after = truth.windows.unwrap_or_default();
             for (b, &accepted) in accepted.iter().enumerate() {
                 let output = &truth.o[b * row_output..][..row_output];
                 o[(b * tokens + t) * row_output..][..row_output].copy_from_slice(output);
                 if accepted == t + 1 {
-                    let state = b * row_state..(b + 1) * row_state;
-                    kept[state.clone()].copy_from_slice(&truth.pool[state]);
+                    keep_row(&mut states, &truth.pool, b, rows);
+                    keep_row(&mut windows, &windows_after, b, rows);
                 }
             }
             fill_from(&mut self.0, "state", &truth.pool)?;
+            fill_from(&mut self.0, "conv_state", &windows_after)?;
         }
-        fill_from(&mut self.0, "state", &kept)?;
+        fill_from(&mut self.0, "state", &states)?;
+        fill_from(&mut self.0, "conv_state", &windows)?;
         Ok(o)
     }
 }
 
+/// Row b of so many is as `from` has it.
+fn keep_row(kept: &mut [f64], from: &[f64], b: usize, rows: usize) {
+    let len = kept.len() / rows;
+    kept[b * len..][..len].copy_from_slice(&from[b * len..][..len]);
+}
+
 /// Names of the tensors with something for each token.
-fn token_tensors(problem: &Problem) -> Vec<&'static str> {
+fn token_tensors(problem: &Problem) -> [&'static str; 4] {
     let [gate, beta] = problem.gates.names();
-    match problem.has_conv() {
-        true => vec!["x", "z", gate, beta],
-        false => vec!["q", "k", "v", gate, beta],
-    }
+    ["x", "z", gate, beta]
 }
 
 /// `[B, 1, …]` of a tensor `[B, T, …]`.

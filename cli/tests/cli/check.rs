@@ -457,8 +457,8 @@ fn garbage_in_slots_of_no_row_hides_nothing() {
 fn the_demo_checks_a_layer() {
     let options = ["--batch", "1", "--steps", "2", "--backend", "sim"];
     for (model, decode, verify) in [
-        ("qwen3-next", "gdn_layer_klast_", "gdn_mtp_klast_"),
-        ("kimi-linear", "kda_layer_klast_", "kda_recurrent_klast_"),
+        ("qwen3-next", "gdn_layer_klast_", "gdn_layer_mtp_klast_"),
+        ("kimi-linear", "kda_layer_klast_", "kda_layer_mtp_klast_"),
     ] {
         let stdout = gated_delta(&[&options[..], &["--model", model]].concat())
             .succeeds()

@@ -105,6 +105,154 @@ fn what_run_writes_of_a_layer_passes_as_expected() {
     }
 }
 
+/// B = T = 2 of the same, in slots 2 and 3.
+fn two_tokens() -> Contents {
+    let shapes: [(&str, &[usize]); 4] = [
+        ("x", &[2, 2, CHANNELS]),
+        ("z", &[2, 2, 4, 128]),
+        ("a", &[2, 2, 4]),
+        ("b", &[2, 2, 4]),
+    ];
+    let contents = layer()
+        .without_expected()
+        .with_metadata("op", "gdn_mtp")
+        .with_indices("read_slots", &[2], &[2, 3]);
+    shapes.iter().fold(contents, |contents, (name, shape)| {
+        contents.reshaped(name, shape)
+    })
+}
+
+/// With token slots, windows of four columns.
+fn token_slots(contents: Contents, slots: &[i32]) -> Contents {
+    let windows = (0..5 * CHANNELS * 4).map(|i| half::bf16::from_f32((i % 37) as f32 / 16.0 - 1.0));
+    let windows: Vec<u8> = windows.flat_map(half::bf16::to_le_bytes).collect();
+    contents
+        .without(&["read_slots"])
+        .with_indices("token_slots", &[2, 2], slots)
+        .with("conv_state", Dtype::BF16, &[5, CHANNELS, 4], windows)
+}
+
+/// The file's own tokens as the previous ones too.
+fn resume(keep: &[i32]) -> Contents {
+    let previous =
+        |contents: Contents, name: &str| contents.with_copy(&format!("prev.{name}"), name);
+    ["x", "a", "b"]
+        .into_iter()
+        .fold(two_tokens(), previous)
+        .with_indices("keep", &[2], keep)
+}
+
+fn commit(keep: &[i32]) -> Contents {
+    let of_new_tokens = ["x", "z", "norm_weight", "a", "b"];
+    resume(keep)
+        .without(&of_new_tokens)
+        .without_metadata("norm_eps")
+        .without_metadata("norm_activation")
+}
+
+fn packed(contents: Contents) -> Contents {
+    let flat = |contents: Contents, name: &str| {
+        let mut shape = contents.tensors[name].1.clone();
+        (shape[0], shape[1]) = (1, shape[0] * shape[1]);
+        contents.reshaped(name, &shape)
+    };
+    ["x", "z", "a", "b"]
+        .into_iter()
+        .fold(contents, flat)
+        .with_indices("cu_seqlens", &[3], &[0, 1, 4])
+}
+
+#[test]
+fn every_way_of_keeping_windows_meets_the_reference() {
+    let folder = folder();
+    let fresh = |contents: Contents| contents.with_indices("fresh", &[2], &[0, 1]);
+    let slots = || token_slots(two_tokens(), &[0, 1, 2, 99]);
+    let all = ["conv_state", "o", "state"];
+    let kept = ["conv_snapshots", "conv_state", "o", "snapshots", "state"];
+    let with_snapshots = |contents: Contents| contents.with_metadata("snapshots", "true");
+    let cases = [
+        ("in place", two_tokens(), &all[..]),
+        ("packed", packed(two_tokens()), &all),
+        ("fresh", fresh(two_tokens()), &all),
+        (
+            "snapshots",
+            with_snapshots(two_tokens()).with_metadata("update_state", "false"),
+            &kept,
+        ),
+        (
+            "packed, snapshots",
+            with_snapshots(packed(two_tokens())),
+            &kept,
+        ),
+        ("token slots", slots(), &all),
+        (
+            "token slots, accepted, snapshots",
+            with_snapshots(slots().with_indices("accepted", &[2], &[2, 1])),
+            &kept,
+        ),
+        (
+            "a window without a slot",
+            token_slots(two_tokens(), &[-1, 1, 2, 4]),
+            &all,
+        ),
+        ("token slots, fresh", fresh(slots()), &all),
+        ("resume", resume(&[1, 2]), &all),
+        ("resume, fresh", fresh(resume(&[0, 2])), &all),
+        ("commit", commit(&[2, 1]), &["conv_state", "state"]),
+        (
+            "commit, fresh",
+            fresh(commit(&[1, 0])),
+            &["conv_state", "state"],
+        ),
+    ];
+    for (case, contents, names) in cases {
+        let input = contents.write(&folder, "in");
+        let output = folder.path().join("out.safetensors");
+        for backend in backends() {
+            run(&input, &output, &["--backend", backend]).succeeds();
+            let out = Contents::read(&output);
+            assert_eq!(out.tensors.keys().collect::<Vec<_>>(), names, "{case}");
+            let both = names.iter().fold(contents.clone(), |both, name| {
+                let shape = &out.tensors[*name].1;
+                both.with_floats(&format!("expected.{name}"), shape, &out.floats(name))
+            });
+            let both = both.write(&folder, "both");
+            for backend in backends() {
+                let stdout = check(&both, &["--backend", backend]).succeeds().stdout;
+                assert!(!stdout.contains(" reference "), "{case}: {stdout}");
+            }
+        }
+    }
+}
+
+/// What a row has no token for stays as it was, and the rest is a copy.
+#[test]
+fn columns_of_windows_are_compared_bit_for_bit() {
+    let folder = folder();
+    let plain = packed(token_slots(two_tokens(), &[0, 1, 2, 99]))
+        .with_indices("cu_seqlens", &[3], &[0, 1, 3])
+        .with_metadata("max_tokens", "2");
+    let output = folder.path().join("out.safetensors");
+    run(
+        &plain.write(&folder, "in"),
+        &output,
+        &["--backend", "reference"],
+    )
+    .succeeds();
+    let out = Contents::read(&output).floats("conv_state");
+    // Row 0 has one token, whose slot is the first: columns 0 to 2 are written, one is not.
+    for (column, part) in [(2, "input 2 differs"), (3, "input 3 is to change")] {
+        let mut wrong = out.clone();
+        wrong[column] = wrong[column].next_up();
+        let shape = plain.tensors["conv_state"].1.clone();
+        let file = plain
+            .clone()
+            .with_floats("expected.conv_state", &shape, &wrong)
+            .write(&folder, "wrong");
+        check(&file, &["--backend", "reference"]).fails_the_check(part);
+    }
+}
+
 /// A fresh row's slot holds NaN: its results are those of zeros there.
 #[test]
 fn fresh_rows_start_from_zeros() {
@@ -157,11 +305,6 @@ fn what_contradicts_a_layer_is_refused_by_name() {
     let mtp = || layer().with_metadata("op", "gdn_mtp");
     let meta = |key, value| layer().with_metadata(key, value);
     let copy = |name, of| layer().with_copy(name, of);
-    let two_tokens = |contents: Contents| {
-        contents
-            .without(&["expected.o"])
-            .reshaped("x", &[2, 2, CHANNELS])
-    };
     let cases = [
         (
             "metadata heads: wanted the number of query/key heads with x, got none",
@@ -247,22 +390,48 @@ fn what_contradicts_a_layer_is_refused_by_name() {
         ),
         (
             "x: wanted shape [B, T = 1, D] with op = gdn_decode, got [2, 2, 1024]",
-            two_tokens(layer()),
+            layer()
+                .without(&["expected.o"])
+                .reshaped("x", &[2, 2, CHANNELS]),
         ),
         (
-            "T with a convolution = 2 is not supported: 1",
-            two_tokens(mtp()),
-        ),
-        (
-            "a convolution and snapshots exclude each other: it is for decodes alone as yet",
-            mtp().with_metadata("snapshots", "true"),
-        ),
-        (
-            "a convolution and prev.k exclude each other: it is for decodes alone as yet",
+            "x and prev.k exclude each other: a convolution makes q, k and v of x",
             ["prev.k", "prev.v", "prev.a", "prev.b"]
                 .into_iter()
                 .fold(mtp(), |contents, name| contents.with_copy(name, "z"))
                 .with_indices("keep", &[4], &[0; 4]),
+        ),
+        (
+            "prev.x is missing: previous tokens need it",
+            resume(&[0, 0]).without(&["prev.x"]),
+        ),
+        (
+            "prev.x: wanted the dtype of x, got f32",
+            resume(&[0, 0]).with_floats("prev.x", &[2, 2, CHANNELS], &[0.0; 4 * CHANNELS]),
+        ),
+        (
+            "prev.x: wanted shape [B, T', D] = [2, 1, 1024], got [2, 1, 2048]",
+            commit(&[0, 0]).reshaped("prev.x", &[2, 1, 2 * CHANNELS]),
+        ),
+        (
+            "prev.x and q exclude each other: a convolution makes q, k and v of x",
+            resume(&[0, 0]).with_copy("q", "z").without(&["x"]),
+        ),
+        (
+            "metadata heads: wanted the number of query/key heads with x, got none",
+            commit(&[0, 0]).without_metadata("heads"),
+        ),
+        (
+            "conv_state: wanted shape [P, D, W - 2 + T] = [5, 1024, 4], got [5, 1024, 3]",
+            two_tokens()
+                .without(&["read_slots"])
+                .with_indices("token_slots", &[2, 2], &[0; 4]),
+        ),
+        (
+            "a commit and z exclude each other: previous tokens without a q or an x are committed",
+            commit(&[0, 0])
+                .with("z", Dtype::BF16, &[2], vec![0; 4])
+                .with_metadata("norm_eps", "1e-6"),
         ),
         (
             "conv_state: wanted shape [P, D, W - 1] = [5, 1024, 3], got [5, 3, 1024]",

@@ -122,6 +122,50 @@ const LAYER: &[Way] = &[
     },
 ];
 
+const LAYER_MTP: &[Way] = &[
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new("a layer of 2 tokens in place", 2, 0, Keep::InPlace)
+    },
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new("a resume of a layer", 2, 2, Keep::Elsewhere)
+    },
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new(
+            "token slots of a layer",
+            TOKEN_SLOTS_TOKENS,
+            0,
+            Keep::EachToken,
+        )
+    },
+    Way {
+        conv: true,
+        norm: true,
+        snapshots: true,
+        fresh: true,
+        ..Way::new(
+            "a layer of fresh rows with snapshots",
+            2,
+            0,
+            Keep::Elsewhere,
+        )
+    },
+    Way {
+        conv: true,
+        fresh: true,
+        ..Way::new("a commit of a layer, of fresh rows", 0, 2, Keep::InPlace)
+    },
+    Way {
+        norm: true,
+        ..Way::new("a norm of 2 tokens", 2, 0, Keep::Nothing)
+    },
+];
+
 /// What log decays and betas are computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateKind {
@@ -163,6 +207,26 @@ impl Case {
     pub fn channels(&self) -> usize {
         let (h, hv) = self.heads();
         (2 * h + hv) * self.dim()
+    }
+
+    /// Columns of a slot of windows.
+    pub fn window_inputs(&self) -> usize {
+        match self.way.keep {
+            Keep::EachToken => TAPS - 2 + self.way.tokens,
+            _ => TAPS - 1,
+        }
+    }
+
+    /// The slot and the column that the window of row `b` begins at, unless it is inactive or fresh.
+    pub fn window(&self, b: usize) -> Option<(usize, usize)> {
+        let start = self.start(b)?;
+        match self.token_slots() {
+            Some(slots) => {
+                let column = ACCEPTED[b] as usize - 1;
+                usize::try_from(slots[b][0]).ok().map(|slot| (slot, column))
+            }
+            None => Some((start, 0)),
+        }
     }
 
     /// `[B]`: previous tokens that are kept.
@@ -226,9 +290,10 @@ pub fn cases() -> Vec<Case> {
                 state,
                 &recurrent,
             );
-            // None, as long as there are no such entries.
             family(&mut cases, Operator::GdnLayer, layout, state, LAYER);
             family(&mut cases, Operator::KdaLayer, layout, state, LAYER);
+            family(&mut cases, Operator::GdnLayerMtp, layout, state, LAYER_MTP);
+            family(&mut cases, Operator::KdaLayerMtp, layout, state, LAYER_MTP);
         }
     }
     for parallel in [Operator::GdnMtpParallel, Operator::KdaRecurrentParallel] {
@@ -271,6 +336,7 @@ fn family(
         k_dim,
         v_dim: k_dim,
         ratio: 1,
+        tokens: 1,
     });
     let variants = kinds.map(|kind| kind.variants().map(move |entry| (kind, entry)));
     let variants: Vec<_> = variants.into_iter().flatten().collect();

@@ -63,11 +63,16 @@ fn work<'a, G: Gates + 'a>(
         ..States::update(views.pool)
     };
     if case.way.tokens == 0 {
-        let stored = Stored::kv(previous.k(case)?, previous.v(case)?);
+        let stored = match views.windows {
+            Some(windows) => Stored::conv(inputs.around.convolution(case, windows)?),
+            None => Stored::kv(previous.k(case)?, previous.v(case)?),
+        };
         let keep = inputs.keep.tensor(&[ROWS])?;
-        return Ok(Box::new(
-            Commit::new(stored, gates, keep, update).options(options),
-        ));
+        let mut commit = Commit::new(stored, gates, keep, update).options(options);
+        if case.way.fresh {
+            commit = commit.fresh(inputs.around.fresh()?);
+        }
+        return Ok(Box::new(commit));
     }
     let states: States<'_> = match (&inputs.token_slots, case.way.keep) {
         (Some(slots), _) => {
@@ -84,7 +89,11 @@ fn work<'a, G: Gates + 'a>(
         (None, _) => update.into(),
     };
     let step_inputs = match views.windows {
-        Some(windows) => step::Inputs::conv(inputs.around.convolution(case, windows)?),
+        Some(windows) => {
+            let mut conv = inputs.around.convolution(case, windows)?;
+            conv.window_snapshots = views.window_snapshots;
+            step::Inputs::conv(conv)
+        }
         None => step::Inputs::qkv(inputs.q(case)?, tokens.k(case)?, tokens.v(case)?),
     };
     let mut step = Step::new(step_inputs, gates, views.o, states).options(options);
@@ -96,8 +105,13 @@ fn work<'a, G: Gates + 'a>(
         step = step.fresh(inputs.around.fresh()?);
     }
     if previous.count > 0 {
+        let stored = if case.way.conv {
+            Stored::x(inputs.around.previous_x(case)?)
+        } else {
+            Stored::kv(previous.k(case)?, previous.v(case)?)
+        };
         step = step.previous(Previous::new(
-            Stored::kv(previous.k(case)?, previous.v(case)?),
+            stored,
             previous.gate(case)?,
             previous.beta(case)?,
             inputs.keep.tensor(&[ROWS])?,

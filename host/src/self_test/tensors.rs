@@ -29,6 +29,7 @@ pub struct Inputs {
 /// Tensors of a convolution, a norm and fresh rows; empty where there are none.
 pub struct Around {
     x: Buffer,
+    previous_x: Buffer,
     conv_weight: Buffer,
     conv_bias: Buffer,
     z: Buffer,
@@ -54,8 +55,10 @@ pub struct Outputs {
     pub pool: Buffer,
     /// `[B, T + 1, HV, V, K]` or `[B, T + 1, HV, K, V]`
     pub snapshots: Option<Buffer>,
-    /// `[P, D, W - 1]`
+    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`
     pub windows: Option<Buffer>,
+    /// `[B, T + 1, D, W - 1]`
+    pub window_snapshots: Option<Buffer>,
 }
 
 /// All of them.
@@ -64,12 +67,14 @@ pub struct Views<'a> {
     pub pool: Tensor<'a>,
     pub snapshots: Option<Tensor<'a>>,
     pub windows: Option<Tensor<'a>>,
+    pub window_snapshots: Option<Tensor<'a>>,
 }
 
 impl Around {
     fn new(context: Option<&Context>, values: &values::Around) -> Result<Self, Error> {
         Ok(Self {
             x: Buffer::floats(context, DType::Bf16, &values.x)?,
+            previous_x: Buffer::floats(context, DType::Bf16, &values.previous_x)?,
             conv_weight: Buffer::floats(context, DType::Bf16, &values.conv_weight)?,
             conv_bias: Buffer::floats(context, DType::F32, &values.conv_bias)?,
             z: Buffer::floats(context, DType::Bf16, &values.z)?,
@@ -78,17 +83,25 @@ impl Around {
         })
     }
 
-    /// To write the windows that it reads.
+    /// Of the new tokens, or, in a commit, of the previous ones; to write the windows that it reads.
     pub fn convolution<'a>(
         &'a self,
         case: &Case,
         windows: Tensor<'a>,
     ) -> Result<Convolution<'a>, Error> {
         let channels = case.channels();
-        let x = self.x.tensor(&[ROWS, case.way.tokens, channels])?;
+        let x = match case.way.tokens {
+            0 => self.previous_x(case)?,
+            tokens => self.x.tensor(&[ROWS, tokens, channels])?,
+        };
         let weight = self.conv_weight.tensor(&[channels, TAPS])?;
         let conv = Convolution::new(x, case.heads().0, weight, windows);
         Ok(conv.bias(self.conv_bias.tensor(&[channels])?))
+    }
+
+    pub fn previous_x(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        let dims = [ROWS, case.way.previous, case.channels()];
+        self.previous_x.tensor(&dims)
     }
 
     pub fn norm(&self, case: &Case) -> Result<Norm<'_>, Error> {
@@ -236,6 +249,12 @@ impl Outputs {
             } else {
                 None
             },
+            window_snapshots: if case.way.conv && case.way.snapshots {
+                let of_row = (case.way.tokens + 1) * case.channels() * (TAPS - 1);
+                Some(nan(DType::Bf16, ROWS * of_row)?)
+            } else {
+                None
+            },
         })
     }
 
@@ -249,7 +268,17 @@ impl Outputs {
                 None => None,
             },
             windows: match &mut self.windows {
-                Some(buffer) => Some(buffer.tensor_mut(&[SLOTS, case.channels(), TAPS - 1])?),
+                Some(buffer) => {
+                    let dims = [SLOTS, case.channels(), case.window_inputs()];
+                    Some(buffer.tensor_mut(&dims)?)
+                }
+                None => None,
+            },
+            window_snapshots: match &mut self.window_snapshots {
+                Some(buffer) => {
+                    let dims = [ROWS, tokens + 1, case.channels(), TAPS - 1];
+                    Some(buffer.tensor_mut(&dims)?)
+                }
                 None => None,
             },
         })
@@ -260,5 +289,6 @@ impl Outputs {
             .into_iter()
             .chain(&mut self.snapshots)
             .chain(&mut self.windows)
+            .chain(&mut self.window_snapshots)
     }
 }

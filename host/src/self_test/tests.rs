@@ -35,7 +35,11 @@ fn every_family_is_launched_in_every_way() {
         let some = |wanted: fn(&Case) -> bool| of_family.iter().any(|&case| wanted(case));
         assert!(some(|case| case.kind.k_dim == 64) && some(|case| case.kind.k_dim == 128));
         let in_place = some(|case| case.way.tokens == 1 && case.way.keep == Keep::InPlace);
-        assert_eq!(in_place, case.kind.operator != Operator::GdnMtp);
+        let several_alone = matches!(
+            case.kind.operator,
+            Operator::GdnMtp | Operator::GdnLayerMtp | Operator::KdaLayerMtp
+        );
+        assert_eq!(in_place, !several_alone);
         let is_layer = matches!(case.kind.operator, Operator::GdnLayer | Operator::KdaLayer);
         if is_layer {
             assert!(some(|case| case.way.conv && case.way.norm));
@@ -55,6 +59,22 @@ fn every_family_is_launched_in_every_way() {
         ) {
             assert!(some(|case| case.way.snapshots));
             assert!(some(|case| case.way.keep == Keep::EachToken));
+        }
+        if matches!(
+            case.kind.operator,
+            Operator::GdnLayerMtp | Operator::KdaLayerMtp
+        ) {
+            for wanted in [
+                |case: &Case| case.way.norm && case.way.keep == Keep::InPlace,
+                |case: &Case| case.way.norm && case.way.keep == Keep::EachToken,
+                |case: &Case| case.way.norm && case.way.previous > 0,
+                |case: &Case| case.way.snapshots,
+                |case: &Case| case.way.fresh && case.way.tokens > 0,
+                |case: &Case| case.way.tokens == 0,
+            ] {
+                assert!(of_family.iter().any(|case| case.way.conv && wanted(case)));
+            }
+            assert!(some(|case| case.way.norm && !case.way.conv));
         }
     }
 }
@@ -80,7 +100,7 @@ fn a_kernel_with_another_constant_fails_by_name() {
     }
 }
 
-/// One input of a window, by one bit.
+/// One input of a window, or of a snapshot of one, by one bit.
 #[test]
 fn a_single_wrong_window_fails() {
     let library = Library::simulator();
@@ -102,6 +122,24 @@ fn a_single_wrong_window_fails() {
             let wanted = format!("window in slot {slot}: element 5: wanted ");
             assert!(message.starts_with(&wanted), "{message}");
             spoil(slot * of_slot + 5).unwrap();
+        }
+        let of_row = (case.way.tokens + 1) * of_slot;
+        let steps = [
+            (0, 5),                         // written
+            (0, case.way.tokens * of_slot), // behind the last token
+            (1, 7),
+        ];
+        for (row, element) in steps {
+            let Some(snapshots) = &mut results.outputs.window_snapshots else {
+                continue;
+            };
+            snapshots.spoil(row * of_row + element, 14);
+            let message = results.check().unwrap_err();
+            let wanted = format!("snapshots of windows of row {row}: element {element}: wanted ");
+            assert!(message.starts_with(&wanted), "{message}");
+            if let Some(snapshots) = &mut results.outputs.window_snapshots {
+                snapshots.spoil(row * of_row + element, 14);
+            }
         }
     }
 }

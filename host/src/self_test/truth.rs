@@ -6,13 +6,15 @@ use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
-use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
+use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrence::default_scale;
-use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
+use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates};
 
 use super::LOWER_BOUND;
-use super::cases::{Case, FRESH, GateKind, Keep, READ_SLOTS, ROWS, TAPS, WRITE_SLOTS};
+use super::cases::{
+    ACCEPTED, Case, FRESH, GateKind, Keep, READ_SLOTS, ROWS, SLOTS, TAPS, WRITE_SLOTS,
+};
 use super::launch::formulation;
 use super::values::{EPS, Tokens, Values};
 
@@ -26,8 +28,10 @@ pub struct Truth {
     pub states: Vec<f64>,
     /// `[B, HV, V, K]` or `[B, HV, K, V]`: the state after the previous tokens that are kept.
     pub committed: Vec<f64>,
-    /// `[P, D, W - 1]`, all of them, where there are such.
+    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`: all of them, where there are such.
     pub windows: Option<Vec<f64>>,
+    /// `[B, T + 1, D, W - 1]`, where there are such.
+    pub window_snapshots: Option<Vec<f64>>,
 }
 
 impl Truth {
@@ -41,7 +45,9 @@ impl Truth {
             states: Vec::new(),
             committed: Vec::new(),
             windows: None,
+            window_snapshots: None,
         };
+        let mut windows = starting_windows(case, values);
         let slot = |slot: Option<usize>| slot.map_or(-1, |slot| slot as i64);
         let starts: Vec<i64> = (0..ROWS).map(|b| slot(case.start(b))).collect();
         let ends: Vec<i64> = (0..ROWS).map(|b| slot(case.end(b))).collect();
@@ -49,26 +55,34 @@ impl Truth {
         let state = hv * case.dim() * case.dim();
         if case.way.previous > 0 {
             let keep = case.keep().map(|keep| keep as i64);
-            let commit = Recurrent {
-                tokens: 0,
-                q: &[],
-                k: &[],
-                v: &[],
-                gates: gates(case, values, &NOTHING),
-                read_slots: Some(&starts),
-                write_slots: Some(&ends),
-                previous: Some(Previous {
-                    tokens: case.way.previous,
-                    k: &values.previous.k,
-                    v: &values.previous.v,
-                    gates: gates(case, values, &values.previous),
-                    keep: &keep,
+            let commit = Layer {
+                step: Recurrent {
+                    tokens: 0,
+                    q: &[],
+                    k: &[],
+                    v: &[],
+                    gates: gates(case, values, &NOTHING),
+                    read_slots: Some(&starts),
+                    write_slots: Some(&ends),
+                    previous: Some(previous(case, values, &keep)),
+                    ..problem(case, values)
+                },
+                projection: case.way.conv.then(|| Projection {
+                    x: &[],
+                    previous: Some(&values.around.previous_x),
+                    conv: conv(values),
                 }),
-                ..problem(case, values)
+                norm: None,
+                fresh: fresh(case),
             };
-            let after = recurrent(&commit, &values.pool, None, None)
-                .map_err(|error| error.to_string())?
-                .pool;
+            let pools = Pools {
+                states: &values.pool,
+                windows: case.way.conv.then_some(&windows),
+                ..Pools::default()
+            };
+            let after = layer(&commit, &pools).map_err(|error| error.to_string())?;
+            windows = after.windows.unwrap_or_default();
+            let after = after.states;
             truth.committed = vec![f64::NAN; ROWS * state];
             for (committed, end) in truth.committed.chunks_mut(state).zip(&ends) {
                 if let Ok(slot) = usize::try_from(*end) {
@@ -95,30 +109,46 @@ impl Truth {
                     snapshot_steps: Some(case.way.tokens),
                     ..problem(case, values)
                 },
-                ..around(case, values)
+                projection: case.way.conv.then(|| Projection {
+                    x: &values.around.x,
+                    previous: None,
+                    conv: conv(values),
+                }),
+                norm: None,
+                fresh: match case.way.previous {
+                    0 => fresh(case),
+                    _ => None,
+                },
             };
             let nothing = vec![f64::NAN; ROWS * case.way.tokens * state];
             let pools = Pools {
                 states: from,
-                windows: case.way.conv.then_some(&values.around.windows),
+                windows: case.way.conv.then_some(&windows),
                 snapshots: Some(&nothing),
                 ..Pools::default()
             };
             let after = layer(&verify, &pools).map_err(|error| error.to_string())?;
             truth.o = after.o;
             truth.states = after.snapshots.unwrap_or_default();
-            let of_norm = truth.normed(case, values, &verify.step);
+            let of_norm = truth.normed(case, values, &windows, &verify.step);
             of_norm.map_err(|error| error.to_string())?;
         }
         if case.way.conv {
-            truth.windows = Some(windows(case, values).map_err(|error| error.to_string())?);
+            let after = windows_after(case, values).map_err(|error| error.to_string())?;
+            (truth.windows, truth.window_snapshots) = (after.windows, after.window_snapshots);
         }
         Ok(truth)
     }
 
     /// Norms the outputs, where they are, and says how far they may be off.
-    fn normed(&mut self, case: &Case, values: &Values, step: &Recurrent) -> Result<(), Error> {
-        let query = query(case, values)?;
+    fn normed(
+        &mut self,
+        case: &Case,
+        values: &Values,
+        windows: &[f64],
+        step: &Recurrent,
+    ) -> Result<(), Error> {
+        let query = query(case, values, windows)?;
         let step = match &query {
             Some(q) => Recurrent { q, ..*step },
             None => *step,
@@ -157,42 +187,84 @@ fn conv(values: &Values) -> Conv<'_> {
     }
 }
 
-/// The layer of a case but for its norm.
-fn around<'a>(case: &Case, values: &'a Values) -> Layer<'a> {
-    Layer {
-        step: problem(case, values),
-        projection: case.way.conv.then(|| Projection {
+/// `[P, D, W - 1]`: the windows that rows start from, in the slots that their states do.
+fn starting_windows(case: &Case, values: &Values) -> Vec<f64> {
+    if !case.way.conv {
+        return Vec::new();
+    }
+    let (channels, inputs) = (case.channels(), case.window_inputs());
+    let of_slot = channels * (TAPS - 1);
+    let mut windows = vec![f64::NAN; SLOTS * of_slot];
+    for b in 0..ROWS {
+        let (Some(start), Some((slot, column))) = (case.start(b), case.window(b)) else {
+            continue;
+        };
+        let from = values.around.windows[slot * channels * inputs..].chunks(inputs);
+        let to = windows[start * of_slot..][..of_slot].chunks_mut(TAPS - 1);
+        for (to, from) in to.zip(from) {
+            to.copy_from_slice(&from[column..][..TAPS - 1]);
+        }
+    }
+    windows
+}
+
+/// What the whole launch makes of windows: copies, which no rounding of states touches.
+fn windows_after(case: &Case, values: &Values) -> Result<LayerOutput, Error> {
+    let (read_slots, write_slots) = (READ_SLOTS.map(i64::from), WRITE_SLOTS.map(i64::from));
+    let token_slots = case.token_slots();
+    let token_slots: Option<Vec<i64>> = token_slots.map(|slots| {
+        slots
+            .as_flattened()
+            .iter()
+            .copied()
+            .map(i64::from)
+            .collect()
+    });
+    let accepted = ACCEPTED.map(i64::from);
+    let keep = case.keep().map(|keep| keep as i64);
+    let with_previous = case.way.previous > 0;
+    let problem = Layer {
+        step: Recurrent {
+            read_slots: token_slots.is_none().then_some(&read_slots),
+            write_slots: (case.way.keep == Keep::Elsewhere).then_some(&write_slots),
+            token_slots: token_slots.as_deref(),
+            accepted: token_slots.is_some().then_some(&accepted),
+            update_state: case.way.keep != Keep::Nothing,
+            snapshot_steps: case.way.snapshots.then_some(case.way.tokens + 1),
+            previous: with_previous.then(|| previous(case, values, &keep)),
+            ..problem(case, values)
+        },
+        projection: Some(Projection {
             x: &values.around.x,
-            previous: None,
+            previous: with_previous.then_some(&values.around.previous_x),
             conv: conv(values),
         }),
         norm: None,
-        fresh: case.way.fresh.then_some(&FRESH_ROWS),
-    }
-}
-
-/// All windows, afterwards.
-fn windows(case: &Case, values: &Values) -> Result<Vec<f64>, Error> {
-    let (read_slots, write_slots) = (READ_SLOTS.map(i64::from), WRITE_SLOTS.map(i64::from));
-    let problem = Layer {
-        step: Recurrent {
-            read_slots: Some(&read_slots),
-            write_slots: (case.way.keep == Keep::Elsewhere).then_some(&write_slots),
-            update_state: case.way.keep != Keep::Nothing,
-            ..problem(case, values)
-        },
-        ..around(case, values)
+        fresh: fresh(case),
     };
+    let nothing = |of_token: usize| {
+        let steps = ROWS * (case.way.tokens + 1);
+        case.way.snapshots.then(|| vec![f64::NAN; steps * of_token])
+    };
+    let (_, hv) = case.heads();
+    let snapshots = nothing(hv * case.dim() * case.dim());
+    let window_snapshots = nothing(case.channels() * (TAPS - 1));
     let pools = Pools {
         states: &values.pool,
         windows: Some(&values.around.windows),
+        snapshots: snapshots.as_deref(),
+        window_snapshots: window_snapshots.as_deref(),
         ..Pools::default()
     };
-    Ok(layer(&problem, &pools)?.windows.unwrap_or_default())
+    layer(&problem, &pools)
+}
+
+fn fresh(case: &Case) -> Option<&'static [i64]> {
+    case.way.fresh.then_some(&FRESH_ROWS)
 }
 
 /// `[B, T, H, K]`, after a convolution; nothing without one.
-fn query(case: &Case, values: &Values) -> Result<Option<Vec<f64>>, Error> {
+fn query(case: &Case, values: &Values, windows: &[f64]) -> Result<Option<Vec<f64>>, Error> {
     if !case.way.conv {
         return Ok(None);
     }
@@ -205,8 +277,12 @@ fn query(case: &Case, values: &Values) -> Result<Option<Vec<f64>>, Error> {
         .chunks(case.way.tokens * channels)
         .enumerate()
     {
-        let window = match case.start(b) {
-            Some(slot) => values.around.windows[slot * window..][..window].to_vec(),
+        let start = match case.way.previous {
+            0 => case.start(b),
+            _ => case.end(b),
+        };
+        let window = match start {
+            Some(slot) => windows[slot * window..][..window].to_vec(),
             None => vec![0.0; window],
         };
         for y in convolve(&conv(values), &window, x)?.chunks(channels) {
@@ -256,6 +332,18 @@ fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
         snapshot_steps: None,
         previous: None,
         round_state: |x| x,
+    }
+}
+
+/// The previous tokens, as the reference takes them.
+fn previous<'a>(case: &Case, values: &'a Values, keep: &'a [i64]) -> Previous<'a> {
+    let given = |given: &'a [f64]| if case.way.conv { &[] } else { given };
+    Previous {
+        tokens: case.way.previous,
+        k: given(&values.previous.k),
+        v: given(&values.previous.v),
+        gates: gates(case, values, &values.previous),
+        keep,
     }
 }
 

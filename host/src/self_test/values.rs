@@ -39,11 +39,13 @@ pub struct Values {
 pub struct Around {
     /// `[B, T, D]`
     pub x: Vec<f64>,
+    /// `[B, T', D]`
+    pub previous_x: Vec<f64>,
     /// `[D, W]`
     pub conv_weight: Vec<f64>,
     /// `[D]`
     pub conv_bias: Vec<f64>,
-    /// `[P, D, W - 1]`; NaN in the slots that no row starts from.
+    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`; NaN but for the windows that rows start from.
     pub windows: Vec<f64>,
     /// `[B, T, HV, V]`
     pub z: Vec<f64>,
@@ -64,7 +66,7 @@ impl Values {
         let tokens = numbers.tokens(case, new, per_head);
         let previous = numbers.tokens(case, ROWS * case.way.previous, per_head);
         let state = hv * dim * dim;
-        let pool = numbers.slots(case, -0.5, 0.5, state);
+        let pool = numbers.pool(case, state);
         let mut values = Self {
             q: numbers.between(-1.0, 1.0, new * h * dim),
             tokens,
@@ -80,7 +82,8 @@ impl Values {
             around.x = numbers.between(-1.0, 1.0, new * channels);
             around.conv_weight = numbers.between(-1.0, 1.0, channels * TAPS);
             around.conv_bias = numbers.between(-0.5, 0.5, channels);
-            around.windows = numbers.slots(case, -1.0, 1.0, channels * (TAPS - 1));
+            around.windows = numbers.windows(case);
+            around.previous_x = numbers.between(-1.0, 1.0, ROWS * case.way.previous * channels);
         }
         if case.way.norm {
             around.z = numbers.between(-2.0, 2.0, new * hv * dim);
@@ -106,13 +109,27 @@ impl Numbers {
         (0..count).map(next).collect()
     }
 
-    /// `count` for each slot that a row starts from, and NaN for the others.
-    fn slots(&mut self, case: &Case, low: f64, high: f64, count: usize) -> Vec<f64> {
-        let mut slots = vec![f64::NAN; SLOTS * count];
+    /// States of `len` elements in the slots that rows start from, and NaN in the others.
+    fn pool(&mut self, case: &Case, len: usize) -> Vec<f64> {
+        let mut pool = vec![f64::NAN; SLOTS * len];
         for slot in (0..ROWS).filter_map(|b| case.start(b)) {
-            slots[slot * count..][..count].copy_from_slice(&self.between(low, high, count));
+            pool[slot * len..][..len].copy_from_slice(&self.between(-0.5, 0.5, len));
         }
-        slots
+        pool
+    }
+
+    /// The windows that rows start from, and NaN around them.
+    fn windows(&mut self, case: &Case) -> Vec<f64> {
+        let (channels, inputs) = (case.channels(), case.window_inputs());
+        let mut windows = vec![f64::NAN; SLOTS * channels * inputs];
+        for (slot, column) in (0..ROWS).filter_map(|b| case.window(b)) {
+            let slot = &mut windows[slot * channels * inputs..][..channels * inputs];
+            for channel in slot.chunks_mut(inputs) {
+                let window = self.between(-1.0, 1.0, TAPS - 1);
+                channel[column..][..TAPS - 1].copy_from_slice(&window);
+            }
+        }
+        windows
     }
 
     fn tokens(&mut self, case: &Case, count: usize, gates_per_head: usize) -> Tokens {

@@ -69,8 +69,9 @@ impl Request<'_> {
             k_dim: found.extents.heads.k_dim as u32,
             v_dim: found.extents.heads.v_dim as u32,
             ratio: found.extents.heads.ratio as u32,
+            tokens: (found.extents.new.tokens + found.extents.previous.tokens) as u32,
         };
-        checks::ratio(found.extents.heads.ratio, kind.max_heads())?;
+        kind.check_room()?;
         Ok(Problem {
             kind,
             constants: self.constants(&found),

@@ -39,7 +39,10 @@ impl Request<'_> {
         let (new, previous) = (&self.new, &self.previous);
         let [q, k, v] = match (new.map(|new| new.inputs), previous) {
             (Some(inputs @ Inputs::Qkv { .. }), _) => inputs.named().map(Some),
-            (None, Some(previous)) => [None, Some(previous.k), Some(previous.v)],
+            (None, Some(previous)) => {
+                let [k, v] = previous.inputs.kv();
+                [None, k, v]
+            }
             _ => [None; 3],
         };
         let tokens_gates = match (new, previous) {
@@ -132,6 +135,13 @@ impl Request<'_> {
             write_windows_slot: of_conv.write.slot,
             write_windows_channel: of_conv.write.channel,
             write_windows_input: of_conv.write.input,
+            previous_x_row: of_conv.previous_x.row,
+            previous_x_token: of_conv.previous_x.token,
+            has_window_snapshots: flag(self.window_snapshots().is_some()),
+            window_snapshot_row: of_conv.snapshots.row,
+            window_snapshot_token: of_conv.snapshots.token,
+            window_snapshot_channel: of_conv.snapshots.channel,
+            window_snapshot_input: of_conv.snapshots.input,
             has_norm: flag(norm.is_some()),
             norm_activation: norm.map_or(0, |norm| norm.activation.code()),
             norm_eps: norm.map_or(0, |norm| norm.eps.to_bits()),

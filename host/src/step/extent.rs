@@ -1,7 +1,7 @@
 //! Rows and tokens of tensors, and the strides to them.
 
 use super::checks::{Heads, Strides, indices};
-use super::request::Request;
+use super::request::{KeptInputs, Request};
 use super::{Inputs, StateLayout};
 use crate::error::Error;
 use crate::shapes::{Named, range};
@@ -101,11 +101,7 @@ impl Extents {
                 Inputs::Conv(conv) => {
                     [rows, tokens, _] = *first.rank(x_dims)?.dims;
                     let [_, _, hv, v_dim] = *given.o.rank(v_dims)?.dims;
-                    let [_, _, outer, inner] = *request.pool.rank("[P, HV, V, K]")?.dims;
-                    let k_dim = match request.options.state_layout {
-                        StateLayout::KLast => inner,
-                        StateLayout::VLast => outer,
-                    };
+                    let [_, k_dim, _] = of_states(request)?;
                     sizes = [conv.heads, k_dim, hv, v_dim];
                 }
             }
@@ -121,10 +117,26 @@ impl Extents {
             }
         }
         if let Some(given) = &request.previous {
-            let [rows, tokens, h, k_dim] = *given.k.rank("[B, T', H, K]")?.dims;
-            let [_, _, hv, v_dim] = *given.v.rank("[B, T', HV, V]")?.dims;
-            if request.new.is_none() {
-                sizes = [h, k_dim, hv, v_dim];
+            let (rows, tokens, kept_sizes);
+            match given.inputs {
+                KeptInputs::Kv([k, v]) => {
+                    let [h, k_dim];
+                    [rows, tokens, h, k_dim] = *k.rank("[B, T', H, K]")?.dims;
+                    let [_, _, hv, v_dim] = *v.rank("[B, T', HV, V]")?.dims;
+                    kept_sizes = [h, k_dim, hv, v_dim];
+                }
+                KeptInputs::X(x) => {
+                    [rows, tokens, _] = *x.rank("[B, T', D]")?.dims;
+                    kept_sizes = sizes;
+                }
+                KeptInputs::Conv(conv) => {
+                    [rows, tokens, _] = *conv.named_x().rank("[B, T', D]")?.dims;
+                    let [hv, k_dim, v_dim] = of_states(request)?;
+                    kept_sizes = [conv.heads, k_dim, hv, v_dim];
+                }
+            }
+            if request.is_commit() {
+                sizes = kept_sizes;
                 self.rows = rows;
             }
             self.previous.dense(self.rows, tokens, &PREVIOUS);
@@ -133,6 +145,15 @@ impl Extents {
         self.heads = Heads::new(h, k_dim, hv, v_dim)?;
         Ok(())
     }
+}
+
+/// HV, K and V, as the pool has them.
+fn of_states(request: &Request<'_>) -> Result<[usize; 3], Error> {
+    let [_, hv, outer, inner] = *request.pool.rank("[P, HV, V, K]")?.dims;
+    Ok(match request.options.state_layout {
+        StateLayout::KLast => [hv, inner, outer],
+        StateLayout::VLast => [hv, outer, inner],
+    })
 }
 
 /// B of packed rows, which have `total` tokens.

@@ -47,12 +47,26 @@ impl fmt::Display for Activation {
 /// y_t[c] = act(bias[c] + Σ_j weight[c, j] · x_{t−W+1+j}[c])    j = 0 … W − 1
 /// ```
 ///
-/// D = 2·H·K + HV·V channels, those of q, of k and of v, each head by head; W taps. The W − 1 inputs before a row's first
-/// token are its window, in the slot that its state is in. Where states are written, the window is too: the last W − 1
-/// inputs, as they come. Nothing is rounded between: q, k and v are f32.
+/// D = 2·H·K + HV·V channels, those of q, of k and of v, each head by head; W taps. Nothing is rounded between: q, k and v
+/// are f32. K and V are those of the states and of `o`.
 ///
-/// For now of one token of each row: T = 1, dense, with states updated or read only, in the recurrent formulation. K and V
-/// are those of the states and of `o`. HV/H is at most 16: a block has all value heads of a query/key head.
+/// The W − 1 inputs before a row's first token are its *window*, as they come, the oldest first. Windows are kept as states
+/// are, in pools of as many slots:
+///
+/// | states | a slot of `windows` | read | written |
+/// |---|---|---|---|
+/// | [`States::update`](super::States::update) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the row's last token |
+/// | the same, with previous tokens, and a [`Commit`](super::Commit) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the `keep` kept tokens |
+/// | [`States::read_only`](super::States::read_only) | `[D, W − 1]` | in the slot to read | nothing |
+/// | [`States::per_token`](super::States::per_token) | `[D, W − 2 + T]` | in slot `token_slots[b, 0]`: columns `a − 1 .. a + W − 2`, where a is `accepted[b]` | the same slot: columns `0 .. W − 2 + n` |
+///
+/// With token slots, the columns that a row of n tokens leaves are its window without the oldest input, then x of its tokens;
+/// those behind stay as they were. A row whose first token slot is dead is inactive, whatever its others are. Besides, the
+/// window after every token may go to [`window_snapshots`](Self::window_snapshots), as states go to
+/// [`Step::snapshots`](super::Step::snapshots). A row that is fresh starts from a window of zeros.
+///
+/// Of any T, but not with [`Formulation::Parallel`](super::Formulation::Parallel). A block has all value heads of a query/key
+/// head: HV/H is at most 16, and less where its tokens, T + T', do not fit shared memory beside that.
 ///
 /// A decode of an engine that keeps its windows token by token, `[P, W − 1, D]`, and whose projection has z behind x:
 ///
@@ -79,8 +93,8 @@ impl fmt::Display for Activation {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Convolution<'a> {
-    /// `[B, T, D]`, bf16, f16 or f32: q, k and v side by side, before the convolution. Strides of rows and tokens are
-    /// free.
+    /// `[B, T, D]`, in a commit `[B, T', D]`, bf16, f16 or f32: q, k and v side by side, before the convolution. Strides of
+    /// rows and tokens are free.
     pub x: Tensor<'a>,
     /// H.
     pub heads: usize,
@@ -90,17 +104,20 @@ pub struct Convolution<'a> {
     pub bias: Option<Tensor<'a>>,
     /// Of the sum: [`Activation::Silu`] or [`Activation::None`].
     pub activation: Activation,
-    /// `[P, D, W − 1]`, the oldest input first, of the dtype of `x`; P is the pool's. Written where states are, unless
-    /// `write_windows` is given. All strides are free, so that `[P, W − 1, D]` is a view of it, but what is written must
-    /// not overlap itself.
+    /// `[P, D, W − 1]`, with token slots `[P, D, W − 2 + T]`, the oldest input first, of the dtype of `x`; P is the pool's.
+    /// Written where states are, unless `write_windows` is given. All strides are free, so that `[P, W − 1, D]` is a view of
+    /// it, but what is written must not overlap itself.
     pub windows: Tensor<'a>,
     /// Where windows are written instead, of the same dtype and dims but P: that of the pool that is written.
     pub write_windows: Option<Tensor<'a>>,
+    /// `[B, steps, D, W − 1]` with steps ≥ T, of the dtype of `x`, written: the window after every token. Wants
+    /// [`Step::snapshots`](super::Step::snapshots). All strides are free, but it must not overlap itself.
+    pub window_snapshots: Option<Tensor<'a>>,
 }
 
 impl<'a> Convolution<'a> {
-    /// Of x `[B, T, D]` with H = `heads`, by `weight` `[D, W]`, after the inputs in `windows` `[P, D, W − 1]`. Without a
-    /// bias, with SiLU; windows are updated where they are.
+    /// Of x `[B, T, D]` with H = `heads`, by `weight` `[D, W]`, after the inputs in `windows` `[P, D, W − 1]`, with token slots
+    /// `[P, D, W − 2 + T]`. Without a bias, with SiLU; windows are updated where they are.
     #[must_use]
     pub fn new(x: Tensor<'a>, heads: usize, weight: Tensor<'a>, windows: Tensor<'a>) -> Self {
         Self {
@@ -111,6 +128,7 @@ impl<'a> Convolution<'a> {
             activation: Activation::Silu,
             windows,
             write_windows: None,
+            window_snapshots: None,
         }
     }
 
@@ -135,6 +153,19 @@ impl<'a> Convolution<'a> {
         self
     }
 
+    /// With the window after every token written to a tensor besides, `[B, steps, D, W − 1]`, as
+    /// [`Step::snapshots`](super::Step::snapshots) are.
+    #[must_use]
+    pub fn window_snapshots(mut self, snapshots: Tensor<'a>) -> Self {
+        self.window_snapshots = Some(snapshots);
+        self
+    }
+
+    /// What it is of, by what, and after which inputs.
+    pub(super) fn named(&'a self) -> [Named<'a>; 3] {
+        [self.named_x(), self.named_weight(), self.named_windows()]
+    }
+
     pub(super) fn named_x(&'a self) -> Named<'a> {
         named("x", &self.x)
     }
@@ -155,6 +186,10 @@ impl<'a> Convolution<'a> {
         optional("write_windows", &self.write_windows)
     }
 
+    pub(super) fn named_window_snapshots(&'a self) -> Option<Named<'a>> {
+        optional("window_snapshots", &self.window_snapshots)
+    }
+
     /// Those that are written.
     pub(super) fn written_windows(&'a self) -> Named<'a> {
         self.named_write_windows().unwrap_or(self.named_windows())
@@ -167,7 +202,7 @@ impl<'a> Convolution<'a> {
 /// o = weight · o / √(mean(o²) + eps) · act(z)
 /// ```
 ///
-/// in f32, of the output before it is rounded. Where it is computed is said of [`Convolution`].
+/// in f32, of the output before it is rounded. Of any T, with the limits of [`Convolution`]; a commit has no outputs.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Norm<'a> {

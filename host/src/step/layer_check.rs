@@ -1,4 +1,4 @@
-//! What a convolution, a norm and fresh rows have to be.
+//! What a convolution, its windows, a norm and fresh rows have to be.
 
 use super::check::Found;
 use super::checks::{Strides, floats, indices, same_dtype};
@@ -6,6 +6,18 @@ use super::layer::{Activation, Convolution};
 use super::request::Request;
 use crate::error::Error;
 use crate::shapes::{Named, range, unsupported};
+
+/// Dims of windows, and of those that are written to another pool: it has a P of its own, and windows its slots.
+const OF_SLOTS: [[&str; 3]; 2] = [["P", "D", "W - 1"], ["P of write_pool", "D", "W - 1"]];
+
+/// The same with token slots.
+const OF_TOKEN_SLOTS: [[&str; 3]; 2] = [
+    ["P", "D", "W - 2 + T"],
+    ["P of write_pool", "D", "W - 2 + T"],
+];
+
+const SPAN: &str = "channels and inputs that span less than 2^32 elements";
+const DISTINCT: &str = "inputs that do not overlap, since they are written";
 
 /// What the checks find of a convolution.
 #[derive(Default)]
@@ -19,6 +31,17 @@ pub(super) struct FoundConvolution {
     pub wide_weight: bool,
     pub read: WindowStrides,
     pub write: WindowStrides,
+    pub previous_x: Strides,
+    pub snapshots: WindowSnapshotStrides,
+}
+
+/// Elements between the rows of snapshots of windows, their tokens, channels, and the inputs of one.
+#[derive(Clone, Copy, Default)]
+pub(super) struct WindowSnapshotStrides {
+    pub row: u32,
+    pub token: u32,
+    pub channel: u32,
+    pub input: u32,
 }
 
 /// Elements between the slots of windows, their channels, and the inputs of one.
@@ -41,12 +64,9 @@ impl WindowStrides {
         let view = tensor.dims(letters, sizes)?;
         tensor.natural()?;
         let slot = view.row_stride()?;
-        let [channel, input] = view.strides_u32(
-            [1, 2],
-            "channels and inputs that span less than 2^32 elements",
-        )?;
+        let [channel, input] = view.strides_u32([1, 2], SPAN)?;
         if is_written {
-            view.distinct(0, "inputs that do not overlap, since they are written")?;
+            view.distinct(0, DISTINCT)?;
         }
         *self = Self {
             slot,
@@ -54,6 +74,33 @@ impl WindowStrides {
             input,
         };
         Ok(())
+    }
+}
+
+impl WindowSnapshotStrides {
+    /// Checks windows after so many tokens of `rows`, of so many channels and inputs.
+    fn find(
+        &mut self,
+        tensor: Named<'_>,
+        rows: usize,
+        [tokens, channels, inputs]: [usize; 3],
+    ) -> Result<(), Error> {
+        let [_, steps, ..] = *tensor.rank::<4>("[B, steps, D, W - 1]")?.dims;
+        if steps < tokens {
+            let wanted = format!("at least T = {tokens}");
+            return Err(range("steps of window_snapshots", wanted, steps));
+        }
+        let letters = &["B", "steps", "D", "W - 1"];
+        let view = tensor.dims(letters, &[rows, steps, channels, inputs])?;
+        tensor.natural()?;
+        let [channel, input] = view.strides_u32([2, 3], SPAN)?;
+        *self = Self {
+            row: view.row_stride()?,
+            token: view.token_stride()?,
+            channel,
+            input,
+        };
+        view.distinct(0, DISTINCT)
     }
 }
 
@@ -96,10 +143,12 @@ impl Request<'_> {
         )?;
         let channels = found.extents.heads.channels();
         let of_conv = &mut found.conv;
-        found
-            .extents
-            .new
-            .inputs(conv.named_x(), channels, &mut of_conv.x)?;
+        if !self.is_commit() {
+            found
+                .extents
+                .new
+                .inputs(conv.named_x(), channels, &mut of_conv.x)?;
+        }
 
         let [_, taps] = *conv.named_weight().rank("[D, W]")?.dims;
         if !(2..=4).contains(&taps) {
@@ -119,27 +168,37 @@ impl Request<'_> {
         let (read, written) = (slots(self.pool), slots(self.written_pool()));
         let windows = conv.named_windows();
         let in_place = conv.write_windows.is_none();
-        let sizes = |slots| [slots, channels, taps - 1];
+        let tokens = found.extents.new.tokens;
+        let (inputs, [letters, of_write_pool]) = match self.token_slots {
+            Some(_) => (taps - 2 + tokens, &OF_TOKEN_SLOTS),
+            None => (taps - 1, &OF_SLOTS),
+        };
+        let sizes = |slots| [slots, channels, inputs];
         let is_written = in_place && !self.read_only;
-        (of_conv.read).find(windows, &["P", "D", "W - 1"], &sizes(read), is_written)?;
+        (of_conv.read).find(windows, letters, &sizes(read), is_written)?;
         same_dtype(windows, conv.named_x(), "the dtype of x")?;
-        // The pool that is written has a P of its own, and windows are written at its slots.
-        const WRITTEN: [&str; 3] = ["P of write_pool", "D", "W - 1"];
         match conv.named_write_windows() {
             Some(write_windows) => {
                 let letters = match self.write_pool {
-                    Some(_) => &WRITTEN,
-                    None => &["P", "D", "W - 1"],
+                    Some(_) => of_write_pool,
+                    None => letters,
                 };
                 (of_conv.write).find(write_windows, letters, &sizes(written), true)?;
-                same_dtype(write_windows, conv.named_x(), "the dtype of x")
+                same_dtype(write_windows, conv.named_x(), "the dtype of x")?;
             }
             None => {
-                windows.dims(&WRITTEN, &sizes(written))?;
+                windows.dims(of_write_pool, &sizes(written))?;
                 of_conv.write = of_conv.read;
-                Ok(())
             }
         }
+        let Some(snapshots) = conv.named_window_snapshots() else {
+            return Ok(());
+        };
+        same_dtype(snapshots, conv.named_x(), "the dtype of x")?;
+        let of_row = [tokens, channels, taps - 1];
+        of_conv
+            .snapshots
+            .find(snapshots, found.extents.rows, of_row)
     }
 
     fn check_norm(&self, found: &mut Found) -> Result<(), Error> {

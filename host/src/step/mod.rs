@@ -19,7 +19,8 @@
 //! | [`Step::norm`] | the outputs are normed, and gated by z |
 //! | [`Step::fresh`] | rows that start from zeros, whatever their slots hold |
 //!
-//! The last three are for decodes as yet: see [`Convolution`] and [`Step::fresh`].
+//! Each of them is for any T and goes with every way of keeping states, but the last three not, as yet, with
+//! [`Formulation::Parallel`]. Where there is a convolution, windows are kept as states are: see [`Convolution`].
 //!
 //! After a verify without states written, either a [`Commit`] replays the accepted tokens into the pool, or the next
 //! step resumes: one state read and one written, whatever T is.
@@ -136,7 +137,7 @@ pub struct Step<'a, G> {
     /// What becomes of the outputs before they are written.
     pub norm: Option<Norm<'a>>,
     /// `[B]`, i32, i64 or u32 (there are no tensors of bytes or bools): where it is not 0, the row starts from a state and
-    /// a window of zeros. For now with one token of each row: see [`Step::fresh`].
+    /// a window of zeros. Not with [`Formulation::Parallel`]. See [`Step::fresh`].
     pub fresh: Option<Tensor<'a>>,
     /// What is fixed for a layer.
     pub options: Options,
@@ -165,6 +166,10 @@ pub enum Inputs<'a> {
 }
 
 /// What tokens bring that are only committed: [`Inputs`] without what is read with.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "borrowed views, copied once a launch; a box would allocate"
+)]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Stored<'a> {
@@ -176,6 +181,14 @@ pub enum Stored<'a> {
         /// `[B, T', HV, V]`, bf16, f16 or f32.
         v: Tensor<'a>,
     },
+    /// Of [`Previous`] tokens whose new ones are [`Inputs::Conv`]: what the convolution of those is of.
+    #[non_exhaustive]
+    X {
+        /// `[B, T', D]`, of the dtype of the new tokens' x; strides of rows and tokens are free.
+        x: Tensor<'a>,
+    },
+    /// Of a [`Commit`]: the convolution, whose x `[B, T', D]` is that of the tokens to commit.
+    Conv(Convolution<'a>),
 }
 
 /// Rows of different lengths: the tokens of all of them along one dim.
@@ -192,7 +205,8 @@ pub struct Packed<'a> {
 /// is written to the write slot, rounded to the state's dtype; the new tokens start from it and write `o` alone.
 ///
 /// Bit for bit a [`Commit`] and a verify that writes no state. Dense, with free strides, whether or not the new tokens
-/// are packed; dtypes are those of the new tokens' tensors.
+/// are packed; dtypes are those of the new tokens' tensors. After [`Inputs::Conv`] they are [`Stored::X`], and the window
+/// after the kept tokens is written; else [`Stored::Kv`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Previous<'a> {
@@ -211,7 +225,7 @@ pub struct Previous<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Commit<'a, G> {
-    /// What these tokens brought.
+    /// What these tokens brought: [`Stored::Kv`] or [`Stored::Conv`].
     pub stored: Stored<'a>,
     /// Gates of these tokens.
     pub gates: G,
@@ -219,6 +233,8 @@ pub struct Commit<'a, G> {
     pub keep: Tensor<'a>,
     /// Where states start and go.
     pub states: Update<'a>,
+    /// `[B]`, as [`Step::fresh`](Step#structfield.fresh).
+    pub fresh: Option<Tensor<'a>>,
     /// What is fixed for a layer.
     pub options: Options,
 }
@@ -273,10 +289,10 @@ impl<'a, G> Step<'a, G> {
 
     /// With rows that start from a state and a window of zeros: those where `fresh` `[B]` is not 0.
     ///
-    /// A fresh row's slot to read is not looked at, and may hold anything, NaN too. The slot that it writes, by default
-    /// that to read, makes it inactive as it does any row; it is written as it is for any row, and after a launch that
-    /// writes no state the row is as fresh as before. For now with one token of each row: T = 1, dense, with states
-    /// updated or read only, in the recurrent formulation.
+    /// A fresh row's slot to read is not looked at, nor is `accepted`: the slot may hold anything, NaN too. The slot that it
+    /// writes, by default that to read, makes it inactive as it does any row; it is written as it is for any row, with
+    /// `keep` = 0 by zeros, and after a launch that writes no state the row is as fresh as before. Not with
+    /// [`Formulation::Parallel`].
     #[must_use]
     pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
         self.fresh = Some(fresh);
@@ -311,6 +327,18 @@ impl<'a> Stored<'a> {
     pub fn kv(k: Tensor<'a>, v: Tensor<'a>) -> Self {
         Self::Kv { k, v }
     }
+
+    /// x `[B, T', D]` of [`Previous`] tokens, before the convolution of the new ones.
+    #[must_use]
+    pub fn x(x: Tensor<'a>) -> Self {
+        Self::X { x }
+    }
+
+    /// The convolution of a [`Commit`], of x `[B, T', D]`.
+    #[must_use]
+    pub fn conv(convolution: Convolution<'a>) -> Self {
+        Self::Conv(convolution)
+    }
 }
 
 impl<'a> Previous<'a> {
@@ -335,8 +363,16 @@ impl<'a, G> Commit<'a, G> {
             gates,
             keep,
             states,
+            fresh: None,
             options: Options::default(),
         }
+    }
+
+    /// With rows that start from a state and a window of zeros: those where `fresh` `[B]` is not 0. As [`Step::fresh`].
+    #[must_use]
+    pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
+        self.fresh = Some(fresh);
+        self
     }
 
     /// With what is fixed for the layer.

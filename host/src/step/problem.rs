@@ -46,10 +46,7 @@ impl Problem {
 
     /// Dynamic shared memory of a block of `entry`, bytes.
     pub fn shared_bytes(&self, entry: Entry) -> u32 {
-        let tokens = self.constants.tokens + self.constants.previous_tokens;
-        entry.shared_bytes()
-            + entry.shared_bytes_per_token() * tokens
-            + entry.shared_bytes_per_head() * self.constants.ratio
+        self.kind.shared_bytes(entry)
     }
 
     /// Bytes of a slot.

@@ -27,11 +27,55 @@ pub(super) struct New<'a> {
 /// Tokens of which the first ones are committed.
 #[derive(Clone, Copy)]
 pub(super) struct Kept<'a> {
-    pub k: Named<'a>,
-    pub v: Named<'a>,
+    pub inputs: KeptInputs<'a>,
     /// As the new tokens'.
     pub gates: [Named<'a>; 2],
     pub keep: Named<'a>,
+}
+
+/// What k and v of such tokens are, or are made of.
+#[derive(Clone, Copy)]
+pub(super) enum KeptInputs<'a> {
+    Kv([Named<'a>; 2]),
+    /// The x of the new tokens' convolution.
+    X(Named<'a>),
+    /// Of a commit, with its x.
+    Conv(&'a Convolution<'a>),
+}
+
+impl<'a> KeptInputs<'a> {
+    /// `names` are those of k, v and x.
+    fn of(stored: &'a Stored<'a>, [k_name, v_name, x_name]: [&'static str; 3]) -> Self {
+        match stored {
+            Stored::Kv { k, v } => Self::Kv([named(k_name, k), named(v_name, v)]),
+            Stored::X { x } => Self::X(named(x_name, x)),
+            Stored::Conv(conv) => Self::Conv(conv),
+        }
+    }
+
+    /// k and v, where they are given.
+    pub fn kv(&self) -> [Option<Named<'a>>; 2] {
+        match self {
+            Self::Kv(kv) => kv.map(Some),
+            Self::X(_) | Self::Conv(_) => [None; 2],
+        }
+    }
+
+    /// The tensor that comes first.
+    pub fn first(&self) -> Named<'a> {
+        match self {
+            Self::Kv([first, _]) | Self::X(first) => *first,
+            Self::Conv(conv) => conv.named_x(),
+        }
+    }
+
+    /// What is convolved.
+    fn x(&self) -> Option<Named<'a>> {
+        match self {
+            Self::Kv(_) => None,
+            Self::X(_) | Self::Conv(_) => Some(self.first()),
+        }
+    }
 }
 
 /// New tokens, previous ones or both, and where their states are.
@@ -61,15 +105,8 @@ impl<'a> Inputs<'a> {
     pub(super) fn named(&'a self) -> [Named<'a>; 3] {
         match self {
             Self::Qkv { q, k, v } => [named("q", q), named("k", k), named("v", v)],
-            Self::Conv(conv) => [conv.named_x(), conv.named_weight(), conv.named_windows()],
+            Self::Conv(conv) => conv.named(),
         }
-    }
-}
-
-impl<'a> Stored<'a> {
-    fn named(&'a self, [k_name, v_name]: [&'static str; 2]) -> [Named<'a>; 2] {
-        let Self::Kv { k, v } = self;
-        [named(k_name, k), named(v_name, v)]
     }
 }
 
@@ -83,11 +120,10 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
                 o: named("o", &self.o),
             }),
             previous: self.previous.as_ref().map(|previous| {
-                let [k, v] = previous.stored.named(["previous k", "previous v"]);
+                let names = ["previous k", "previous v", "previous x"];
                 let [gate, beta] = gates.previous_names;
                 Kept {
-                    k,
-                    v,
+                    inputs: KeptInputs::of(&previous.stored, names),
                     gates: [named(gate, &previous.gate), named(beta, &previous.beta)],
                     keep: named("keep", &previous.keep),
                 }
@@ -119,14 +155,13 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
 impl<G: Gates> sealed::Work for Commit<'_, G> {
     fn request(&self) -> Request<'_> {
         let gates = self.gates.parts();
-        let [k, v] = self.stored.named(["k", "v"]);
         Request {
             previous: Some(Kept {
-                k,
-                v,
+                inputs: KeptInputs::of(&self.stored, ["k", "v", "x"]),
                 gates: [gates.gate, gates.beta],
                 keep: named("keep", &self.keep),
             }),
+            fresh: optional("fresh", &self.fresh),
             ..Request::update(&self.states, gates, &self.options)
         }
     }
@@ -170,7 +205,7 @@ impl<'a> Request<'a> {
         let rows = match (self.cu_seqlens, self.new, self.previous) {
             (Some(cu_seqlens), ..) => cu_seqlens.tensor.dims()[0].saturating_sub(1),
             (None, Some(new), _) => new.o.tensor.dims()[0],
-            (None, None, Some(previous)) => previous.k.tensor.dims()[0],
+            (None, None, Some(previous)) => previous.inputs.first().tensor.dims()[0],
             (None, None, None) => 0,
         };
         rows as u32
@@ -182,12 +217,24 @@ impl<'a> Request<'a> {
         self.cu_seqlens.and(o.dims().get(1).copied())
     }
 
-    /// What makes q, k and v, where they are not given.
+    /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
     pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
-        match self.new?.inputs {
-            Inputs::Conv(conv) => Some(conv),
-            Inputs::Qkv { .. } => None,
+        match (self.new, self.previous) {
+            (Some(new), _) => match new.inputs {
+                Inputs::Conv(conv) => Some(conv),
+                Inputs::Qkv { .. } => None,
+            },
+            (None, Some(previous)) => match previous.inputs {
+                KeptInputs::Conv(conv) => Some(conv),
+                KeptInputs::Kv(_) | KeptInputs::X(_) => None,
+            },
+            (None, None) => None,
         }
+    }
+
+    /// Whether nothing but a commit is asked for.
+    pub(super) fn is_commit(&self) -> bool {
+        self.new.is_none()
     }
 
     /// The pool that is written.
@@ -199,6 +246,11 @@ impl<'a> Request<'a> {
     pub(crate) fn windows(&self) -> Option<[Named<'a>; 2]> {
         self.conv()
             .map(|conv| [conv.named_windows(), conv.written_windows()])
+    }
+
+    /// The windows after every token.
+    pub(crate) fn window_snapshots(&self) -> Option<Named<'a>> {
+        self.conv().and_then(Convolution::named_window_snapshots)
     }
 
     /// Of the previous tokens.
@@ -243,15 +295,23 @@ impl<'a> Request<'a> {
         let previous = self.previous.as_ref();
         let (conv, norm) = (self.conv(), self.norm);
         // Switches tell q, k and v from what they are made of.
-        let inputs = new.map(|new| new.inputs.named());
+        let inputs = match new {
+            Some(new) => Some(new.inputs.named()),
+            None => conv.map(Convolution::named),
+        };
+        let [previous_k, previous_v] = match previous.map(|previous| previous.inputs) {
+            Some(KeptInputs::X(x)) => [Some(x), None],
+            Some(inputs) => inputs.kv(),
+            None => [None; 2],
+        };
         [
             inputs.map(|[first, ..]| first),
             inputs.map(|[_, second, _]| second),
             inputs.map(|[.., third]| third),
             new.map(|new| new.gates[0]),
             new.map(|new| new.gates[1]),
-            previous.map(|previous| previous.k),
-            previous.map(|previous| previous.v),
+            previous_k,
+            previous_v,
             previous.map(|previous| previous.gates[0]),
             previous.map(|previous| previous.gates[1]),
             new.map(|new| new.o),
@@ -270,21 +330,20 @@ impl<'a> Request<'a> {
             self.token_slots,
             self.accepted,
             self.snapshots,
+            self.window_snapshots(),
             self.cu_seqlens,
         ]
     }
 
     /// Whether the tensor of this name is written.
     pub(crate) fn writes(&self, problem: &Problem, name: &str) -> bool {
+        let writes_slots = problem.writes_final() || self.token_slots.is_some();
         match name {
-            "o" | "snapshots" => true,
-            "pool" | "write_pool" => {
-                let pool = problem.writes_final() || self.token_slots.is_some();
-                pool && name == self.written_pool().name
-            }
+            "o" | "snapshots" | "window_snapshots" => true,
+            "pool" | "write_pool" => writes_slots && name == self.written_pool().name,
             "windows" | "write_windows" => {
                 let written = self.conv().map(Convolution::written_windows);
-                problem.writes_final() && written.is_some_and(|written| name == written.name)
+                writes_slots && written.is_some_and(|written| name == written.name)
             }
             _ => false,
         }
@@ -318,12 +377,13 @@ impl<'a> Request<'a> {
 
     /// Bytes that a launch must move where every row is active and full.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
-        const IN_SLOTS: [&str; 5] = [
+        const IN_SLOTS: [&str; 6] = [
             "pool",
             "write_pool",
             "snapshots",
             "windows",
             "write_windows",
+            "window_snapshots",
         ];
         let problem = self.check()?;
         let rows = u64::from(self.batch());
@@ -331,9 +391,9 @@ impl<'a> Request<'a> {
             Some(total) => total as u64,
             None => rows * u64::from(problem.constants.tokens),
         };
+        let final_ones = if problem.writes_final() { rows } else { 0 };
         let of_each_token = [self.snapshots, self.token_slots];
-        let written = if problem.writes_final() { rows } else { 0 }
-            + tokens * of_each_token.into_iter().flatten().count() as u64;
+        let written = final_ones + tokens * of_each_token.into_iter().flatten().count() as u64;
         let others: u64 = self
             .tensors()
             .into_iter()
@@ -345,11 +405,18 @@ impl<'a> Request<'a> {
             })
             .sum();
         let states = (rows + written).saturating_mul(problem.state_bytes());
-        let window = self.conv().map_or(0, |conv| {
-            let inputs: usize = conv.windows.dims()[1..].iter().product();
-            (inputs * conv.windows.dtype().size_of()) as u64
+        let windows = self.conv().map_or(0, |conv| {
+            let taps = u64::from(problem.constants.taps);
+            let (window, of_each_token) = (taps - 1, self.window_snapshots().is_some());
+            // With token slots, a window without its oldest input, and the row's own.
+            let in_slots = match self.token_slots {
+                Some(_) => rows * (window - 1) + tokens,
+                None => final_ones * window,
+            };
+            let inputs = rows * window + in_slots + u64::from(of_each_token) * tokens * window;
+            let (channels, element) = (conv.windows.dims()[1], conv.windows.dtype().size_of());
+            inputs * (channels * element) as u64
         });
-        let windows = (rows + if problem.writes_final() { rows } else { 0 }) * window;
         Ok(states.saturating_add(windows).saturating_add(others))
     }
 
@@ -363,6 +430,8 @@ impl<'a> Request<'a> {
             Some(Inputs::Qkv { q, k, v }) => [q.address(), k.address(), v.address()],
             _ => [0; 3],
         };
+        let kept = previous.map(|previous| previous.inputs);
+        let [previous_k, previous_v] = kept.map_or([None; 2], |inputs| inputs.kv());
         let step = StepParams {
             q,
             k,
@@ -370,8 +439,8 @@ impl<'a> Request<'a> {
             g: address(new.map(|new| new.gates[0])),
             b: address(new.map(|new| new.gates[1])),
             o: address(new.map(|new| new.o)),
-            previous_k: address(previous.map(|previous| previous.k)),
-            previous_v: address(previous.map(|previous| previous.v)),
+            previous_k: address(previous_k),
+            previous_v: address(previous_v),
             previous_g: address(previous.map(|previous| previous.gates[0])),
             previous_b: address(previous.map(|previous| previous.gates[1])),
             keep: address(previous.map(|previous| previous.keep)),
@@ -394,7 +463,8 @@ impl<'a> Request<'a> {
         let write_windows = conv.map(Convolution::written_windows);
         LayerParams {
             step,
-            x: conv.map_or(0, |conv| conv.x.address()),
+            // Of a commit, they are previous tokens.
+            x: address(new.and(conv).map(Convolution::named_x)),
             conv_weight: conv.map_or(0, |conv| conv.weight.address()),
             conv_bias: address(conv.and_then(Convolution::named_bias)),
             read_windows: conv.map_or(0, |conv| conv.windows.address()),
@@ -403,6 +473,8 @@ impl<'a> Request<'a> {
             norm_weight: norm.map_or(0, |norm| norm.weight.address()),
             read_windows_slots: conv.map_or(0, |conv| slots(conv.named_windows())),
             write_windows_slots: write_windows.map_or(0, slots),
+            previous_x: address(kept.and_then(|inputs| inputs.x())),
+            window_snapshots: address(self.window_snapshots()),
         }
     }
 }

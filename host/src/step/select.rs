@@ -4,8 +4,9 @@ use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Layout};
 
-use super::StateLayout;
+use super::{StateLayout, checks};
 use crate::error::Error;
+use crate::shapes::range;
 use crate::tensor::DType;
 
 /// A family of kernels.
@@ -21,6 +22,9 @@ pub(crate) enum Operator {
     /// Of one token, with a convolution before it, a norm after it, or both.
     GdnLayer,
     KdaLayer,
+    /// Token by token, with a convolution before it, a norm after it, or both.
+    GdnLayerMtp,
+    KdaLayerMtp,
 }
 
 impl Operator {
@@ -28,7 +32,11 @@ impl Operator {
     pub fn per_channel(self) -> bool {
         matches!(
             self,
-            Self::KdaDecode | Self::KdaRecurrent | Self::KdaRecurrentParallel(_) | Self::KdaLayer
+            Self::KdaDecode
+                | Self::KdaRecurrent
+                | Self::KdaRecurrentParallel(_)
+                | Self::KdaLayer
+                | Self::KdaLayerMtp
         )
     }
 
@@ -68,7 +76,12 @@ pub(crate) struct Kind {
     pub v_dim: u32,
     /// HV / H.
     pub ratio: u32,
+    /// T + T'
+    pub tokens: u32,
 }
+
+/// Dynamic shared memory that a block may have on every GPU that is supported, bytes.
+pub(crate) const MAX_SHARED_BYTES: u32 = 99 * 1024;
 
 /// What the choice asks of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +107,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnLayer, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaLayerMtp, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -157,40 +170,117 @@ impl Kind {
             (KdaLayer, VLast, Bf16, [128, 128]) => &[(128, E::kda_layer_vlast_bf16_k128_tile32), (ANY, E::kda_layer_vlast_bf16_k128_tile128)],
             (KdaLayer, VLast, F32, [64, 64]) => &[(256, E::kda_layer_vlast_f32_k64_tile32), (ANY, E::kda_layer_vlast_f32_k64_tile64)],
             (KdaLayer, VLast, F32, [128, 128]) => &[(128, E::kda_layer_vlast_f32_k128_tile32), (ANY, E::kda_layer_vlast_f32_k128_tile128)],
+            (GdnLayerMtp, KLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_layer_mtp_klast_bf16_k64_tile64)],
+            (GdnLayerMtp, KLast, F32, [64, 64]) => &[(192, E::gdn_layer_mtp_klast_f32_k64_tile16), (ANY, E::gdn_layer_mtp_klast_f32_k64_tile64)],
+            (GdnLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_mtp_vlast_bf16_k64_tile32), (ANY, E::gdn_layer_mtp_vlast_bf16_k64_tile64)],
+            (GdnLayerMtp, VLast, F32, [64, 64]) => &[(192, E::gdn_layer_mtp_vlast_f32_k64_tile32), (ANY, E::gdn_layer_mtp_vlast_f32_k64_tile64)],
+            (KdaLayerMtp, KLast, Bf16, [64, 64]) => &[(192, E::kda_layer_mtp_klast_bf16_k64_tile16), (ANY, E::kda_layer_mtp_klast_bf16_k64_tile64)],
+            (KdaLayerMtp, KLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_klast_f32_k64_tile16), (ANY, E::kda_layer_mtp_klast_f32_k64_tile64)],
+            (KdaLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_bf16_k64_tile32), (ANY, E::kda_layer_mtp_vlast_bf16_k64_tile64)],
+            (KdaLayerMtp, VLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_f32_k64_tile32), (ANY, E::kda_layer_mtp_vlast_f32_k64_tile64)],
+            (GdnLayerMtp, KLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
+            (GdnLayerMtp, KLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (2048, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
+            (GdnLayerMtp, VLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_bf16_k128_tile128)],
+            (GdnLayerMtp, VLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (2048, E::gdn_layer_mtp_vlast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
+            (KdaLayerMtp, KLast, Bf16, [128, 128]) => &[(2048, E::kda_layer_mtp_klast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_klast_bf16_k128_tile128)],
+            (KdaLayerMtp, KLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
+            (KdaLayerMtp, VLast, Bf16, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_vlast_bf16_k128_tile128)],
+            (KdaLayerMtp, VLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_f32_k128_tile64), (ANY, E::kda_layer_mtp_vlast_f32_k128_tile128)],
             _ => &[],
         }
     }
 
     /// Most value heads of a query/key head, where its kernels compute all of these in a block.
     pub fn max_heads(self) -> Option<u32> {
-        let is_layer = matches!(self.operator, Operator::GdnLayer | Operator::KdaLayer);
+        let is_layer = matches!(
+            self.operator,
+            Operator::GdnLayer | Operator::KdaLayer | Operator::GdnLayerMtp | Operator::KdaLayerMtp
+        );
         let entries = self.rows().iter().map(|(_, entry)| entry.max_heads());
         if is_layer { entries.max() } else { None }
     }
 
-    /// Whether `entry` has room for the value heads that it takes together.
-    fn has_room(self, entry: Entry) -> bool {
-        entry.max_heads() == 1 || self.ratio <= entry.max_heads()
+    /// Dynamic shared memory of a block of `entry`, bytes.
+    pub fn shared_bytes(self, entry: Entry) -> u32 {
+        let of_head =
+            entry.shared_bytes_per_head() + entry.shared_bytes_per_token_of_head() * self.tokens;
+        let of_block = entry.shared_bytes() + entry.shared_bytes_per_token() * self.tokens;
+        of_block.saturating_add(of_head.saturating_mul(self.ratio))
     }
 
-    /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it.
+    /// Some variant has room for these tokens and value heads, where any is compiled.
+    pub fn check_room(self) -> Result<(), Error> {
+        checks::ratio(self.ratio as usize, self.max_heads())?;
+        let mut entries = self.rows().iter().map(|&(_, entry)| entry);
+        if self.rows().is_empty() || entries.any(|entry| self.has_room(entry)) {
+            return Ok(());
+        }
+        Err(self.no_room(|_| true))
+    }
+
+    /// What is wanted where no variant has room, of those that a GPU `takes`.
+    #[cold]
+    fn no_room(self, takes: impl Fn(Entry) -> bool) -> Error {
+        let fits = |kind: Self| {
+            let mut entries = self.rows().iter().map(|&(_, entry)| entry);
+            entries.any(|entry| takes(entry) && kind.has_room(entry))
+        };
+        let (ratio, tokens) = (self.ratio, self.tokens);
+        let most = (0..tokens)
+            .rev()
+            .find(|&tokens| fits(Self { tokens, ..self }));
+        match most {
+            Some(most) if most > 0 => range(
+                "T + T'",
+                format!("at most {most} with HV / H = {ratio}, by the shared memory of a block"),
+                tokens,
+            ),
+            _ => {
+                let most = (0..ratio).rev().find(|&ratio| fits(Self { ratio, ..self }));
+                let most = most.unwrap_or(0);
+                let wanted = format!("at most {most}, by the shared memory of a block");
+                range("HV / H", wanted, ratio)
+            }
+        }
+    }
+
+    /// Whether `entry` has room for the value heads that it takes together, and for the tokens.
+    fn has_room(self, entry: Entry) -> bool {
+        (entry.max_heads() == 1 || self.ratio <= entry.max_heads())
+            && self.shared_bytes(entry) <= MAX_SHARED_BYTES
+    }
+
+    /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it. Where that has no
+    /// room, another that has.
     pub fn entry(self, heads: u32, gpu: Gpu) -> Result<Entry, Error> {
         let measured = u64::from(heads) * u64::from(MEASURED_ON.multiprocessors);
         let reaches =
             |up_to| up_to == ANY || measured <= u64::from(up_to) * u64::from(gpu.multiprocessors);
-        let row = self
-            .rows()
-            .iter()
-            .find(|&&(up_to, entry)| reaches(up_to) && self.runs_on(entry, gpu));
-        row.map(|&(_, entry)| entry)
-            .ok_or_else(|| Error::Unsupported {
-                what: "kernel",
-                got: format!(
-                    "{:?}, {} {} states, K = {}, V = {}",
-                    self.operator, self.layout, self.state, self.k_dim, self.v_dim
-                ),
-                allowed: "no variant of it is compiled",
-            })
+        let mut last = None;
+        for &(up_to, entry) in self.rows() {
+            if self.runs_on(entry, gpu) {
+                if reaches(up_to) {
+                    return Ok(entry);
+                }
+                last = Some(entry);
+            }
+        }
+        last.ok_or_else(|| self.no_entry(gpu))
+    }
+
+    #[cold]
+    fn no_entry(self, gpu: Gpu) -> Error {
+        if !self.rows().is_empty() {
+            return self.no_room(|entry| entry.cluster() == 1 || gpu.clusters);
+        }
+        Error::Unsupported {
+            what: "kernel",
+            got: format!(
+                "{:?}, {} {} states, K = {}, V = {}",
+                self.operator, self.layout, self.state, self.k_dim, self.v_dim
+            ),
+            allowed: "no variant of it is compiled",
+        }
     }
 
     fn runs_on(self, entry: Entry, gpu: Gpu) -> bool {
@@ -226,6 +316,8 @@ impl Kind {
             Operator::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
             Operator::GdnLayer => Family::GdnLayer,
             Operator::KdaLayer => Family::KdaLayer,
+            Operator::GdnLayerMtp => Family::GdnLayerMtp,
+            Operator::KdaLayerMtp => Family::KdaLayerMtp,
         };
         let layout = match self.layout {
             StateLayout::KLast => Layout::KLast,
@@ -249,8 +341,8 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnLayer, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaRecurrent,
-            KdaRecurrentParallel,
+            GdnDecode, GdnLayer, GdnLayerMtp, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer,
+            KdaLayerMtp, KdaRecurrent, KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -261,6 +353,8 @@ mod tests {
             KdaRecurrent,
             GdnLayer,
             KdaLayer,
+            GdnLayerMtp,
+            KdaLayerMtp,
         ];
         let families = token_by_token.into_iter().flat_map(|operator| {
             [KLast, VLast].into_iter().flat_map(move |layout| {
@@ -281,6 +375,7 @@ mod tests {
                     k_dim,
                     v_dim: k_dim,
                     ratio: 1,
+                    tokens: 1,
                 })
             })
     }
@@ -346,10 +441,70 @@ mod tests {
                     assert_eq!(kind.entry(heads, without).unwrap().cluster(), 1, "{kind:?}");
                     let entry = kind.entry(heads, MEASURED_ON).unwrap();
                     assert!(kind.variants().any(|variant| variant == entry));
-                    assert!([1, ratio].iter().any(|&room| room <= entry.max_heads()));
+                    let room = entry.max_heads();
+                    assert!(room == 1 || ratio <= room, "{kind:?}");
                 }
             }
         }
+    }
+
+    /// Where no more than a number of tokens, or of value heads, has room, an error says how many.
+    #[test]
+    fn what_has_no_room_in_a_block_is_an_error() {
+        let (mut by_tokens, mut by_heads) = (0, 0);
+        for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
+            let fits = |kind: Kind| {
+                let entries = kind.rows().iter().map(|&(_, entry)| entry);
+                let mut bytes = entries.map(|entry| kind.shared_bytes(entry));
+                bytes.any(|bytes| bytes <= MAX_SHARED_BYTES)
+            };
+            let message = |kind: Kind| kind.check_room().unwrap_err().to_string();
+            for tokens in [1, 2 * 16] {
+                assert!(Kind { tokens, ..kind }.check_room().is_ok(), "{kind:?}");
+            }
+            let with = |tokens| Kind { tokens, ..kind };
+            if let Some(first) = (1..20_000).find(|&tokens| !fits(with(tokens))) {
+                with(first - 1).check_room().unwrap();
+                let wanted = format!(
+                    "T + T': wanted at most {} with HV / H = 1, by the shared memory of a block, got {first}",
+                    first - 1
+                );
+                assert_eq!(message(with(first)), wanted);
+                let error = with(first).entry(1, MEASURED_ON).unwrap_err();
+                assert_eq!(error.to_string(), wanted);
+                by_tokens += 1;
+            }
+            let Some(most) = kind.max_heads() else {
+                continue;
+            };
+            let with = |ratio| Kind { ratio, ..kind };
+            let wanted = format!("HV / H: wanted at most {most} with a convolution or a norm");
+            assert!(message(with(most + 1)).starts_with(&wanted), "{kind:?}");
+            by_heads += 1;
+        }
+        assert!(by_tokens > 0 && by_heads > 0);
+    }
+
+    /// A batch for whose entry there is no room gets one that has.
+    #[test]
+    fn entries_without_room_are_passed_over() {
+        let mut passed = 0;
+        for kind in kinds().filter(|kind| kind.rows().len() > 1) {
+            for tokens in 1..2_000 {
+                let kind = Kind { tokens, ..kind };
+                let rows = kind.rows().iter();
+                let room: Vec<bool> = rows.map(|&(_, entry)| kind.has_room(entry)).collect();
+                if room.iter().all(|&room| room) || !room.contains(&true) {
+                    continue;
+                }
+                for &(up_to, _) in kind.rows() {
+                    let entry = kind.entry(up_to, MEASURED_ON).unwrap();
+                    assert!(kind.has_room(entry), "{kind:?}: {}", entry.name());
+                    passed += 1;
+                }
+            }
+        }
+        assert!(passed > 0);
     }
 
     #[test]
@@ -361,6 +516,7 @@ mod tests {
             k_dim: 64,
             v_dim: 64,
             ratio: 1,
+            tokens: 1,
         };
         assert_eq!(
             kind.entry(1, MEASURED_ON).unwrap_err().to_string(),

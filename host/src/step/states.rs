@@ -50,7 +50,8 @@ pub struct PerToken<'a> {
     /// Pool that states are written to instead, of the same dtype and dims but P.
     pub write_pool: Option<Tensor<'a>>,
     /// `[B, T]`: slot that the state after each token goes to. An entry that is out of range or the null slot skips
-    /// that store alone. The row starts from slot `token_slots[b, accepted[b] - 1]`.
+    /// that store alone; the row starts from slot `token_slots[b, accepted[b] - 1]`, and is inactive where that is one. With
+    /// a convolution its window is in slot `token_slots[b, 0]`, without which it is inactive too.
     pub token_slots: Tensor<'a>,
     /// `[B]`, in 1..=T: tokens of the last step that were accepted; without it, 1.
     pub accepted: Option<Tensor<'a>>,

@@ -1,6 +1,6 @@
 //! Which ways of keeping states exclude each other, and what a formulation computes.
 
-use super::request::Request;
+use super::request::{KeptInputs, Request};
 use super::select::{Mode, Operator};
 use super::{Formulation, MAX_TOKENS, StateLayout};
 use crate::error::{Error, excludes};
@@ -13,7 +13,6 @@ const MAX_PARALLEL_TOKENS: usize = 8;
 impl Request<'_> {
     /// No two switches contradict each other.
     pub(super) fn check_switches(&self) -> Result<(), Error> {
-        // Of a commit, the types leave nothing to contradict.
         excludes(
             (self.previous.is_some() && self.new.is_some(), "previous"),
             &[
@@ -23,40 +22,49 @@ impl Request<'_> {
             ],
             "the state after the kept tokens is written, and no other",
         )?;
-        if let Some((name, _)) = self.decode_alone() {
-            let is_parallel = self.options.formulation == Formulation::Parallel;
-            excludes(
-                (true, name),
-                &[
-                    (self.cu_seqlens.is_some(), "cu_seqlens"),
-                    (self.previous.is_some(), "previous"),
-                    (self.token_slots.is_some(), "token_slots"),
-                    (self.snapshots.is_some(), "snapshots"),
-                    (is_parallel, "formulation = parallel"),
-                ],
-                "it is for decodes alone as yet: one token of each row, and the state after it",
-            )?;
-        }
+        self.check_kept_inputs()?;
         let write_windows = self.conv().is_some_and(|conv| conv.write_windows.is_some());
         excludes(
             (write_windows, "write_windows"),
             &[(self.read_only, "read-only states")],
             "windows are written where states are",
+        )?;
+        excludes(
+            (self.window_snapshots().is_some(), "window_snapshots"),
+            &[(self.snapshots.is_none(), "a launch without snapshots")],
+            "windows after each token are of no use without the states",
         )
     }
 
-    /// What is computed for decodes alone, and what T is called with it.
-    fn decode_alone(&self) -> Option<(&'static str, &'static str)> {
-        [
-            (
-                self.conv().is_some(),
-                ("a convolution", "T with a convolution"),
-            ),
-            (self.norm.is_some(), ("a norm", "T with a norm")),
-            (self.fresh.is_some(), ("fresh", "T with fresh")),
-        ]
-        .into_iter()
-        .find_map(|(given, names)| given.then_some(names))
+    /// Previous tokens come as the new ones do, those of a commit with their own convolution.
+    fn check_kept_inputs(&self) -> Result<(), Error> {
+        let Some(previous) = &self.previous else {
+            return Ok(());
+        };
+        let (given, x, conv) = match previous.inputs {
+            KeptInputs::Kv(_) => (true, false, false),
+            KeptInputs::X(_) => (false, true, false),
+            KeptInputs::Conv(_) => (false, false, true),
+        };
+        if self.is_commit() {
+            return excludes(
+                (true, "a commit"),
+                &[(x, "an x without its convolution")],
+                "k and v are given, or made by a convolution of the commit's own",
+            );
+        }
+        let alike = "previous tokens come as the new ones do";
+        excludes(
+            (self.conv().is_some(), "x"),
+            &[(given, "previous k")],
+            alike,
+        )?;
+        excludes((self.conv().is_none(), "q"), &[(x, "previous x")], alike)?;
+        excludes(
+            (true, "previous"),
+            &[(conv, "a convolution of its own")],
+            "previous tokens are convolved as the new ones are",
+        )
     }
 
     /// The kernels of the chosen formulation compute T = `tokens` and T' = `previous_tokens`, where there are such.
@@ -68,24 +76,33 @@ impl Request<'_> {
         if self.options.formulation == Formulation::Recurrent {
             up_to("T", tokens, MAX_TOKENS, "1 to 16")?;
             up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
-            if let Some((_, what)) = self.decode_alone() {
-                up_to(what, tokens, 1, "1")?;
-            }
+            let (per_channel, is_one) = (self.gates.per_channel, tokens == Some(1));
+            let is_one = is_one && previous_tokens.is_none();
             if self.conv().is_some() || self.norm.is_some() {
-                return Ok(if self.gates.per_channel {
-                    Operator::KdaLayer
-                } else {
-                    Operator::GdnLayer
+                return Ok(match (per_channel, is_one && self.is_plain()) {
+                    (false, true) => Operator::GdnLayer,
+                    (false, false) => Operator::GdnLayerMtp,
+                    (true, true) => Operator::KdaLayer,
+                    (true, false) => Operator::KdaLayerMtp,
                 });
             }
-            return Ok(match (self.gates.per_channel, tokens, previous_tokens) {
-                (true, Some(1), None) => Operator::KdaDecode,
-                (true, ..) => Operator::KdaRecurrent,
-                (false, Some(1), None) if self.is_plain() => Operator::GdnDecode,
-                (false, ..) => Operator::GdnMtp,
+            return Ok(match (per_channel, is_one) {
+                (true, true) => Operator::KdaDecode,
+                (true, false) => Operator::KdaRecurrent,
+                (false, true) if self.is_plain() => Operator::GdnDecode,
+                (false, _) => Operator::GdnMtp,
             });
         }
         let parallel = (true, "formulation = parallel");
+        excludes(
+            parallel,
+            &[
+                (self.conv().is_some(), "a convolution"),
+                (self.norm.is_some(), "a norm"),
+                (self.fresh.is_some(), "fresh"),
+            ],
+            "as yet it is of the recurrence alone, from the states of slots",
+        )?;
         excludes(
             parallel,
             &[

@@ -1,6 +1,7 @@
 //! What is compiled for arguments, and which arguments are refused.
 
 mod layer;
+mod layer_tokens;
 mod refused;
 
 use gated_delta_kernels::step::{StepConstants, StepParams};
@@ -221,7 +222,9 @@ fn every_address_and_stride_decides_on_wide_accesses() {
     }
     let mut args = resume();
     assert_eq!(args.request().check().unwrap().constants.wide_io, 1);
-    let Stored::Kv { v, .. } = &mut args.previous.as_mut().unwrap().stored;
+    let Stored::Kv { v, .. } = &mut args.previous.as_mut().unwrap().stored else {
+        unreachable!("other inputs")
+    };
     *v = at(0x1_0002, Bf16, &[2, 5, 4, 64]);
     assert_eq!(args.request().check().unwrap().constants.wide_io, 0);
 }

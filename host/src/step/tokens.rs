@@ -3,7 +3,7 @@
 use super::Inputs;
 use super::check::Found;
 use super::checks::{indices, same_dtype};
-use super::request::{Kept, New, Request};
+use super::request::{Kept, KeptInputs, New, Request};
 use crate::error::Error;
 
 impl Request<'_> {
@@ -29,22 +29,38 @@ impl Request<'_> {
 
     /// The previous tokens, where there are such.
     pub(super) fn check_previous(&self, per_channel: bool, found: &mut Found) -> Result<(), Error> {
-        let Some(Kept { k, v, gates, keep }) = &self.previous else {
+        let Some(Kept {
+            inputs,
+            gates,
+            keep,
+        }) = &self.previous
+        else {
             return Ok(());
         };
         let (extent, heads) = (&found.extents.previous, found.extents.heads);
-        extent.keys(*k, heads, &mut found.previous.k)?;
-        extent.values(*v, heads, &mut found.previous.v)?;
+        match inputs {
+            KeptInputs::Kv([k, v]) => {
+                extent.keys(*k, heads, &mut found.previous.k)?;
+                extent.values(*v, heads, &mut found.previous.v)?;
+            }
+            KeptInputs::X(_) | KeptInputs::Conv(_) => {
+                extent.inputs(inputs.first(), heads.channels(), &mut found.conv.previous_x)?;
+            }
+        }
         extent.gates(*gates, heads, per_channel, &mut found.previous)?;
         if let Some(new) = &self.new {
-            let ([_, new_k, new_v], [gate, beta]) = (new.inputs.named(), new.gates);
-            for (tensor, like, wanted) in [
-                (*k, new_k, "the dtype of k"),
-                (*v, new_v, "the dtype of v"),
-                (gates[0], gate, "the dtype of the new gates"),
-                (gates[1], beta, "the dtype of the new gates"),
-            ] {
-                same_dtype(tensor, like, wanted)?;
+            // The switches have seen that they come alike.
+            let [first, second, third] = new.inputs.named();
+            match inputs {
+                KeptInputs::Kv([k, v]) => {
+                    same_dtype(*k, second, "the dtype of k")?;
+                    same_dtype(*v, third, "the dtype of v")?;
+                }
+                KeptInputs::X(x) => same_dtype(*x, first, "the dtype of x")?,
+                KeptInputs::Conv(_) => {}
+            }
+            for (gate, like) in gates.iter().zip(new.gates) {
+                same_dtype(*gate, like, "the dtype of the new gates")?;
             }
         }
         indices(*keep, &["B"], &[found.extents.rows])

@@ -19,7 +19,7 @@ pub struct Access {
 #[derive(Clone, Copy)]
 pub struct Place {
     pub tensor: &'static str,
-    /// Slot of a pool, or the number of a snapshot.
+    /// Slot of a pool, or the number of a snapshot, of a state or of a window.
     pub index: usize,
     pub row: usize,
     /// The token that the state follows, where that is not the last.
@@ -43,7 +43,7 @@ impl Access {
     }
 }
 
-/// All uses of states or windows; those that are written have one size.
+/// All uses of states, or of windows.
 #[derive(Default)]
 pub struct Accesses {
     reads: Vec<Access>,
@@ -62,7 +62,7 @@ impl Accesses {
     /// No state is written twice, and none is written by another row than reads it.
     pub fn check(mut self) -> Result<(), Error> {
         self.writes.sort_by_key(|access| access.start);
-        // Where any two overlap, two neighbours do, since all have one size.
+        // Where any two overlap, the first of them and its neighbour do.
         for pair in self.writes.windows(2) {
             if pair[0].overlaps(&pair[1]) {
                 let mut places = [pair[0].place, pair[1].place];
@@ -100,10 +100,10 @@ impl fmt::Display for Verb {
             row,
             token,
         } = place;
-        let part = if *tensor == "snapshots" {
-            "state"
-        } else {
-            "slot"
+        let part = match *tensor {
+            "snapshots" => "state",
+            "window_snapshots" => "window",
+            _ => "slot",
         };
         write!(f, "row {row} {verb} {part} {index} of {tensor}")?;
         match token {

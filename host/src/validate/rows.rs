@@ -94,14 +94,31 @@ impl Indices<'_> {
     /// Adds the accesses of row `b`; how many of its stores are skipped, or what makes it inactive.
     fn row(&self, b: usize, tokens: usize, uses: &mut Uses) -> Result<usize, Dead> {
         let (mut skipped, accesses) = (0, &mut uses.states);
+        let is_fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
         if let Some(slots) = &self.token_slots {
             let slots = &slots[b * self.tokens..][..self.tokens];
-            let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
-            let last = accepted.checked_sub(1).map(usize::try_from);
-            let start = last.and_then(|last| slots.get(last.ok()?));
-            let start = *start.ok_or(("accepted", accepted))?;
-            let start = self.slot(start, self.pool).ok_or(("token_slots", start))?;
-            accesses.read(slot_access(self.pool, start, b, None));
+            let start = if is_fresh {
+                None
+            } else {
+                Some(self.token_start(b, slots)?)
+            };
+            // Of the first token, whichever the state starts from.
+            let window = match self.windows {
+                Some(of) => {
+                    let [read, written] = of.map(|windows| self.slot(slots[0], windows));
+                    Some((of, read.and(written).ok_or(("token_slots", slots[0]))?))
+                }
+                None => None,
+            };
+            if let Some(start) = start {
+                accesses.read(slot_access(self.pool, start, b, None));
+            }
+            if let Some(([windows, written], slot)) = window {
+                if start.is_some() {
+                    uses.windows.read(window_access(windows, slot, b));
+                }
+                uses.windows.write(window_access(written, slot, b));
+            }
             for (t, &slot) in slots[..tokens].iter().enumerate() {
                 match self.slot(slot, self.write_pool) {
                     Some(slot) => accesses.write(slot_access(self.write_pool, slot, b, Some(t))),
@@ -117,7 +134,6 @@ impl Indices<'_> {
                 Some(slots) => ("write_slots", slots[b]),
                 None => (read_name, read),
             };
-            let is_fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
             let start = match self.slot(read, self.pool) {
                 _ if is_fresh => None,
                 None => return Err((read_name, read)),
@@ -150,7 +166,19 @@ impl Indices<'_> {
         if let Some(snapshots) = self.snapshots {
             (0..tokens).for_each(|t| accesses.write(snapshot_access(snapshots, b, t)));
         }
+        if let Some(snapshots) = self.window_snapshots {
+            (0..tokens).for_each(|t| uses.windows.write(window_snapshot_access(snapshots, b, t)));
+        }
         Ok(skipped)
+    }
+
+    /// The one of its token slots that row `b` starts from.
+    fn token_start(&self, b: usize, slots: &[i64]) -> Result<usize, Dead> {
+        let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
+        let last = accepted.checked_sub(1).map(usize::try_from);
+        let start = last.and_then(|last| slots.get(last.ok()?));
+        let start = *start.ok_or(("accepted", accepted))?;
+        self.slot(start, self.pool).ok_or(("token_slots", start))
     }
 
     /// The slot of `pool` that an index names, unless it is dead.
@@ -180,18 +208,40 @@ fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -
 /// Of the window in `slot`: of the elements that its strides span, or, where those of other slots lie between them, of
 /// the first.
 fn window_access(windows: Named<'_>, slot: usize, row: usize) -> Access {
-    let (dims, strides) = (windows.tensor.dims(), windows.tensor.strides());
-    let last: usize = (1..dims.len())
-        .map(|dim| dims[dim].saturating_sub(1) * strides[dim])
-        .sum();
+    let step = windows.tensor.strides()[0];
     let place = Place {
         tensor: windows.name,
         index: slot,
         row,
         token: None,
     };
-    let len = if strides[0] > last { last + 1 } else { 1 };
-    Access::new(windows.tensor, slot * strides[0], len, place)
+    let len = window_len(windows, 1, step);
+    Access::new(windows.tensor, slot * step, len, place)
+}
+
+/// Elements that a window spans, whose channels are dim `channels`, or 1 where the next one, `step` elements on, is not
+/// behind it.
+fn window_len(windows: Named<'_>, channels: usize, step: usize) -> usize {
+    let (dims, strides) = (windows.tensor.dims(), windows.tensor.strides());
+    let last: usize = (channels..dims.len())
+        .map(|dim| dims[dim].saturating_sub(1) * strides[dim])
+        .sum();
+    if step > last { last + 1 } else { 1 }
+}
+
+/// Of the window after token `t` of row `b`, as [`window_access`]'s.
+fn window_snapshot_access(snapshots: Named<'_>, b: usize, t: usize) -> Access {
+    let (dims, strides) = (snapshots.tensor.dims(), snapshots.tensor.strides());
+    let apart = (0..2).filter(|&dim| dims[dim] > 1).map(|dim| strides[dim]);
+    let len = window_len(snapshots, 2, apart.min().unwrap_or(usize::MAX));
+    let place = Place {
+        tensor: snapshots.name,
+        index: b * dims[1] + t,
+        row: b,
+        token: Some(t),
+    };
+    let first = b * strides[0] + t * strides[1];
+    Access::new(snapshots.tensor, first, len, place)
 }
 
 /// Of the state after token `t` of row `b`.

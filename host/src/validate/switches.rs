@@ -23,6 +23,8 @@ pub struct Switches<'a, I> {
     pub(super) snapshots: Option<Named<'a>>,
     /// The windows of a convolution, and those that are written: of as many slots as the pools.
     pub(super) windows: Option<[Named<'a>; 2]>,
+    /// The windows after every token.
+    pub(super) window_snapshots: Option<Named<'a>>,
     pub(super) read_slots: Option<I>,
     pub(super) write_slots: Option<I>,
     pub(super) token_slots: Option<I>,
@@ -47,6 +49,7 @@ impl<'a, I> Switches<'a, I> {
             write_pool: self.write_pool,
             snapshots: self.snapshots,
             windows: self.windows,
+            window_snapshots: self.window_snapshots,
             read_slots: read(self.read_slots)?,
             write_slots: read(self.write_slots)?,
             token_slots: read(self.token_slots)?,
@@ -73,6 +76,7 @@ impl<'a> Switches<'a, Named<'a>> {
             write_pool: request.written_pool(),
             snapshots: request.snapshots,
             windows: request.windows(),
+            window_snapshots: request.window_snapshots(),
             read_slots: request.read_slots,
             write_slots: request.write_slots,
             token_slots: request.token_slots,

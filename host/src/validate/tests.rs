@@ -354,3 +354,158 @@ fn no_rows_are_nothing() {
     let none = step([0, 1], update().slots(ints(&[])));
     assert_eq!(validate(&none).unwrap(), IndexReport::default());
 }
+
+/// Rows of two tokens after a convolution.
+fn convolved_tokens(
+    states: impl Into<States<'static>>,
+    inputs: usize,
+    written: Option<Tensor<'static>>,
+) -> Gdn<'static> {
+    let windows = floats(&[SLOTS, 3 * DIM, inputs]);
+    let x = floats(&[ROWS, TOKENS, 3 * DIM]);
+    let mut conv = Convolution::new(x, 1, floats(&[3 * DIM, 4]), windows);
+    conv.write_windows = written;
+    let mut step = verify(states);
+    step.inputs = Inputs::conv(conv);
+    step
+}
+
+/// It is that of the first token, whichever the state starts from.
+#[test]
+fn a_window_has_one_of_the_token_slots() {
+    let step = |slots, accepted: [i32; ROWS]| {
+        let states = token_slots(slots).accepted(ints(&accepted));
+        convolved_tokens(states, 4, None)
+    };
+    let report = accepted(&step([0, -1, 2, 3, 4, 5], [1, 2, 1]), 3, &[]);
+    assert_eq!(report.skipped_stores, 1);
+    // A row that starts from another slot wants the first all the same.
+    accepted(
+        &step([-1, 1, 2, 3, SLOTS as i32, 5], [2, 2, 2]),
+        1,
+        &[(0, "token_slots", -1), (2, "token_slots", 6)],
+    );
+    let null = step([0, 1, 2, 3, 4, 5], [2, 2, 1]).options(Options::default().null_slot(2));
+    accepted(&null, 2, &[(1, "token_slots", 2)]);
+    accepted(
+        &step([0, 1, 2, 3, 4, 5], [3, 1, 1]),
+        2,
+        &[(0, "accepted", 3)],
+    );
+    // What an inactive row would read may be written.
+    accepted(
+        &step([-1, 2, 2, 3, 4, 5], [2, 1, 1]),
+        2,
+        &[(0, "token_slots", -1)],
+    );
+
+    // Nor is a slot there that the windows to write have not.
+    let small = |slots| floats(&[slots, 3 * DIM, 4]);
+    let states = token_slots([0, 1, 3, 2, 4, 5]).write_pool(floats(&[3, 1, DIM, DIM]));
+    let one = convolved_tokens(states, 4, Some(small(3)));
+    accepted(&one, 1, &[(1, "token_slots", 3), (2, "token_slots", 4)]);
+    let mut fresh = one.fresh(ints(&[0, 1, 0]));
+    accepted(&fresh, 1, &[(1, "token_slots", 3), (2, "token_slots", 4)]);
+    fresh = step([0, 1, 2, 3, 4, -1], [9, 0, 2]).fresh(ints(&[1, 1, 0]));
+    accepted(&fresh, 2, &[(2, "token_slots", -1)]);
+    // Without a convolution a fresh row wants none.
+    let states = token_slots([-1, 1, 2, 3, 4, 5]).accepted(ints(&[9, 1, 1]));
+    accepted(&verify(states).fresh(ints(&[1, 0, 0])), 3, &[]);
+    accepted(&verify(states), 2, &[(0, "accepted", 9)]);
+
+    // Of other pools, that to read and that to write are two.
+    let states = token_slots([0, 1, 2, 3, 4, 5]).write_pool(pool());
+    accepted(&convolved_tokens(states, 4, Some(small(SLOTS))), 3, &[]);
+    let shared = token_slots([1, 0, 1, 2, 3, 4]).write_pool(pool());
+    refused(
+        &convolved_tokens(shared, 4, Some(small(SLOTS))),
+        "row 0 writes slot 1 of write_pool after token 0, and row 1 writes slot 1 of write_pool after token 0: \
+         nothing orders them",
+    );
+}
+
+#[test]
+fn a_window_of_a_resume_and_a_commit_races_as_its_state_does() {
+    let x = floats(&[ROWS, TOKENS, 3 * DIM]);
+    let gate = floats(&[ROWS, TOKENS, 1]);
+    let windows = floats(&[SLOTS, 3 * DIM, 3]);
+    let conv = Convolution::new(x, 1, floats(&[3 * DIM, 4]), windows);
+    let split = |read: &[i32], write: &[i32]| slots(read, write).write_pool(pool());
+    let (crossed, message) = (
+        split(&[0, 1, 2], &[1, 3, 4]),
+        "row 1 reads slot 1 of windows, and row 0 writes slot 1 of windows: nothing orders them",
+    );
+    let commit = |states, keep: &[i32]| {
+        let gates = GdnGates::given(gate, gate);
+        GdnCommit::new(Stored::conv(conv), gates, ints(keep), states)
+    };
+    refused(&commit(crossed, &[1; ROWS]), message);
+    accepted(&commit(crossed, &[1, 3, 1]), 2, &[(1, "keep", 3)]);
+    let fresh = commit(crossed, &[0; ROWS]).fresh(ints(&[0, 1, 0]));
+    accepted(&fresh, 3, &[]);
+    let resume = |states| {
+        let mut step = verify(states);
+        step.inputs = Inputs::conv(conv);
+        step.previous(Previous::new(Stored::x(x), gate, gate, ints(&[1; ROWS])))
+    };
+    refused(&resume(crossed), message);
+    accepted(&resume(split(&[0, 1, 2], &[0, 1, 2])), 3, &[]);
+    // A fresh row's keep is looked at.
+    let fresh = resume(split(&[-1, 1, 2], &[0, 1, 2])).fresh(ints(&[1, 0, 0]));
+    accepted(&fresh, 3, &[]);
+}
+
+#[test]
+fn window_snapshots_over_the_windows_are_refused() {
+    let (channels, window) = (3 * DIM, 3 * DIM * 3);
+    let all = floats(&[SLOTS + 2 * ROWS * TOKENS, channels, 3]);
+    let states = States::read_only(pool());
+    let step = |windows: Tensor<'static>, snapshots: Tensor<'static>| {
+        let mut step = convolved_tokens(states, 3, None);
+        if let Inputs::Conv(conv) = &mut step.inputs {
+            (conv.windows, conv.window_snapshots) = (windows, Some(snapshots));
+        }
+        step.snapshots(floats(&[ROWS, TOKENS, 1, DIM, DIM]))
+    };
+    let windows = all.narrow(0, 0, SLOTS).unwrap();
+    let of_rows = |first: usize| {
+        let snapshots = all.narrow(0, first, ROWS * TOKENS).unwrap();
+        snapshots.split(0, TOKENS).unwrap()
+    };
+    accepted(&step(windows, of_rows(SLOTS)), 3, &[]);
+    accepted(&step(windows, of_rows(ROWS)), 3, &[]);
+    refused(
+        &step(windows, of_rows(2)),
+        "row 2 reads slot 2 of windows, and row 0 writes window 0 of window_snapshots after token 0: \
+         nothing orders them",
+    );
+    // Token by token of all rows.
+    let apart = floats(&[ROWS, TOKENS, channels, 3]);
+    let swapped = apart.with_strides(&[window, ROWS * window, 3, 1]).unwrap();
+    accepted(&step(windows, swapped), 3, &[]);
+    // With those of other tokens between the inputs of one.
+    let between = swapped
+        .with_strides(&[1, ROWS, ROWS * TOKENS * 3, ROWS * TOKENS])
+        .unwrap();
+    accepted(&step(windows, between), 3, &[]);
+
+    // With token slots, of which rows 0 to 2 have windows in the first, the third and the fifth.
+    let all = floats(&[SLOTS + ROWS * TOKENS, channels, 4]);
+    let per_token = |first: usize| {
+        let mut step = convolved_tokens(token_slots([0, 1, 2, 3, 4, 5]), 4, None);
+        let snapshots = all.narrow(0, first, ROWS * TOKENS).unwrap();
+        let snapshots = snapshots.split(0, TOKENS).unwrap().narrow(3, 0, 3);
+        if let Inputs::Conv(conv) = &mut step.inputs {
+            conv.windows = all.narrow(0, 0, SLOTS).unwrap();
+            conv.window_snapshots = Some(snapshots.unwrap());
+        }
+        step.snapshots(floats(&[ROWS, TOKENS, 1, DIM, DIM]))
+    };
+    accepted(&per_token(SLOTS), 3, &[]);
+    accepted(&per_token(SLOTS - 1), 3, &[]);
+    refused(
+        &per_token(SLOTS - 2),
+        "row 0 writes window 0 of window_snapshots after token 0, and row 2 writes slot 4 of windows: \
+         nothing orders them",
+    );
+}

@@ -29,6 +29,7 @@ use crate::layer::{self, Layered};
 
 impl Layered for PerHead {
     const LAYER: Family = Family::GdnLayer;
+    const LAYER_MTP: Family = Family::GdnLayerMtp;
 }
 
 /// K-last states.

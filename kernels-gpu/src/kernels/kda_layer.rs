@@ -11,6 +11,7 @@ use crate::layer::{self, Layered};
 
 impl Layered for PerChannel {
     const LAYER: Family = Family::KdaLayer;
+    const LAYER_MTP: Family = Family::KdaLayerMtp;
 }
 
 /// K-last states.

@@ -3,7 +3,9 @@
 pub mod device_contract;
 pub mod gdn_decode;
 pub mod gdn_layer;
+pub mod gdn_layer_mtp;
 pub mod gdn_mtp;
 pub mod kda_layer;
+pub mod kda_layer_mtp;
 pub mod kda_recurrent;
 pub mod state_floor;

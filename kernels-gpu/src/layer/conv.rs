@@ -14,10 +14,11 @@ use crate::step::{Activation, LayerParams, StepConstants};
 /// Most taps.
 const TAPS: usize = 4;
 
-/// The channels that a thread convolves, `N` at most.
+/// The channels that a thread convolves of one token, `N` at most.
 pub struct Channels<const N: usize> {
     parts: [Part; N],
-    inputs: [Channel; N],
+    channels: [Channel; N],
+    x: [Raw<1>; N],
 }
 
 impl<const N: usize> Channels<N> {
@@ -37,16 +38,23 @@ impl<const N: usize> Channels<N> {
     ) -> Self {
         let part = |i: usize| Part::new(c, row, dims, tiles, first + i as u32 * threads);
         let parts = array::from_fn(part);
-        let mut inputs = [const { Channel::NONE }; N];
+        let (mut channels, mut x) = ([const { Channel::NONE }; N], [Raw([0]); N]);
         let mut i = 0;
         while i < N {
             if parts[i].is_there {
+                let channel = parts[i].channel;
+                let address = params.x
+                    + (row.b as u64 * c.x_row as u64 + channel as u64)
+                        * bytes_of(c.x_element) as u64;
                 // SAFETY: the caller's promise.
-                inputs[i] = unsafe { Channel::load(c, params, place, row.b, parts[i].channel) };
+                unsafe {
+                    x[i] = load_one(address, c.x_element);
+                    channels[i] = Channel::load(c, params, place, channel);
+                }
             }
             i += 1;
         }
-        Self { parts, inputs }
+        Self { parts, channels, x }
     }
 
     /// Convolves the token and hands every channel to `give`.
@@ -55,7 +63,7 @@ impl<const N: usize> Channels<N> {
         let mut i = 0;
         while i < N {
             if self.parts[i].is_there {
-                give(&self.parts[i], self.inputs[i].convolve(c));
+                give(&self.parts[i], self.channels[i].convolve(c, self.x[i]));
             }
             i += 1;
         }
@@ -71,26 +79,28 @@ impl<const N: usize> Channels<N> {
         while i < N && c.update_state != 0 {
             let part = &self.parts[i];
             if part.is_there {
+                let mut channel = self.channels[i];
+                channel.shift(self.x[i]);
                 // SAFETY: the caller's promise.
-                unsafe { self.inputs[i].store_window(c, params, place, part.channel) };
+                unsafe { channel.store_window(c, params, place, part.channel) };
             }
             i += 1;
         }
     }
 }
 
-/// What one channel is convolved from, as it lies in memory. Inputs and taps end with the newest, whatever W is.
-struct Channel {
-    x: Raw<1>,
-    /// The window's; those that W has no place for are 0.
+/// What one channel is convolved from besides x, as it lies in memory. Inputs and taps end with the newest, whatever W is.
+#[derive(Clone, Copy)]
+pub struct Channel {
+    /// The window's; those that W has no place for are not looked at.
     inputs: [Raw<1>; TAPS - 1],
     taps: Raw<TAPS>,
     bias: Raw<1>,
 }
 
 impl Channel {
-    const NONE: Self = Self {
-        x: Raw([0]),
+    /// Of no channel.
+    pub const NONE: Self = Self {
         inputs: [Raw([0]); TAPS - 1],
         taps: Raw([0; TAPS]),
         bias: Raw([0]),
@@ -101,19 +111,15 @@ impl Channel {
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the channel's window.
     #[inline(always)]
-    unsafe fn load(
+    pub unsafe fn load(
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        b: u32,
         channel: u32,
     ) -> Self {
-        let x =
-            params.x + (b as u64 * c.x_row as u64 + channel as u64) * bytes_of(c.x_element) as u64;
         let window = place.read_window(c, params) + channel as u64 * read_channel(c);
         // SAFETY: the caller's promise.
         unsafe {
-            let x = load_one(x, c.x_element);
             let taps = load_taps(c, params, channel);
             let mut bias = Raw([0]);
             if c.has_conv_bias != 0 {
@@ -134,18 +140,13 @@ impl Channel {
                 }
                 i += 1;
             }
-            Self {
-                x,
-                inputs,
-                taps,
-                bias,
-            }
+            Self { inputs, taps, bias }
         }
     }
 
-    /// y of the token.
+    /// y of the token whose x this is.
     #[inline(always)]
-    fn convolve(&self, c: &StepConstants) -> f32 {
+    pub fn convolve(&self, c: &StepConstants, x: Raw<1>) -> f32 {
         let [mut sum] = self.bias.to_f32(c.conv_bias_element);
         let taps = self.taps.to_f32(c.conv_weight_element);
         let mut i = 0;
@@ -156,44 +157,112 @@ impl Channel {
             }
             i += 1;
         }
-        let [x] = self.x.to_f32(c.x_element);
+        let [x] = x.to_f32(c.x_element);
         activate(c.conv_activation, fma(taps[TAPS - 1], x, sum))
     }
 
-    /// Writes the window after the token: without its oldest input, with x.
+    /// The window after a token: without its oldest input, with x.
+    #[inline(always)]
+    pub fn shift(&mut self, x: Raw<1>) {
+        let mut i = 0;
+        while i < TAPS - 2 {
+            self.inputs[i] = self.inputs[i + 1];
+            i += 1;
+        }
+        self.inputs[TAPS - 2] = x;
+    }
+
+    /// Writes the window to the row's slot.
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.
     #[inline(always)]
-    unsafe fn store_window(
+    pub unsafe fn store_window(
         &self,
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
         channel: u32,
     ) {
-        let bytes = bytes_of(c.x_element);
-        let window = place.write_window(c, params)
-            + channel as u64 * (c.write_windows_channel * bytes) as u64;
+        let channel = channel as u64 * (c.write_windows_channel * bytes_of(c.x_element)) as u64;
+        let first = place.write_window(c, params) + channel;
+        // SAFETY: the caller's promise.
+        unsafe { self.store_inputs(c, first, c.write_windows_input) };
+    }
+
+    /// Writes the window to `first` and on, so many elements between its inputs.
+    ///
+    /// # Safety
+    /// They are this thread's to write.
+    #[inline(always)]
+    pub unsafe fn store_inputs(&self, c: &StepConstants, first: u64, stride: u32) {
         let mut i = 0;
         while i < TAPS - 1 {
             if let Some(input) = input(c, i) {
-                let address = window + input * (c.write_windows_input * bytes) as u64;
-                let Raw([word]) = if i + 1 < TAPS - 1 {
-                    self.inputs[i + 1]
-                } else {
-                    self.x
-                };
+                let address = first + input * (stride * bytes_of(c.x_element)) as u64;
                 // SAFETY: the caller's promise.
-                unsafe {
-                    if c.x_element == Element::F32 as u32 {
-                        store_b32(address, word);
-                    } else {
-                        store_b16(address, word as u16);
-                    }
-                }
+                unsafe { store_element(c.x_element, address, self.inputs[i]) };
             }
             i += 1;
+        }
+    }
+
+    /// With token slots: writes what is before the row's tokens, all but the oldest input of the window.
+    ///
+    /// # Safety
+    /// As [`Self::store_window`]'s.
+    #[inline(always)]
+    pub unsafe fn store_kept_inputs(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        channel: u32,
+    ) {
+        let mut i = 1;
+        while i < TAPS - 1 {
+            if let Some(input) = input(c, i)
+                && input > 0
+            {
+                let at = input as u32 - 1;
+                // SAFETY: the caller's promise.
+                unsafe { store_input(c, params, place, channel, at, self.inputs[i]) };
+            }
+            i += 1;
+        }
+    }
+}
+
+/// Writes input number `at` of a channel of the row's window.
+///
+/// # Safety
+/// As [`Channel::store_window`]'s.
+#[inline(always)]
+pub unsafe fn store_input(
+    c: &StepConstants,
+    params: &LayerParams,
+    place: &Place,
+    channel: u32,
+    at: u32,
+    x: Raw<1>,
+) {
+    let element =
+        channel as u64 * c.write_windows_channel as u64 + at as u64 * c.write_windows_input as u64;
+    let address = place.write_window(c, params) + element * bytes_of(c.x_element) as u64;
+    // SAFETY: the caller's promise.
+    unsafe { store_element(c.x_element, address, x) };
+}
+
+/// # Safety
+/// The address is this thread's to write.
+#[inline(always)]
+unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if element == Element::F32 as u32 {
+            store_b32(address, word);
+        } else {
+            store_b16(address, word as u16);
         }
     }
 }
@@ -268,9 +337,9 @@ unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Ra
 /// of v of its own tile.
 pub struct Part {
     /// Whether the thread has a channel, and there is a convolution.
-    is_there: bool,
+    pub is_there: bool,
     /// Which one of all D.
-    channel: u32,
+    pub channel: u32,
     /// Which of k or of q it is within the head; which of v within the block's, head by head.
     pub own: u32,
     /// What it is a channel of.
@@ -292,7 +361,7 @@ impl Part {
     /// Number `i` of those of a block that has `tile` elements of v of each of its heads, and as many of q and of k as
     /// each of the `blocks` of its cluster.
     #[inline(always)]
-    fn new(
+    pub fn new(
         c: &StepConstants,
         row: Row,
         [k_dim, v_dim]: [u32; 2],

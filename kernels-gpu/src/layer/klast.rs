@@ -110,7 +110,7 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
             let channels = Channels::<1>::load(&c, params, &place, row, dims, tiles, own_channels);
             let (mut k, mut q, mut v) = ([0.0; 8], [0.0; 8], [0.0; ROWS]);
             let gates = LaneGates::load::<G, S, K>(&c, &params.step, row, &tokens, 0, share);
-            let scale = Scale::load(&c, params, row, first + share.lane % ROWS as u32);
+            let scale = Scale::load(&c, params, row, (0, first + share.lane % ROWS as u32));
             if c.taps == 0 {
                 let raw_k = share.load_matching::<S>(tokens.k.at(0, 0), c.k_element, wide);
                 let raw_q = share.load_matching::<S>(tokens.q.at(0, 0), c.q_element, wide);

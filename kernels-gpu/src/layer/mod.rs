@@ -1,5 +1,5 @@
 //! The layer step: the convolution before the recurrence and the gated norm after it, with the recurrence between, for one
-//! token.
+//! token or several.
 //!
 //! The q and k channels of a query/key head belong to all of its value heads, and the norm needs all of V. So a channel of the
 //! convolution is read, and its window written, by one thread of the GPU, and everything that wants it is near that thread:
@@ -7,15 +7,21 @@
 //! - [`WholeKLast`], [`WholeVLast`]: a block has all value heads of a query/key head, one after the other, whose states stream
 //!   through its shared memory while the convolution runs (`whole.rs`, `ring.rs`);
 //! - [`KLast`], [`VLast`]: a block has one tile of all of them, and a cluster all tiles, for batches that do not fill a GPU with
-//!   whole heads. Blocks send each other what they convolved of q and k, and their sums of the squares of o (`mail.rs`).
+//!   whole heads. Blocks send each other what they convolved of q and k, and their sums of the squares of o (`mail.rs`);
+//! - [`MtpKLast`], [`MtpVLast`]: several tokens, and those of the last step that are committed first. A block has one tile of
+//!   all value heads, up to whole ones, and prepares all tokens in shared memory (`mtp.rs`, `drafts.rs`).
 //!
 //! No block waits for another outside a cluster. Every entry takes convolution (`conv.rs`) and norm (`norm.rs`) as load-time
 //! constants: what is off costs nothing. Whichever kernel it is, the results have the same bits.
 
 mod conv;
+mod drafts;
 mod gates;
 mod klast;
 mod mail;
+mod mtp;
+mod mtp_klast;
+mod mtp_vlast;
 mod norm;
 mod place;
 mod ring;
@@ -25,6 +31,8 @@ mod whole_klast;
 mod whole_vlast;
 
 pub use klast::KLast;
+pub use mtp_klast::MtpKLast;
+pub use mtp_vlast::MtpVLast;
 use place::Place;
 pub use vlast::VLast;
 pub use whole_klast::WholeKLast;
@@ -38,8 +46,10 @@ use crate::state::StateElement;
 
 /// The kernels of an operator's layer step.
 pub trait Layered: Gating {
-    /// Of these kernels.
+    /// Of those for one token.
     const LAYER: Family;
+    /// Of those for several.
+    const LAYER_MTP: Family;
 }
 
 /// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that lanes of K-last states of `S` load

@@ -19,12 +19,17 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Of element `v` of the row's head; nothing without a norm.
+    /// Of element `v` of the row's head, of token `t` of its tensor's row; nothing without a norm.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    pub unsafe fn load(c: &StepConstants, params: &LayerParams, row: Row, v: u32) -> Self {
+    pub unsafe fn load(
+        c: &StepConstants,
+        params: &LayerParams,
+        row: Row,
+        (t, v): (u32, u32),
+    ) -> Self {
         if c.has_norm == 0 {
             let none = Raw([0]);
             return Self {
@@ -32,7 +37,8 @@ impl Scale {
                 weight: none,
             };
         }
-        let z = row.at(params.z, c.z_row, row.hv * c.z_head, v, c.z_element);
+        let token = t as u64 * c.z_token as u64 * bytes_of(c.z_element) as u64;
+        let z = row.at(params.z, c.z_row, row.hv * c.z_head, v, c.z_element) + token;
         let weight = params.norm_weight + (v * bytes_of(c.norm_weight_element)) as u64;
         // SAFETY: the caller's promise.
         unsafe {
@@ -110,7 +116,7 @@ pub unsafe fn finish_heads(
             while i < count {
                 let (o, sums) = at(i / dim);
                 let value = f32::from_bits(load_shared_b32(o + i % dim * 4));
-                let sum = neighbours_sum(value * value);
+                let sum = neighbours_sum(value * value, 32);
                 if lane_id() == 0 {
                     store_shared_b32(sums + i % dim / 32 * 4, sum.to_bits());
                 }
@@ -125,7 +131,7 @@ pub unsafe fn finish_heads(
             let mut value = f32::from_bits(load_shared_b32(o + i % dim * 4));
             if c.has_norm != 0 {
                 if i >= threads {
-                    scale = Scale::load(c, params, own, i % dim);
+                    scale = Scale::load(c, params, own, (0, i % dim));
                 }
                 value = scale.apply(c, value, sum_of(sums, dim / 32), dim);
             }
@@ -142,11 +148,12 @@ pub unsafe fn finish_heads(
     }
 }
 
-/// Sum over the lanes of a warp, neighbours first: whatever the tile, squares are added in this order. All lanes call it.
+/// Sum over groups of `lanes` lanes, neighbours first: whatever the tile, squares are added in this order. All lanes of the
+/// warp call it.
 #[inline(always)]
-pub fn neighbours_sum(mut value: f32) -> f32 {
+pub fn neighbours_sum(mut value: f32, lanes: u32) -> f32 {
     let mut lane_mask = 1;
-    while lane_mask < 32 {
+    while lane_mask < lanes {
         value += warp_shuffle_xor(value, lane_mask);
         lane_mask *= 2;
     }

@@ -1,13 +1,16 @@
 //! Where a row's state and window come from and go to.
 
 use crate::math::elements::bytes_of;
-use crate::recurrent::slots::Slots;
+use crate::recurrent::slots::{Slots, token_slot};
 use crate::state::is_live;
 use crate::step::{LayerParams, StepConstants};
 
-/// The slots of a row, which its windows share with its states.
+/// The slots of a row, which its windows share with its states. With token slots there is one window for all of them, in the
+/// slot of the first token.
 pub struct Place {
     pub slots: Slots,
+    /// The slot of the window that it starts from, and of the one that it leaves.
+    windows: [u64; 2],
     live: bool,
 }
 
@@ -18,16 +21,30 @@ impl Place {
     /// `params` and `c` describe live tensors.
     #[inline(always)]
     pub unsafe fn load(c: &StepConstants, params: &LayerParams, b: u32) -> Self {
-        // SAFETY: the caller's promise.
-        let slots = unsafe { Slots::load(c, &params.step, b) };
+        // SAFETY: the caller's promise; the row's first token slot is there.
+        let (slots, first) = unsafe {
+            let first = token_slot(c, &params.step, b, 0);
+            (Slots::load(c, &params.step, b), first)
+        };
         let mut live = slots.live(c, &params.step);
+        let mut windows = [slots.start_slot(), slots.write_slot()];
         if c.taps != 0 {
-            let (read, write) = (params.read_windows_slots, params.write_windows_slots);
+            let (mut reads, mut writes) = (!slots.is_fresh(), slots.looks_at_write(c));
+            if c.token_index != 0 {
+                windows = [first; 2];
+                (reads, writes) = (true, true);
+            }
+            let [start, write] = windows;
+            let (read_slots, write_slots) = (params.read_windows_slots, params.write_windows_slots);
             live = live
-                && (slots.is_fresh() || is_live(slots.start_slot(), read, c.null_slot))
-                && (!slots.looks_at_write(c) || is_live(slots.write_slot(), write, c.null_slot));
+                && (!reads || is_live(start, read_slots, c.null_slot))
+                && (!writes || is_live(write, write_slots, c.null_slot));
         }
-        Self { slots, live }
+        Self {
+            slots,
+            windows,
+            live,
+        }
     }
 
     /// Whether the slots are there, of states and of windows.
@@ -51,14 +68,16 @@ impl Place {
     /// Address of the window that it starts from.
     #[inline(always)]
     pub fn read_window(&self, c: &StepConstants, params: &LayerParams) -> u64 {
-        let slot = self.slots.start_slot() as u32 as u64;
-        params.read_windows + slot * c.read_windows_slot as u64 * bytes_of(c.x_element) as u64
+        let [slot, _] = self.windows.map(|slot| slot as u32 as u64);
+        let first = slot * c.read_windows_slot as u64
+            + self.slots.first_token() as u64 * c.read_windows_input as u64;
+        params.read_windows + first * bytes_of(c.x_element) as u64
     }
 
     /// Address of the window that it leaves.
     #[inline(always)]
     pub fn write_window(&self, c: &StepConstants, params: &LayerParams) -> u64 {
-        let slot = self.slots.write_slot() as u32 as u64;
+        let [_, slot] = self.windows.map(|slot| slot as u32 as u64);
         params.write_windows + slot * c.write_windows_slot as u64 * bytes_of(c.x_element) as u64
     }
 }

@@ -3,13 +3,15 @@
 use core::marker::PhantomData;
 
 use crate::device::shared::{
-    copy_async_b128, copy_async_commit, copy_async_wait, dynamic_shared_mem, load_shared_b128,
+    copy_async_b128, copy_async_commit, copy_async_wait, load_shared_b128,
 };
 use crate::device::thread::thread_idx_x;
 use crate::state::{Head, RawFragment, Share, StateElement};
 
-/// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, at the start of its shared memory.
+/// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, in its shared memory.
 pub struct Ring<S, const ROWS: usize, const THREADS: u32> {
+    /// Address of the first.
+    first: u32,
     /// Whether states come this way: of a row that starts from its slot, in pieces of 16 bytes.
     copies: bool,
     /// Whether the row starts from its slot.
@@ -21,10 +23,11 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREA
     /// Bytes of a slice.
     pub const SLICE_BYTES: u32 = ROWS as u32 * S::PIECES as u32 * THREADS * 16;
 
-    /// Of a row that `reads` its slot, from states whose pieces are aligned where `wide`.
+    /// From address `first` on, of a row that `reads` its slot, from states whose pieces are aligned where `wide`.
     #[inline(always)]
-    pub fn new(reads: bool, wide: bool) -> Self {
+    pub fn new(first: u32, reads: bool, wide: bool) -> Self {
         Self {
+            first,
             copies: reads && wide,
             reads,
             element: PhantomData,
@@ -33,9 +36,9 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREA
 
     /// Where this thread's piece `i` of the slice at place `at` goes.
     #[inline(always)]
-    fn piece(at: u32, i: u32) -> u32 {
+    fn piece(&self, at: u32, i: u32) -> u32 {
         let pieces = ROWS as u32 * S::PIECES as u32;
-        dynamic_shared_mem() + ((at * pieces + i) * THREADS + thread_idx_x()) * 16
+        self.first + ((at * pieces + i) * THREADS + thread_idx_x()) * 16
     }
 
     /// Starts the copy of a slice to place `at`, where there is one: of `ROWS` rows of the head from the one that `from`
@@ -58,7 +61,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREA
                 let row = first + (i / S::PIECES) as u32;
                 let address = head.piece_address::<S>(share, row, i % S::PIECES);
                 // SAFETY: the caller's promise.
-                unsafe { copy_async_b128(Self::piece(at, i as u32), address) };
+                unsafe { copy_async_b128(self.piece(at, i as u32), address) };
                 i += 1;
             }
         }
@@ -99,7 +102,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREA
                 if self.copies {
                     let mut i = 0;
                     while i < S::PIECES {
-                        let piece = Self::piece(at, (row * S::PIECES + i) as u32);
+                        let piece = self.piece(at, (row * S::PIECES + i) as u32);
                         [
                             raw[row][4 * i],
                             raw[row][4 * i + 1],

@@ -141,7 +141,7 @@ impl<
             let channels =
                 Channels::<CHANNELS>::load(&c, params, &place, row, dims, tiles, own_channels);
             let gates = load_gate::<G>(&c, &params.step, row, &tokens, thread % K, K);
-            let scale = Scale::load(&c, params, row, share.first + thread % Self::COLUMNS);
+            let scale = Scale::load(&c, params, row, (0, share.first + thread % Self::COLUMNS));
             cluster::wait();
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
             if !live {
@@ -202,7 +202,7 @@ impl<
                 store_shared_b32(head + Self::STEPS + own * 4, step.to_bits());
                 if c.has_norm != 0 {
                     store_shared_b32(head + Self::VALUES + own * 4, o.to_bits());
-                    let squares = neighbours_sum(o * o);
+                    let squares = neighbours_sum(o * o, 32);
                     let of_warp = row.tile * Self::OWNERS + owner;
                     let sum = head + Self::SUMS + of_warp * 4;
                     share_sum(Self::BLOCKS, sum, squares, mail::of_sums());

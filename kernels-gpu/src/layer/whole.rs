@@ -92,7 +92,7 @@ impl Ahead {
             Self {
                 channels: W::channels(c, params, place, row, thread),
                 gates: load_gates::<W>(c, params, row, thread),
-                scale: Scale::load(c, params, own, thread % W::V),
+                scale: Scale::load(c, params, own, (0, thread % W::V)),
             }
         }
     }

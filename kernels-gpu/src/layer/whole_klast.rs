@@ -106,7 +106,7 @@ impl<
         // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads.
         unsafe {
             let place = Place::load(&c, params, row.b);
-            let ring = Ring::<S, ROWS, THREADS>::new(place.reads(), c.wide_state != 0);
+            let ring = Ring::<S, ROWS, THREADS>::new(smem, place.reads(), c.wide_state != 0);
             let head = |r: u32| {
                 let own = row.with_head(&c, r);
                 place.slots.start::<S>(&c, &params.step, (own.hv, [V, K]))

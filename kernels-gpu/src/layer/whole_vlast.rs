@@ -124,7 +124,7 @@ impl<
         // reads.
         unsafe {
             let place = Place::load(&c, params, row.b);
-            let ring = Ring::<S, ROWS, THREADS>::new(place.reads(), c.wide_state != 0);
+            let ring = Ring::<S, ROWS, THREADS>::new(smem, place.reads(), c.wide_state != 0);
             let head = |r: u32| {
                 let hv = row.with_head(&c, r).hv;
                 place.slots.start::<S>(&c, &params.step, (hv, [K, V]))

@@ -47,13 +47,13 @@ impl<G: Gating, S, const K: u32, const V: u32, const ROWS: usize, const THREADS:
 /// A token in a lane's registers: its own 8 channels.
 #[derive(Clone, Copy)]
 pub(crate) struct Token {
-    k: [f32; 8],
-    q: [f32; 8],
+    pub k: [f32; 8],
+    pub q: [f32; 8],
     /// KDA's α; GDN's is in the factors.
-    decay: [f32; 8],
-    factors: Factors,
+    pub decay: [f32; 8],
+    pub factors: Factors,
     /// Where the state after it goes besides.
-    slot: u64,
+    pub slot: u64,
 }
 
 /// A token as it lies in memory.
@@ -450,8 +450,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
 }
 
 /// Stores a lane's 8 values, half by half, so that the lanes of a group fill whole rows of banks.
+///
+/// # Safety
+/// The places are this lane's to write.
 #[inline(always)]
-unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
+pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
     let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
     let own = smem + share.lane * 16;
     // SAFETY: the caller's promise.

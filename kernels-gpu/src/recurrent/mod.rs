@@ -5,7 +5,7 @@
 
 pub(crate) mod klast;
 mod parallel;
-mod prepared;
+pub(crate) mod prepared;
 pub(crate) mod slots;
 pub(crate) mod tokens;
 pub(crate) mod vlast;

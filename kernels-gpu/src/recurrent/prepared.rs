@@ -47,12 +47,8 @@ pub trait Prepared {
     unsafe fn store_factors(c: &StepConstants, smem: u32, f: Factors, slot: u64) {
         // SAFETY: the caller's promise.
         unsafe {
-            let four = [f.decay, f.beta, f.k, f.q].map(f32::to_bits);
-            store_shared_b128(smem + Self::FACTORS, four);
-            store_shared_b32(smem + Self::FACTORS + 16, f.kq.to_bits());
-            if c.token_index != 0 {
-                store_shared_b64(smem + Self::SLOT, [slot as u32, (slot >> 32) as u32]);
-            }
+            store_factors(smem + Self::FACTORS, f);
+            store_slot(c, smem + Self::SLOT, slot);
         }
     }
 
@@ -61,19 +57,7 @@ pub trait Prepared {
     #[inline(always)]
     unsafe fn factors(smem: u32) -> Factors {
         // SAFETY: the caller's promise.
-        let ([decay, beta, k, q], kq) = unsafe {
-            (
-                load_shared_b128(smem + Self::FACTORS).map(f32::from_bits),
-                f32::from_bits(load_shared_b32(smem + Self::FACTORS + 16)),
-            )
-        };
-        Factors {
-            decay: if Self::PER_CHANNEL { 1.0 } else { decay },
-            beta,
-            k,
-            q,
-            kq,
-        }
+        unsafe { load_factors(smem + Self::FACTORS, Self::PER_CHANNEL) }
     }
 
     /// Where the state after it goes besides; any number where there are no token slots.
@@ -82,11 +66,69 @@ pub trait Prepared {
     /// The token at `smem` is prepared.
     #[inline(always)]
     unsafe fn slot(c: &StepConstants, smem: u32) -> u64 {
-        if c.token_index == 0 {
-            return 0;
-        }
         // SAFETY: the caller's promise.
-        let [low, high] = unsafe { load_shared_b64(smem + Self::SLOT) };
-        low as u64 | (high as u64) << 32
+        unsafe { load_slot(c, smem + Self::SLOT) }
     }
+}
+
+/// Bytes that [`store_factors`] fills.
+pub const FACTOR_BYTES: u32 = 20;
+
+/// # Safety
+/// The bytes at `smem`, a multiple of 16, are this thread's to write.
+#[inline(always)]
+pub unsafe fn store_factors(smem: u32, f: Factors) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_shared_b128(smem, [f.decay, f.beta, f.k, f.q].map(f32::to_bits));
+        store_shared_b32(smem + 16, f.kq.to_bits());
+    }
+}
+
+/// What [`store_factors`] stored; of KDA, whose decay is per channel, α is 1.
+///
+/// # Safety
+/// As a load's of shared memory.
+#[inline(always)]
+pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
+    // SAFETY: the caller's promise.
+    let ([decay, beta, k, q], kq) = unsafe {
+        (
+            load_shared_b128(smem).map(f32::from_bits),
+            f32::from_bits(load_shared_b32(smem + 16)),
+        )
+    };
+    Factors {
+        decay: if per_channel { 1.0 } else { decay },
+        beta,
+        k,
+        q,
+        kq,
+    }
+}
+
+/// Stores a token's slot, where there are token slots.
+///
+/// # Safety
+/// The 8 bytes at `smem` are this thread's to write.
+#[inline(always)]
+pub unsafe fn store_slot(c: &StepConstants, smem: u32, slot: u64) {
+    if c.token_index != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b64(smem, [slot as u32, (slot >> 32) as u32]) };
+    }
+}
+
+/// What [`store_slot`] stored; 0 where there are no token slots.
+///
+/// # Safety
+/// As a load's of shared memory.
+#[inline(always)]
+pub unsafe fn load_slot(c: &StepConstants, smem: u32) -> u64 {
+    if c.token_index == 0 {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let [low, high] = unsafe { load_shared_b64(smem) };
+    low as u64 | (high as u64) << 32
 }

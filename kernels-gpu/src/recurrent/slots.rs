@@ -8,6 +8,7 @@ use crate::step::{StepConstants, StepParams};
 pub struct Slots {
     start: u64,
     write: u64,
+    first_token: u32,
     fresh: bool,
 }
 
@@ -24,11 +25,13 @@ impl Slots {
             if c.token_index != 0 {
                 let last = slot_of(params.accepted, c.accepted_index, b as u64, 1).wrapping_sub(1);
                 let accepted = last < c.tokens as u64;
-                let slot = token_slot(c, params, b, if accepted { last as u32 } else { 0 });
+                let first_token = if accepted { last as u32 } else { 0 };
+                let slot = token_slot(c, params, b, first_token);
                 let start = if accepted { slot } else { u64::MAX };
                 return Self {
                     start,
                     write: start,
+                    first_token,
                     fresh,
                 };
             }
@@ -37,6 +40,7 @@ impl Slots {
             Self {
                 start,
                 write: slot_of(params.write_slots, c.write_index, b, start),
+                first_token: 0,
                 fresh,
             }
         }
@@ -52,6 +56,12 @@ impl Slots {
     #[inline(always)]
     pub fn start_slot(&self) -> u64 {
         self.start
+    }
+
+    /// With token slots, the token of the last step that it starts after, the last of those accepted; else 0.
+    #[inline(always)]
+    pub fn first_token(&self) -> u32 {
+        self.first_token
     }
 
     /// Slot of its final state.

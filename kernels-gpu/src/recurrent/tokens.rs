@@ -57,10 +57,13 @@ pub struct Tokens {
     pub b: Run,
     /// Of the value head.
     pub o: Run,
+    /// The first of them among the tokens of their tensors' rows.
+    pub start: u32,
     /// How many there are.
     pub count: u32,
     /// Whether the row's tokens are where its lengths say.
     pub live: bool,
+    are_previous: bool,
 }
 
 impl Tokens {
@@ -82,6 +85,25 @@ impl Tokens {
             start = first as u32;
             count = if live { (end - first) as u32 } else { 0 };
         }
+        Self::of_head(c, params, row, (start, count, live))
+    }
+
+    /// The same tokens as the row's value head has them.
+    #[inline(always)]
+    pub fn with_head(&self, c: &StepConstants, params: &StepParams, row: Row) -> Self {
+        if self.are_previous {
+            return Self::previous_of_head(c, params, row, (self.count, self.live));
+        }
+        Self::of_head(c, params, row, (self.start, self.count, self.live))
+    }
+
+    #[inline(always)]
+    fn of_head(
+        c: &StepConstants,
+        params: &StepParams,
+        row: Row,
+        (start, count, live): (u32, u32, bool),
+    ) -> Self {
         let run = |base, stride: u32, token: u32, head: u32, element| Run {
             first: row.at(base, stride, head, 0, element)
                 + start as u64 * token as u64 * bytes_of(element) as u64,
@@ -95,8 +117,10 @@ impl Tokens {
             g: run(params.g, c.g_row, c.g_token, row.hv * c.g_head, c.g_element),
             b: run(params.b, c.b_row, c.b_token, row.hv, c.b_element),
             o: run(params.o, c.o_row, c.o_token, row.hv * c.o_head, c.o_element),
+            start,
             count,
             live,
+            are_previous: false,
         }
     }
 
@@ -116,14 +140,25 @@ impl Tokens {
     /// `params` and `c` describe live tensors.
     #[inline(always)]
     pub unsafe fn previous(c: &StepConstants, params: &StepParams, row: Row) -> Self {
+        // SAFETY: the caller's promise; there are B of them.
+        let keep = unsafe { slot_of(params.keep, c.keep_index, row.b as u64, 0) };
+        let live = keep <= c.previous_tokens as u64;
+        let count = if live { keep as u32 } else { 0 };
+        Self::previous_of_head(c, params, row, (count, live))
+    }
+
+    #[inline(always)]
+    fn previous_of_head(
+        c: &StepConstants,
+        params: &StepParams,
+        row: Row,
+        (count, live): (u32, bool),
+    ) -> Self {
         let run = |base, stride, token, head, element| Run {
             first: row.at(base, stride, head, 0, element),
             token,
             element,
         };
-        // SAFETY: the caller's promise; there are B of them.
-        let keep = unsafe { slot_of(params.keep, c.keep_index, row.b as u64, 0) };
-        let live = keep <= c.previous_tokens as u64;
         let k = run(
             params.previous_k,
             c.previous_k_row,
@@ -157,8 +192,10 @@ impl Tokens {
                 c.b_element,
             ),
             o: v,
-            count: if live { keep as u32 } else { 0 },
+            start: 0,
+            count,
             live,
+            are_previous: true,
         }
     }
 }

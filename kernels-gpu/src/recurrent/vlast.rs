@@ -206,28 +206,10 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                     store_shared_b32(smem + Self::VALUES + i * 4, v.to_bits());
                     i += 32;
                 }
-                let gates = if G::PER_CHANNEL {
-                    let (decay, beta) = channel_gates::<K>(c, params, row, tokens, t);
+                let (decay, gates) = warp_gates::<G, K>(c, params, row, tokens, t);
+                if G::PER_CHANNEL {
                     store_channels::<K>(smem + Self::DECAY, decay);
-                    (1.0, beta)
-                } else {
-                    let dt_bias = if c.has_dt_bias != 0 {
-                        load_one(
-                            params.dt_bias + gate_row(c, row) as u64 * 4,
-                            Element::F32 as u32,
-                        )
-                    } else {
-                        Raw([0])
-                    };
-                    let gates = RawGates {
-                        g: load_one(tokens.g.at(t, 0), c.g_element),
-                        b: load_beta(c, tokens, t),
-                        a_log: load_a_log(c, params, row),
-                        dt_bias,
-                    };
-                    let ([decay], beta) = gates.values(c);
-                    (decay, beta)
-                };
+                }
                 let (k, q) = (k.to_f32(c.k_element), q.to_f32(tokens.q.element()));
                 store_channels::<K>(smem, k);
                 store_channels::<K>(smem + Self::Q, q);
@@ -374,6 +356,40 @@ pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
     }
 }
 
+/// KDA's α of this lane's K/32 channels, padded to 4, of token `t`; then what [`Factors`] take: GDN's α (KDA's 1) and β.
+///
+/// # Safety
+/// The token is there.
+#[inline(always)]
+pub(crate) unsafe fn warp_gates<G: Gating, const K: u32>(
+    c: &StepConstants,
+    params: &StepParams,
+    row: Row,
+    tokens: &Tokens,
+    t: u32,
+) -> ([f32; 4], (f32, f32)) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if G::PER_CHANNEL {
+            let (decay, beta) = channel_gates::<K>(c, params, row, tokens, t);
+            return (decay, (1.0, beta));
+        }
+        let mut dt_bias = Raw([0]);
+        if c.has_dt_bias != 0 {
+            let address = params.dt_bias + gate_row(c, row) as u64 * 4;
+            dt_bias = load_one(address, Element::F32 as u32);
+        }
+        let gates = RawGates {
+            g: load_one(tokens.g.at(t, 0), c.g_element),
+            b: load_beta(c, tokens, t),
+            a_log: load_a_log(c, params, row),
+            dt_bias,
+        };
+        let ([decay], beta) = gates.values(c);
+        ([0.0; 4], (decay, beta))
+    }
+}
+
 /// α of this lane's K/32 channels, padded to 4, and β, of token `t`.
 #[inline(always)]
 unsafe fn channel_gates<const K: u32>(
@@ -418,8 +434,11 @@ unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) ->
 }
 
 /// Stores this lane's K/32 channels of a row of K.
+///
+/// # Safety
+/// The places are this lane's to write.
 #[inline(always)]
-unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
+pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
     let [x, y, z, w] = values.map(f32::to_bits);
     // SAFETY: the caller's promise.
     unsafe {

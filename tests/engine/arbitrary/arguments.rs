@@ -191,6 +191,7 @@ pub fn arguments(
             tokens: previous,
             keep,
         }),
+        previous_x: None,
         pool: optional(2, &state, true)??,
         write_pool: optional(2, &state, flag())?,
         read_slots: optional(3, &[rows], flag() && !of_tokens)?,

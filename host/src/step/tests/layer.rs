@@ -5,7 +5,7 @@ use super::*;
 use crate::step::checks::ratio;
 
 /// 2·H·K + HV·V
-const D: usize = 2 * 2 * 64 + 4 * 64;
+pub(super) const D: usize = 2 * 2 * 64 + 4 * 64;
 
 /// B = 2, T = 1, H = 2, HV = 4, K = V = 64, P = 5, of the states `states`.
 fn decode_to(states: impl Into<States<'static>>) -> Gdn<'static> {
@@ -55,7 +55,7 @@ fn kda_layer() -> Kda<'static> {
     Kda::new(inputs, gates, o, States::update(pool())).norm(norm())
 }
 
-fn conv<'b>(step: &'b mut Gdn<'static>) -> &'b mut Convolution<'static> {
+pub(super) fn conv<'b>(step: &'b mut Gdn<'static>) -> &'b mut Convolution<'static> {
     match &mut step.inputs {
         Inputs::Conv(conv) => conv,
         Inputs::Qkv { .. } => unreachable!("other inputs"),
@@ -66,7 +66,7 @@ fn norm_of<'b>(step: &'b mut Gdn<'static>) -> &'b mut Norm<'static> {
     step.norm.as_mut().unwrap()
 }
 
-fn constants(work: &dyn Work) -> StepConstants {
+pub(super) fn constants(work: &dyn Work) -> StepConstants {
     work.request().check().unwrap().constants
 }
 
@@ -273,43 +273,6 @@ fn bytes_are_each_window_read_and_written_and_every_other_tensor() {
     read_only.states = States::read_only(pool()).into();
     let of_states = 2 * (4 * 64 * 64 * 2) + 2 * (D as u64 * 3 * 2);
     assert_eq!(read_only.bytes().unwrap(), with - of_states);
-}
-
-#[test]
-fn what_is_for_decodes_alone_says_so() {
-    let why = "it is for decodes alone as yet: one token of each row, and the state after it";
-    let steps = [
-        ("a convolution", with_conv(convolution())),
-        ("a norm", decode().norm(norm())),
-        ("fresh", decode().fresh(fresh())),
-    ];
-    for (name, step) in steps {
-        let both = |other| format!("{name} and {other} exclude each other: {why}");
-        type Change = fn(&mut Gdn<'static>);
-        let cases: [(&str, Change); 5] = [
-            ("cu_seqlens", |step| {
-                *step = step.packed(tensor(I32, &[3]), 1);
-            }),
-            ("previous", |step| *step = step.previous(previous())),
-            ("token_slots", |step| {
-                step.states = States::per_token(pool(), tensor(I32, &[2, 1])).into();
-            }),
-            ("snapshots", |step| step.snapshots = Some(snapshots())),
-            ("formulation = parallel", |step| {
-                step.options.formulation = Formulation::Parallel;
-            }),
-        ];
-        for (other, change) in cases {
-            refused(step, change, &[&both(other)]);
-        }
-        let three = |heads| tensor(Bf16, &[2, 3, heads, 64]);
-        let longer = |step: &mut Gdn<'static>| match &mut step.inputs {
-            Inputs::Qkv { q, .. } => *q = three(2),
-            Inputs::Conv(conv) => conv.x = tensor(Bf16, &[2, 3, D]),
-        };
-        let what = format!("T with {name} = 3 is not supported: 1");
-        refused(step, longer, &[&what]);
-    }
 }
 
 #[test]

@@ -10,11 +10,7 @@ use crate::recall::Last;
 /// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
 /// of the good ones is not taken for one of theirs.
 #[track_caller]
-pub(super) fn refused<G: Gates>(
-    mut args: Step<'static, G>,
-    change: impl FnOnce(&mut Step<'static, G>),
-    parts: &[&str],
-) {
+pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: &[&str]) {
     args.request().check().unwrap();
     let (last, request) = (Last::<TENSORS>::default(), args.request());
     let shape = LaunchShape {

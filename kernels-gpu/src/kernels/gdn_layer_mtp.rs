@@ -1,0 +1,41 @@
+//! GDN's layer step of several tokens: drafted ones to be verified, or the accepted ones of the last step to be committed.
+//!
+//! [`super::gdn_layer`]'s (a) to (c), for each token t in order; the previous tokens that are kept first, of which (a), (b) and
+//! (1) to (4) alone. Nothing is rounded between them but the state after the previous tokens, which is stored and gone on from.
+//!
+//! Windows  after the previous tokens, else after the last token where that state is written; besides after every token; with
+//!          token slots one window of W − 2 + T inputs in the slot of the row's first token, read from `accepted − 1` on
+//! Shapes   x [B, T, D]   z, o [B, T, HV, V]   previous x [B, T', D]   windows [P, D, W − 1]; else as there
+//! Grid     x = tile, y = h, z = b; a block has one tile of all value heads of h, a cluster all tiles; tile = V: no cluster
+//! Threads  a thread walks a channel of the convolution through all tokens: its part of q and k for the cluster, v of its tile
+//!          K-last: groups of K/8 lanes own rows; V-last: teams of K/ROWS · LANES threads own columns; a slice of the block's
+//!          states after the other, each through all tokens in registers
+//! Padding  an inactive row zeroes o and touches no state and no window; a row without tokens touches nothing
+//! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
+//! Truth    reference::layer; tests/layer.rs, tests/laws
+
+use super::gdn_mtp::PerHead;
+use crate::layer;
+
+/// K-last states.
+pub type KLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> = layer::MtpKLast<PerHead, S, K, V, TILE, ROWS, THREADS, DEPTH>;
+
+/// V-last states.
+pub type VLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> = layer::MtpVLast<PerHead, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>;

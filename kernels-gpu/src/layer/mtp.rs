@@ -1,0 +1,386 @@
+//! What the kernels of several tokens share: their shared memory, and what is before and after the recurrence.
+
+use super::conv::{Of, Part};
+use super::drafts::{Drafts, Walk};
+use super::norm::{Scale, neighbours_sum, sum_of};
+use super::{Layered, Place, mail};
+use crate::device::cluster;
+use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::lane_id;
+use crate::math::elements::{self, load_one};
+use crate::recurrent::prepared::FACTOR_BYTES;
+use crate::recurrent::tokens::{Gating, Run, Tokens};
+use crate::row::Row;
+use crate::step::{LayerParams, StepConstants};
+
+/// A block that has a tile of all value heads of a query/key head, alone or in a cluster of blocks with the other tiles. Its
+/// shared memory has the tokens that are kept of the previous ones, then the new ones. Of each, in bytes:
+///
+/// | from | bytes | what |
+/// |---|---|---|
+/// | 0 | 4 K | k, f32, each channel at [`Mtp::place`] |
+/// | `Q` | 4 K | q, likewise |
+/// | `SLOT` | 8 | where the state after it goes besides, where there are token slots |
+/// | `TOKEN_BYTES` | `HEAD_BYTES` a head | KDA's α of every channel, likewise; v, then o, of the tile; factors; sums of squares of o |
+pub trait Mtp {
+    /// Whose gates they are.
+    type Gating: Layered;
+    const K: u32;
+    const V: u32;
+    /// Elements of v of each head.
+    const TILE: u32;
+    const THREADS: u32;
+    /// First byte of all this: a multiple of 16.
+    const TOKENS: u32;
+
+    /// Of its cluster; 1: none.
+    const BLOCKS: u32 = Self::V / Self::TILE;
+    const Q: u32 = Self::K * 4;
+    const SLOT: u32 = 2 * Self::Q;
+    const TOKEN_BYTES: u32 = Self::SLOT + 16;
+    const VALUES: u32 = if Self::Gating::PER_CHANNEL {
+        Self::Q
+    } else {
+        0
+    };
+    const FACTORS: u32 = Self::VALUES + Self::TILE * 4;
+    const SUMS: u32 = Self::FACTORS + FACTOR_BYTES;
+    /// Elements of o whose squares a word of the sums has.
+    const SEGMENT: u32 = if Self::TILE < 32 { Self::TILE } else { 32 };
+    const HEAD_SUMS: u32 = Self::V / Self::SEGMENT;
+    const HEAD_BYTES: u32 = (Self::SUMS + Self::HEAD_SUMS * 4).next_multiple_of(16);
+    /// First byte behind the mailboxes of a cluster.
+    const BEHIND_MAIL: u32 = if Self::BLOCKS == 1 { 0 } else { mail::BYTES };
+
+    /// Where channel `i` of k, q or α lies behind the first byte.
+    fn place(i: u32) -> u32;
+
+    /// Shared memory of token `i`.
+    #[inline(always)]
+    fn token(c: &StepConstants, i: u32) -> u32 {
+        let bytes = Self::TOKEN_BYTES + c.ratio * Self::HEAD_BYTES;
+        dynamic_shared_mem() + Self::TOKENS + i * bytes
+    }
+
+    /// What token `i` has of the block's value head `r`.
+    #[inline(always)]
+    fn head(c: &StepConstants, i: u32, r: u32) -> u32 {
+        Self::token(c, i) + Self::TOKEN_BYTES + r * Self::HEAD_BYTES
+    }
+
+    /// Opens the mailboxes of a cluster, and comes to its barrier. Every thread of the block calls it.
+    ///
+    /// # Safety
+    /// Before everything else.
+    #[inline(always)]
+    unsafe fn arrive(c: &StepConstants) {
+        if Self::BLOCKS > 1 {
+            let (channels, sums) = (2 * Self::K * Walk::most(c), Self::HEAD_SUMS * c.tokens);
+            // SAFETY: the mailboxes are the first of the block's shared memory.
+            unsafe { mail::open_and_arrive(c, channels, sums) };
+        }
+    }
+
+    /// Waits for the blocks of the cluster to have come.
+    #[inline(always)]
+    fn meet() {
+        if Self::BLOCKS > 1 {
+            cluster::wait();
+        }
+    }
+}
+
+/// Elements of o whose z is on its way while others are normed.
+const SCALES: usize = 4;
+
+/// The tokens of a block's row.
+pub struct Launch<'a> {
+    pub c: &'a StepConstants,
+    pub params: &'a LayerParams,
+    pub row: Row,
+    pub place: Place,
+    /// Of the block's first head.
+    pub new: Tokens,
+    pub previous: Option<Tokens>,
+    pub walk: Walk,
+    /// Whether the row is active.
+    pub live: bool,
+}
+
+impl<'a> Launch<'a> {
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn load(c: &'a StepConstants, params: &'a LayerParams, row: Row) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let place = Place::load(c, params, row.b);
+            let new = Tokens::new(c, &params.step, row);
+            let previous = if c.previous_tokens != 0 {
+                Some(Tokens::previous(c, &params.step, row))
+            } else {
+                None
+            };
+            let previous_live = match &previous {
+                Some(previous) => previous.live,
+                None => true,
+            };
+            Self {
+                c,
+                params,
+                row,
+                walk: Walk::new(row.b, previous.as_ref(), &new),
+                live: place.live() && new.live && previous_live,
+                place,
+                new,
+                previous,
+            }
+        }
+    }
+
+    /// Number `i` of the block's channels, to be convolved; the thread's first one is loaded ahead of what waits.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
+    #[inline(always)]
+    pub unsafe fn load_drafts<W: Mtp>(&self, i: u32) -> Drafts {
+        let (dims, tiles) = ([W::K, W::V], (W::BLOCKS, W::TILE));
+        let part = Part::new(self.c, self.row, dims, tiles, i);
+        // SAFETY: the caller's promise.
+        unsafe { Drafts::load(self.c, self.params, &self.place, &self.walk, part) }
+    }
+
+    /// Leaves k, q and v of all tokens in shared memory, those of k and q in that of the whole cluster, and writes the
+    /// windows; then waits for all of it. Every thread of the block calls it, with what it has loaded.
+    ///
+    /// # Safety
+    /// As [`Self::load_drafts`]'s, of a row that is live; the cluster has met.
+    #[inline(always)]
+    pub unsafe fn give<W: Mtp>(&self, mut drafts: Drafts) {
+        let (c, params, place, walk) = (self.c, self.params, &self.place, &self.walk);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.taps == 0 {
+                self.give_qkv::<W>();
+                sync_threads();
+                return;
+            }
+            let channels = 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE;
+            let mut i = thread_idx_x();
+            loop {
+                drafts.convolve(c, params, place, walk, |part, i, y| {
+                    give::<W>(c, part, i, y)
+                });
+                i += W::THREADS;
+                if i >= channels {
+                    break;
+                }
+                drafts = self.load_drafts::<W>(i);
+            }
+            sync_threads(); // for v
+            if W::BLOCKS > 1 {
+                cluster::wait_mailbox(mail::of_channels());
+            }
+        }
+    }
+
+    /// Leaves q, k and v as they come, of as many tokens as the launch has room for.
+    #[inline(always)]
+    unsafe fn give_qkv<W: Mtp>(&self) {
+        let (c, thread) = (self.c, thread_idx_x());
+        // SAFETY: the caller's promise.
+        unsafe {
+            let give = |run: Run, t: u32, from: u32, address: u32| {
+                let [value] = load_one(run.at(t, from), run.element()).to_f32(run.element());
+                store_shared_b32(address, value.to_bits());
+            };
+            let mut n = thread;
+            while n < Walk::most(c) * W::K {
+                let (i, channel) = (n / W::K, n % W::K);
+                let (tokens, t) = self.token(i);
+                let smem = W::token(c, i) + W::place(channel);
+                give(tokens.k, t, channel, smem);
+                give(tokens.q, t, channel, smem + W::Q);
+                n += W::THREADS;
+            }
+            n = thread;
+            while n < Walk::most(c) * c.ratio * W::TILE {
+                let (i, r, v) = place_of::<W>(c, n);
+                let (tokens, t) = self.token(i);
+                let row = self.row.with_head(c, r);
+                let tokens = tokens.with_head(c, &self.params.step, row);
+                let from = self.row.tile * W::TILE + v;
+                give(tokens.v, t, from, W::head(c, i, r) + W::VALUES + v * 4);
+                n += W::THREADS;
+            }
+        }
+    }
+
+    /// The tokens that token `i` in shared memory is one of, or is nearest to, and which of these it is.
+    #[inline(always)]
+    fn token(&self, i: u32) -> (Tokens, u32) {
+        // Copies, not references: what is chosen by reference stays in memory.
+        let mut tokens = self.new;
+        let mut t = i;
+        if let Some(previous) = self.previous
+            && (i < self.walk.kept || self.c.tokens == 0)
+        {
+            tokens = previous;
+        } else {
+            t -= self.walk.kept;
+        }
+        (tokens, tokens.nearest(t))
+    }
+
+    /// z and weight of `n`, an element of o; loaded ahead of what waits.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn load_scale<W: Mtp>(&self, n: u32) -> Scale {
+        let c = self.c;
+        let (t, r, v) = place_of::<W>(c, n);
+        let t = self.new.start + self.new.nearest(t);
+        let row = self.row.with_head(c, r % c.ratio);
+        let v = self.row.tile * W::TILE + v;
+        // SAFETY: the caller's promise.
+        unsafe { Scale::load(c, self.params, row, (t, v)) }
+    }
+
+    /// o of an inactive row.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn store_zeros<W: Mtp>(&self) {
+        let mut n = thread_idx_x();
+        while n < self.walk.count * self.c.ratio * W::TILE {
+            // SAFETY: the caller's promise.
+            unsafe { self.store::<W>(n, 0.0) };
+            n += W::THREADS;
+        }
+    }
+
+    /// Stores element `n` of o.
+    #[inline(always)]
+    unsafe fn store<W: Mtp>(&self, n: u32, o: f32) {
+        let c = self.c;
+        let (t, r, v) = place_of::<W>(c, n);
+        let own = self.row.with_head(c, r);
+        let tokens = self.new.with_head(c, &self.params.step, own);
+        let address = tokens.o.at(t, self.row.tile * W::TILE + v);
+        // SAFETY: the caller's promise.
+        unsafe { elements::store([o], address, c.o_element, false) };
+    }
+
+    /// Norms o, where there is a norm, and stores it. All threads of the block call it, with what [`Self::load_scale`] has
+    /// of their first element.
+    ///
+    /// # Safety
+    /// o of every token and head was written to where v was.
+    #[inline(always)]
+    pub unsafe fn finish<W: Mtp>(&self, first: Scale) {
+        let (c, thread) = (self.c, thread_idx_x());
+        let count = c.tokens * c.ratio * W::TILE;
+        let kept = self.walk.kept;
+        let mut scales = [first; SCALES];
+        let mut ahead = 1;
+        while ahead < SCALES {
+            let n = thread + ahead as u32 * W::THREADS;
+            if n < count {
+                // SAFETY: the caller's promise.
+                scales[ahead] = unsafe { self.load_scale::<W>(n) };
+            }
+            ahead += 1;
+        }
+        // SAFETY: the caller's promise.
+        let o = |n: u32| unsafe {
+            let (t, r, v) = place_of::<W>(c, n);
+            f32::from_bits(load_shared_b32(W::head(c, kept + t, r) + W::VALUES + v * 4))
+        };
+        sync_threads();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.has_norm != 0 {
+                let mut n = thread;
+                while n - lane_id() < count {
+                    let mut value = 0.0;
+                    if n < count {
+                        value = o(n);
+                    }
+                    let sum = neighbours_sum(value * value, W::SEGMENT);
+                    let (t, r, v) = place_of::<W>(c, n);
+                    let segment = (self.row.tile * W::TILE + v) / W::SEGMENT;
+                    let address = W::head(c, kept + t, r) + W::SUMS + segment * 4;
+                    let rank = lane_id() % W::SEGMENT;
+                    if n < count && W::BLOCKS > 1 && rank < W::BLOCKS {
+                        cluster::send_b32(address, rank, sum.to_bits(), mail::of_sums());
+                    }
+                    if n < count && W::BLOCKS == 1 && rank == 0 {
+                        store_shared_b32(address, sum.to_bits());
+                    }
+                    n += W::THREADS;
+                }
+                if W::BLOCKS > 1 {
+                    cluster::wait_mailbox(mail::of_sums());
+                } else {
+                    sync_threads();
+                }
+            }
+            let mut n = thread;
+            while n < self.walk.count * c.ratio * W::TILE {
+                let value = o(n);
+                let mut normed = value;
+                if c.has_norm != 0 {
+                    let (t, r, _) = place_of::<W>(c, n);
+                    let squares = sum_of(W::head(c, kept + t, r) + W::SUMS, W::HEAD_SUMS);
+                    normed = scales[0].apply(c, value, squares, W::V);
+                    let mut ahead = 1;
+                    while ahead < SCALES {
+                        scales[ahead - 1] = scales[ahead];
+                        ahead += 1;
+                    }
+                    let next = n + SCALES as u32 * W::THREADS;
+                    if next < count {
+                        scales[SCALES - 1] = self.load_scale::<W>(next);
+                    }
+                }
+                self.store::<W>(n, normed);
+                n += W::THREADS;
+            }
+        }
+    }
+}
+
+/// Token, head of the block, and place in its tile of number `n` of the elements of v, or of o.
+#[inline(always)]
+fn place_of<W: Mtp>(c: &StepConstants, n: u32) -> (u32, u32, u32) {
+    let (of_head, v) = (n / W::TILE, n % W::TILE);
+    (of_head / c.ratio, of_head % c.ratio, v)
+}
+
+/// Leaves a convolved channel of token `i` where it is wanted: of k and q, in every block of the cluster.
+#[inline(always)]
+unsafe fn give<W: Mtp>(c: &StepConstants, part: &Part, i: u32, y: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let address = match part.of {
+            Of::Value => {
+                let (r, v) = (part.own / W::TILE, part.own % W::TILE);
+                W::head(c, i, r) + W::VALUES + v * 4
+            }
+            Of::Key => W::token(c, i) + W::place(part.own),
+            Of::Query => W::token(c, i) + W::Q + W::place(part.own),
+        };
+        if W::BLOCKS == 1 || part.of == Of::Value {
+            store_shared_b32(address, y.to_bits());
+            return;
+        }
+        let mut rank = 0;
+        while rank < W::BLOCKS {
+            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+            rank += 1;
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The layer step of several tokens on K-last states; steps are those of the operators' headers.
+
+use core::marker::PhantomData;
+
+use super::mtp::{Launch, Mtp};
+use super::ring::Ring;
+use super::{Layered, position};
+use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::{FULL_MASK, sync_warp};
+use crate::launch::{Computes, Kernel, Layout};
+use crate::recurrent::klast::{Token, load_channels, norms, step, store_channels};
+use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
+use crate::recurrent::slots::token_slot;
+use crate::recurrent::tokens::{Gating, LaneGates, Tokens};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::step::{LayerParams, StepConstants};
+
+/// K-last states: `TILE` rows of every value head of a query/key head, `ROWS` of them per group of K/8 lanes at a time; `DEPTH`
+/// such slices of the block are on their way to shared memory. Each thread waits for its own copies alone.
+pub struct MtpKLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+>(PhantomData<(G, S)>);
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+{
+    const LANES: u32 = K / FRAGMENT;
+    const GROUPS: u32 = THREADS / Self::LANES;
+    const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
+    /// Rows of a slice.
+    const SLICE: u32 = Self::GROUPS * ROWS as u32;
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Mtp for MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+{
+    type Gating = G;
+    const K: u32 = K;
+    const V: u32 = V;
+    const TILE: u32 = TILE;
+    const THREADS: u32 = THREADS;
+    const TOKENS: u32 = Self::BEHIND_MAIL + DEPTH * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+
+    #[inline(always)]
+    fn place(i: u32) -> u32 {
+        position::<S, K>(i)
+    }
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Kernel for MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+{
+    type Params = LayerParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = V / TILE;
+    const MAX_HEADS: u32 = 16;
+    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
+    const SHARED_BYTES: u32 = Self::TOKENS;
+    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+    const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = Self::HEAD_BYTES;
+    const CLUSTER: u32 = V / TILE;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::LAYER_MTP,
+        layout: Layout::KLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &LayerParams) {
+        const { check_k_last(K, V, ROWS as u32, THREADS) };
+        const {
+            assert!(
+                TILE.is_multiple_of(Self::GROUPS_OF_WARP * ROWS as u32),
+                "the rows of a warp are of one head"
+            );
+        };
+        let c = StepConstants::get();
+        let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
+        let share = Share {
+            lane: thread_idx_x() % Self::LANES,
+            lanes: Self::LANES,
+            first: 0,
+        };
+        let group = thread_idx_x() / Self::LANES;
+        // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
+        // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads;
+        // what blocks send to each other as well, after the meeting for which their mailboxes are open, and read after
+        // these have it.
+        unsafe {
+            Self::arrive(&c);
+            let launch = Launch::load(&c, params, row);
+            if !launch.new.live {
+                Self::meet();
+                return;
+            }
+            let slots = &launch.place.slots;
+            let drafts = launch.load_drafts::<Self>(thread_idx_x());
+            let mut earliest = launch.new;
+            if let Some(previous) = launch.previous {
+                earliest = previous;
+            }
+            let turn = Turn::load::<G, S, K>(&launch, &earliest, group, share);
+            let scale = launch.load_scale::<Self>(thread_idx_x());
+            let ring = Ring::<S, ROWS, THREADS>::new(
+                dynamic_shared_mem() + Self::BEHIND_MAIL,
+                launch.place.reads(),
+                c.wide_state != 0,
+            );
+            // Of a slice: whether this group has rows of it, of which head, and from which on of its tile.
+            let rows = |s: u32| {
+                let n = s * Self::SLICE + group * ROWS as u32;
+                (n < c.ratio * TILE, n / TILE, n % TILE)
+            };
+            let from = |s: u32| {
+                let (_, r, own) = rows(s);
+                let hv = row.with_head(&c, r).hv;
+                let head = slots.start::<S>(&c, &params.step, (hv, [V, K]));
+                (head, row.tile * TILE + own)
+            };
+            let slices = (c.ratio * TILE).div_ceil(Self::SLICE);
+            let start = |s: u32| {
+                let (is_there, ..) = rows(s);
+                ring.start(s % DEPTH, is_there, share, || from(s));
+            };
+            let mut s = 0;
+            while s < DEPTH {
+                start(s);
+                s += 1;
+            }
+            Self::meet();
+            if !launch.live {
+                launch.store_zeros::<Self>();
+                return;
+            }
+
+            launch.give::<Self>(drafts);
+            let mut kept = 0;
+            match &launch.previous {
+                Some(previous) => {
+                    kept = previous.count;
+                    Self::prepare(&launch, (previous, 0), turn, share);
+                    if c.tokens != 0 {
+                        let new = &launch.new;
+                        let turn = Turn::load::<G, S, K>(&launch, new, group, share);
+                        Self::prepare(&launch, (new, kept), turn, share);
+                    }
+                }
+                None => Self::prepare(&launch, (&launch.new, 0), turn, share),
+            }
+            sync_threads();
+
+            let tokens = kept + launch.new.count;
+            s = 0;
+            while s < slices {
+                ring.wait(DEPTH - 1);
+                let (is_there, r, own) = rows(s);
+                if is_there {
+                    let (head, first) = from(s);
+                    let of_head = row.with_head(&c, r);
+                    let raw = ring.read(s % DEPTH, share, head, first);
+                    start(s + DEPTH);
+                    let mut states = raw.map(S::widen);
+                    let mut i = 0;
+                    loop {
+                        if c.previous_tokens != 0 && i == kept {
+                            let write = slots.write::<S>(&c, &params.step, (of_head.hv, [V, K]));
+                            let mut n = 0;
+                            while n < ROWS {
+                                let rounded = S::narrow(states[n]);
+                                write.store::<S>(share, first + n as u32, rounded);
+                                states[n] = S::widen(rounded);
+                                n += 1;
+                            }
+                        }
+                        if i == tokens {
+                            break;
+                        }
+                        let (token, v, values) = Self::prepared(&c, (i, r, own), share);
+                        let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                        i += 1;
+                        if i <= kept {
+                            continue;
+                        }
+                        let after = (i - 1 - kept, i == tokens, token.slot);
+                        slots.after::<S>(&c, &params.step, of_head, [V, K], after, |head| {
+                            let mut n = 0;
+                            while n < ROWS {
+                                head.store::<S>(share, first + n as u32, S::narrow(states[n]));
+                                n += 1;
+                            }
+                        });
+                        sync_warp(FULL_MASK); // o takes the place of v
+                        if share.lane == 0 {
+                            let mut n = 0;
+                            while n < ROWS {
+                                store_shared_b32(values + n as u32 * 4, o[n].to_bits());
+                                n += 1;
+                            }
+                        }
+                    }
+                } else {
+                    start(s + DEPTH);
+                }
+                s += 1;
+            }
+            if c.tokens != 0 {
+                launch.finish::<Self>(scale);
+            }
+        }
+    }
+}
+
+/// The gates of the token and head that a group prepares next, as they lie in memory, and the token's slot.
+#[derive(Clone, Copy)]
+struct Turn {
+    gates: LaneGates,
+    slot: u64,
+}
+
+impl Turn {
+    /// Number `n` of the tokens' heads, or the last.
+    ///
+    /// # Safety
+    /// `launch` describes live tensors.
+    #[inline(always)]
+    unsafe fn load<G: Gating, S: StateElement, const K: u32>(
+        launch: &Launch,
+        tokens: &Tokens,
+        n: u32,
+        share: Share,
+    ) -> Self {
+        let (c, params) = (launch.c, &launch.params.step);
+        let (t, r) = (tokens.nearest(n / c.ratio), n % c.ratio);
+        let row = launch.row.with_head(c, r);
+        let own = tokens.with_head(c, params, row);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                gates: LaneGates::load::<G, S, K>(c, params, row, &own, t, share),
+                slot: token_slot(c, params, row.b, t),
+            }
+        }
+    }
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+{
+    /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the groups take
+    /// turns, whose first is loaded. All threads of the block call it.
+    #[inline(always)]
+    unsafe fn prepare(
+        launch: &Launch,
+        (tokens, before): (&Tokens, u32),
+        mut turn: Turn,
+        share: Share,
+    ) {
+        let c = launch.c;
+        let count = tokens.count * c.ratio;
+        // All lanes of a warp stay together: a group that has no turn repeats the last.
+        let is_due = |n: u32| n / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < count;
+        let mut n = thread_idx_x() / Self::LANES;
+        while is_due(n) {
+            let (i, r) = (before + tokens.nearest(n / c.ratio), n % c.ratio);
+            let (token, head) = (Self::token(c, i), Self::head(c, i, r));
+            // SAFETY: the caller's promise; a head's bytes have one writer.
+            unsafe {
+                let (k, q) = (
+                    load_channels(token, share),
+                    load_channels(token + Self::Q, share),
+                );
+                let gates = turn.gates.values::<G>(c, Self::LANES, false);
+                let norms = norms((k, q), Self::LANES);
+                let made = Token::new(c, (k, q), norms, gates, turn.slot);
+                if n < count {
+                    if G::PER_CHANNEL {
+                        store_channels(head, share, made.decay);
+                    }
+                    if share.lane == 0 {
+                        store_factors(head + Self::FACTORS, made.factors);
+                        if r == 0 {
+                            store_slot(c, token + Self::SLOT, made.slot);
+                        }
+                    }
+                }
+                n += Self::GROUPS;
+                if is_due(n) {
+                    turn = Turn::load::<G, S, K>(launch, tokens, n, share);
+                }
+            }
+        }
+    }
+
+    /// Prepared token `i` of head `r`, v of this group's rows, the first of which is number `own` of the tile, and where
+    /// these are.
+    #[inline(always)]
+    unsafe fn prepared(
+        c: &StepConstants,
+        (i, r, own): (u32, u32, u32),
+        share: Share,
+    ) -> (Token, [f32; ROWS], u32) {
+        let (token, head) = (Self::token(c, i), Self::head(c, i, r));
+        let values = head + Self::VALUES + own * 4;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut v = [0.0; ROWS];
+            let mut n = 0;
+            while n < ROWS {
+                v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4));
+                n += 1;
+            }
+            let made = Token {
+                k: load_channels(token, share),
+                q: load_channels(token + Self::Q, share),
+                decay: if G::PER_CHANNEL {
+                    load_channels(head, share)
+                } else {
+                    [0.0; 8]
+                },
+                factors: load_factors(head + Self::FACTORS, G::PER_CHANNEL),
+                slot: load_slot(c, token + Self::SLOT),
+            };
+            (made, v, values)
+        }
+    }
+}

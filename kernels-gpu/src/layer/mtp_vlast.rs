@@ -1,0 +1,347 @@
+//! The layer step of several tokens on V-last states; steps are those of the operators' headers.
+
+use core::marker::PhantomData;
+
+use super::mtp::{Launch, Mtp};
+use super::ring::Ring;
+use super::{Layered, warp_channels};
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
+};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::lane_id;
+use crate::launch::{Computes, Kernel, Layout};
+use crate::math::delta_rule::Factors;
+use crate::math::reduce::{butterfly_sum, dot, pairwise_sum};
+use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
+use crate::recurrent::slots::token_slot;
+use crate::recurrent::tokens::Tokens;
+use crate::recurrent::vlast::{advance, leave_products, load_rows, store_channels, warp_gates};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
+use crate::step::{LayerParams, StepConstants};
+
+/// V-last states: `TILE` columns of every value head of a query/key head, 8 · `LANES` of them per team of K/`ROWS` · `LANES`
+/// threads at a time; `DEPTH` such slices of each team are on their way to shared memory. In a team `ROWS` rows per group of
+/// `LANES` lanes; as many of its threads as it has columns own one each: they turn the team's sums into δ and o while the
+/// others wait.
+pub struct MtpVLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+>(PhantomData<(G, S)>);
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> MtpVLast<G, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>
+{
+    /// Columns of a team.
+    const COLUMNS: u32 = LANES * FRAGMENT;
+    /// Threads of a team.
+    const TEAM: u32 = K / ROWS as u32 * LANES;
+    const TEAMS: u32 = THREADS / Self::TEAM;
+    /// Warps of a team.
+    const WARPS: u32 = Self::TEAM / 32;
+    /// Slices of a head.
+    const SLICES: u32 = TILE / Self::COLUMNS;
+    /// Shared memory, behind the mailboxes: the slices; then of every team S k and S q of each column from each warp, and δ rk
+    /// of each column; then the tokens.
+    const OF_TEAMS: u32 = Self::BEHIND_MAIL + DEPTH * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+    const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
+    const TEAM_BYTES: u32 = Self::STEPS + Self::COLUMNS * 4;
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Mtp for MtpVLast<G, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>
+{
+    type Gating = G;
+    const K: u32 = K;
+    const V: u32 = V;
+    const TILE: u32 = TILE;
+    const THREADS: u32 = THREADS;
+    const TOKENS: u32 = Self::OF_TEAMS + Self::TEAMS * Self::TEAM_BYTES;
+
+    #[inline(always)]
+    fn place(i: u32) -> u32 {
+        4 * i
+    }
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Kernel for MtpVLast<G, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>
+{
+    type Params = LayerParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = V / TILE;
+    const MAX_HEADS: u32 = 16;
+    /// What a thread has of f32 states leaves no room for more.
+    const MIN_BLOCKS_PER_SM: u32 = if S::BYTES == 4 { 384 } else { 512 } / THREADS;
+    const SHARED_BYTES: u32 = Self::TOKENS;
+    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+    const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = Self::HEAD_BYTES;
+    const CLUSTER: u32 = V / TILE;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::LAYER_MTP,
+        layout: Layout::VLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &LayerParams) {
+        const { check_v_last(K, V, LANES, ROWS as u32) };
+        const {
+            assert!(TILE.is_multiple_of(Self::COLUMNS), "whole slices");
+            assert!(THREADS.is_multiple_of(Self::TEAM), "whole teams");
+        };
+        let c = StepConstants::get();
+        let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
+        let (team, thread) = (thread_idx_x() / Self::TEAM, thread_idx_x() % Self::TEAM);
+        let first = thread / LANES * ROWS as u32;
+        let smem = dynamic_shared_mem() + Self::OF_TEAMS + team * Self::TEAM_BYTES;
+        let sums = smem + thread / 32 * Self::COLUMNS * 8;
+        // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its column and its channels
+        // of the convolution; what threads leave for each other is written by one, between the barriers that order it; what
+        // blocks send to each other as well, after the meeting for which their mailboxes are open, and read after these have
+        // it.
+        unsafe {
+            Self::arrive(&c);
+            let launch = Launch::load(&c, params, row);
+            if !launch.new.live {
+                Self::meet();
+                return;
+            }
+            let slots = &launch.place.slots;
+            let drafts = launch.load_drafts::<Self>(thread_idx_x());
+            let scale = launch.load_scale::<Self>(thread_idx_x());
+            let ring = Ring::<S, ROWS, THREADS>::new(
+                dynamic_shared_mem() + Self::BEHIND_MAIL,
+                launch.place.reads(),
+                c.wide_state != 0,
+            );
+            // Of this team's slice `s`: whether there is one, of which head, and from which column of the tile on.
+            let columns = |s: u32| {
+                let n = s * Self::TEAMS + team;
+                (
+                    n < c.ratio * Self::SLICES,
+                    n / Self::SLICES,
+                    n % Self::SLICES * Self::COLUMNS,
+                )
+            };
+            let share = |own: u32| Share {
+                lane: thread % LANES,
+                lanes: LANES,
+                first: row.tile * TILE + own,
+            };
+            let start = |s: u32| {
+                let (is_there, r, own) = columns(s);
+                ring.start(s % DEPTH, is_there, share(own), || {
+                    let hv = row.with_head(&c, r).hv;
+                    (slots.start::<S>(&c, &params.step, (hv, [K, V])), first)
+                });
+            };
+            let mut s = 0;
+            while s < DEPTH {
+                start(s);
+                s += 1;
+            }
+            Self::meet();
+            if !launch.live {
+                launch.store_zeros::<Self>();
+                return;
+            }
+
+            launch.give::<Self>(drafts);
+            let mut kept = 0;
+            if let Some(previous) = &launch.previous {
+                kept = previous.count;
+                Self::prepare(&launch, previous, 0);
+            }
+            Self::prepare(&launch, &launch.new, kept);
+            sync_threads();
+
+            let tokens = kept + launch.new.count;
+            s = 0;
+            while s * Self::TEAMS < c.ratio * Self::SLICES {
+                let (is_there, r, own) = columns(s);
+                let r = if is_there { r } else { 0 };
+                let (of_head, share) = (row.with_head(&c, r), share(own));
+                ring.wait(DEPTH - 1);
+                let head = slots.start::<S>(&c, &params.step, (of_head.hv, [K, V]));
+                let mut raw = [[0; 8]; ROWS];
+                if is_there {
+                    raw = ring.read(s % DEPTH, share, head, first);
+                }
+                start(s + DEPTH);
+                let mut states = raw.map(S::widen);
+                let mut i = 0;
+                loop {
+                    if c.previous_tokens != 0 && i == kept {
+                        let write = slots.write::<S>(&c, &params.step, (of_head.hv, [K, V]));
+                        let mut n = 0;
+                        while n < ROWS {
+                            let rounded = S::narrow(states[n]);
+                            if is_there {
+                                write.store::<S>(share, first + n as u32, rounded);
+                            }
+                            states[n] = S::widen(rounded);
+                            n += 1;
+                        }
+                    }
+                    if i == tokens {
+                        break;
+                    }
+                    let (token, of_token) = (Self::token(&c, i), Self::head(&c, i, r));
+                    if G::PER_CHANNEL {
+                        let decay = load_rows::<ROWS>(of_token + first * 4);
+                        let mut n = 0;
+                        while n < ROWS {
+                            states[n] = states[n].map(|s| s * decay[n]); // (2)
+                            n += 1;
+                        }
+                    }
+                    let (k, q) = (
+                        load_rows::<ROWS>(token + first * 4),
+                        load_rows::<ROWS>(token + Self::Q + first * 4),
+                    );
+                    leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
+                    sync_threads();
+                    // A team without a slice goes along: what is on both sides of a barrier under one condition would
+                    // make two copies of it.
+                    if thread < Self::COLUMNS {
+                        let values = of_token + Self::VALUES + (own + thread) * 4;
+                        Self::close(smem, of_token, thread, values, (is_there, i >= kept));
+                    }
+                    sync_threads();
+                    let decay = load_factors(of_token + Self::FACTORS, G::PER_CHANNEL).decay;
+                    advance::<S, ROWS>(&mut states, k, decay, share, smem + Self::STEPS);
+                    i += 1;
+                    if i <= kept || !is_there {
+                        continue;
+                    }
+                    let slot = load_slot(&c, token + Self::SLOT);
+                    let after = (i - 1 - kept, i == tokens, slot);
+                    slots.after::<S>(&c, &params.step, of_head, [K, V], after, |head| {
+                        let mut n = 0;
+                        while n < ROWS {
+                            head.store::<S>(share, first + n as u32, S::narrow(states[n]));
+                            n += 1;
+                        }
+                    });
+                }
+                s += 1;
+            }
+            if c.tokens != 0 {
+                launch.finish::<Self>(scale);
+            }
+        }
+    }
+}
+
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> MtpVLast<G, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>
+{
+    /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the warps take turns.
+    #[inline(always)]
+    unsafe fn prepare(launch: &Launch, tokens: &Tokens, before: u32) {
+        let (c, params) = (launch.c, &launch.params.step);
+        let mut n = thread_idx_x() / 32;
+        while n < tokens.count * c.ratio {
+            let (t, r) = (n / c.ratio, n % c.ratio);
+            let row = launch.row.with_head(c, r);
+            let (token, head) = (Self::token(c, before + t), Self::head(c, before + t, r));
+            // SAFETY: the caller's promise; a head's bytes have one writer.
+            unsafe {
+                let own = tokens.with_head(c, params, row);
+                let (decay, gates) = warp_gates::<G, K>(c, params, row, &own, t);
+                let slot = token_slot(c, params, row.b, t);
+                let (k, q) = (
+                    warp_channels::<K>(token),
+                    warp_channels::<K>(token + Self::Q),
+                );
+                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+                let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
+                if G::PER_CHANNEL {
+                    store_channels::<K>(head, decay);
+                }
+                if lane_id() == 0 {
+                    store_factors(head + Self::FACTORS, factors);
+                    if r == 0 {
+                        store_slot(c, token + Self::SLOT, slot);
+                    }
+                }
+            }
+            n += THREADS / 32;
+        }
+    }
+
+    /// Turns the sums of the team's column `own` into δ rk, and v at `values`, where it `is_there`, into o where it `is_new`.
+    #[inline(always)]
+    unsafe fn close(
+        smem: u32,
+        of_token: u32,
+        own: u32,
+        values: u32,
+        (is_there, is_new): (bool, bool),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
+                load_shared_b64(smem + (i as u32 * Self::COLUMNS + own) * 8).map(f32::from_bits)
+            });
+            let factors = load_factors(of_token + Self::FACTORS, G::PER_CHANNEL);
+            let mut v = 0.0;
+            if is_there {
+                v = f32::from_bits(load_shared_b32(values));
+            }
+            let delta = factors.delta(v, sk); // (3)
+            store_shared_b32(smem + Self::STEPS + own * 4, (delta * factors.k).to_bits());
+            if is_there && is_new {
+                store_shared_b32(values, factors.output(sq, delta).to_bits()); // (5)
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! A launch that leaves the truth passes, and one that leaves anything else of windows does not.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use gated_delta::{DType, StateLayout};
+use gated_delta_harness::arguments::Operator;
+use proptest::prelude::Strategy;
+use proptest::sample::select;
+
+use super::{Pools, Truth, Values, problem, run, truth};
+use crate::buffer::View;
+use crate::case::Case;
+use crate::compare::check;
+use crate::for_all;
+use crate::problem::{Sizes, window_snapshots};
+use crate::spec::{Family, Spec};
+use crate::strategy::specs;
+
+/// Problems of several tokens of a layer, whether or not there are kernels of them.
+fn layers() -> impl Strategy<Value = Spec> {
+    let of = |operator, layout, state| Family {
+        decode: false,
+        ..Family::layer(operator, layout, state, 64)
+    };
+    let families = vec![
+        of(Operator::Gdn, StateLayout::KLast, DType::F32),
+        of(Operator::Gdn, StateLayout::VLast, DType::Bf16),
+        of(Operator::Kda, StateLayout::KLast, DType::Bf16),
+    ];
+    select(families).prop_flat_map(|family| specs(family, 6))
+}
+
+/// Writes what is not NaN.
+fn write(case: &mut Case, view: Option<&View>, values: Option<&[f64]>) {
+    let (Some(view), Some(values)) = (view, values) else {
+        return;
+    };
+    let places = view.positions().into_iter().zip(values);
+    for (i, value) in places.filter(|(_, value)| !value.is_nan()) {
+        case.buffers[view.buffer].set_float(i, *value as f32);
+    }
+}
+
+/// What is left by a launch that is right.
+fn left(before: &Case) -> Case {
+    let mut after = before.clone();
+    let Truth {
+        pool,
+        snapshots,
+        windows,
+        window_snapshots: after_tokens,
+        ..
+    } = truth(before, None);
+    let klast = |view: &View| before.as_klast(view);
+    write(&mut after, Some(&klast(before.written_pool())), Some(&pool));
+    let view = before.snapshots.as_ref().map(klast);
+    write(&mut after, view.as_ref(), snapshots.as_deref());
+    let view = before.windows().map(|[_, written]| written);
+    write(&mut after, view, windows.as_deref());
+    let view = window_snapshots(before);
+    write(&mut after, view, after_tokens.as_deref());
+    // New tokens start from what is stored.
+    let o = truth(before, Some(&after)).o;
+    write(&mut after, before.outputs(), Some(&o));
+    after
+}
+
+#[test]
+fn the_truth_passes_and_no_other_window_does() {
+    for_all("truth", 60, &layers(), |spec| {
+        let before = spec.case();
+        let after = left(&before);
+        check(&before, &after);
+        let windows = before.windows().into_iter().flatten();
+        for view in windows.chain(window_snapshots(&before)) {
+            // In a column, or in a gap.
+            let place = spec.seed as usize % after.buffers[view.buffer].len();
+            let mut wrong = after.clone();
+            let bits = wrong.buffers[view.buffer].bits(place);
+            wrong.buffers[view.buffer].set_bits(place, bits ^ 1);
+            let caught = catch_unwind(AssertUnwindSafe(|| check(&before, &wrong)));
+            assert!(
+                caught.is_err(),
+                "element {place} of {view:?} is not looked at"
+            );
+        }
+    });
+}
+
+/// Where previous tokens leave states that are not rounded, too; and of what is NaN nothing is read by an active row.
+#[test]
+fn the_recurrence_of_what_is_convolved_is_the_layer() {
+    for_all("truth", 60, &layers(), |spec| {
+        let before = spec.case();
+        let values = Values::of(&before);
+        let conv = problem::conv(&values.floats);
+        let pools = Pools {
+            windows: conv.as_ref().map(|conv| &**conv.windows),
+            write_windows: conv.and_then(|conv| conv.write_windows.map(|windows| &**windows)),
+            ..values.pools()
+        };
+        let whole = run(&values.whole(&before), &pools);
+        let Truth { o, pool, .. } = truth(&before, None);
+        let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&whole.o) == bits(&o), "o differs");
+        assert!(bits(&whole.states) == bits(&pool), "states differ");
+
+        let token = spec.value_heads() * spec.dim;
+        let live = before.rows().into_iter().filter(|row| row.live.is_some());
+        for tokens in live.filter_map(|row| row.tokens) {
+            let o = &o[tokens.start * token..tokens.end * token];
+            assert!(o.iter().all(|o| o.is_finite()), "o is not finite");
+        }
+    });
+}
