@@ -1,22 +1,22 @@
-//! Four ways to keep the states that drafts may yet be rejected from.
+//! Four ways to keep the states, and the windows, that drafts may yet be rejected from.
 
 use std::mem;
 
 use anyhow::Result;
 use bytemuck::Pod;
-use gated_delta::{DeviceElement, Error, Formulation, Options, States, Tensor};
+use gated_delta::{DeviceElement, Error, States, Tensor};
 
 use crate::common::engine::{Buffer, Engine};
-use crate::model::{Model, Shape, Tokens};
+use crate::model::{Model, Shape, TAPS, Tokens};
 
-/// A way to keep states.
+/// A way to keep states and windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Each step writes the state after every token to a buffer; the next one starts from the accepted of them.
+    /// Each step writes what is there after every token to buffers; the next one starts from the accepted of them.
     Snapshots,
-    /// Every token of a row has a slot of the pool.
+    /// Every token of a row has a slot of the pool for its state, and the first one a wide window for all.
     TokenSlots,
-    /// A step writes no state; then the accepted tokens are replayed into the pool.
+    /// A step writes nothing; then the accepted tokens are replayed into the pools.
     Commit,
     /// A step first commits what was accepted of the last one: one launch, one state read and one written.
     Resume,
@@ -32,97 +32,135 @@ impl Way {
     ];
 }
 
-/// States of B rows with T tokens a step, kept in a [`Way`]. They start as zeros.
+/// A state and a window in each of P slots.
+pub struct Slots<S> {
+    shape: Shape,
+    slots: usize,
+    /// Inputs of a channel's window: W - 1, or more of them.
+    inputs: usize,
+    /// `[P, HV, V, K]`
+    states: Buffer<S>,
+    /// `[P, D, inputs]`, of the dtype of x: windows are copies of it.
+    windows: Buffer<f32>,
+}
+
+impl<S: DeviceElement + Pod> Slots<S> {
+    /// Zeros.
+    pub fn new(engine: &Engine, shape: Shape, slots: usize, inputs: usize) -> Result<Self> {
+        let state = shape.values() * shape.dim;
+        Ok(Self {
+            shape,
+            slots,
+            inputs,
+            states: engine.buffer(&vec![S::zeroed(); slots * state])?,
+            windows: engine.buffer(&vec![0.0; slots * shape.channels() * inputs])?,
+        })
+    }
+
+    /// Views of both.
+    pub fn views(&mut self) -> Result<[Tensor<'_>; 2], Error> {
+        let (slots, shape) = (self.slots, self.shape);
+        let states = [slots, shape.value_heads, shape.dim, shape.dim];
+        let windows = [slots, shape.channels(), self.inputs];
+        Ok([
+            self.states.tensor_mut(&states)?,
+            self.windows.tensor_mut(&windows)?,
+        ])
+    }
+
+    /// The windows that begin at these slots and columns, `[D, W - 1]` each.
+    pub fn windows_at(&self, places: &[[usize; 2]]) -> Result<Vec<Vec<f32>>> {
+        let (all, of_slot) = (self.windows.read()?, self.shape.channels() * self.inputs);
+        let window = |&[slot, column]: &[usize; 2]| {
+            let channels = all[slot * of_slot..][..of_slot].chunks(self.inputs);
+            let inputs = channels.flat_map(|channel| &channel[column..][..TAPS - 1]);
+            inputs.copied().collect()
+        };
+        Ok(places.iter().map(window).collect())
+    }
+}
+
+/// States and windows of B rows with T tokens a step, kept in a [`Way`]. They start as zeros.
 pub struct Keeping<S> {
     way: Way,
     dims: [usize; 2],
-    /// `[P, HV, V, K]`: with snapshots and token slots a slot for each token, otherwise one for each row.
-    pool: Buffer<S>,
-    /// `[B, T, HV, V, K]`: what snapshots are written to next.
-    spare: Buffer<S>,
+    /// With snapshots and token slots a slot for each token, otherwise one for each row.
+    pool: Slots<S>,
+    /// `[B, T, …]`: what snapshots are written to next.
+    spare: Slots<S>,
     /// `[B]`: slot of a row.
     slots: Buffer<i32>,
     /// `[B, T]`: slot of a token.
     token_slots: Buffer<i32>,
     /// `[B]`: tokens of the last step that were accepted.
     accepted: Buffer<i32>,
-    options: Options,
 }
 
 impl<S: DeviceElement + Pod> Keeping<S> {
-    /// Zero states.
+    /// Zero states and windows.
     pub fn new(
         engine: &Engine,
-        model: &Model,
+        shape: Shape,
         way: Way,
-        rows: usize,
-        tokens: usize,
+        [rows, tokens]: [usize; 2],
     ) -> Result<Self> {
-        let state = model.shape.value_heads * model.shape.dim.pow(2);
-        let with = |steps: usize| engine.buffer(&vec![S::zeroed(); rows * steps * state]);
-        let (steps, spare) = match way {
-            Way::Snapshots => (tokens, tokens),
-            Way::TokenSlots => (tokens, 0),
-            Way::Commit | Way::Resume => (1, 0),
+        let with = |steps: usize, inputs: usize| Slots::new(engine, shape, rows * steps, inputs);
+        let (steps, inputs, spare) = match way {
+            Way::Snapshots => (tokens, TAPS - 1, tokens),
+            // The window that a step starts from, less its oldest input, and then what its tokens bring.
+            Way::TokenSlots => (tokens, TAPS - 2 + tokens, 0),
+            Way::Commit | Way::Resume => (1, TAPS - 1, 0),
         };
         // The first step starts from the first state of a row, and has no last step to commit.
         let accepted = if way == Way::Resume { 0 } else { 1 };
         Ok(Self {
             way,
             dims: [rows, tokens],
-            pool: with(steps)?,
-            spare: with(spare)?,
+            pool: with(steps, inputs)?,
+            spare: with(spare, TAPS - 1)?,
             slots: engine.buffer(&indices(rows, |row| row * steps))?,
             token_slots: engine.buffer(&indices(rows * tokens, |token| token))?,
             accepted: engine.buffer(&vec![accepted; rows])?,
-            options: Options::default(),
         })
     }
 
-    /// With another formulation.
-    pub fn formulated(mut self, formulation: Formulation) -> Self {
-        self.options = self.options.formulation(formulation);
-        self
-    }
-
-    /// Enqueues the verify of `step`. `last` are the tokens of the step before.
+    /// Enqueues the verify of `step`, whose outputs go to `o`. `last` are the tokens of the step before.
     pub fn verify(
         &mut self,
         engine: &Engine,
         model: &Model,
-        step: &mut Tokens,
+        step: &Tokens,
         last: &Tokens,
+        o: &mut Buffer<f32>,
     ) -> Result<(), Error> {
-        let ([rows, tokens], shape) = (self.dims, model.shape);
-        let steps = if matches!(self.way, Way::Snapshots | Way::TokenSlots) {
-            tokens
-        } else {
-            1
-        };
-        let pool = slots(&mut self.pool, shape, rows * steps)?;
+        let [rows, tokens] = self.dims;
+        let [pool, windows] = self.pool.views()?;
         let row_slots = self.slots.tensor(&[rows])?;
         let accepted = self.accepted.tensor(&[rows])?;
+        let conv = step.convolution(model, windows)?;
         let step = match self.way {
             Way::Snapshots => {
-                let states = States::read_only(pool).slots(row_slots);
-                let snapshots = slots(&mut self.spare, shape, rows * tokens)?;
-                step.step(model, states)?
-                    .snapshots(snapshots.split(0, tokens)?)
+                let [states, windows] = self.spare.views()?;
+                let conv = conv.window_snapshots(windows.split(0, tokens)?);
+                let from = States::read_only(pool).slots(row_slots);
+                step.step(model, conv, from, o)?
+                    .snapshots(states.split(0, tokens)?)
             }
             Way::TokenSlots => {
                 let token_slots = self.token_slots.tensor(&[rows, tokens])?;
-                step.step(
-                    model,
-                    States::per_token(pool, token_slots).accepted(accepted),
-                )?
+                let states = States::per_token(pool, token_slots).accepted(accepted);
+                step.step(model, conv, states, o)?
             }
-            Way::Commit => step.step(model, States::read_only(pool).slots(row_slots))?,
+            Way::Commit => {
+                let from = States::read_only(pool).slots(row_slots);
+                step.step(model, conv, from, o)?
+            }
             Way::Resume => {
                 let states = States::update(pool).slots(row_slots);
-                step.step(model, states)?.previous(last.previous(accepted)?)
+                step.step(model, conv, states, o)?
+                    .previous(last.previous(accepted)?)
             }
         };
-        let step = step.options(self.options);
         // SAFETY: the buffers outlive the engine's wait, and every row has slots of its own.
         unsafe { engine.library.launch(engine.stream(), &step) }
     }
@@ -135,7 +173,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
         step: &Tokens,
         accepted: &[i32],
     ) -> Result<()> {
-        let ([rows, tokens], shape) = (self.dims, model.shape);
+        let [rows, tokens] = self.dims;
         self.accepted.write(accepted)?;
         match self.way {
             Way::Snapshots => {
@@ -144,11 +182,10 @@ impl<S: DeviceElement + Pod> Keeping<S> {
                 self.slots.write(&indices(rows, last))
             }
             Way::Commit => {
-                let pool = States::update(slots(&mut self.pool, shape, rows)?);
-                let keep = self.accepted.tensor(&[rows])?;
-                let commit = step
-                    .commit(model, keep, pool.slots(self.slots.tensor(&[rows])?))?
-                    .options(self.options);
+                let [pool, windows] = self.pool.views()?;
+                let conv = step.convolution(model, windows)?;
+                let states = States::update(pool).slots(self.slots.tensor(&[rows])?);
+                let commit = step.commit(model, conv, self.accepted.tensor(&[rows])?, states)?;
                 // SAFETY: the buffers outlive the wait, and every row has a slot of its own.
                 unsafe { engine.library.launch(engine.stream(), &commit) }?;
                 engine.synchronize()
@@ -157,15 +194,20 @@ impl<S: DeviceElement + Pod> Keeping<S> {
             Way::TokenSlots | Way::Resume => Ok(()),
         }
     }
-}
 
-/// A buffer of states as a pool of `slots` slots.
-fn slots<S: DeviceElement + Pod>(
-    states: &mut Buffer<S>,
-    shape: Shape,
-    slots: usize,
-) -> Result<Tensor<'_>, Error> {
-    states.tensor_mut(&[slots, shape.value_heads, shape.dim, shape.dim])
+    /// The window of each row, where the next step, or commit, finds it.
+    pub fn windows(&self) -> Result<Vec<Vec<f32>>> {
+        let (slots, accepted) = (self.slots.read()?, self.accepted.read()?);
+        let places: Vec<[usize; 2]> = slots
+            .iter()
+            .zip(&accepted)
+            .map(|(&slot, &accepted)| match self.way {
+                Way::TokenSlots => [slot as usize, accepted as usize - 1],
+                _ => [slot as usize, 0],
+            })
+            .collect();
+        self.pool.windows_at(&places)
+    }
 }
 
 /// `index` of each of `len` elements.

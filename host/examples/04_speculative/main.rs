@@ -1,5 +1,6 @@
-//! Speculative decoding: draft, verify, accept, resume. Four ways to keep the states of drafts give one result; with
-//! f32 states it is that of plain decoding, bit for bit. Without a GPU, in the simulator.
+//! Speculative decoding: draft, verify, accept, resume, of a whole layer on its projection as it comes: convolution,
+//! recurrence and gated norm in one launch. Four ways to keep the states and windows of drafts give one result; with f32
+//! states it is that of plain decoding, bit for bit. Without a GPU, in the simulator.
 //!
 //! A step verifies T tokens of every row: the last one that is certain, and T - 1 drafts. The output of each says which
 //! token is next; drafts are accepted up to the first that is another, and what is next there becomes certain.
@@ -15,10 +16,10 @@ use anyhow::{Context as _, Result, ensure};
 use bytemuck::Pod;
 use common::engine::Engine;
 use common::same_bits;
-use gated_delta::{DeviceElement, Formulation, States};
+use gated_delta::{DeviceElement, States};
 use half::bf16;
-use keeping::{Keeping, Way};
-use model::{Drafter, Model, Sequence, Shape, Tokens, VOCABULARY};
+use keeping::{Keeping, Slots, Way};
+use model::{Drafter, Model, Sequence, Shape, TAPS, Tokens, VOCABULARY};
 
 /// The prompt of each row: B tokens.
 const PROMPTS: [usize; 3] = [1, 17, 40];
@@ -27,7 +28,7 @@ const PROMPTS: [usize; 3] = [1, 17, 40];
 const TOKENS: usize = 4;
 
 /// How many tokens to decode.
-const LENGTH: usize = 40;
+const LENGTH: usize = 32;
 
 /// Most of the error of an output, in its norm, where bf16 states are rounded at other tokens than in plain decoding.
 const ROUNDED_TOLERANCE: f32 = 5e-2;
@@ -59,46 +60,44 @@ fn main() -> Result<()> {
     println!("f32 states, against plain decoding:");
     let plain = decode::<f32>(&engine, &model)?;
     for way in Way::ALL {
-        let rows = speculate::<f32>(&engine, &model, &plain, way, Formulation::Recurrent)?;
+        let rows = speculate::<f32>(&engine, &model, &plain, way)?;
         same(&rows, &plain).with_context(|| format!("{way:?} differs from plain decoding"))?;
     }
 
     println!("bf16 states, against each other and plain decoding:");
     let plain = decode::<bf16>(&engine, &model)?;
     let [first, others @ ..] = Way::ALL;
-    let wanted = speculate::<bf16>(&engine, &model, &plain, first, Formulation::Recurrent)?;
+    let wanted = speculate::<bf16>(&engine, &model, &plain, first)?;
     near(&wanted, &plain)?;
     for way in others {
-        let rows = speculate::<bf16>(&engine, &model, &plain, way, Formulation::Recurrent)?;
+        let rows = speculate::<bf16>(&engine, &model, &plain, way)?;
         same(&rows, &wanted).with_context(|| format!("{way:?} differs from {first:?}"))?;
     }
-
-    println!("bf16 states on tensor cores, against plain decoding:");
-    let rows = speculate::<bf16>(&engine, &model, &plain, Way::Resume, Formulation::Parallel)?;
-    near(&rows, &plain)
+    Ok(())
 }
 
 /// Token by token: one decode for each.
 fn decode<S: DeviceElement + Pod>(engine: &Engine, model: &Model) -> Result<Vec<Sequence>> {
-    let Shape {
-        value_heads, dim, ..
-    } = model.shape;
-    let rows = PROMPTS.len();
+    let (rows, shape) = (PROMPTS.len(), model.shape);
     let mut sequences = PROMPTS.map(Sequence::new);
     let mut step = Tokens::room(engine, model, rows, 1)?;
-    let mut states = engine.buffer(&vec![S::zeroed(); rows * value_heads * dim * dim])?;
+    let mut o = engine.buffer(&vec![f32::NAN; rows * shape.values()])?;
+    let mut slots = Slots::<S>::new(engine, shape, rows, TAPS - 1)?;
+    let places: Vec<[usize; 2]> = (0..rows).map(|row| [row, 0]).collect();
     for _ in 0..LENGTH {
         step.embed(model, &sequences.each_ref().map(Sequence::last))?;
-        let pool = states.tensor_mut(&[rows, value_heads, dim, dim])?;
-        let one = step.step(model, States::update(pool))?;
+        let [pool, windows] = slots.views()?;
+        let conv = step.convolution(model, windows)?;
+        let one = step.step(model, conv, States::update(pool), &mut o)?;
         // SAFETY: the buffers outlive the wait; row b has slot b.
         unsafe { engine.library.launch(engine.stream(), &one) }?;
         engine.synchronize()?;
-        for (sequence, o) in sequences
-            .iter_mut()
-            .zip(step.o.read()?.chunks(value_heads * dim))
-        {
+        let windows = slots.windows_at(&places)?;
+        let outputs = o.read()?;
+        let after = outputs.chunks(shape.values()).zip(windows);
+        for (sequence, (o, window)) in sequences.iter_mut().zip(after) {
             sequence.push(model, o);
+            sequence.windows.insert(sequence.outputs.len(), window);
         }
     }
     let distinct: std::collections::BTreeSet<_> =
@@ -120,14 +119,14 @@ fn speculate<S: DeviceElement + Pod>(
     model: &Model,
     plain: &[Sequence],
     way: Way,
-    formulation: Formulation,
 ) -> Result<Vec<Sequence>> {
     let drafter = Drafter { plain };
-    let (rows, width) = (PROMPTS.len(), model.shape.value_heads * model.shape.dim);
+    let (rows, width) = (PROMPTS.len(), model.shape.values());
     let mut sequences = PROMPTS.map(Sequence::new);
-    let mut states = Keeping::<S>::new(engine, model, way, rows, TOKENS)?.formulated(formulation);
+    let mut states = Keeping::<S>::new(engine, model.shape, way, [rows, TOKENS])?;
     let mut step = Tokens::room(engine, model, rows, TOKENS)?;
     let mut last = Tokens::room(engine, model, rows, TOKENS)?;
+    let mut o = engine.buffer(&vec![f32::NAN; rows * TOKENS * width])?;
     let (mut steps, mut accepted_drafts) = (0, 0);
     while sequences
         .iter()
@@ -141,14 +140,15 @@ fn speculate<S: DeviceElement + Pod>(
         }
         step.embed(model, &drafts)?;
 
-        states.verify(engine, model, &mut step, &last)?;
+        states.verify(engine, model, &step, &last, &mut o)?;
         engine.synchronize()?;
-        let o = step.o.read()?;
+        let outputs = o.read()?;
+        let before = sequences.each_ref().map(|row| row.outputs.len());
 
         let mut accepted = [0; PROMPTS.len()];
         for (row, sequence) in sequences.iter_mut().enumerate() {
             let drafts = &drafts[row * TOKENS..][..TOKENS];
-            for (token, o) in o[row * TOKENS * width..][..TOKENS * width]
+            for (token, o) in outputs[row * TOKENS * width..][..TOKENS * width]
                 .chunks(width)
                 .enumerate()
             {
@@ -161,14 +161,22 @@ fn speculate<S: DeviceElement + Pod>(
             accepted_drafts += accepted[row] - 1;
         }
         states.accept(engine, model, &step, &accepted)?;
+        for (row, window) in states.windows()?.into_iter().enumerate() {
+            let tokens = match way {
+                // What is accepted now, the next step commits.
+                Way::Resume => before[row],
+                _ => sequences[row].outputs.len(),
+            };
+            sequences[row].windows.insert(tokens, window);
+        }
         mem::swap(&mut step, &mut last);
         steps += 1;
     }
-    println!("  {way:?}, {formulation:?}: {steps} steps, {accepted_drafts} drafts accepted");
+    println!("  {way:?}: {steps} steps, {accepted_drafts} drafts accepted");
     Ok(sequences.to_vec())
 }
 
-/// The first `LENGTH` tokens and outputs are the same, bit for bit.
+/// The first `LENGTH` tokens and outputs are the same, bit for bit, and so are the windows.
 fn same(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
     for (row, (got, wanted)) in rows.iter().zip(wanted).enumerate() {
         for (token, (got, wanted)) in got
@@ -189,7 +197,29 @@ fn same(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
             "row {row}: tokens {got:?} instead of {wanted:?}"
         );
     }
-    println!("    the same tokens and the same outputs, bit for bit");
+    same_windows(rows, wanted)?;
+    println!("    the same tokens, outputs and windows, bit for bit");
+    Ok(())
+}
+
+/// Windows after the same tokens are the same, bit for bit: they are copies.
+fn same_windows(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
+    for (row, (got, wanted)) in rows.iter().zip(wanted).enumerate() {
+        let mut compared = 0;
+        for (&tokens, window) in &got.windows {
+            let Some(exact) = wanted.windows.get(&tokens) else {
+                continue;
+            };
+            if got.tokens[..tokens] == wanted.tokens[..tokens] {
+                ensure!(
+                    same_bits(window, exact),
+                    "row {row}: another window after {tokens} tokens"
+                );
+                compared += 1;
+            }
+        }
+        ensure!(compared > 0, "row {row}: no window was looked at");
+    }
     Ok(())
 }
 
@@ -213,6 +243,7 @@ fn near(rows: &[Sequence], plain: &[Sequence]) -> Result<()> {
             compared += 1;
         }
     }
+    same_windows(rows, plain)?;
     println!(
         "    {compared} of {} outputs follow the same tokens, and are within {worst:.1e}",
         plain.len() * LENGTH

@@ -1,8 +1,12 @@
-//! A language model of one GDN layer: a token is its inputs, and the next token is read off its output.
+//! A language model of one GDN layer: a token is its projection, and the next token is read off the layer's output.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use gated_delta::step::Update;
-use gated_delta::{Error, Gdn, GdnCommit, GdnGates, Inputs, Previous, States, Stored, Tensor};
+use gated_delta::{
+    Convolution, Error, Gdn, GdnCommit, GdnGates, Inputs, Norm, Previous, States, Stored, Tensor,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -11,6 +15,12 @@ use crate::common::uniform;
 
 /// Tokens that there are.
 pub const VOCABULARY: usize = 64;
+
+/// W
+pub const TAPS: usize = 4;
+
+/// Of the norm.
+const EPS: f32 = 1e-6;
 
 /// One in so many drafts is wrong.
 const DRAFTS_PER_ERROR: u32 = 3;
@@ -26,23 +36,38 @@ pub struct Shape {
     pub dim: usize,
 }
 
-/// Weights, on the host: f32 throughout, so that no output is rounded.
+impl Shape {
+    /// D: channels of q, k and v.
+    pub fn channels(self) -> usize {
+        (2 * self.heads + self.value_heads) * self.dim
+    }
+
+    /// Elements of an output.
+    pub fn values(self) -> usize {
+        self.value_heads * self.dim
+    }
+
+    /// Elements of a token's projection: x, z, b and a.
+    fn width(self) -> usize {
+        self.channels() + self.values() + 2 * self.value_heads
+    }
+}
+
+/// Weights: f32 throughout, so that no output is rounded.
 pub struct Model {
     /// Sizes of the layer.
     pub shape: Shape,
-    /// `[VOCABULARY, H, K]`
-    q: Vec<f32>,
-    /// `[VOCABULARY, H, K]`
-    k: Vec<f32>,
-    /// `[VOCABULARY, HV, V]`
-    v: Vec<f32>,
-    /// `[VOCABULARY, HV]`
-    a: Vec<f32>,
-    /// `[VOCABULARY, HV]`
-    b: Vec<f32>,
-    /// `[VOCABULARY, HV, V]`
+    /// `[VOCABULARY, D + HV·V + 2·HV]`, on the host.
+    projections: Vec<f32>,
+    /// `[VOCABULARY, HV, V]`, on the host.
     head: Vec<f32>,
+    /// `[D, W]`
+    conv: Buffer<f32>,
+    /// `[V]`
+    norm: Buffer<f32>,
+    /// `[HV]`
     a_log: Buffer<f32>,
+    /// `[HV]`
     dt_bias: Buffer<f32>,
 }
 
@@ -50,29 +75,23 @@ impl Model {
     /// Random weights.
     pub fn random(engine: &Engine, shape: Shape, seed: u64) -> Result<Self> {
         let rng = &mut StdRng::seed_from_u64(seed);
-        let Shape {
-            heads,
-            value_heads,
-            dim,
-        } = shape;
+        let (values, value_heads) = (shape.values(), shape.value_heads);
+        let mut projections = Vec::with_capacity(VOCABULARY * shape.width());
+        for _ in 0..VOCABULARY {
+            projections.extend(uniform(rng, shape.channels(), -1.0, 1.0)); // x
+            projections.extend(uniform(rng, values, -2.0, 2.0)); // z
+            projections.extend(uniform(rng, value_heads, -1.0, 2.0)); // b
+            projections.extend(uniform(rng, value_heads, -4.0, 0.0)); // a
+        }
         Ok(Self {
             shape,
-            q: uniform(rng, VOCABULARY * heads * dim, -1.0, 1.0),
-            k: uniform(rng, VOCABULARY * heads * dim, -1.0, 1.0),
-            v: uniform(rng, VOCABULARY * value_heads * dim, -1.0, 1.0),
-            a: uniform(rng, VOCABULARY * value_heads, -4.0, 0.0),
-            b: uniform(rng, VOCABULARY * value_heads, -1.0, 2.0),
-            head: uniform(rng, VOCABULARY * value_heads * dim, -1.0, 1.0),
+            projections,
+            head: uniform(rng, VOCABULARY * values, -1.0, 1.0),
+            conv: engine.buffer(&uniform(rng, shape.channels() * TAPS, -1.0, 1.0))?,
+            norm: engine.buffer(&uniform(rng, shape.dim, 0.5, 1.5))?,
             a_log: engine.buffer(&uniform(rng, value_heads, -3.0, -1.0))?,
             dt_bias: engine.buffer(&uniform(rng, value_heads, -1.0, 0.0))?,
         })
-    }
-
-    /// Gates of tokens.
-    fn gates<'a>(&'a self, a: Tensor<'a>, b: Tensor<'a>) -> Result<GdnGates<'a>, Error> {
-        let parameter = |buffer: &'a Buffer<f32>| buffer.tensor(&[self.shape.value_heads]);
-        let (a_log, dt_bias) = (parameter(&self.a_log)?, parameter(&self.dt_bias)?);
-        Ok(GdnGates::raw(a, b, a_log, dt_bias))
     }
 
     /// The most likely token after one whose output is `o`, `[HV, V]`.
@@ -92,109 +111,115 @@ impl Model {
     }
 }
 
-/// Inputs and outputs of a step in an engine's memory: T tokens of each of B rows.
+/// T tokens of each of B rows in an engine's memory, as the layer's projection leaves them.
 pub struct Tokens {
     dims: [usize; 2],
     shape: Shape,
-    /// `[B, T, H, K]`
-    q: Buffer<f32>,
-    /// `[B, T, H, K]`
-    k: Buffer<f32>,
-    /// `[B, T, HV, V]`
-    v: Buffer<f32>,
-    /// `[B, T, HV]`
-    a: Buffer<f32>,
-    /// `[B, T, HV]`
-    b: Buffer<f32>,
-    /// `[B, T, HV, V]`
-    pub o: Buffer<f32>,
+    /// `[B, T, D + HV·V + 2·HV]`: of each token x (its q, k and v before the convolution), z, b and a.
+    projection: Buffer<f32>,
 }
 
 impl Tokens {
     /// Room for `tokens` tokens of each of `rows` rows, full of NaN.
     pub fn room(engine: &Engine, model: &Model, rows: usize, tokens: usize) -> Result<Self> {
-        let Shape {
-            heads,
-            value_heads,
-            dim,
-        } = model.shape;
-        let room = |of_token: usize| engine.buffer(&vec![f32::NAN; rows * tokens * of_token]);
+        let shape = model.shape;
         Ok(Self {
             dims: [rows, tokens],
-            shape: model.shape,
-            q: room(heads * dim)?,
-            k: room(heads * dim)?,
-            v: room(value_heads * dim)?,
-            a: room(value_heads)?,
-            b: room(value_heads)?,
-            o: room(value_heads * dim)?,
+            shape,
+            projection: engine.buffer(&vec![f32::NAN; rows * tokens * shape.width()])?,
         })
     }
 
     /// Looks `tokens`, `[B, T]`, up.
     pub fn embed(&mut self, model: &Model, tokens: &[usize]) -> Result<()> {
-        let rows = |table: &[f32]| -> Vec<f32> {
-            let width = table.len() / VOCABULARY;
-            tokens
-                .iter()
-                .flat_map(|token| &table[token * width..][..width])
-                .copied()
-                .collect()
-        };
-        self.q.write(&rows(&model.q))?;
-        self.k.write(&rows(&model.k))?;
-        self.v.write(&rows(&model.v))?;
-        self.a.write(&rows(&model.a))?;
-        self.b.write(&rows(&model.b))
+        let width = self.shape.width();
+        let row = |&token: &usize| &model.projections[token * width..][..width];
+        let rows: Vec<&[f32]> = tokens.iter().map(row).collect();
+        self.projection.write(&rows.concat())
     }
 
-    /// The step of these tokens.
-    pub fn step<'a>(
-        &'a mut self,
+    /// `[B, T, len]`: these channels of the projection.
+    fn part(&self, from: usize, len: usize) -> Result<Tensor<'_>, Error> {
+        let [rows, tokens] = self.dims;
+        let whole = self
+            .projection
+            .tensor(&[rows, tokens, self.shape.width()])?;
+        whole.narrow(2, from, len)
+    }
+
+    /// `[B, T, D]`
+    fn x(&self) -> Result<Tensor<'_>, Error> {
+        self.part(0, self.shape.channels())
+    }
+
+    /// `[B, T, HV, V]`
+    fn z(&self) -> Result<Tensor<'_>, Error> {
+        let z = self.part(self.shape.channels(), self.shape.values())?;
+        z.split(2, self.shape.dim)
+    }
+
+    /// `[B, T, HV]` each.
+    fn a_and_b(&self) -> Result<[Tensor<'_>; 2], Error> {
+        let (b, len) = (
+            self.shape.channels() + self.shape.values(),
+            self.shape.value_heads,
+        );
+        Ok([self.part(b + len, len)?, self.part(b, len)?])
+    }
+
+    fn gates<'a>(&'a self, model: &'a Model) -> Result<GdnGates<'a>, Error> {
+        let [a, b] = self.a_and_b()?;
+        let parameter = |buffer: &'a Buffer<f32>| buffer.tensor(&[self.shape.value_heads]);
+        let (a_log, dt_bias) = (parameter(&model.a_log)?, parameter(&model.dt_bias)?);
+        Ok(GdnGates::raw(a, b, a_log, dt_bias))
+    }
+
+    /// The convolution of these tokens: it makes q, k and v of x and the inputs before it, which `windows` hold.
+    pub fn convolution<'a>(
+        &'a self,
         model: &'a Model,
+        windows: Tensor<'a>,
+    ) -> Result<Convolution<'a>, Error> {
+        let weight = model.conv.tensor(&[self.shape.channels(), TAPS])?;
+        Ok(Convolution::new(
+            self.x()?,
+            self.shape.heads,
+            weight,
+            windows,
+        ))
+    }
+
+    /// The step of these tokens: from their convolution to their norm.
+    pub fn step<'a>(
+        &'a self,
+        model: &'a Model,
+        convolution: Convolution<'a>,
         states: impl Into<States<'a>>,
+        o: &'a mut Buffer<f32>,
     ) -> Result<Gdn<'a>, Error> {
         let ([rows, tokens], shape) = (self.dims, self.shape);
-        let qk = [rows, tokens, shape.heads, shape.dim];
-        let vo = [rows, tokens, shape.value_heads, shape.dim];
-        let gate = [rows, tokens, shape.value_heads];
-        Ok(Gdn::new(
-            Inputs::qkv(
-                self.q.tensor(&qk)?,
-                self.k.tensor(&qk)?,
-                self.v.tensor(&vo)?,
-            ),
-            model.gates(self.a.tensor(&gate)?, self.b.tensor(&gate)?)?,
-            self.o.tensor_mut(&vo)?,
-            states,
-        ))
+        let o = o.tensor_mut(&[rows, tokens, shape.value_heads, shape.dim])?;
+        let norm = Norm::new(self.z()?, model.norm.tensor(&[shape.dim])?, EPS);
+        let inputs = Inputs::conv(convolution);
+        Ok(Gdn::new(inputs, self.gates(model)?, o, states).norm(norm))
     }
 
     /// The commit of the first `keep` of these tokens.
     pub fn commit<'a>(
         &'a self,
         model: &'a Model,
+        convolution: Convolution<'a>,
         keep: Tensor<'a>,
         states: Update<'a>,
     ) -> Result<GdnCommit<'a>, Error> {
-        let (stored, [a, b]) = self.stored()?;
-        Ok(GdnCommit::new(stored, model.gates(a, b)?, keep, states))
+        let stored = Stored::conv(convolution);
+        Ok(GdnCommit::new(stored, self.gates(model)?, keep, states))
     }
 
     /// For a resume: the first `keep` of these tokens are committed first.
     pub fn previous<'a>(&'a self, keep: Tensor<'a>) -> Result<Previous<'a>, Error> {
-        let (stored, [a, b]) = self.stored()?;
-        Ok(Previous::new(stored, a, b, keep))
-    }
-
-    /// k and v, and a and b.
-    fn stored(&self) -> Result<(Stored<'_>, [Tensor<'_>; 2]), Error> {
-        let ([rows, tokens], shape) = (self.dims, self.shape);
-        let k = (self.k).tensor(&[rows, tokens, shape.heads, shape.dim])?;
-        let v = (self.v).tensor(&[rows, tokens, shape.value_heads, shape.dim])?;
-        let gate = [rows, tokens, shape.value_heads];
-        let gates = [self.a.tensor(&gate)?, self.b.tensor(&gate)?];
-        Ok((Stored::kv(k, v), gates))
+        let [a, b] = self.a_and_b()?;
+        Ok(Previous::new(Stored::x(self.x()?), a, b, keep))
     }
 }
 
@@ -205,6 +230,8 @@ pub struct Sequence {
     pub tokens: Vec<usize>,
     /// `[tokens - 1, HV, V]`
     pub outputs: Vec<Vec<f32>>,
+    /// `[D, W - 1]`: the window after so many tokens, where it was looked at.
+    pub windows: BTreeMap<usize, Vec<f32>>,
 }
 
 impl Sequence {
@@ -213,6 +240,7 @@ impl Sequence {
         Self {
             tokens: vec![token],
             outputs: Vec::new(),
+            windows: BTreeMap::new(),
         }
     }
 
