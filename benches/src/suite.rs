@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::peers::Peers;
 
 /// Tables with a cold level-2 cache, as the options that ask for them.
-const TABLES: [&str; 15] = [
+const TABLES: [&str; 17] = [
     "--op gdn_decode --model qwen3-next,qwen3.5-397b",
     "--op gdn_decode --model qwen3.5-27b --state bf16 --layout k_last",
     "--op gdn_mtp --model qwen3-next,qwen3.5-397b --state bf16 --layout k_last",
@@ -24,6 +24,8 @@ const TABLES: [&str; 15] = [
     "--op kda_recurrent --tokens 8 --modes verify,update,resume --state bf16 --layout k_last",
     "--step",
     "--op gdn_layer --model qwen3.5-397b --state bf16 --layout k_last",
+    "--op gdn_layer,kda_layer --tokens 4,8 --modes snapshots --gate softplus",
+    "--op gdn_layer,kda_layer --tokens 8 --modes resume --state bf16 --layout k_last --gate softplus",
     "--op gdn_layer,kda_layer --dim 64 --batch 1,4,16,64,256 --gate softplus",
 ];
 
