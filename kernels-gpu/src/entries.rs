@@ -172,6 +172,27 @@ macro_rules! define_entries {
             )*
         }
 
+        /// The bodies, each in a module of its own: what is in one module is compiled by one thread.
+        #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
+        mod simulated {
+            $(
+                pub mod $symbol {
+                    #[allow(unused_imports)]
+                    use super::super::*;
+
+                    /// Never inlined, so that a fiber's stack holds the frame of one body.
+                    ///
+                    /// # Safety
+                    /// As [`Entry::simulate`]'s.
+                    #[inline(never)]
+                    pub unsafe fn run(params: &[u8]) {
+                        // SAFETY: the caller's promise.
+                        unsafe { simulate::<kernels::$operator::$body<$($parameter),*>>(params) }
+                    }
+                }
+            )*
+        }
+
         impl Entry {
             /// All of them, in the order of the table.
             pub const ALL: &[Entry] = &[$(Entry::$symbol),*];
@@ -292,7 +313,7 @@ macro_rules! define_entries {
             pub unsafe fn simulate(self, params: &[u8]) {
                 match self {
                     // SAFETY: the caller's promise.
-                    $(Entry::$symbol => unsafe { simulate::<kernels::$operator::$body<$($parameter),*>>(params) },)*
+                    $(Entry::$symbol => unsafe { simulated::$symbol::run(params) },)*
                 }
             }
         }
@@ -301,9 +322,9 @@ macro_rules! define_entries {
 
 for_each_entry!(define_entries);
 
-/// Runs a body as the current simulated thread; never inlined, so that a fiber's stack holds the frame of one body.
+/// Runs a body as the current simulated thread.
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
-#[inline(never)]
+#[inline(always)]
 unsafe fn simulate<Body: Kernel>(params: &[u8]) {
     let params = bytemuck::pod_read_unaligned(&params[..size_of::<Body::Params>()]);
     // SAFETY: the caller's promise.
