@@ -163,7 +163,6 @@ impl Buffers {
             self.floats(&around.projection, set, &[batch, tokens, channels + values])?;
         let [a_log, dt_bias] = self.parameters()?;
         let has_snapshots = cell.mode == Mode::Snapshots;
-        let snapshots = [batch, tokens, value_heads, cell.dim, cell.dim];
         let window_snapshots = [batch, tokens, channels, before];
         let previous_x = match &self.previous {
             Some(previous) => Some(KeptX {
@@ -204,10 +203,8 @@ impl Buffers {
                 },
             }),
             read_slots: self.read_slots(set)?,
-            snapshots: has_snapshots
-                .then(|| self.snapshots.tensor(set, cell.state, &snapshots))
-                .transpose()?,
-            update_state: !matches!(cell.mode, Mode::Verify | Mode::Snapshots),
+            snapshots: self.snapshots(set)?,
+            update_state: cell.mode.updates(),
             options: Options::default()
                 .state_layout(cell.layout)
                 .formulation(cell.formulation),
@@ -223,11 +220,8 @@ impl Buffers {
         }
         let Cell {
             mode,
-            model,
-            dim,
             batch,
             tokens,
-            state,
             ..
         } = self.cell;
         let kept = |slabs| {
@@ -251,7 +245,6 @@ impl Buffers {
             let tensor = (mode == wanted).then(|| Slab::tensor(slab, set, dtype, dims));
             tensor.transpose()
         };
-        let snapshots = [batch, tokens, model.value_heads, dim, dim];
         let [a_log, dt_bias] = self.parameters()?;
         Arguments {
             a_log,
@@ -266,8 +259,8 @@ impl Buffers {
                 &[batch, tokens],
             )?,
             accepted: only(Mode::TokenSlots, &self.accepted, DType::I32, &[batch])?,
-            snapshots: only(Mode::Snapshots, &self.snapshots, state, &snapshots)?,
-            update_state: !matches!(mode, Mode::Verify | Mode::Snapshots),
+            snapshots: self.snapshots(set)?,
+            update_state: mode.updates(),
             options: Options::default()
                 .state_layout(self.cell.layout)
                 .formulation(self.cell.formulation),
@@ -310,6 +303,23 @@ impl Buffers {
         let slots = self.cell.pool_bytes() / self.cell.row_bytes();
         self.pool
             .tensor(set, state, &[slots, model.value_heads, dim, dim])
+    }
+
+    /// `[B, T, HV, V, K]`, where there are snapshots.
+    fn snapshots(&self, set: usize) -> Result<Option<Tensor<'_>>, Error> {
+        let Cell {
+            mode,
+            model,
+            dim,
+            batch,
+            tokens,
+            state,
+            ..
+        } = self.cell;
+        let dims = [batch, tokens, model.value_heads, dim, dim];
+        (mode == Mode::Snapshots)
+            .then(|| self.snapshots.tensor(set, state, &dims))
+            .transpose()
     }
 
     fn read_slots(&self, set: usize) -> Result<Option<Tensor<'_>>, Error> {

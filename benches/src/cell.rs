@@ -196,6 +196,12 @@ impl Mode {
         matches!(self, Self::Update | Self::Resume | Self::Commit)
     }
 
+    /// Whether states of the pool are written.
+    #[must_use]
+    pub fn updates(self) -> bool {
+        !matches!(self, Self::Verify | Self::Snapshots)
+    }
+
     /// Whether there are tokens of the last step.
     #[must_use]
     pub fn has_previous(self) -> bool {

@@ -17,6 +17,7 @@ use half::bf16;
 use crate::buffers::Buffers;
 use crate::cell::{Cell, Mode};
 use crate::inputs::{Around, DISTINCT_SLOTS, EPS, TAPS, Tokens};
+use crate::slab::Slab;
 
 /// What the rows that are checked have to hold.
 pub struct Truth {
@@ -159,7 +160,7 @@ impl Buffers {
             accepted: token_slots.then_some(&accepted[..]),
             cu_seqlens: None,
             null_slot: None,
-            update_state: !matches!(mode, Mode::Verify | Mode::Snapshots),
+            update_state: mode.updates(),
             snapshot_steps: has_snapshots.then_some(tokens),
             previous,
             round_state: match state {
@@ -291,13 +292,15 @@ impl Buffers {
         } = self.cell;
         let row_bytes = self.cell.row_bytes();
         let o_bytes = size_of_val(&self.inputs.tokens.v[..]) / batch;
-        let states = |slab: &crate::slab::Slab, slots: &[usize]| -> Result<Vec<f64>> {
+        // What slots of so many bytes hold.
+        let read = |slab: &Slab, slots: &[usize], bytes: usize, dtype| -> Result<Vec<f64>> {
             let mut values = Vec::new();
             for slot in slots {
-                values.extend(decoded(state, &slab.read(slot * row_bytes, row_bytes)?));
+                values.extend(decoded(dtype, &slab.read(slot * bytes, bytes)?));
             }
             Ok(values)
         };
+        let states = |slab: &Slab, slots: &[usize]| read(slab, slots, row_bytes, state);
         let of_tokens = |row: &usize| row * tokens..(row + 1) * tokens;
         let steps: Vec<usize> = truth.rows.iter().flat_map(of_tokens).collect();
         let mut worst = 0f64;
@@ -322,20 +325,14 @@ impl Buffers {
             compare("the states", state, got, &truth.pool)?;
             if let Some(around) = &self.around {
                 let bytes = size_of::<bf16>() * self.cell.channels() * (TAPS - 1);
-                let read = |slab: &crate::slab::Slab, slots: &[usize]| -> Result<Vec<f64>> {
-                    let mut values = Vec::new();
-                    for slot in slots {
-                        values.extend(decoded(DType::Bf16, &slab.read(slot * bytes, bytes)?));
-                    }
-                    Ok(values)
-                };
-                let got = read(&around.windows, &self.slots_of(&truth.rows))?;
+                let windows = |slab: &Slab, slots: &[usize]| read(slab, slots, bytes, DType::Bf16);
+                let got = windows(&around.windows, &self.slots_of(&truth.rows))?;
                 ensure!(
                     got == truth.windows,
                     "the windows are not bit for bit the inputs"
                 );
                 if !truth.window_snapshots.is_empty() {
-                    let got = read(&around.window_snapshots, &steps)?;
+                    let got = windows(&around.window_snapshots, &steps)?;
                     ensure!(
                         got == truth.window_snapshots,
                         "the snapshots of windows are not bit for bit the inputs"
