@@ -93,9 +93,9 @@ fn old_drivers_and_gpus_can_load_it() {
         };
         let (major, minor) = value(".version ").split_once('.').unwrap();
         let version: (u32, u32) = (major.parse().unwrap(), minor.parse().unwrap());
-        let (highest, target) = match entry.cluster() {
-            1 => ((7, 4), "sm_80"),
-            _ => ((8, 1), "sm_90"),
+        let (highest, target) = match entry.takes_clusters() {
+            false => ((7, 4), "sm_80"),
+            true => ((8, 1), "sm_90"),
         };
         assert!(version <= highest, "{}: {version:?}", entry.name());
         assert_eq!(value(".target "), target, "{}", entry.name());
@@ -229,16 +229,23 @@ const NOT_OF_A_LAYER: [&str; 9] = [
     "GD_Z_TOKEN",
 ];
 
-/// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot is asked of
-/// the parallel formulation. Of a layer step, whole heads store what the norm leaves element by element; so do those of
-/// several tokens, of which KDA's load the gates of channels together.
+/// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot and no
+/// token slot is asked of the parallel formulation, whose norm alone stores several elements at once. Of a layer step,
+/// whole heads store what the norm leaves element by element; so do those of several tokens, of which KDA's load the gates
+/// of channels together.
 fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let family = Family::of(entry);
     let symbols = entry.symbols().iter().copied();
     symbols.filter(move |symbol| {
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         family.is_none_or(|family| {
+            if family.layer && !family.is_recurrent() {
+                return !has(&["SNAPSHOT", "TOKEN_INDEX", "TOKEN_SLOTS", "ACCEPTED"]);
+            }
             if family.layer {
+                if *symbol == "GD_WIDE_NORM" {
+                    return false;
+                }
                 let wide_io = match family.decode {
                     true => entry.cluster() > 1 && family.layout == StateLayout::KLast,
                     false => family.operator == Operator::Kda,

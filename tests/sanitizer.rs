@@ -136,6 +136,7 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         batch: 4,
         slots: SlotChoice::BOTH,
         seed: 4,
+        ratio: if entry.max_ratio() == 1 { 1 } else { 2 },
         ..Spec::plain(family)
     };
     let of = |form: Change, switches: Change| {

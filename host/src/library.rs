@@ -143,7 +143,7 @@ impl Library {
     /// The GPU has clusters of blocks, where `entry` is launched in such; the simulator has.
     pub(crate) fn check_clusters(&self, entry: Entry) -> Result<(), Error> {
         match self.context() {
-            Some(context) if entry.cluster() > 1 && !self.gpu().clusters => {
+            Some(context) if entry.takes_clusters() && !self.gpu().clusters => {
                 let (major, minor) = context.device().compute_capability()?;
                 Err(Error::Unsupported {
                     what: "compute capability with a variant in clusters of blocks",

@@ -10,8 +10,8 @@
 //! 3. launches it (`cuLaunchKernel`) on [`LaunchShape::grid`], with blocks of ([`LaunchShape::block`], 1, 1), these
 //!    shared bytes, and one parameter: [`Recipe::params`] by value, 8-byte aligned.
 //!
-//! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`] along x. The PTX asks for them, so
-//! that such a launch is as any other. None is selected for a GPU below compute capability 9.0.
+//! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`]. The PTX asks for them, so that such a
+//! launch is as any other. None is selected for a GPU below compute capability 9.0.
 //!
 //! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B. Nothing is launched for B = 0,
 //! where the grid is empty. What is promised to a launch of this crate is promised to such a launch: tensors stay valid

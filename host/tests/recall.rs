@@ -884,9 +884,10 @@ fn everything_around_several_tokens_is_told_apart() {
     stand_in.refused("windows without states", &snapshots, &no_states);
     let parallel = Options::default().formulation(Formulation::Parallel);
     for one in [verify, resume, SIZES.gdn().fresh(SIZES.rows())] {
-        stand_in.refused("parallel", &one, &one.options(parallel));
+        stand_in.flip("parallel", &one, &one.options(parallel), 1);
     }
-    stand_in.refused("parallel", &commit, &commit.options(parallel));
+    stand_in.flip("parallel", &commit, &commit.options(parallel), 1);
+    stand_in.refused("parallel", &snapshots, &snapshots.options(parallel));
 }
 
 /// Every tensor and option of a convolution, a norm and fresh rows, every size, and which of them there are.
@@ -1003,7 +1004,7 @@ fn a_gpu_without_clusters_gets_no_kernel_in_clusters() {
         );
     };
     let mut variants = layer.variants().unwrap();
-    variants.retain(|variant| variant.cluster() > 1);
+    variants.retain(|variant| variant.takes_clusters());
     for variant in variants {
         // SAFETY: the stand-in runs nothing.
         let launched = unsafe { library.launch_with(StreamRef::default_stream(), &layer, variant) };

@@ -1,8 +1,8 @@
 //! Every compiled variant, one line each: `symbol = operator::Body<parameters>`.
 //!
-//! Symbols read kernel, layout, state dtype, dims (`k128` where V = K, `k96v192` where they differ), tile, and warps of a
-//! block where two entries share a tile. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the
-//! simulator's call.
+//! Symbols read kernel, layout, state dtype, dims (`k128` where V = K, `k96v192` where they differ), tile, warps of a
+//! block where two entries share a tile, and `alone` where these are in clusters and it is not. A line makes the PTX entry,
+//! the [`Entry`] variant that the host selects, and the simulator's call.
 
 use crate::kernels;
 use crate::launch::{Computes, Kernel};
@@ -53,6 +53,7 @@ macro_rules! for_each_entry {
             kda_recurrent_klast_f32_k64_tile32 = kda_recurrent::KLast<F32, 64, 64, 2, 128>;
             kda_recurrent_klast_f32_k128_tile8 = kda_recurrent::KLast<F32, 128, 128, 1, 128>;
             kda_recurrent_klast_f32_k128_tile16 = kda_recurrent::KLast<F32, 128, 128, 2, 128>;
+            kda_recurrent_klast_f32_k128_tile16_warps2 = kda_recurrent::KLast<F32, 128, 128, 4, 64>;
             kda_recurrent_parallel_klast_bf16_k64_tile32 = kda_recurrent::Parallel<64, 64, 2, 1>;
             kda_recurrent_parallel_klast_bf16_k64_tile64 = kda_recurrent::Parallel<64, 64, 2, 2>;
             kda_recurrent_parallel_klast_bf16_k128_tile64 = kda_recurrent::Parallel<128, 128, 4, 1>;
@@ -138,6 +139,22 @@ macro_rules! for_each_entry {
             kda_layer_mtp_vlast_f32_k64_tile64 = kda_layer_mtp::VLast<F32, 64, 64, 64, 8, 4, 128, 1>;
             kda_layer_mtp_vlast_f32_k128_tile64 = kda_layer_mtp::VLast<F32, 128, 128, 64, 4, 4, 128, 1>;
             kda_layer_mtp_vlast_f32_k128_tile128 = kda_layer_mtp::VLast<F32, 128, 128, 128, 4, 4, 128, 1>;
+            gdn_layer_parallel_klast_bf16_k64_tile32 = gdn_layer_mtp::Parallel<64, 64, 2, 1, true>;
+            gdn_layer_parallel_klast_bf16_k64_tile64 = gdn_layer_mtp::Parallel<64, 64, 4, 1, true>;
+            gdn_layer_parallel_klast_bf16_k64_tile64_alone = gdn_layer_mtp::Parallel<64, 64, 4, 1, false>;
+            gdn_layer_parallel_klast_bf16_k128_tile64 = gdn_layer_mtp::Parallel<128, 128, 4, 1, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128 = gdn_layer_mtp::Parallel<128, 128, 4, 2, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_alone = gdn_layer_mtp::Parallel<128, 128, 4, 2, false>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_warps8 = gdn_layer_mtp::Parallel<128, 128, 8, 1, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone = gdn_layer_mtp::Parallel<128, 128, 8, 1, false>;
+            kda_layer_parallel_klast_bf16_k64_tile32 = kda_layer_mtp::Parallel<64, 64, 2, 1, true>;
+            kda_layer_parallel_klast_bf16_k64_tile64 = kda_layer_mtp::Parallel<64, 64, 4, 1, true>;
+            kda_layer_parallel_klast_bf16_k64_tile64_alone = kda_layer_mtp::Parallel<64, 64, 4, 1, false>;
+            kda_layer_parallel_klast_bf16_k128_tile64 = kda_layer_mtp::Parallel<128, 128, 4, 1, true>;
+            kda_layer_parallel_klast_bf16_k128_tile128 = kda_layer_mtp::Parallel<128, 128, 4, 2, true>;
+            kda_layer_parallel_klast_bf16_k128_tile128_alone = kda_layer_mtp::Parallel<128, 128, 4, 2, false>;
+            kda_layer_parallel_klast_bf16_k128_tile128_warps8 = kda_layer_mtp::Parallel<128, 128, 8, 1, true>;
+            kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = kda_layer_mtp::Parallel<128, 128, 8, 1, false>;
             device_contract = device_contract::EveryPrimitive<64>;
             cluster_contract = device_contract::Cluster<64>;
             state_floor = state_floor::InPlace<2>;
@@ -282,10 +299,35 @@ macro_rules! define_entries {
                 }
             }
 
-            /// Blocks along x of a cluster, which takes a GPU of compute capability 9.0; 1: none.
+            /// Blocks along x of a cluster; 1: there is none, or it has one for each value head.
             pub const fn cluster(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::CLUSTER,)*
+                }
+            }
+
+            /// Whether a cluster has so many blocks for each value head of a query/key head, and the grid's y goes through
+            /// the value heads.
+            pub const fn has_cluster_of_heads(self) -> bool {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::CLUSTER_OF_HEADS,)*
+                }
+            }
+
+            /// Blocks of a cluster for a layer of `ratio` value heads to a query/key head; 1: none.
+            pub const fn cluster_of(self, ratio: u32) -> u32 {
+                if self.has_cluster_of_heads() { self.cluster() * ratio } else { self.cluster() }
+            }
+
+            /// Whether it takes a GPU with clusters: of compute capability 9.0.
+            pub const fn takes_clusters(self) -> bool {
+                self.cluster() > 1 || self.has_cluster_of_heads()
+            }
+
+            /// Most value heads of a query/key head.
+            pub const fn max_ratio(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MAX_RATIO,)*
                 }
             }
 
@@ -356,6 +398,8 @@ mod tests {
             Family::KdaLayer => "kda_layer",
             Family::GdnLayerMtp => "gdn_layer_mtp",
             Family::KdaLayerMtp => "kda_layer_mtp",
+            Family::GdnLayerParallel => "gdn_layer_parallel",
+            Family::KdaLayerParallel => "kda_layer_parallel",
         };
         let layout = match layout {
             Layout::KLast => "klast",
@@ -388,7 +432,11 @@ mod tests {
             assert!(computes.v.is_multiple_of(entry.tiles()), "{entry:?}");
             let symbol = symbol(entry, computes);
             let warps = entry.block() / 32 - u32::from(computes.family.is_parallel());
-            let rest = entry.name().strip_prefix(&symbol);
+            let name = match entry.takes_clusters() {
+                true => entry.name(),
+                false => entry.name().trim_end_matches("_alone"),
+            };
+            let rest = name.strip_prefix(&symbol);
             assert!(
                 rest.is_some_and(|rest| rest.is_empty() || rest == format!("_warps{warps}")),
                 "{entry:?} is {symbol}, of {warps} warps"

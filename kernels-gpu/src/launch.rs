@@ -28,6 +28,15 @@ pub trait Kernel {
     const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = 0;
     /// Blocks along x of a cluster; 1: none.
     const CLUSTER: u32 = 1;
+    /// Whether a cluster has [`Self::CLUSTER`] blocks for each value head of a query/key head. The grid's y then goes
+    /// through the value heads, those of a query/key head one after the other.
+    const CLUSTER_OF_HEADS: bool = false;
+    /// Most value heads of a query/key head.
+    const MAX_RATIO: u32 = if Self::MAX_HEADS == 1 {
+        u32::MAX
+    } else {
+        Self::MAX_HEADS
+    };
     /// What an operator on states computes with it; nothing of other kernels.
     const COMPUTES: Option<Computes> = None;
 
@@ -76,6 +85,10 @@ pub enum Family {
     GdnLayerMtp,
     /// KDA, the same.
     KdaLayerMtp,
+    /// GDN, all tokens at once, with a convolution before and a norm after it.
+    GdnLayerParallel,
+    /// KDA, the same.
+    KdaLayerParallel,
 }
 
 impl Family {
@@ -85,7 +98,10 @@ impl Family {
         match self {
             Self::GdnDecode | Self::GdnLayer | Self::KdaLayer => 1,
             Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
-            Self::GdnMtpParallel | Self::KdaRecurrentParallel => 8,
+            Self::GdnMtpParallel
+            | Self::KdaRecurrentParallel
+            | Self::GdnLayerParallel
+            | Self::KdaLayerParallel => 8,
         }
     }
 
@@ -98,7 +114,13 @@ impl Family {
     /// Whether all tokens are computed at once, on the tensor cores: no state between the first and the last is made.
     #[must_use]
     pub const fn is_parallel(self) -> bool {
-        matches!(self, Self::GdnMtpParallel | Self::KdaRecurrentParallel)
+        matches!(
+            self,
+            Self::GdnMtpParallel
+                | Self::KdaRecurrentParallel
+                | Self::GdnLayerParallel
+                | Self::KdaLayerParallel
+        )
     }
 
     /// Whether each key channel has its own decay: KDA's.
@@ -106,7 +128,11 @@ impl Family {
     pub const fn decays_channels(self) -> bool {
         matches!(
             self,
-            Self::KdaRecurrent | Self::KdaRecurrentParallel | Self::KdaLayer | Self::KdaLayerMtp
+            Self::KdaRecurrent
+                | Self::KdaRecurrentParallel
+                | Self::KdaLayer
+                | Self::KdaLayerMtp
+                | Self::KdaLayerParallel
         )
     }
 }
@@ -129,6 +155,7 @@ pub struct LaunchShape {
     pub block: u32,
     /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: u32,
-    /// Blocks along x that share a cluster; 1: none. The PTX says it too: a launcher need not.
+    /// Blocks that share a cluster, neighbours along x and, where these are all of a row, along y; 1: none. The PTX says it
+    /// too: a launcher need not.
     pub cluster: u32,
 }

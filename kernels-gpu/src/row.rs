@@ -28,6 +28,15 @@ impl Row {
         Self { b, h, hv, tile }
     }
 
+    /// Of this block, in a grid x = tile, y = HV/H · h + r, z = b.
+    #[inline(always)]
+    pub fn of_head_block(heads: u32, ratio: u32, tiled: bool) -> Self {
+        let (tile, y, b) = (block_idx_x(), block_idx_y(), block_idx_z());
+        let (h, r) = (y / ratio, y % ratio);
+        let hv = value_head(h, r, heads, ratio, tiled);
+        Self { b, h, hv, tile }
+    }
+
     /// Of this thread, in a block that has all value heads of a query/key head, `threads` threads for each, in a grid
     /// x = tile, y = h, z = b; and which of the block's heads it is.
     #[inline(always)]

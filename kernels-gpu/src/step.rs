@@ -290,6 +290,8 @@ constants! {
         z_element = "GD_Z_ELEMENT",
         /// Of `norm_weight`.
         norm_weight_element = "GD_NORM_WEIGHT_ELEMENT",
+        /// 1: every address and stride of z and `norm_weight` is a multiple of 16 bytes.
+        wide_norm = "GD_WIDE_NORM",
         /// Between rows b of z.
         z_row = "GD_Z_ROW",
         /// Between tokens of z.

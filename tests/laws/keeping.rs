@@ -149,7 +149,7 @@ fn token_slots_keep_the_windows_that_decodes_leave() {
         spec.options.null_slot = None;
         spec.conv.iter_mut().for_each(|conv| conv.apart = false);
     };
-    let layers = Family::which(|family| family.layer && !family.decode);
+    let layers = Family::which(|family| family.layer && !family.decode && family.is_recurrent());
     law_of(layers, adjust, |backend, spec| {
         let problem = spec.problem();
         let before = problem.case(&spec.form);

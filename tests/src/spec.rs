@@ -123,6 +123,8 @@ impl Family {
                     | launch::Family::KdaLayer
                     | launch::Family::GdnLayerMtp
                     | launch::Family::KdaLayerMtp
+                    | launch::Family::GdnLayerParallel
+                    | launch::Family::KdaLayerParallel
             ),
             formulation: match family.is_parallel() {
                 true => Formulation::Parallel,
@@ -233,7 +235,7 @@ pub struct Spec {
     pub conv: Option<ConvChoice>,
     /// o is normed.
     pub norm: Option<NormChoice>,
-    /// Some rows start from zeros, unless tokens are computed at once.
+    /// Some rows start from zeros.
     pub fresh: bool,
     /// States are written.
     pub update_state: bool,
@@ -318,8 +320,12 @@ impl Spec {
         }
     }
 
-    /// Whether a kernel of several tokens of a layer has room for these, or there is none at all.
+    /// Whether a kernel of several tokens of a layer has room for these, or there is none at all. Where they are computed at
+    /// once there is room for all.
     fn has_room(&self) -> bool {
+        if self.options.formulation == Formulation::Parallel {
+            return true;
+        }
         let family = Family {
             decode: false,
             ..Family::layer(
@@ -366,7 +372,7 @@ impl Spec {
         } else {
             (None, [self.batch, self.tokens])
         };
-        let fresh = self.takes_fresh().then(|| self.draw_fresh(&mut rng));
+        let fresh = self.fresh.then(|| self.draw_fresh(&mut rng));
         let slots = self.draw_slots(fresh.as_deref(), &mut rng);
         let (hv, dim) = (self.value_heads(), self.dim);
         let o = Array::unread(&[rows[0], rows[1], hv, dim]);
@@ -437,11 +443,6 @@ impl Spec {
                 .write_pool
                 .map(|more| slots.saturating_add_signed(more).max(1)),
         )
-    }
-
-    /// Whether there is a `fresh`.
-    fn takes_fresh(&self) -> bool {
-        self.fresh && self.options.formulation == Formulation::Recurrent
     }
 
     /// Columns of a slot of windows: those of the windows before and after each of a row's tokens, where these have slots.

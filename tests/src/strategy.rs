@@ -27,7 +27,7 @@ enum Keeping {
 pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     let mut shapes = Vec::new();
     // A block of a layer's kernels has all value heads of a query/key head.
-    let ratios: &[usize] = match family.layer {
+    let ratios: &[usize] = match family.layer && family.is_recurrent() {
         true => &[1, 2, 3, 4, 8, 16],
         false => &[1, 2, 3, 4, 8],
     };

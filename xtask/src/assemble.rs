@@ -18,10 +18,16 @@ use crate::{ptx, shell};
 /// Ampere, Hopper, Blackwell (data centre), Blackwell (workstation).
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 
-/// Those that `entry` is assembled for: clusters came with Hopper.
-fn architectures(entry: Entry) -> impl Iterator<Item = &'static str> {
-    let first = if entry.cluster() > 1 { 1 } else { 0 };
-    ARCHITECTURES.into_iter().skip(first)
+/// The one that a quick look is at.
+const QUICK: &str = "sm_90";
+
+/// Those that `entry` is assembled for: clusters came with Hopper. With `only`, none unless its name contains that.
+fn architectures(entry: Entry, only: Option<&str>) -> impl Iterator<Item = &'static str> {
+    let first = if entry.takes_clusters() { 1 } else { 0 };
+    let all = ARCHITECTURES.into_iter().skip(first);
+    all.filter(move |&architecture| {
+        only.is_none_or(|only| entry.name().contains(only) && architecture == QUICK)
+    })
 }
 
 /// What ptxas says of an entry.
@@ -61,9 +67,9 @@ pub fn assemble(
     Ok((object, printed.into_owned()))
 }
 
-/// Checks the text of every committed entry, assembles it with every profile for every architecture,
-/// and prints what it takes.
-pub fn check_all() -> Result<()> {
+/// Checks the text of every committed entry, assembles it with every profile for every architecture, and prints what it
+/// takes. With `only`, entries whose name contains that, for sm_90.
+pub fn check(only: Option<&str>) -> Result<()> {
     let tools = toolchain::cuda_tools()?;
     let texts = Entry::ALL
         .iter()
@@ -77,7 +83,7 @@ pub fn check_all() -> Result<()> {
                 .into_iter()
                 .map(|defect| format!("{}: {defect}", entry.name())),
         );
-        for architecture in architectures(entry) {
+        for architecture in architectures(entry, only) {
             jobs.extend(PROFILES.map(|profile| (entry, text, architecture, profile)));
         }
     }
@@ -106,10 +112,13 @@ pub fn check_all() -> Result<()> {
     }
     let mut by_entry = results.into_iter();
     for entry in Entry::ALL {
+        if architectures(*entry, only).next().is_none() {
+            continue;
+        }
         let mut shared = 0;
         let mut cells = Vec::new();
         for architecture in ARCHITECTURES {
-            if !architectures(*entry).any(|own| own == architecture) {
+            if !architectures(*entry, only).any(|own| own == architecture) {
                 cells.push("-".to_owned());
                 continue;
             }

@@ -38,6 +38,9 @@ enum Task {
         /// Write nothing; fail where the committed files are not what these sources give.
         #[arg(long)]
         check: bool,
+        /// Assemble the entries whose name contains this alone, and for sm_90 alone: a quick look while a kernel is written.
+        #[arg(long, conflicts_with = "check")]
+        only: Option<String>,
     },
     /// Print the machine code of an entry.
     Sass(sass::Options),
@@ -48,8 +51,8 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Task::parse() {
         Task::Toolchain => toolchain::print(),
-        Task::Ptx { check: false } => ptx::write(),
-        Task::Ptx { check: true } => ptx::check(),
+        Task::Ptx { check: true, .. } => ptx::check(),
+        Task::Ptx { only, .. } => ptx::write(only.as_deref()),
         Task::Sass(options) => sass::print(&options),
         Task::GpuBundle => bundle::build(),
     };

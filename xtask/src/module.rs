@@ -26,8 +26,16 @@ pub struct LaunchBounds {
     pub block: u32,
     /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
     pub min_blocks_per_sm: u32,
-    /// Blocks along x of a cluster; 1: none.
-    pub cluster: u32,
+    /// Blocks of a cluster, where there are such.
+    pub cluster: Option<Cluster>,
+}
+
+/// Blocks of a cluster.
+pub struct Cluster {
+    /// Along x.
+    pub tiles: u32,
+    /// Whether it has those for each value head of a query/key head, along y.
+    pub of_heads: bool,
 }
 
 /// What an entry in clusters says instead of what LLVM wrote: clusters came with sm_90, sending to a mailbox of
@@ -124,8 +132,8 @@ impl Module {
             .collect();
 
         let mut text = match bounds.cluster {
-            1 => self.preamble.clone(),
-            _ => CLUSTER_PREAMBLE.to_owned(),
+            None => self.preamble.clone(),
+            Some(_) => CLUSTER_PREAMBLE.to_owned(),
         };
         for variable in variables {
             text += &variable.text;
@@ -149,8 +157,9 @@ fn with_launch_bounds(entry: &str, bounds: &LaunchBounds) -> String {
     if bounds.min_blocks_per_sm > 0 {
         directives += &format!(".minnctapersm {}\n", bounds.min_blocks_per_sm);
     }
-    if bounds.cluster > 1 {
-        directives += &format!(".reqnctapercluster {}, 1, 1\n", bounds.cluster);
+    if let Some(Cluster { tiles, of_heads }) = &bounds.cluster {
+        let heads = if *of_heads { "GD_RATIO" } else { "1" };
+        directives += &format!(".reqnctapercluster {tiles}, {heads}, 1\n");
     }
     entry.replacen("\n{\n", &format!("\n{directives}{{\n"), 1)
 }
@@ -197,7 +206,7 @@ $L__BB1_7:
                 &LaunchBounds {
                     block: 128,
                     min_blocks_per_sm: 0,
-                    cluster: 1,
+                    cluster: None,
                 },
             )
             .unwrap();
@@ -216,7 +225,10 @@ $L__BB1_7:
                 &LaunchBounds {
                     block: 64,
                     min_blocks_per_sm: 4,
-                    cluster: 8,
+                    cluster: Some(Cluster {
+                        tiles: 8,
+                        of_heads: false,
+                    }),
                 },
             )
             .unwrap();
@@ -246,7 +258,7 @@ $L__BB1_7:
                     &LaunchBounds {
                         block: 1,
                         min_blocks_per_sm: 0,
-                        cluster: 1
+                        cluster: None
                     }
                 )
                 .is_none()

@@ -2,10 +2,11 @@
 //!
 //! The columns together take every branch that a constant decides: each element type with wide and with
 //! narrow accesses, each index type, each flag both ways. Of tokens and ways of keeping states, they are: a verify with
-//! snapshots, a decode, a packed resume, a packed update with snapshots, packed token slots, and a commit. A symbol that
-//! is not in the table is an error.
+//! snapshots, a decode, a packed resume, a packed update with snapshots, packed token slots, and a commit. Tokens and value
+//! heads are no more than an entry takes. A symbol that is not in the table is an error.
 
 use anyhow::{Context, Result, bail};
+use gated_delta_kernels::launch::Family;
 
 use crate::entries::Entry;
 
@@ -123,6 +124,7 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_NORM_EPS",           [EPS,        0,          EPS,        EPS,        0,          EPS]),
     ("GD_Z_ELEMENT",          [1,          0,          2,          1,          0,          2]),
     ("GD_NORM_WEIGHT_ELEMENT", [1,          0,          0,          1,          0,          2]),
+    ("GD_WIDE_NORM",          [1,          0,          1,          0,          1,          0]),
     ("GD_Z_ROW",              [12288,      0,          8192,       1031,       0,          1025]),
     ("GD_Z_TOKEN",            [12288,      0,          8192,       1031,       0,          0]),
     ("GD_Z_HEAD",             [128,        0,          128,        129,        0,          131]),
@@ -135,6 +137,8 @@ pub fn values(entry: Entry, profile: &str) -> Result<Vec<(&'static str, u32)>> {
     let Some(column) = PROFILES.iter().position(|name| *name == profile) else {
         bail!("no profile {profile}; there are {}", PROFILES.join(", "));
     };
+    let family = entry.computes().map(|computes| computes.family);
+    let max_tokens = family.map_or(NONE, Family::max_tokens);
     let value = |&symbol: &&'static str| {
         let row = VALUES.iter().find(|row| row.0 == symbol);
         let row = row.with_context(|| {
@@ -143,7 +147,12 @@ pub fn values(entry: Entry, profile: &str) -> Result<Vec<(&'static str, u32)>> {
                 entry.name()
             )
         })?;
-        Ok((symbol, row.1[column]))
+        let most = match symbol {
+            "GD_RATIO" => entry.max_ratio(),
+            "GD_TOKENS" | "GD_PREVIOUS_TOKENS" => max_tokens,
+            _ => NONE,
+        };
+        Ok((symbol, row.1[column].min(most)))
     };
     entry.symbols().iter().map(value).collect()
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::entries::{Entry, file_name};
 use crate::manifest::Manifest;
-use crate::module::LaunchBounds;
+use crate::module::{Cluster, LaunchBounds};
 use crate::toolchain::Compiler;
 use crate::{assemble, compile, hash, manifest, shell, toolchain};
 
@@ -27,8 +27,8 @@ pub fn read(entry: Entry) -> Result<String> {
         .with_context(|| format!("{}; `cargo xtask ptx` makes it", path.display()))
 }
 
-/// Compiles, writes the files that change, and assembles all.
-pub fn write() -> Result<()> {
+/// Compiles, writes the files that change, and assembles all, or what [`assemble::check`] makes of `only`.
+pub fn write(only: Option<&str>) -> Result<()> {
     let files = build(&toolchain::compiler()?)?;
     let directory = directory();
     fs::create_dir_all(&directory)?;
@@ -42,7 +42,7 @@ pub fn write() -> Result<()> {
             fs::write(&path, text).with_context(|| path.display().to_string())?;
         }
     }
-    assemble::check_all()
+    assemble::check(only)
 }
 
 /// Fails where the committed files are not what the sources give.
@@ -72,7 +72,7 @@ pub fn check() -> Result<()> {
             compiler.identity
         );
     }
-    assemble::check_all()
+    assemble::check(None)
 }
 
 /// The files by name, as `compiler` makes them.
@@ -88,7 +88,10 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
         let bounds = LaunchBounds {
             block: entry.block_of(entry.max_heads()),
             min_blocks_per_sm: entry.min_blocks_per_sm(),
-            cluster: entry.cluster(),
+            cluster: entry.takes_clusters().then(|| Cluster {
+                tiles: entry.cluster(),
+                of_heads: entry.has_cluster_of_heads(),
+            }),
         };
         let body = module.extract(entry.name(), &bounds);
         let body = body.with_context(|| format!("the module lacks the entry {}", entry.name()))?;

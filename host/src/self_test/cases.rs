@@ -99,6 +99,34 @@ const PARALLEL: &[Way] = &[
     Way::new("a decode in place", 1, 0, Keep::InPlace),
 ];
 
+const LAYER_PARALLEL: &[Way] = &[
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new("a layer's verify", 3, 0, Keep::Nothing)
+    },
+    Way {
+        conv: true,
+        norm: true,
+        fresh: true,
+        ..Way::new("a layer of 3 tokens, of fresh rows", 3, 0, Keep::Elsewhere)
+    },
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new("a resume of a layer", 2, 3, Keep::Elsewhere)
+    },
+    Way {
+        conv: true,
+        fresh: true,
+        ..Way::new("a commit of a layer, of fresh rows", 0, 3, Keep::InPlace)
+    },
+    Way {
+        norm: true,
+        ..Way::new("a norm of 3 tokens", 3, 0, Keep::InPlace)
+    },
+];
+
 const LAYER: &[Way] = &[
     Way {
         conv: true,
@@ -190,7 +218,8 @@ pub struct Case {
 impl Case {
     /// H and HV.
     pub fn heads(&self) -> (usize, usize) {
-        if self.dim() == 64 { (2, 4) } else { (1, 2) }
+        let h = if self.dim() == 64 { 2 } else { 1 };
+        (h, h * self.kind.ratio as usize)
     }
 
     /// K and V.
@@ -300,6 +329,10 @@ pub fn cases() -> Vec<Case> {
         let operator = parallel(Mode::Update);
         family(&mut cases, operator, KLast, DType::Bf16, PARALLEL);
     }
+    for parallel in [Operator::GdnLayerParallel, Operator::KdaLayerParallel] {
+        let operator = parallel(Mode::Update);
+        family(&mut cases, operator, KLast, DType::Bf16, LAYER_PARALLEL);
+    }
     cases
 }
 
@@ -329,17 +362,24 @@ fn family(
     } else {
         &[GateKind::GdnRaw, GateKind::GdnGiven]
     };
-    let kinds = [64, 128].map(|k_dim| Kind {
-        operator,
-        layout,
-        state,
-        k_dim,
-        v_dim: k_dim,
-        ratio: 1,
-        tokens: 1,
+    let kinds = [64, 128].map(|k_dim| {
+        [2, 1].map(|ratio| Kind {
+            operator,
+            layout,
+            state,
+            k_dim,
+            v_dim: k_dim,
+            ratio,
+            tokens: 1,
+        })
     });
-    let variants = kinds.map(|kind| kind.variants().map(move |entry| (kind, entry)));
-    let variants: Vec<_> = variants.into_iter().flatten().collect();
+    let mut variants: Vec<(Kind, Entry)> = Vec::new();
+    for kind in kinds.into_iter().flatten() {
+        // With one value head to a query/key head those alone that take no more.
+        let taken: Vec<Entry> = variants.iter().map(|&(_, entry)| entry).collect();
+        let others = kind.variants().filter(|entry| !taken.contains(entry));
+        variants.extend(others.map(|entry| (kind, entry)));
+    }
     let count = variants.len().max(ways.len());
     let rounds = variants.iter().cycle().zip(ways.iter().cycle());
     for (i, (&(kind, entry), &way)) in rounds.take(count).enumerate() {

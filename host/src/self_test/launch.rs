@@ -38,7 +38,10 @@ pub unsafe fn enqueue(
 
 pub fn formulation(case: &Case) -> Formulation {
     match case.kind.operator {
-        Operator::GdnMtpParallel(_) | Operator::KdaRecurrentParallel(_) => Formulation::Parallel,
+        Operator::GdnMtpParallel(_)
+        | Operator::KdaRecurrentParallel(_)
+        | Operator::GdnLayerParallel(_)
+        | Operator::KdaLayerParallel(_) => Formulation::Parallel,
         _ => Formulation::Recurrent,
     }
 }

@@ -37,7 +37,11 @@ fn every_family_is_launched_in_every_way() {
         let in_place = some(|case| case.way.tokens == 1 && case.way.keep == Keep::InPlace);
         let several_alone = matches!(
             case.kind.operator,
-            Operator::GdnMtp | Operator::GdnLayerMtp | Operator::KdaLayerMtp
+            Operator::GdnMtp
+                | Operator::GdnLayerMtp
+                | Operator::KdaLayerMtp
+                | Operator::GdnLayerParallel(_)
+                | Operator::KdaLayerParallel(_)
         );
         assert_eq!(in_place, !several_alone);
         let is_layer = matches!(case.kind.operator, Operator::GdnLayer | Operator::KdaLayer);
@@ -59,6 +63,20 @@ fn every_family_is_launched_in_every_way() {
         ) {
             assert!(some(|case| case.way.snapshots));
             assert!(some(|case| case.way.keep == Keep::EachToken));
+        }
+        if matches!(
+            case.kind.operator,
+            Operator::GdnLayerParallel(_) | Operator::KdaLayerParallel(_)
+        ) {
+            for wanted in [
+                |case: &Case| case.way.norm && case.way.keep == Keep::Nothing,
+                |case: &Case| case.way.norm && case.way.previous > 0,
+                |case: &Case| case.way.fresh && case.way.tokens > 0,
+                |case: &Case| case.way.tokens == 0,
+            ] {
+                assert!(of_family.iter().any(|case| case.way.conv && wanted(case)));
+            }
+            assert!(some(|case| case.way.norm && !case.way.conv));
         }
         if matches!(
             case.kind.operator,

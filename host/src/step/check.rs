@@ -34,6 +34,8 @@ pub(super) struct Found {
     pub narrow_snapshots: bool,
     pub conv: FoundConvolution,
     pub z: Strides,
+    /// Accesses to z and the norm's weight are aligned to 16 bytes.
+    pub wide_norm: bool,
 }
 
 impl Found {

@@ -147,6 +147,7 @@ impl Request<'_> {
             norm_eps: norm.map_or(0, |norm| norm.eps.to_bits()),
             z_element: element(norm.map(Norm::named_z)),
             norm_weight_element: element(norm.map(Norm::named_weight)),
+            wide_norm: flag(found.wide_norm),
             z_row: found.z.row,
             z_token: found.z.token,
             z_head: found.z.head,

@@ -65,8 +65,9 @@ impl fmt::Display for Activation {
 /// window after every token may go to [`window_snapshots`](Self::window_snapshots), as states go to
 /// [`Step::snapshots`](super::Step::snapshots). A row that is fresh starts from a window of zeros.
 ///
-/// Of any T, but not with [`Formulation::Parallel`](super::Formulation::Parallel). A block has all value heads of a query/key
-/// head: HV/H is at most 16, and less where its tokens, T + T', do not fit shared memory beside that.
+/// Of any T. A block has all value heads of a query/key head: HV/H is at most 16, and less where its tokens, T + T', do not
+/// fit shared memory beside that. With [`Formulation::Parallel`](super::Formulation::Parallel) a cluster of blocks has them, at
+/// most 8; above 1 it takes a GPU of compute capability 9.0.
 ///
 /// A decode of an engine that keeps its windows token by token, `[P, W − 1, D]`, and whose projection has z behind x:
 ///

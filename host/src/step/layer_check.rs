@@ -3,6 +3,7 @@
 use super::check::Found;
 use super::checks::{Strides, floats, indices, same_dtype};
 use super::layer::{Activation, Convolution};
+use super::options::Formulation;
 use super::request::Request;
 use crate::error::Error;
 use crate::shapes::{Named, range, unsupported};
@@ -217,7 +218,10 @@ impl Request<'_> {
         }
         let heads = found.extents.heads;
         (found.extents.new).values(norm.named_z(), heads, &mut found.z)?;
-        floats(norm.named_weight(), &["V"], &[heads.v_dim])?;
+        let weight = floats(norm.named_weight(), &["V"], &[heads.v_dim])?;
+        // The others take them one by one, and would be compiled twice for nothing.
+        let parallel = self.options.formulation == Formulation::Parallel;
+        found.wide_norm = parallel && !found.z.narrow && weight.wide();
         Ok(())
     }
 }

@@ -19,8 +19,8 @@
 //! | [`Step::norm`] | the outputs are normed, and gated by z |
 //! | [`Step::fresh`] | rows that start from zeros, whatever their slots hold |
 //!
-//! Each of them is for any T and goes with every way of keeping states, but the last three not, as yet, with
-//! [`Formulation::Parallel`]. Where there is a convolution, windows are kept as states are: see [`Convolution`].
+//! Each of them is for any T and goes with every way of keeping states. Where there is a convolution, windows are kept as
+//! states are: see [`Convolution`].
 //!
 //! After a verify without states written, either a [`Commit`] replays the accepted tokens into the pool, or the next
 //! step resumes: one state read and one written, whatever T is.
@@ -137,7 +137,7 @@ pub struct Step<'a, G> {
     /// What becomes of the outputs before they are written.
     pub norm: Option<Norm<'a>>,
     /// `[B]`, i32, i64 or u32 (there are no tensors of bytes or bools): where it is not 0, the row starts from a state and
-    /// a window of zeros. Not with [`Formulation::Parallel`]. See [`Step::fresh`].
+    /// a window of zeros. See [`Step::fresh`].
     pub fresh: Option<Tensor<'a>>,
     /// What is fixed for a layer.
     pub options: Options,
@@ -291,8 +291,7 @@ impl<'a, G> Step<'a, G> {
     ///
     /// A fresh row's slot to read is not looked at, nor is `accepted`: the slot may hold anything, NaN too. The slot that it
     /// writes, by default that to read, makes it inactive as it does any row; it is written as it is for any row, with
-    /// `keep` = 0 by zeros, and after a launch that writes no state the row is as fresh as before. Not with
-    /// [`Formulation::Parallel`].
+    /// `keep` = 0 by zeros, and after a launch that writes no state the row is as fresh as before.
     #[must_use]
     pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
         self.fresh = Some(fresh);

@@ -36,11 +36,16 @@ impl Problem {
         let c = &self.constants;
         // A block has one value head, or all those of a query/key head.
         let across = if entry.max_heads() == 1 { c.ratio } else { 1 };
+        let grid = if entry.has_cluster_of_heads() {
+            [entry.tiles(), c.h * c.ratio, batch]
+        } else {
+            [entry.tiles() * across, c.h, batch]
+        };
         LaunchShape {
-            grid: [entry.tiles() * across, c.h, batch],
+            grid,
             block: entry.block_of(c.ratio),
             shared_bytes: self.shared_bytes(entry),
-            cluster: entry.cluster(),
+            cluster: entry.cluster_of(c.ratio),
         }
     }
 

@@ -25,6 +25,9 @@ pub(crate) enum Operator {
     /// Token by token, with a convolution before it, a norm after it, or both.
     GdnLayerMtp,
     KdaLayerMtp,
+    /// All tokens at once, with a convolution before it, a norm after it, or both.
+    GdnLayerParallel(Mode),
+    KdaLayerParallel(Mode),
 }
 
 impl Operator {
@@ -37,7 +40,14 @@ impl Operator {
                 | Self::KdaRecurrentParallel(_)
                 | Self::KdaLayer
                 | Self::KdaLayerMtp
+                | Self::KdaLayerParallel(_)
         )
+    }
+
+    /// Whether a block has one value head, whatever is around the recurrence, or all of a query/key head.
+    #[cfg(test)]
+    fn has_whole_blocks(self) -> bool {
+        !matches!(self, Self::GdnLayerParallel(_) | Self::KdaLayerParallel(_))
     }
 
     /// The same for views that are not 16-byte aligned.
@@ -47,6 +57,8 @@ impl Operator {
             Self::KdaRecurrentParallel(Mode::Resume) => {
                 Self::KdaRecurrentParallel(Mode::NarrowResume)
             }
+            Self::GdnLayerParallel(Mode::Resume) => Self::GdnLayerParallel(Mode::NarrowResume),
+            Self::KdaLayerParallel(Mode::Resume) => Self::KdaLayerParallel(Mode::NarrowResume),
             operator => operator,
         }
     }
@@ -107,7 +119,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaLayerMtp, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -140,9 +152,10 @@ impl Kind {
             (KdaDecode, KLast, F32, [64, 64]) => &[(256, E::kda_recurrent_klast_f32_k64_tile16), (512, E::kda_recurrent_klast_f32_k64_tile32), (ANY, E::kda_recurrent_klast_f32_k64_tile16)],
             (KdaDecode, KLast, F32, [128, 128]) => &[(64, E::kda_recurrent_klast_f32_k128_tile8), (128, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile8)],
             (KdaRecurrent, KLast, Bf16, [64, 64]) => &[(64, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
+            (KdaRecurrent, KLast, Bf16, [128, 128]) if self.tokens == 2 => &[(ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
             (KdaRecurrent, KLast, Bf16, [128, 128]) => &[(32, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
             (KdaRecurrent, KLast, F32, [64, 64]) => &[(64, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
-            (KdaRecurrent, KLast, F32, [128, 128]) => &[(ANY, E::kda_recurrent_klast_f32_k128_tile16)],
+            (KdaRecurrent, KLast, F32, [128, 128]) => &[(64, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile16_warps2)],
             (KdaDecode | KdaRecurrent, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
             (KdaDecode, VLast, Bf16, [128, 128]) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
             (KdaRecurrent, VLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_bf16_k128_tile32)],
@@ -178,25 +191,45 @@ impl Kind {
             (KdaLayerMtp, KLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_klast_f32_k64_tile16), (ANY, E::kda_layer_mtp_klast_f32_k64_tile64)],
             (KdaLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_bf16_k64_tile32), (ANY, E::kda_layer_mtp_vlast_bf16_k64_tile64)],
             (KdaLayerMtp, VLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_f32_k64_tile32), (ANY, E::kda_layer_mtp_vlast_f32_k64_tile64)],
-            (GdnLayerMtp, KLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
-            (GdnLayerMtp, KLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (2048, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
+            (GdnLayerMtp, KLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (16384, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
+            (GdnLayerMtp, KLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (16384, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
             (GdnLayerMtp, VLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_bf16_k128_tile128)],
             (GdnLayerMtp, VLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (2048, E::gdn_layer_mtp_vlast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
-            (KdaLayerMtp, KLast, Bf16, [128, 128]) => &[(2048, E::kda_layer_mtp_klast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_klast_bf16_k128_tile128)],
-            (KdaLayerMtp, KLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
+            (KdaLayerMtp, KLast, Bf16, [128, 128]) => &[(256, E::kda_layer_mtp_klast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_klast_bf16_k128_tile128)],
+            (KdaLayerMtp, KLast, F32, [128, 128]) => &[(16384, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
             (KdaLayerMtp, VLast, Bf16, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_vlast_bf16_k128_tile128)],
             (KdaLayerMtp, VLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_f32_k128_tile64), (ANY, E::kda_layer_mtp_vlast_f32_k128_tile128)],
+            (GdnLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone)],
+            (GdnLayerParallel(_), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (256, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128_alone)],
+            (GdnLayerParallel(_), KLast, Bf16, [64, 64]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_layer_parallel_klast_bf16_k64_tile64_alone)],
+            (GdnLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8)],
+            (GdnLayerParallel(_), KLast, Bf16, [128, 128]) => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (256, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128)],
+            (GdnLayerParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::gdn_layer_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_layer_parallel_klast_bf16_k64_tile64)],
+            (KdaLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone)],
+            (KdaLayerParallel(_), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(256, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_alone)],
+            (KdaLayerParallel(_), KLast, Bf16, [64, 64]) if self.ratio == 1 => &[(64, E::kda_layer_parallel_klast_bf16_k64_tile32), (ANY, E::kda_layer_parallel_klast_bf16_k64_tile64_alone)],
+            (KdaLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8)],
+            (KdaLayerParallel(_), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (256, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128)],
+            (KdaLayerParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_layer_parallel_klast_bf16_k64_tile32), (ANY, E::kda_layer_parallel_klast_bf16_k64_tile64)],
             _ => &[],
         }
     }
 
-    /// Most value heads of a query/key head, where its kernels compute all of these in a block.
+    /// Most value heads of a query/key head, where its kernels compute all of these together.
     pub fn max_heads(self) -> Option<u32> {
         let is_layer = matches!(
             self.operator,
-            Operator::GdnLayer | Operator::KdaLayer | Operator::GdnLayerMtp | Operator::KdaLayerMtp
+            Operator::GdnLayer
+                | Operator::KdaLayer
+                | Operator::GdnLayerMtp
+                | Operator::KdaLayerMtp
+                | Operator::GdnLayerParallel(_)
+                | Operator::KdaLayerParallel(_)
         );
-        let entries = self.rows().iter().map(|(_, entry)| entry.max_heads());
+        // Some of a single value head take no other.
+        let of_several = Self { ratio: 2, ..self };
+        let entries = of_several.rows().iter();
+        let entries = entries.map(|(_, entry)| entry.max_ratio());
         if is_layer { entries.max() } else { None }
     }
 
@@ -246,8 +279,7 @@ impl Kind {
 
     /// Whether `entry` has room for the value heads that it takes together, and for the tokens.
     fn has_room(self, entry: Entry) -> bool {
-        (entry.max_heads() == 1 || self.ratio <= entry.max_heads())
-            && self.shared_bytes(entry) <= MAX_SHARED_BYTES
+        self.ratio <= entry.max_ratio() && self.shared_bytes(entry) <= MAX_SHARED_BYTES
     }
 
     /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it. Where that has no
@@ -270,8 +302,19 @@ impl Kind {
 
     #[cold]
     fn no_entry(self, gpu: Gpu) -> Error {
+        let mut entries = self.rows().iter().map(|&(_, entry)| entry);
+        if !gpu.clusters && entries.any(|entry| self.has_room(entry)) {
+            return Error::Unsupported {
+                what: "kernel",
+                got: format!(
+                    "{:?} with HV / H = {}, on a GPU without clusters of blocks",
+                    self.operator, self.ratio
+                ),
+                allowed: "compute capability 9.0 or newer, or the recurrent formulation",
+            };
+        }
         if !self.rows().is_empty() {
-            return self.no_room(|entry| entry.cluster() == 1 || gpu.clusters);
+            return self.no_room(|entry| !entry.takes_clusters() || gpu.clusters);
         }
         Error::Unsupported {
             what: "kernel",
@@ -284,7 +327,7 @@ impl Kind {
     }
 
     fn runs_on(self, entry: Entry, gpu: Gpu) -> bool {
-        self.has_room(entry) && (entry.cluster() == 1 || gpu.clusters)
+        self.has_room(entry) && (!entry.takes_clusters() || gpu.clusters)
     }
 
     /// Every entry that [`Kind::entry`] may answer, over all batch sizes.
@@ -299,6 +342,8 @@ impl Kind {
             self.operator,
             Operator::GdnMtpParallel(Mode::NarrowResume)
                 | Operator::KdaRecurrentParallel(Mode::NarrowResume)
+                | Operator::GdnLayerParallel(Mode::NarrowResume)
+                | Operator::KdaLayerParallel(Mode::NarrowResume)
         );
         Entry::ALL.iter().copied().filter(move |entry| {
             self.is_computed_by(*entry)
@@ -318,6 +363,8 @@ impl Kind {
             Operator::KdaLayer => Family::KdaLayer,
             Operator::GdnLayerMtp => Family::GdnLayerMtp,
             Operator::KdaLayerMtp => Family::KdaLayerMtp,
+            Operator::GdnLayerParallel(_) => Family::GdnLayerParallel,
+            Operator::KdaLayerParallel(_) => Family::KdaLayerParallel,
         };
         let layout = match self.layout {
             StateLayout::KLast => Layout::KLast,
@@ -341,8 +388,8 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnLayer, GdnLayerMtp, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer,
-            KdaLayerMtp, KdaRecurrent, KdaRecurrentParallel,
+            GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, KdaDecode,
+            KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent, KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -363,7 +410,14 @@ mod tests {
         });
         let parallel = [Mode::Verify, Mode::Update, Mode::Resume, Mode::NarrowResume]
             .into_iter()
-            .flat_map(|mode| [GdnMtpParallel(mode), KdaRecurrentParallel(mode)])
+            .flat_map(|mode| {
+                [
+                    GdnMtpParallel(mode),
+                    KdaRecurrentParallel(mode),
+                    GdnLayerParallel(mode),
+                    KdaLayerParallel(mode),
+                ]
+            })
             .map(|operator| (operator, KLast, DType::Bf16));
         families
             .chain(parallel)
@@ -437,12 +491,19 @@ mod tests {
             let most = kind.max_heads().unwrap_or(8);
             for ratio in [1, 2, most] {
                 let kind = Kind { ratio, ..kind };
+                // In the parallel formulation a block has one value head, and these meet in clusters.
+                let alone = ratio == 1 || kind.operator.has_whole_blocks();
                 for heads in [1, 100, 10_000] {
-                    assert_eq!(kind.entry(heads, without).unwrap().cluster(), 1, "{kind:?}");
+                    match kind.entry(heads, without) {
+                        Ok(entry) => assert!(!entry.takes_clusters() && alone, "{kind:?}"),
+                        Err(error) => {
+                            assert!(!alone, "{kind:?}");
+                            assert!(error.to_string().contains("clusters"), "{error}");
+                        }
+                    }
                     let entry = kind.entry(heads, MEASURED_ON).unwrap();
                     assert!(kind.variants().any(|variant| variant == entry));
-                    let room = entry.max_heads();
-                    assert!(room == 1 || ratio <= room, "{kind:?}");
+                    assert!(ratio <= entry.max_ratio(), "{kind:?}");
                 }
             }
         }

@@ -97,15 +97,6 @@ impl Request<'_> {
         excludes(
             parallel,
             &[
-                (self.conv().is_some(), "a convolution"),
-                (self.norm.is_some(), "a norm"),
-                (self.fresh.is_some(), "fresh"),
-            ],
-            "as yet it is of the recurrence alone, from the states of slots",
-        )?;
-        excludes(
-            parallel,
-            &[
                 (self.snapshots.is_some(), "snapshots"),
                 (self.token_slots.is_some(), "token_slots"),
             ],
@@ -140,10 +131,12 @@ impl Request<'_> {
             _ if self.read_only => Mode::Verify,
             _ => Mode::Update,
         };
-        Ok(if self.gates.per_channel {
-            Operator::KdaRecurrentParallel(mode)
-        } else {
-            Operator::GdnMtpParallel(mode)
+        let is_layer = self.conv().is_some() || self.norm.is_some();
+        Ok(match (self.gates.per_channel, is_layer) {
+            (false, false) => Operator::GdnMtpParallel(mode),
+            (false, true) => Operator::GdnLayerParallel(mode),
+            (true, false) => Operator::KdaRecurrentParallel(mode),
+            (true, true) => Operator::KdaLayerParallel(mode),
         })
     }
 

@@ -111,9 +111,11 @@ fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
             cluster::PORTABLE_BLOCKS
         ));
     }
-    if !x.is_multiple_of(cluster) {
+    let has_whole_clusters =
+        x.is_multiple_of(cluster) || cluster.is_multiple_of(x) && y.is_multiple_of(cluster / x);
+    if !has_whole_clusters {
         return Err(format!(
-            "a grid of ({x}, {y}, {z}) blocks, and clusters of {cluster} along x: wanted whole clusters"
+            "a grid of ({x}, {y}, {z}) blocks, and clusters of {cluster} along x, or of all along x: wanted whole clusters"
         ));
     }
     if shared_bytes > MAX_SHARED_BYTES {

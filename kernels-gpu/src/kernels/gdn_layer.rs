@@ -30,6 +30,7 @@ use crate::layer::{self, Layered};
 impl Layered for PerHead {
     const LAYER: Family = Family::GdnLayer;
     const LAYER_MTP: Family = Family::GdnLayerMtp;
+    const LAYER_PARALLEL: Family = Family::GdnLayerParallel;
 }
 
 /// K-last states.

@@ -12,6 +12,7 @@ use crate::layer::{self, Layered};
 impl Layered for PerChannel {
     const LAYER: Family = Family::KdaLayer;
     const LAYER_MTP: Family = Family::KdaLayerMtp;
+    const LAYER_PARALLEL: Family = Family::KdaLayerParallel;
 }
 
 /// K-last states.

@@ -28,3 +28,12 @@ pub type VLast<
     const THREADS: u32,
     const DEPTH: u32,
 > = layer::MtpVLast<PerChannel, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>;
+
+/// bf16 K-last states, all tokens at once.
+pub type Parallel<
+    const K: u32,
+    const V: u32,
+    const WARPS: u32,
+    const TILES16: usize,
+    const CLUSTERED: bool,
+> = layer::Parallel<PerChannel, K, V, WARPS, TILES16, CLUSTERED>;

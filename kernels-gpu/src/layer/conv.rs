@@ -172,6 +172,22 @@ impl Channel {
         self.inputs[TAPS - 2] = x;
     }
 
+    /// [`Self::shift`] where `moves`, else the window as it is.
+    #[inline(always)]
+    pub fn shift_where(&mut self, moves: bool, x: Raw<1>) {
+        let before = *self;
+        self.shift(x);
+        let mut i = 0;
+        while i < TAPS - 1 {
+            self.inputs[i] = if moves {
+                self.inputs[i]
+            } else {
+                before.inputs[i]
+            };
+            i += 1;
+        }
+    }
+
     /// Writes the window to the row's slot.
     ///
     /// # Safety
@@ -335,6 +351,7 @@ unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Ra
 
 /// A channel that a thread of a block convolves: of the block's part of q and of k, which all blocks of the cluster want, or
 /// of v of its own tile.
+#[derive(Clone, Copy)]
 pub struct Part {
     /// Whether the thread has a channel, and there is a convolution.
     pub is_there: bool,
@@ -386,6 +403,41 @@ impl Part {
         Self {
             is_there: c.taps != 0 && r < c.ratio,
             channel: 2 * keys + row.value_head(c, r) * v_dim + v,
+            own,
+            of: Of::Value,
+        }
+    }
+
+    /// Number `i` of those of a block that has `tile` elements of v of the row's value head, and the channels of q and k of
+    /// its head from `first` on, `part` of them.
+    #[inline(always)]
+    pub fn of_head(
+        c: &StepConstants,
+        row: Row,
+        [k_dim, v_dim]: [u32; 2],
+        (first, part): (u32, u32),
+        tile: u32,
+        i: u32,
+    ) -> Self {
+        let keys = c.h * k_dim;
+        if i < 2 * part {
+            let (of, own) = if i < part {
+                (Of::Query, first + i)
+            } else {
+                (Of::Key, first + i - part)
+            };
+            let head = if i < part { 0 } else { keys } + row.h * k_dim;
+            return Self {
+                is_there: c.taps != 0,
+                channel: head + own,
+                own,
+                of,
+            };
+        }
+        let own = i - 2 * part;
+        Self {
+            is_there: c.taps != 0 && own < tile,
+            channel: 2 * keys + row.hv * v_dim + row.tile * tile + own,
             own,
             of: Of::Value,
         }

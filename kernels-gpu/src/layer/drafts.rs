@@ -1,4 +1,4 @@
-//! The short causal convolution of several tokens: a thread walks a channel through them.
+//! The short causal convolution of several tokens: a thread has all tokens of a channel.
 
 use super::Place;
 use super::conv::{Channel, Part, store_input};
@@ -6,8 +6,8 @@ use crate::math::elements::{Raw, bytes_of, load_one};
 use crate::recurrent::tokens::Tokens;
 use crate::step::{LayerParams, StepConstants};
 
-/// Tokens whose x is on its way while others are convolved.
-const AHEAD: usize = 8;
+/// Tokens whose x a thread has at a time: no sum waits for another's.
+const HELD: usize = 8;
 
 /// The tokens of a row that the convolution goes through: those that are kept of the previous ones, then the new ones. Where
 /// there are fewer than the launch has room for, the last one is repeated.
@@ -20,6 +20,16 @@ pub struct Walk {
     /// How many new ones there are.
     pub count: u32,
 }
+
+/// The previous tokens of a row, or the new ones.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    Previous,
+    New,
+}
+
+/// x of tokens of a channel.
+type Held = [Raw<1>; HELD];
 
 impl Walk {
     /// Of row `b`: `previous` where the launch has previous tokens.
@@ -39,38 +49,59 @@ impl Walk {
         c.previous_tokens + c.tokens
     }
 
-    /// x of token `i` of a channel.
+    /// x of the tokens of a channel from token `first` on.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    unsafe fn x(&self, c: &StepConstants, params: &LayerParams, channel: u32, i: u32) -> Raw<1> {
-        let last = |count: u32| count.max(1) - 1;
-        let element = if c.previous_tokens != 0 && (i < self.kept || c.tokens == 0) {
-            let t = i.min(last(self.kept));
-            let row = self.b as u64 * c.previous_x_row as u64;
-            (
-                params.previous_x,
-                row + t as u64 * c.previous_x_token as u64,
-            )
-        } else {
-            let t = self.start + (i - self.kept).min(last(self.count));
-            let row = self.b as u64 * c.x_row as u64;
-            (params.x, row + t as u64 * c.x_token as u64)
+    unsafe fn load(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        of: Of,
+        channel: u32,
+        first: u32,
+    ) -> Held {
+        let (x, row, token, start, count, room) = match of {
+            Of::Previous => {
+                let (row, token) = (c.previous_x_row, c.previous_x_token);
+                (
+                    params.previous_x,
+                    row,
+                    token,
+                    0,
+                    self.kept,
+                    c.previous_tokens,
+                )
+            }
+            Of::New => (
+                params.x, c.x_row, c.x_token, self.start, self.count, c.tokens,
+            ),
         };
-        let (tensor, first) = element;
-        let address = tensor + (first + channel as u64) * bytes_of(c.x_element) as u64;
-        // SAFETY: the caller's promise.
-        unsafe { load_one(address, c.x_element) }
+        let mut held = [Raw([0]); HELD];
+        let mut i = 0;
+        while i < HELD {
+            let t = first + i as u32;
+            if t < room {
+                let t = start + t.min(count.max(1) - 1);
+                let element = self.b as u64 * row as u64 + t as u64 * token as u64 + channel as u64;
+                // SAFETY: the caller's promise.
+                held[i] =
+                    unsafe { load_one(x + element * bytes_of(c.x_element) as u64, c.x_element) };
+            }
+            i += 1;
+        }
+        held
     }
 }
 
 /// A channel that a thread convolves of several tokens.
 pub struct Drafts {
-    part: Part,
+    pub part: Part,
     channel: Channel,
-    /// x of the next tokens.
-    x: [Raw<1>; AHEAD],
+    /// The first tokens' x.
+    previous: Held,
+    new: Held,
 }
 
 impl Drafts {
@@ -84,24 +115,30 @@ impl Drafts {
         walk: &Walk,
         part: Part,
     ) -> Self {
-        let (mut channel, mut x) = (Channel::NONE, [Raw([0]); AHEAD]);
+        let none = [Raw([0]); HELD];
+        let (mut channel, mut previous, mut new) = (Channel::NONE, none, none);
         if part.is_there {
             // SAFETY: the caller's promise.
             unsafe {
-                let mut i = 0;
-                while i < AHEAD {
-                    if (i as u32) < Walk::most(c) {
-                        x[i] = walk.x(c, params, part.channel, i as u32);
-                    }
-                    i += 1;
+                if c.previous_tokens != 0 {
+                    previous = walk.load(c, params, Of::Previous, part.channel, 0);
+                }
+                if c.tokens != 0 {
+                    new = walk.load(c, params, Of::New, part.channel, 0);
                 }
                 channel = Channel::load(c, params, place, part.channel);
             }
         }
-        Self { part, channel, x }
+        Self {
+            part,
+            channel,
+            previous,
+            new,
+        }
     }
 
-    /// Convolves all tokens in order and hands each to `give`, with its number; writes the windows wherever they go.
+    /// Convolves all tokens and hands each to `give`, of either kind, with its number and whether the row has it; writes the
+    /// windows wherever they go. Where the thread has no channel, what `give` gets is of none.
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.
@@ -112,42 +149,78 @@ impl Drafts {
         params: &LayerParams,
         place: &Place,
         walk: &Walk,
-        give: impl Fn(&Part, u32, f32),
+        give: impl Fn(&Part, Of, u32, bool, f32),
     ) {
-        if !self.part.is_there {
-            return;
-        }
-        let number = self.part.channel;
+        let (number, is_there) = (self.part.channel, self.part.is_there);
         // SAFETY: the caller's promise.
         unsafe {
-            if c.token_index != 0 {
+            if c.token_index != 0 && is_there {
                 self.channel.store_kept_inputs(c, params, place, number);
             }
-            if c.previous_tokens != 0 && walk.kept == 0 {
-                self.channel.store_window(c, params, place, number);
+            if c.previous_tokens != 0 {
+                let (mut first, mut held) = (0, self.previous);
+                while first < c.previous_tokens {
+                    let next = self.load_next(c, params, walk, Of::Previous, first);
+                    let mut i = 0;
+                    while i < HELD {
+                        let t = first + i as u32;
+                        if t < c.previous_tokens {
+                            let y = self.channel.convolve(c, held[i]);
+                            give(&self.part, Of::Previous, t, t < walk.kept, y);
+                            self.channel.shift_where(t < walk.kept, held[i]);
+                        }
+                        i += 1;
+                    }
+                    (first, held) = (first + HELD as u32, next);
+                }
+                if is_there {
+                    self.channel.store_window(c, params, place, number);
+                }
             }
-            let mut i = 0;
-            while i < Walk::most(c) {
-                let x = self.x[0];
-                let y = self.channel.convolve(c, x);
-                self.channel.shift(x);
-                give(&self.part, i, y);
-                self.after(c, params, place, walk, (i, x));
-                let mut ahead = 1;
-                while ahead < AHEAD {
-                    self.x[ahead - 1] = self.x[ahead];
-                    ahead += 1;
+            let (mut first, mut held) = (0, self.new);
+            while first < c.tokens {
+                let next = self.load_next(c, params, walk, Of::New, first);
+                let mut i = 0;
+                while i < HELD {
+                    let t = first + i as u32;
+                    if t < c.tokens {
+                        let y = self.channel.convolve(c, held[i]);
+                        give(&self.part, Of::New, t, t < walk.count, y);
+                        self.channel.shift(held[i]);
+                        if c.previous_tokens == 0 && is_there && t < walk.count {
+                            self.after(c, params, place, walk, (t, held[i]));
+                        }
+                    }
+                    i += 1;
                 }
-                let next = i + AHEAD as u32;
-                if next < Walk::most(c) {
-                    self.x[AHEAD - 1] = walk.x(c, params, number, next);
-                }
-                i += 1;
+                (first, held) = (first + HELD as u32, next);
             }
         }
     }
 
-    /// Writes the window after token `i`, whose x this is, wherever it goes.
+    /// x of the tokens behind those from `first` on.
+    #[inline(always)]
+    unsafe fn load_next(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        walk: &Walk,
+        of: Of,
+        first: u32,
+    ) -> Held {
+        let next = first + HELD as u32;
+        let room = match of {
+            Of::Previous => c.previous_tokens,
+            Of::New => c.tokens,
+        };
+        if next < room && self.part.is_there {
+            // SAFETY: the caller's promise.
+            return unsafe { walk.load(c, params, of, self.part.channel, next) };
+        }
+        [Raw([0]); HELD]
+    }
+
+    /// Writes the window after new token `t`, whose x this is, wherever it goes.
     #[inline(always)]
     unsafe fn after(
         &self,
@@ -155,28 +228,19 @@ impl Drafts {
         params: &LayerParams,
         place: &Place,
         walk: &Walk,
-        (i, x): (u32, Raw<1>),
+        (t, x): (u32, Raw<1>),
     ) {
         let (channel, number) = (&self.channel, self.part.channel);
         // SAFETY: the caller's promise.
         unsafe {
-            if c.previous_tokens != 0 {
-                if i + 1 == walk.kept {
-                    channel.store_window(c, params, place, number);
-                }
-                return;
-            }
-            if i >= walk.count {
-                return;
-            }
             if c.token_index != 0 {
-                store_input(c, params, place, number, c.taps - 2 + i, x);
-            } else if c.update_state != 0 && i + 1 == walk.count {
+                store_input(c, params, place, number, c.taps - 2 + t, x);
+            } else if c.update_state != 0 && t + 1 == walk.count {
                 channel.store_window(c, params, place, number);
             }
             if c.has_window_snapshots != 0 {
                 let window = walk.b as u64 * c.window_snapshot_row as u64
-                    + i as u64 * c.window_snapshot_token as u64
+                    + t as u64 * c.window_snapshot_token as u64
                     + number as u64 * c.window_snapshot_channel as u64;
                 let bytes = bytes_of(c.x_element) as u64;
                 let first = params.window_snapshots + window * bytes;

@@ -11,6 +11,9 @@
 //! - [`MtpKLast`], [`MtpVLast`]: several tokens, and those of the last step that are committed first. A block has one tile of
 //!   all value heads, up to whole ones, and prepares all tokens in shared memory (`mtp.rs`, `drafts.rs`).
 //!
+//! [`Parallel`] takes several tokens at once: a block has a tile of one value head, and a cluster all tiles of all value heads
+//! of a query/key head.
+//!
 //! No block waits for another outside a cluster. Every entry takes convolution (`conv.rs`) and norm (`norm.rs`) as load-time
 //! constants: what is off costs nothing. Whichever kernel it is, the results have the same bits.
 
@@ -23,6 +26,7 @@ mod mtp;
 mod mtp_klast;
 mod mtp_vlast;
 mod norm;
+mod parallel;
 mod place;
 mod ring;
 mod vlast;
@@ -33,6 +37,7 @@ mod whole_vlast;
 pub use klast::KLast;
 pub use mtp_klast::MtpKLast;
 pub use mtp_vlast::MtpVLast;
+pub use parallel::Parallel;
 use place::Place;
 pub use vlast::VLast;
 pub use whole_klast::WholeKLast;
@@ -48,8 +53,10 @@ use crate::state::StateElement;
 pub trait Layered: Gating {
     /// Of those for one token.
     const LAYER: Family;
-    /// Of those for several.
+    /// Of those for several, token by token.
     const LAYER_MTP: Family;
+    /// Of those for several, all at once.
+    const LAYER_PARALLEL: Family;
 }
 
 /// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that lanes of K-last states of `S` load

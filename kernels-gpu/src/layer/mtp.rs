@@ -1,7 +1,7 @@
 //! What the kernels of several tokens share: their shared memory, and what is before and after the recurrence.
 
 use super::conv::{Of, Part};
-use super::drafts::{Drafts, Walk};
+use super::drafts::{self, Drafts, Walk};
 use super::norm::{Scale, neighbours_sum, sum_of};
 use super::{Layered, Place, mail};
 use crate::device::cluster;
@@ -169,9 +169,17 @@ impl<'a> Launch<'a> {
             let channels = 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE;
             let mut i = thread_idx_x();
             loop {
-                drafts.convolve(c, params, place, walk, |part, i, y| {
-                    give::<W>(c, part, i, y)
-                });
+                if drafts.part.is_there {
+                    drafts.convolve(c, params, place, walk, |part, of, t, is_there, y| {
+                        // Each to a place of its own, for the mailbox counts them all.
+                        let i = match of {
+                            drafts::Of::Previous if is_there => t,
+                            drafts::Of::Previous => c.tokens + t,
+                            drafts::Of::New => walk.kept + t,
+                        };
+                        give::<W>(c, part, i, y);
+                    });
+                }
                 i += W::THREADS;
                 if i >= channels {
                     break;

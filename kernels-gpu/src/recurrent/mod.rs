@@ -4,7 +4,7 @@
 //! every way of keeping states is written once, here.
 
 pub(crate) mod klast;
-mod parallel;
+pub(crate) mod parallel;
 pub(crate) mod prepared;
 pub(crate) mod slots;
 pub(crate) mod tokens;

@@ -741,6 +741,6 @@ fn clusters_that_cannot_be() {
     }
     assert_eq!(
         message(4, [6, 4, 1]),
-        "a grid of (6, 4, 1) blocks, and clusters of 4 along x: wanted whole clusters; kernel crime"
+        "a grid of (6, 4, 1) blocks, and clusters of 4 along x, or of all along x: wanted whole clusters; kernel crime"
     );
 }

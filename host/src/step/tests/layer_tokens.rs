@@ -635,25 +635,40 @@ fn packed_rows_that_do_not_fit_are_refused_by_name() {
     );
 }
 
+/// With either formulation a convolution and a norm have kernels of their own, and fresh rows alone have not.
 #[test]
-fn the_parallel_formulation_says_what_it_does_not_compute() {
-    let why = "as yet it is of the recurrence alone, from the states of slots";
+fn layers_of_tokens_at_once_have_kernels_of_their_own() {
+    use crate::step::select::Mode::{Resume, Update, Verify};
+
     let parallel = Options::default().formulation(Formulation::Parallel);
-    let steps = [
-        ("a convolution", verify()),
-        ("a convolution", conv_resume()),
-        ("a norm", gdn().norm(norm())),
-        ("fresh", gdn().fresh(fresh())),
-        ("fresh", resume().fresh(fresh())),
-    ];
+    let of = |mut step: Gdn<'static>| {
+        step.options = parallel;
+        operator(&step)
+    };
+    let of_commit = |mut commit: GdnCommit<'static>| {
+        commit.options = parallel;
+        operator(&commit)
+    };
+    let read_only = with_states(verify(), States::read_only(pool()));
+    let layer = Operator::GdnLayerParallel;
+    assert_eq!(of(verify()), layer(Update));
+    assert_eq!(of(packed_rows()), layer(Update));
+    assert_eq!(of(read_only), layer(Verify));
+    assert_eq!(of(conv_resume().norm(norm())), layer(Resume));
+    assert_eq!(of(gdn().norm(norm())), layer(Update));
+    assert_eq!(of_commit(conv_commit()), layer(Update));
+    assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Update));
+    assert_eq!(of(gdn().fresh(fresh())), Operator::GdnMtpParallel(Update));
+    let mut kda = kda(KdaGate::Log).norm(norm());
+    kda.options = parallel;
+    assert_eq!(operator(&kda), Operator::KdaLayerParallel(Update));
+
+    let why = "it has no state after each token";
     let both = |other| format!("formulation = parallel and {other} exclude each other: {why}");
-    for (other, step) in steps {
-        refused(step, |step| step.options = parallel, &[&both(other)]);
-    }
-    for (other, commit) in [
-        ("a convolution", conv_commit()),
-        ("fresh", commit().fresh(fresh())),
+    for (other, step) in [
+        ("snapshots", with_snapshots()),
+        ("token_slots", per_token()),
     ] {
-        refused(commit, |commit| commit.options = parallel, &[&both(other)]);
+        refused(step, |step| step.options = parallel, &[&both(other)]);
     }
 }

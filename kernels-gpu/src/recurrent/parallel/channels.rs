@@ -64,7 +64,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// Makes of the tokens of `set` the operands and the products of tokens, and, where `advances`, what advances the
-    /// state; absent tokens are zeros that do not decay. Stores the values too, and leaves the solver its part.
+    /// state; absent tokens are zeros that do not decay. Stores the values too, and leaves the solver its part. Where k, q
+    /// and v are `made` by a convolution, it has stored them.
     ///
     /// # Safety
     /// All of it is the workers' to write.
@@ -75,7 +76,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         set: Set,
         inputs: &Inputs,
         decay_inputs: &DecayInputs,
-        advances: bool,
+        (advances, made): (bool, bool),
     ) {
         let decays = |g| {
             let gates = RawGates {
@@ -90,21 +91,25 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         // SAFETY: the caller's promise; the barriers part the writes from the reads.
         unsafe {
             let keys = |raw: Raw<8>| raw.to_f32(c.k_element);
-            self.store_f32(Channels::Key, key, inputs.keys, keys, 0.0, count);
-            if let Set::New = set {
+            if !made {
+                self.store_f32(Channels::Key, key, inputs.keys, keys, 0.0, count);
+            }
+            if !made && let Set::New = set {
                 let queries = |raw: Raw<8>| raw.to_f32(c.q_element);
                 let raw = inputs.queries;
                 self.store_f32(Channels::Query, Operand::Query, raw, queries, 0.0, count);
             }
             self.store_f32(Channels::Decay, key, inputs.gates, decays, 1.0, count);
-            self.store_values(set, inputs, c.v_element);
+            if !made {
+                self.store_values(set, inputs, c.v_element);
+            }
             meeting::workers::<B>();
             let team = thread_idx_x() / Self::TEAM;
             let mut first = 0;
             while first < TOKENS / 2 {
                 // Where no team is too many, nothing is compared: the assembler would doubt that a warp is together.
                 if Self::TEAMS <= TOKENS / 2 || team < TOKENS / 2 {
-                    self.columns(set, first + team, advances);
+                    self.columns(set, first + team, (advances, made));
                 }
                 first += Self::TEAMS;
             }
@@ -148,9 +153,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Columns `pair` and 7 − `pair` of the products, and tokens `pair` and 7 − `pair` of the operands. All lanes of the
     /// warp call it.
     #[inline(always)]
-    unsafe fn columns(&self, set: Set, pair: u32, advances: bool) {
+    unsafe fn columns(&self, set: Set, pair: u32, (advances, made): (bool, bool)) {
         let lane = thread_idx_x() % Self::TEAM;
         let is_new = matches!(set, Set::New);
+        let keys = match set {
+            Set::Previous if made => Channels::PreviousKey,
+            _ => Channels::Key,
+        };
         let load = |channels, t| {
             let place = Map::<B>::channels(channels, t) + 16 * lane;
             // SAFETY: the caller's promise.
@@ -162,7 +171,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let (mut steps, mut decays, mut decay) = ([[0.0; 4]; 2], [[0.0; 4]; 2], [1.0; 4]);
         let mut t = 0;
         while t < TOKENS as usize {
-            let k = load(Channels::Key, t as u32);
+            let k = load(keys, t as u32);
             let alpha = load(Channels::Decay, t as u32);
             decay = product(decay, alpha);
             let q = if is_new {
@@ -193,7 +202,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         unsafe {
             while side < 2 {
                 let t = of_columns[side];
-                let k = load(Channels::Key, t);
+                let k = load(keys, t);
                 Self::store_token(set.key(), t, lane, product(decays[side], k));
                 if is_new {
                     let q = load(Channels::Query, t);

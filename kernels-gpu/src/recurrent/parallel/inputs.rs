@@ -46,7 +46,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     const LOADERS: u32 = B::K / 32;
     pub const TURNS: usize = Self::LOADERS.div_ceil(B::WARPS) as usize;
     /// Lanes that share a token's v of the warp's rows.
-    const VALUE_LANES: u32 = B::ROWS / 8;
+    pub const VALUE_LANES: u32 = B::ROWS / 8;
 
     /// Token of `operand` that this lane loads in `turn`; 8 or more for none.
     #[inline(always)]
@@ -56,18 +56,20 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         warp * (32 / Self::LANES) + lane_id() / Self::LANES
     }
 
-    /// Loads the tokens of a set. Nothing is read of tokens past the `there` first.
+    /// Loads the tokens of a set, of which k, q and v are not there where they are `made` by a convolution. Nothing is read
+    /// of tokens past the `there` first.
     ///
     /// # Safety
     /// The tokens are live.
     #[inline(always)]
-    pub unsafe fn load_inputs(&self, set: Set, tokens: &Tokens, there: u32) -> Inputs {
+    pub unsafe fn load_inputs(&self, set: Set, tokens: &Tokens, there: u32, made: bool) -> Inputs {
+        let of_qkv = if made { 0 } else { there };
         // SAFETY: the caller's promise.
         unsafe {
             Inputs {
-                keys: self.load_tokens(set.key(), tokens.k, there),
+                keys: self.load_tokens(set.key(), tokens.k, of_qkv),
                 queries: match set {
-                    Set::New => self.load_tokens(Operand::Query, tokens.q, there),
+                    Set::New => self.load_tokens(Operand::Query, tokens.q, of_qkv),
                     Set::Previous => RawTokens::NONE,
                 },
                 gates: if B::PER_CHANNEL {
@@ -75,7 +77,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 } else {
                     RawTokens::NONE
                 },
-                values: self.load_values(tokens.v, there),
+                values: self.load_values(tokens.v, of_qkv),
                 count: tokens.count,
             }
         }
@@ -125,7 +127,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// Token and first row, within the warp's, of the values that this lane loads and stores; none of token 8 or more.
     #[inline(always)]
-    fn value_place(&self) -> (u32, u32) {
+    pub fn value_place(&self) -> (u32, u32) {
         (
             lane_id() / Self::VALUE_LANES,
             lane_id() % Self::VALUE_LANES * 8,

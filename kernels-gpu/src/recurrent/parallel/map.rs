@@ -39,10 +39,13 @@ pub enum Channels {
     Key = 0,
     Query = 1,
     Decay = 2,
+    /// k of the previous tokens, where a convolution makes it together with that of the new ones: in the place of the
+    /// operand of queries, which is written once the teams are done with the previous tokens.
+    PreviousKey = 3,
 }
 
 /// Which tokens a solution or values are of.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Set {
     New = 0,
     Previous = 1,
@@ -169,7 +172,11 @@ impl<B: Block> Map<B> {
 
     /// Two halves of 16 bytes a lane: of channels 8l .. 8l+4, then of 8l+4 .. 8l+8.
     pub fn channels(channels: Channels, t: u32) -> u32 {
-        dynamic_shared_mem() + Self::CHANNELS + (channels as u32 * TOKENS + t) * 4 * B::K
+        let first = match channels {
+            Channels::PreviousKey => Self::operand(Operand::Query),
+            _ => dynamic_shared_mem() + Self::CHANNELS + channels as u32 * TOKENS * 4 * B::K,
+        };
+        first + t * 4 * B::K
     }
 
     /// What a team finds for columns `pair` and 7 − `pair` of the products: `[2, 2, 8]` f32, of each column its

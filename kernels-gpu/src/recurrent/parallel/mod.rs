@@ -1,14 +1,17 @@
 //! Verify, update, commit and resume on the tensor cores; steps are those of the operators' headers.
 
+mod around;
 mod channels;
-mod fragments;
+pub(crate) mod fragments;
 mod gates;
 mod inputs;
-mod map;
-mod meeting;
+pub(crate) mod map;
+pub(crate) mod meeting;
 mod solver;
 mod state;
-mod worker;
+pub(crate) mod worker;
+
+pub(crate) use around::Around;
 
 use core::marker::PhantomData;
 
@@ -21,6 +24,7 @@ use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
 use crate::state::{Bf16, StateElement};
 use crate::step::{StepConstants, StepParams};
+use around::Plain;
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
 use map::{Block, Map, Operand, Set};
@@ -51,41 +55,59 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
-        const {
-            assert!(
-                K == 64 || K == 128,
-                "K: a team of lanes and a loader's turns are made for 64 and 128"
-            );
-            assert!(
-                TILES16 == 1 || TILES16 == 2,
-                "a warp's values of 8 tokens are one to a lane"
-            );
-            assert!(
-                V.is_multiple_of(WARPS * Self::ROWS),
-                "whole tiles of rows of S"
-            );
-        }
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         // SAFETY: the caller's promise.
         unsafe {
-            let launch = Launch {
-                slots: Slots::load(&c, params, row.b),
-                tokens: Tokens::new(&c, params, row),
-                previous: if c.previous_tokens != 0 {
-                    Some(Tokens::previous(&c, params, row))
-                } else {
-                    None
-                },
-                c,
-                params,
-                row,
-            };
-            if thread_idx_x() / 32 == WARPS {
-                launch.solve::<Self>();
+            let around = Plain(Slots::load(&c, params, row.b));
+            run::<Self, Plain, TILES16>(c, params, row, around);
+        }
+    }
+}
+
+/// The body.
+///
+/// # Safety
+/// `params` and the load-time constants describe live tensors.
+#[inline(always)]
+pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
+    c: StepConstants,
+    params: &StepParams,
+    row: Row,
+    around: A,
+) {
+    const {
+        assert!(
+            B::K == 64 || B::K == 128,
+            "K: a team of lanes and a loader's turns are made for 64 and 128"
+        );
+        assert!(
+            TILES16 == 1 || TILES16 == 2,
+            "a warp's values of 8 tokens are one to a lane"
+        );
+        assert!(
+            B::V.is_multiple_of(B::WARPS * B::ROWS),
+            "whole tiles of rows of S"
+        );
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let launch = Launch {
+            around,
+            tokens: Tokens::new(&c, params, row),
+            previous: if c.previous_tokens != 0 {
+                Some(Tokens::previous(&c, params, row))
             } else {
-                launch.work::<Self, TILES16>();
-            }
+                None
+            },
+            c,
+            params,
+            row,
+        };
+        if thread_idx_x() / 32 == B::WARPS {
+            launch.solve::<B, TILES16>();
+        } else {
+            launch.work::<B, TILES16>();
         }
     }
 }
@@ -101,28 +123,34 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
 }
 
 /// What a block knows of its row.
-struct Launch<'a> {
-    c: StepConstants,
-    params: &'a StepParams,
-    row: Row,
-    slots: Slots,
-    tokens: Tokens,
-    previous: Option<Tokens>,
+pub(crate) struct Launch<'a, A> {
+    pub c: StepConstants,
+    pub params: &'a StepParams,
+    pub row: Row,
+    pub around: A,
+    pub tokens: Tokens,
+    pub previous: Option<Tokens>,
 }
 
-impl Launch<'_> {
+impl<A> Launch<'_, A> {
     #[inline(always)]
-    fn live(&self) -> bool {
+    fn live<B: Block, const TILES16: usize>(&self) -> bool
+    where
+        A: Around<B, TILES16>,
+    {
         let previous_live = match &self.previous {
             Some(previous) => previous.live,
             None => true,
         };
-        self.slots.live(&self.c, self.params) && self.tokens.live && previous_live
+        self.around.live(&self.c, self.params) && self.tokens.live && previous_live
     }
 
     /// The solver: GDN's tokens of both sets come together.
     #[inline(always)]
-    unsafe fn solve<B: Block>(&self) {
+    unsafe fn solve<B: Block, const TILES16: usize>(&self)
+    where
+        A: Around<B, TILES16>,
+    {
         let (c, tokens) = (&self.c, &self.tokens);
         // SAFETY: the caller's promise.
         unsafe {
@@ -133,6 +161,7 @@ impl Launch<'_> {
                 .as_ref()
                 .map(|previous| load(previous, c.previous_tokens));
             let gates = load(tokens, tokens.count);
+            A::meet(self);
             if !self.live() {
                 return;
             }
@@ -157,8 +186,12 @@ impl Launch<'_> {
 
     /// A worker: all loads, then the previous tokens, then the new ones.
     #[inline(always)]
-    unsafe fn work<B: Block, const TILES16: usize>(&self) {
+    unsafe fn work<B: Block, const TILES16: usize>(&self)
+    where
+        A: Around<B, TILES16>,
+    {
         let (c, tokens) = (&self.c, &self.tokens);
+        let made = A::makes(c);
         let worker = Worker::<B, TILES16>::new(c, self.row.tile);
         let element = |operand| match operand {
             _ if B::PER_CHANNEL => Element::F32 as u32,
@@ -169,42 +202,49 @@ impl Launch<'_> {
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
         // reads.
         unsafe {
-            let previous = self
-                .previous
-                .as_ref()
-                .map(|previous| worker.load_inputs(Set::Previous, previous, c.previous_tokens));
-            let inputs = worker.load_inputs(Set::New, tokens, tokens.count);
+            let drafts = A::load_drafts(self);
+            let previous = self.previous.as_ref().map(|previous| {
+                worker.load_inputs(Set::Previous, previous, c.previous_tokens, made)
+            });
+            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
             let decay_inputs = if B::PER_CHANNEL {
                 let most = tokens.count.max(c.previous_tokens);
                 Some(worker.load_decay_inputs(c, self.params, self.row, most))
             } else {
                 None
             };
+            A::meet(self);
             if !self.live() {
                 worker.zero_outputs(tokens.o, c.o_element, tokens.count);
                 return;
             }
-            worker.copy_state(self.slots.start::<Bf16>(
-                c,
-                self.params,
-                (self.row.hv, [B::V, B::K]),
-            ));
+            let (slots, head) = (self.around.slots(), (self.row.hv, [B::V, B::K]));
+            worker.copy_state(slots.start::<Bf16>(c, self.params, head), slots.is_fresh());
+            // A resume, and accesses to states that are not wide, have no registers left for them meanwhile.
+            let mut scales = None;
+            if c.previous_tokens == 0 && c.wide_state != 0 {
+                scales = Some(A::load_scales(self, &worker));
+            }
+            if made {
+                A::make(self, drafts);
+            }
 
             if let Some(decay_inputs) = &decay_inputs {
                 if let Some(inputs) = &previous {
-                    worker.prepare(c, Set::Previous, inputs, decay_inputs, true);
+                    worker.prepare(c, Set::Previous, inputs, decay_inputs, (true, made));
                 }
                 if c.tokens != 0 {
-                    worker.prepare(c, Set::New, &inputs, decay_inputs, c.update_state != 0);
+                    let advances = c.update_state != 0;
+                    worker.prepare(c, Set::New, &inputs, decay_inputs, (advances, made));
                 }
             } else {
                 let store = |operand, raw, count| {
                     worker.store_tokens(operand, raw, element(operand), count);
                 };
-                if let Some(inputs) = &previous {
+                if !made && let Some(inputs) = &previous {
                     store(Operand::PreviousKey, inputs.keys, inputs.count);
                 }
-                if c.tokens != 0 {
+                if !made && c.tokens != 0 {
                     store(Operand::Key, inputs.keys, tokens.count);
                     store(Operand::Query, inputs.queries, tokens.count);
                 }
@@ -212,16 +252,14 @@ impl Launch<'_> {
                 meeting::leave_tokens::<B>(Set::New);
             }
 
-            let write = self
-                .slots
-                .write::<Bf16>(c, self.params, (self.row.hv, [B::V, B::K]));
+            let write = slots.write::<Bf16>(c, self.params, head);
             let advance = |set, residuals: &[Split; TILES16], keys, moves| {
                 let keys = if B::PER_CHANNEL { Operand::Step } else { keys };
                 worker.advance_by(set, residuals, operand(keys), moves)
             };
             let mut advanced = None;
             if let Some(inputs) = &previous {
-                if !B::PER_CHANNEL {
+                if !B::PER_CHANNEL && !made {
                     worker.store_values(Set::Previous, inputs, c.v_element);
                 }
                 let sk = worker.key_products(operand(Operand::PreviousKey));
@@ -240,7 +278,7 @@ impl Launch<'_> {
                 }
                 return;
             }
-            if !B::PER_CHANNEL {
+            if !B::PER_CHANNEL && !made {
                 worker.store_values(Set::New, &inputs, c.v_element);
             }
             let [sk, sq] = worker.products(
@@ -255,14 +293,19 @@ impl Launch<'_> {
                     None => state,
                 },
             );
+            let scales = match scales {
+                Some(scales) => scales,
+                None => A::load_scales(self, &worker),
+            };
             meeting::take_solution::<B>(Set::New);
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
             worker.outputs(&residuals, &sq);
-            worker.store_outputs(tokens.o, c.o_element, tokens.count);
+            A::take_outputs(self, &worker);
             if c.update_state != 0 {
                 let advance = advance(Set::New, &residuals, Operand::Key, true);
                 worker.store_state(&advance, write);
             }
+            A::finish(self, &worker, scales);
         }
     }
 }

@@ -74,18 +74,20 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         Map::<B>::state(self.warp, row, chunk)
     }
 
-    /// Starts copying the warp's rows of S to shared memory.
+    /// Starts copying the warp's rows of S to shared memory; of a `fresh` row they are zeros.
     ///
     /// # Safety
-    /// The head is a live state.
+    /// The head is a live state, where the row is not fresh.
     #[inline(always)]
-    pub unsafe fn copy_state(&self, head: Head) {
+    pub unsafe fn copy_state(&self, head: Head, fresh: bool) {
         let mut i = 0;
         while i < Self::ROW_TURNS {
             let (share, row, place) = self.of_rows(i);
             // SAFETY: the caller's promise; the warp reads them after it has waited.
             unsafe {
-                if self.wide_state {
+                if fresh {
+                    store_shared_b128(place, [0; 4]);
+                } else if self.wide_state {
                     let element = row * B::K + 8 * share.lane;
                     copy_async_b128(place, head.address + 2 * element as u64);
                 } else {

@@ -1,0 +1,546 @@
+//! The layer step on the tensor cores, all tokens at once; steps are those of the operators' headers.
+//!
+//! The recurrence is that of [`crate::recurrent::Parallel`], block by block. A cluster has the blocks that want the same
+//! channels of q and k: all tiles of all value heads of a query/key head. Each block convolves a part of them for all, and v
+//! of its own tile; the workers leave them where tokens lie that are given. o is normed where it lies, in the place of v.
+//!
+//! Shared memory, in bytes, behind [`Map`]'s:
+//!
+//! | from | bytes | what | written by | read by |
+//! |---|---|---|---|---|
+//! | `MAIL` | 16 | the mailboxes: of q and k, and of the sums | | |
+//! | `SUMS` | 4 · 8 · V / ROWS | of the squares of o: of each token, a worker's rows each, of all tiles | workers of the head | workers |
+
+use core::marker::PhantomData;
+
+use super::conv::{Of, Part, activate};
+use super::drafts::{self, Drafts, Walk};
+use super::norm::sum_of;
+use super::{Layered, Place};
+use crate::constants::Element;
+use crate::device::cluster::{
+    self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
+};
+use crate::device::float::rsqrt;
+use crate::device::shared::{dynamic_shared_mem, load_shared_b128, store_shared_b32};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
+use crate::launch::{Computes, Kernel, Layout};
+use crate::math::elements::{Raw, bytes_of, load, store};
+use crate::recurrent::parallel::fragments::split;
+use crate::recurrent::parallel::map::{Block, Channels, Map, Operand, Set, TOKENS};
+use crate::recurrent::parallel::worker::Worker;
+use crate::recurrent::parallel::{Around, Launch, meeting, run};
+use crate::recurrent::slots::Slots;
+use crate::row::Row;
+use crate::state::{Bf16, StateElement};
+use crate::step::{LayerParams, StepConstants, StepParams};
+
+/// As [`crate::recurrent::Parallel`], with what is around it. `CLUSTERED`: in clusters, of up to 8 blocks; else a block has
+/// all that it wants, a whole head whose query/key head is no other's.
+pub struct Parallel<
+    G,
+    const K: u32,
+    const V: u32,
+    const WARPS: u32,
+    const TILES16: usize,
+    const CLUSTERED: bool,
+>(PhantomData<G>);
+
+/// Blocks of a cluster that every GPU with clusters has.
+const MOST_BLOCKS: u32 = 8;
+
+impl<
+    G: Layered,
+    const K: u32,
+    const V: u32,
+    const WARPS: u32,
+    const TILES16: usize,
+    const CLUSTERED: bool,
+> Kernel for Parallel<G, K, V, WARPS, TILES16, CLUSTERED>
+{
+    type Params = LayerParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = 32 * (WARPS + 1);
+    const TILES: u32 = V / (WARPS * Self::ROWS);
+    const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
+    const SHARED_BYTES: u32 = Layer::<Self, CLUSTERED>::BYTES;
+    const CLUSTER: u32 = Self::TILES;
+    const CLUSTER_OF_HEADS: bool = CLUSTERED;
+    const MAX_RATIO: u32 = if CLUSTERED {
+        MOST_BLOCKS / Self::TILES
+    } else {
+        1
+    };
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::LAYER_PARALLEL,
+        layout: Layout::KLast,
+        state: Bf16::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &LayerParams) {
+        const {
+            assert!(
+                CLUSTERED || Self::TILES == 1,
+                "a block by itself has a whole head"
+            )
+        };
+        // There is no state after each token, and so no window.
+        let c = StepConstants {
+            token_index: 0,
+            has_window_snapshots: 0,
+            ..StepConstants::get()
+        };
+        let row = if CLUSTERED {
+            Row::of_head_block(c.h, c.ratio, c.tiled != 0)
+        } else {
+            Row::of_block(c.h, c.ratio, c.tiled != 0, 1)
+        };
+        // SAFETY: the caller's promise; the mailboxes are nothing else's.
+        unsafe {
+            let layer = Layer::<Self, CLUSTERED>::new(&c, params, row);
+            layer.open_mailboxes(&c);
+            run::<Self, _, TILES16>(c, &params.step, row, layer);
+        }
+    }
+}
+
+impl<
+    G: Layered,
+    const K: u32,
+    const V: u32,
+    const WARPS: u32,
+    const TILES16: usize,
+    const CLUSTERED: bool,
+> Block for Parallel<G, K, V, WARPS, TILES16, CLUSTERED>
+{
+    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    const K: u32 = K;
+    const V: u32 = V;
+    const WARPS: u32 = WARPS;
+    const ROWS: u32 = 16 * TILES16 as u32;
+}
+
+/// A convolution, a norm, or both, around the recurrence of a block.
+struct Layer<'a, B, const CLUSTERED: bool> {
+    block: PhantomData<B>,
+    params: &'a LayerParams,
+    place: Place,
+    /// Of the block in its cluster: tile by tile, head by head.
+    rank: u32,
+    /// First channel of q and k that the block convolves for its cluster, and how many.
+    part: (u32, u32),
+}
+
+impl<'a, B: Block, const CLUSTERED: bool> Layer<'a, B, CLUSTERED> {
+    const TILE: u32 = B::WARPS * B::ROWS;
+    const TILES: u32 = B::V / Self::TILE;
+    const MAIL: u32 = Map::<B>::BYTES;
+    const SUMS: u32 = Self::MAIL + 2 * MAILBOX_BYTES;
+    /// Sums of a token.
+    const TOKEN_SUMS: u32 = B::V / B::ROWS;
+    const BYTES: u32 = Self::SUMS + TOKENS * Self::TOKEN_SUMS * 4;
+
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    unsafe fn new(c: &StepConstants, params: &'a LayerParams, row: Row) -> Self {
+        let rank = if CLUSTERED {
+            // hv = h · ratio + r, or r · H + h
+            let r = if c.tiled != 0 {
+                row.hv / c.h
+            } else {
+                row.hv % c.ratio
+            };
+            r * Self::TILES + row.tile
+        } else {
+            0
+        };
+        let parts = Self::parts(c);
+        let channels = B::K / parts;
+        let part = if rank < parts {
+            (rank * channels, channels)
+        } else {
+            (0, 0)
+        };
+        Self {
+            block: PhantomData,
+            params,
+            // SAFETY: the caller's promise.
+            place: unsafe { Place::load(c, params, row.b) },
+            rank,
+            part,
+        }
+    }
+
+    /// Blocks of the cluster.
+    #[inline(always)]
+    fn blocks(c: &StepConstants) -> u32 {
+        if CLUSTERED { Self::TILES * c.ratio } else { 1 }
+    }
+
+    /// Blocks of it that convolve q and k: the first ones, a power of two.
+    #[inline(always)]
+    fn parts(c: &StepConstants) -> u32 {
+        let blocks = Self::blocks(c);
+        if blocks >= 8 {
+            8
+        } else if blocks >= 4 {
+            4
+        } else if blocks >= 2 {
+            2
+        } else {
+            1
+        }
+    }
+
+    #[inline(always)]
+    fn mail_of_channels() -> u32 {
+        dynamic_shared_mem() + Self::MAIL
+    }
+
+    #[inline(always)]
+    fn mail_of_sums() -> u32 {
+        dynamic_shared_mem() + Self::MAIL + MAILBOX_BYTES
+    }
+
+    /// Opens the mailboxes for what the other blocks send, and comes to the cluster's barrier. Every thread of the block
+    /// calls it.
+    ///
+    /// # Safety
+    /// Before everything else.
+    #[inline(always)]
+    unsafe fn open_mailboxes(&self, c: &StepConstants) {
+        if Self::blocks(c) == 1 {
+            return;
+        }
+        if thread_idx_x() == 0 {
+            let (_, own) = self.part;
+            // SAFETY: the mailboxes are nothing else's.
+            unsafe {
+                if c.taps != 0 {
+                    // A word for each channel of a token: of f32, or of the high and the low part of two.
+                    let sets = if c.tokens != 0 { 2 } else { 0 }
+                        + if c.previous_tokens != 0 { 1 } else { 0 };
+                    let channels = sets * (B::K - own);
+                    open_mailbox(Self::mail_of_channels(), channels * TOKENS * 4);
+                }
+                if Self::TILES > 1 && c.has_norm != 0 {
+                    let sums = Self::TOKEN_SUMS - B::WARPS;
+                    open_mailbox(Self::mail_of_sums(), sums * TOKENS * 4);
+                }
+            }
+        }
+        arrive_relaxed();
+    }
+
+    /// The place of the sum over the rows of `warp` of the block, of token `t`.
+    #[inline(always)]
+    fn sum(&self, tile: u32, warp: u32, t: u32) -> u32 {
+        dynamic_shared_mem() + Self::SUMS + (t * Self::TOKEN_SUMS + tile * B::WARPS + warp) * 4
+    }
+
+    /// Where token `t` of a channel of k or q lies; with GDN the word of it and its neighbour, of their high parts that of an
+    /// even channel and of their low ones that of an odd one.
+    #[inline(always)]
+    fn channel(part: &Part, set: Set, t: u32) -> u32 {
+        let i = part.own;
+        if B::PER_CHANNEL {
+            let channels = match (part.of, set) {
+                (Of::Query, _) => Channels::Query,
+                (_, Set::New) => Channels::Key,
+                (_, Set::Previous) => Channels::PreviousKey,
+            };
+            let halves = i % 8 / 4 * (2 * B::K) + i / 8 * 16;
+            return Map::<B>::channels(channels, t) + halves + i % 4 * 4;
+        }
+        let operand = match part.of {
+            Of::Query => Operand::Query,
+            _ => set.key(),
+        };
+        let token = Map::<B>::operand(operand) + t * Map::<B>::ROW;
+        let word = i / 32 * 64 + i % 8 / 2 * 16 + i % 32 / 8 * 4;
+        token + i % 2 * Map::<B>::LOW + word
+    }
+
+    /// Leaves `y`, token `t` of a channel, where it is wanted: of k and q, in every block of the cluster. With GDN, of two
+    /// neighbouring lanes' channels one lane leaves the high parts and the other the low ones. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The place is this thread's to write, and the mailbox is open, for the blocks have met.
+    #[inline(always)]
+    unsafe fn leave(&self, c: &StepConstants, part: &Part, set: Set, t: u32, y: f32) {
+        let mut word = y.to_bits();
+        if !B::PER_CHANNEL {
+            let other = warp_shuffle_xor(y, 1);
+            let is_odd = part.own % 2 == 1;
+            let [high, low] = if is_odd {
+                split(other, y)
+            } else {
+                split(y, other)
+            };
+            if part.of != Of::Value {
+                word = if is_odd { low } else { high };
+            }
+        }
+        if !part.is_there || (part.of == Of::Query && set == Set::Previous) {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            if part.of == Of::Value {
+                let values = Map::<B>::values(set, part.own / B::ROWS);
+                let place = values + t * Map::<B>::VALUE_ROW + part.own % B::ROWS * 4;
+                store_shared_b32(place, word);
+                return;
+            }
+            let place = Self::channel(part, set, t);
+            store_shared_b32(place, word);
+            let blocks = Self::blocks(c);
+            let mut rank = 0;
+            while rank < blocks {
+                if rank != self.rank {
+                    send_b32(place, rank, word, Self::mail_of_channels());
+                }
+                rank += 1;
+            }
+        }
+    }
+
+    /// Whether a thread loads what its next channel is convolved from before it convolves one: not where all have one, nor
+    /// where accesses to states are not wide, and there are no registers left for it.
+    #[inline(always)]
+    fn looks_ahead(c: &StepConstants) -> bool {
+        let channels = 2 * (B::K / Self::parts(c)) + Self::TILE;
+        channels > 32 * B::WARPS && c.wide_state != 0
+    }
+
+    /// What number `i` of the block's channels is convolved from, of tokens that are where the row says; nothing where it is
+    /// not due.
+    ///
+    /// # Safety
+    /// The launch is of live tensors; no other thread has the channel.
+    #[inline(always)]
+    unsafe fn load_channel(launch: &Launch<'_, Self>, walk: &Walk, i: u32, is_due: bool) -> Drafts {
+        let (c, layer) = (&launch.c, &launch.around);
+        let dims = [B::K, B::V];
+        let mut part = Part::of_head(c, launch.row, dims, layer.part, Self::TILE, i);
+        part.is_there &= launch.tokens.live && is_due;
+        // SAFETY: the caller's promise.
+        unsafe { Drafts::load(c, layer.params, &layer.place, walk, part) }
+    }
+}
+
+/// z and the norm's weight of the elements of o that a lane stores, as they lie in memory.
+struct Scales {
+    z: Raw<8>,
+    weight: Raw<8>,
+}
+
+impl<B: Block, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
+    for Layer<'_, B, CLUSTERED>
+{
+    /// Of the first channel of a thread, and the second, where it [`Layer::looks_ahead`].
+    type Drafts = (Walk, [Drafts; 2]);
+    type Scales = Scales;
+
+    #[inline(always)]
+    fn slots(&self) -> &Slots {
+        &self.place.slots
+    }
+
+    #[inline(always)]
+    fn live(&self, _: &StepConstants, _: &StepParams) -> bool {
+        self.place.live()
+    }
+
+    #[inline(always)]
+    fn makes(c: &StepConstants) -> bool {
+        c.taps != 0
+    }
+
+    #[inline(always)]
+    unsafe fn load_drafts(launch: &Launch<'_, Self>) -> (Walk, [Drafts; 2]) {
+        let walk = Walk::new(launch.row.b, launch.previous.as_ref(), &launch.tokens);
+        let i = thread_idx_x();
+        // SAFETY: the caller's promise.
+        let drafts = unsafe {
+            // Where accesses to states are not wide there are no registers left for it.
+            let first = Self::load_channel(launch, &walk, i, launch.c.wide_state != 0);
+            let is_due = Self::looks_ahead(&launch.c);
+            let second = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
+            [first, second]
+        };
+        (walk, drafts)
+    }
+
+    #[inline(always)]
+    fn meet(launch: &Launch<'_, Self>) {
+        if Self::blocks(&launch.c) > 1 {
+            cluster::wait();
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_scales(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) -> Scales {
+        let (c, layer, row) = (&launch.c, &launch.around, launch.row);
+        let (t, first) = worker.value_place();
+        let none = Raw([0; 8]);
+        if c.has_norm == 0 || t >= launch.tokens.count {
+            return Scales {
+                z: none,
+                weight: none,
+            };
+        }
+        let v = worker.first + first;
+        let token = (launch.tokens.start + t) as u64 * c.z_token as u64;
+        let z = row.at(layer.params.z, c.z_row, row.hv * c.z_head, v, c.z_element)
+            + token * bytes_of(c.z_element) as u64;
+        let weight = layer.params.norm_weight + (v * bytes_of(c.norm_weight_element)) as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Scales {
+                z: load(z, c.z_element, c.wide_norm != 0),
+                weight: load(weight, c.norm_weight_element, c.wide_norm != 0),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn make(launch: &Launch<'_, Self>, (walk, drafts): (Walk, [Drafts; 2])) {
+        let (c, layer) = (&launch.c, &launch.around);
+        let (_, own) = layer.part;
+        let channels = 2 * own + Self::TILE;
+        let mut first = 0;
+        let [mut drafts, mut next] = drafts;
+        // SAFETY: the caller's promise; each place has one writer, and neighbours are of one warp.
+        unsafe {
+            if c.wide_state == 0 {
+                drafts = Self::load_channel(launch, &walk, thread_idx_x(), true);
+            }
+            loop {
+                let give = |part: &Part, of, t, is_there, y| {
+                    let set = match of {
+                        drafts::Of::Previous => Set::Previous,
+                        drafts::Of::New => Set::New,
+                    };
+                    layer.leave(c, part, set, t, if is_there { y } else { 0.0 });
+                };
+                let part = drafts.part;
+                drafts.convolve(c, layer.params, &layer.place, &walk, give);
+                // Those that the launch has no room for.
+                let mut t = 0;
+                while t < TOKENS {
+                    if c.previous_tokens != 0 && t >= c.previous_tokens {
+                        layer.leave(c, &part, Set::Previous, t, 0.0);
+                    }
+                    if c.tokens != 0 && t >= c.tokens {
+                        layer.leave(c, &part, Set::New, t, 0.0);
+                    }
+                    t += 1;
+                }
+                // The same for all threads, which come to the shuffles together.
+                first += 32 * B::WARPS;
+                if first >= channels {
+                    break;
+                }
+                let i = first + thread_idx_x();
+                drafts = if Self::looks_ahead(c) {
+                    next
+                } else {
+                    Self::load_channel(launch, &walk, i, true)
+                };
+                let is_due = Self::looks_ahead(c);
+                next = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
+            }
+            if Self::blocks(c) > 1 {
+                wait_mailbox(Self::mail_of_channels());
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {
+        let (c, layer) = (&launch.c, &launch.around);
+        let (t, _) = worker.value_place();
+        // SAFETY: the caller's promise; the cluster's blocks have met.
+        unsafe {
+            if c.has_norm == 0 {
+                worker.store_outputs(launch.tokens.o, c.o_element, launch.tokens.count);
+                return;
+            }
+            sync_warp(FULL_MASK);
+            let mut sum = 0.0;
+            if t < TOKENS {
+                let [a, b, c, d, e, f, g, h] = outputs(worker).map(|o| o * o);
+                sum = ((a + b) + (c + d)) + ((e + f) + (g + h));
+            }
+            let mut mask = 1;
+            while mask < Worker::<B, TILES16>::VALUE_LANES {
+                sum += warp_shuffle_xor(sum, mask);
+                mask *= 2;
+            }
+            if t < TOKENS && lane_id().is_multiple_of(Worker::<B, TILES16>::VALUE_LANES) {
+                let place = layer.sum(launch.row.tile, worker.warp, t);
+                store_shared_b32(place, sum.to_bits());
+                let mut tile = 0;
+                while tile < Self::TILES {
+                    if tile != launch.row.tile {
+                        let rank = layer.rank - launch.row.tile + tile;
+                        send_b32(place, rank, sum.to_bits(), Self::mail_of_sums());
+                    }
+                    tile += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>, scales: Scales) {
+        let (c, layer) = (&launch.c, &launch.around);
+        if c.has_norm == 0 {
+            return;
+        }
+        let (t, first) = worker.value_place();
+        meeting::workers::<B>();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if Self::TILES > 1 {
+                wait_mailbox(Self::mail_of_sums());
+            }
+            if t >= launch.tokens.count {
+                return;
+            }
+            let squares = sum_of(layer.sum(0, 0, t), Self::TOKEN_SUMS);
+            let mean = squares * (1.0 / B::V as f32);
+            let size = rsqrt(mean + f32::from_bits(c.norm_eps));
+            let z = scales.z.to_f32(c.z_element);
+            let weight = scales.weight.to_f32(c.norm_weight_element);
+            let mut o = outputs(worker);
+            let mut i = 0;
+            while i < 8 {
+                o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]);
+                i += 1;
+            }
+            let address = launch.tokens.o.at(t, worker.first + first);
+            store(o, address, c.o_element, c.wide_io != 0);
+        }
+    }
+}
+
+/// What the lane has of o, in the place of the new tokens' values.
+///
+/// # Safety
+/// The lane has some, and they are there.
+#[inline(always)]
+unsafe fn outputs<B: Block, const TILES16: usize>(worker: &Worker<B, TILES16>) -> [f32; 8] {
+    let (t, row) = worker.value_place();
+    let place = worker.value_address(Set::New, t, row, Element::F32 as u32);
+    // SAFETY: the caller's promise.
+    let [[a, b, c, d], [e, f, g, h]] =
+        unsafe { [load_shared_b128(place), load_shared_b128(place + 16)] };
+    [a, b, c, d, e, f, g, h].map(f32::from_bits)
+}

@@ -1,0 +1,97 @@
+//! What is before and after the recurrence of a block.
+
+use super::Launch;
+use super::map::Block;
+use super::worker::Worker;
+use crate::recurrent::slots::Slots;
+use crate::step::{StepConstants, StepParams};
+
+/// Nothing ([`Plain`]), or a layer's convolution and norm ([`crate::layer`]'s). Workers call its functions in this order.
+pub trait Around<B: Block, const TILES16: usize>: Sized {
+    /// What a worker loads ahead of everything that waits, for k, q and v to be made of.
+    type Drafts;
+    /// What a worker loads to norm o with.
+    type Scales;
+
+    /// Of the states.
+    fn slots(&self) -> &Slots;
+
+    /// Whether the slots are there of all that is kept.
+    fn live(&self, c: &StepConstants, params: &StepParams) -> bool;
+
+    /// Whether k, q and v are made in shared memory, in f32, and not given.
+    fn makes(c: &StepConstants) -> bool;
+
+    /// # Safety
+    /// The launch is of live tensors.
+    unsafe fn load_drafts(launch: &Launch<'_, Self>) -> Self::Drafts;
+
+    /// Waits for the blocks that this one sends to; the solver does too.
+    fn meet(launch: &Launch<'_, Self>);
+
+    /// # Safety
+    /// The launch is of live tensors.
+    unsafe fn load_scales(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) -> Self::Scales;
+
+    /// Where [`Self::makes`]: makes k, q and v, which are there after the next barrier of the workers.
+    ///
+    /// # Safety
+    /// The row is live, and the blocks have met.
+    unsafe fn make(launch: &Launch<'_, Self>, drafts: Self::Drafts);
+
+    /// o lies, in f32, in the place of the new tokens' values.
+    ///
+    /// # Safety
+    /// The row is live.
+    unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>);
+
+    /// The last thing that a worker does.
+    ///
+    /// # Safety
+    /// The row is live.
+    unsafe fn finish(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>, scales: Self::Scales);
+}
+
+/// q, k and v are given, and o is the recurrence's.
+pub struct Plain(pub Slots);
+
+impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
+    type Drafts = ();
+    type Scales = ();
+
+    #[inline(always)]
+    fn slots(&self) -> &Slots {
+        &self.0
+    }
+
+    #[inline(always)]
+    fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
+        self.0.live(c, params)
+    }
+
+    #[inline(always)]
+    fn makes(_: &StepConstants) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    unsafe fn load_drafts(_: &Launch<'_, Self>) {}
+
+    #[inline(always)]
+    fn meet(_: &Launch<'_, Self>) {}
+
+    #[inline(always)]
+    unsafe fn load_scales(_: &Launch<'_, Self>, _: &Worker<B, TILES16>) {}
+
+    #[inline(always)]
+    unsafe fn make(_: &Launch<'_, Self>, (): ()) {}
+
+    #[inline(always)]
+    unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {
+        // SAFETY: the caller's promise.
+        unsafe { worker.store_outputs(launch.tokens.o, launch.c.o_element, launch.tokens.count) };
+    }
+
+    #[inline(always)]
+    unsafe fn finish(_: &Launch<'_, Self>, _: &Worker<B, TILES16>, (): ()) {}
+}
