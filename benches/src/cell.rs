@@ -213,23 +213,26 @@ impl Cell {
     /// Whether the operator has it.
     #[must_use]
     pub fn exists(&self) -> bool {
+        let parallel = self.state == DType::Bf16
+            && self.layout == StateLayout::KLast
+            && self.tokens <= 8
+            && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);
+        if self.formulation == Formulation::Parallel && !parallel {
+            return false;
+        }
         if self.op.is_layer() {
             let decode = matches!(self.mode, Mode::Update | Mode::Verify);
             let several = decode || matches!(self.mode, Mode::Snapshots | Mode::Resume);
-            return self.formulation == Formulation::Recurrent
-                && if self.tokens == 1 { decode } else { several };
+            return match (self.tokens, self.formulation) {
+                (1, formulation) => decode && formulation == Formulation::Recurrent,
+                (_, _) => several,
+            };
         }
         let decode = self.op.operator() == Operator::Gdn
             && self.tokens == 1
             && self.formulation == Formulation::Recurrent
             && matches!(self.mode, Mode::Update | Mode::Verify);
-        let parallel = self.state == DType::Bf16
-            && self.layout == StateLayout::KLast
-            && self.tokens <= 8
-            && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);
-        (self.op == Op::GdnDecode) == decode
-            && (self.formulation == Formulation::Recurrent || parallel)
-            && !(self.slots && self.mode == Mode::TokenSlots)
+        (self.op == Op::GdnDecode) == decode && !(self.slots && self.mode == Mode::TokenSlots)
     }
 
     /// How gates come.

@@ -25,7 +25,7 @@ const TABLES: [&str; 17] = [
     "--step",
     "--op gdn_layer --model qwen3.5-397b --state bf16 --layout k_last",
     "--op gdn_layer,kda_layer --tokens 4,8 --modes snapshots --gate softplus",
-    "--op gdn_layer,kda_layer --tokens 8 --modes resume --state bf16 --layout k_last --gate softplus",
+    "--op gdn_layer,kda_layer --tokens 4,8 --modes resume --state bf16 --layout k_last --gate softplus",
     "--op gdn_layer,kda_layer --dim 64 --batch 1,4,16,64,256 --gate softplus",
 ];
 

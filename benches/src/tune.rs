@@ -173,9 +173,11 @@ fn heads(cell: &Cell) -> u32 {
 fn kind(cell: &Cell) -> String {
     let (f32_state, k64) = (cell.state == DType::F32, cell.dim == 64);
     if cell.formulation == Formulation::Parallel {
-        let operator = match cell.op.operator() {
-            Operator::Gdn => "GdnMtpParallel",
-            Operator::Kda => "KdaRecurrentParallel",
+        let operator = match (cell.op.operator(), cell.op.is_layer()) {
+            (Operator::Gdn, false) => "GdnMtpParallel",
+            (Operator::Kda, false) => "KdaRecurrentParallel",
+            (Operator::Gdn, true) => "GdnLayerParallel",
+            (Operator::Kda, true) => "KdaLayerParallel",
         };
         let mode = match cell.mode {
             Mode::Verify => "Verify",
@@ -189,8 +191,10 @@ fn kind(cell: &Cell) -> String {
         Op::GdnMtp => "GdnMtp",
         Op::KdaRecurrent if cell.tokens == 1 && !cell.mode.has_previous() => "KdaDecode",
         Op::KdaRecurrent => "KdaRecurrent",
-        Op::GdnLayer => "GdnLayer",
-        Op::KdaLayer => "KdaLayer",
+        Op::GdnLayer if cell.tokens == 1 => "GdnLayer",
+        Op::KdaLayer if cell.tokens == 1 => "KdaLayer",
+        Op::GdnLayer => "GdnLayerMtp",
+        Op::KdaLayer => "KdaLayerMtp",
     };
     let layout = match cell.layout {
         StateLayout::KLast => "KLast",
