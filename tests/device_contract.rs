@@ -4,9 +4,10 @@ use bytemuck::{Pod, cast_slice};
 use gated_delta::driver::{Context, DeviceMemory, Stream};
 use gated_delta::{DType, DeviceElement, Entry, Error, Library, StreamRef, Tensor};
 use gated_delta_kernels::kernels::device_contract::{
-    CLUSTER_BLOCKS, CLUSTER_RESULTS, RESULTS, matrix_element,
+    CLUSTER_BLOCKS, CLUSTER_RESULTS, RESULTS, WARPGROUP_RESULTS, matrix_element,
 };
 use gated_delta_tests::backend::gpu;
+use half::f16;
 
 const THREADS: usize = 64;
 const NUMBER: u32 = 3_141_592_653;
@@ -18,6 +19,11 @@ const CLUSTER: usize = Entry::cluster_contract.cluster() as usize;
 const BLOCKS: usize = CLUSTER_BLOCKS as usize;
 /// Dims of what they get.
 const EXCHANGED: [usize; 3] = [CLUSTER_RESULTS.len(), BLOCKS, THREADS];
+
+/// Threads of a warpgroup.
+const WARPGROUP: usize = Entry::warpgroup_contract.block() as usize;
+/// Dims of its sums.
+const PRODUCTS: [usize; 2] = [WARPGROUP_RESULTS as usize, WARPGROUP];
 
 /// Values over several binades, with the signs, zeros, infinities and NaN that the primitives treat apart.
 fn inputs() -> Vec<f32> {
@@ -261,4 +267,93 @@ fn sanitizer_blocks_of_a_cluster_exchange_words_on_the_gpu() {
     let input = (&words[..], &[BLOCKS, THREADS][..]);
     let got = on_gpu(context, Library::cluster_contract, input, &EXCHANGED).unwrap();
     assert_eq!(got, exchanged());
+}
+
+/// It reads nothing, and has no number.
+unsafe fn warpgroup(
+    library: &Library,
+    stream: StreamRef<'_>,
+    input: Tensor<'_>,
+    output: Tensor<'_>,
+    _: u32,
+) -> Result<(), Error> {
+    // SAFETY: the caller's promise.
+    unsafe { library.warpgroup_contract(stream, input, output) }
+}
+
+/// What a warpgroup copies: words that differ.
+fn copied() -> Vec<u32> {
+    (0..4 * WARPGROUP as u32)
+        .map(|i| i << 16 | (i ^ 0x5555))
+        .collect()
+}
+
+/// What the threads of a warpgroup are to get: sums of small integers, which f16 and f32 have exactly.
+fn products() -> Vec<u32> {
+    let at = matrix_element;
+    let triangle = |s: u32, t: u32| if s <= t { at(s, t) } else { 0.0 };
+    let sum = |terms: u32, term: &dyn Fn(u32) -> f32| (0..terms).map(term).sum::<f32>();
+    let mut words = vec![u32::MAX; PRODUCTS.iter().product()];
+    for id in 0..WARPGROUP as u32 {
+        let mut put = |result: u32, word| words[result as usize * WARPGROUP + id as usize] = word;
+        // The i-th sum of a thread is that of a row and a column.
+        for i in 0..64 {
+            let row = id / 32 * 16 + id % 32 / 4 + i / 2 % 2 * 8;
+            let column = i / 4 * 8 + id % 4 * 2 + i % 2;
+            let by_both = sum(128, &|k| at(row, k) * at(column, k));
+            put(i, by_both.to_bits());
+            let added = 1.0 + sum(64, &|t| at(row, t) * at(t, column));
+            put(128 + i, added.to_bits());
+            if i < 32 {
+                let by_rows = sum(64, &|k| at(row + 64, k) * at(column, k));
+                put(64 + i, by_rows.to_bits());
+                let product = sum(64, &|s| at(row, s) * triangle(s, column));
+                put(96 + i, product.to_bits());
+                put(192 + i, (1.0 + product).to_bits());
+            }
+        }
+        // A row of one of four matrices, of which a lane had a column.
+        let (matrix, i) = (id % 32 / 8, id % 8);
+        let element = |j: u32| {
+            let lane = id / 32 * 32 + 4 * j + i / 2;
+            let row = lane / 32 * 16 + lane % 32 / 4 + matrix % 2 * 8;
+            let column = matrix / 2 * 8 + lane % 4 * 2 + i % 2;
+            u32::from(f16::from_f32(at(row, column)).to_bits())
+        };
+        for word in 0..4 {
+            put(224 + word, element(2 * word + 1) << 16 | element(2 * word));
+            put(230 + word, copied()[(4 * id + word) as usize]);
+        }
+        // Pairs lie one beside the other.
+        let pair = 228 * WARPGROUP + 2 * id as usize;
+        words[pair..pair + 2].copy_from_slice(&[!id, id]);
+    }
+    words
+}
+
+/// A thread's words of `got` are those of `wanted`.
+fn assert_products(got: &[u32], wanted: &[u32]) {
+    for (i, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+        let (result, thread) = (i / WARPGROUP, i % WARPGROUP);
+        assert_eq!(got, wanted, "result {result} of thread {thread}");
+    }
+    assert_eq!(got.len(), wanted.len());
+}
+
+#[test]
+fn a_warpgroup_multiplies_in_the_simulator() {
+    let got = simulated(warpgroup, (&copied(), &[WARPGROUP, 4]), &PRODUCTS);
+    assert_products(&got, &products());
+}
+
+#[test]
+fn sanitizer_a_warpgroup_multiplies_on_the_gpu() {
+    let Some(context) = gpu() else { return };
+    if context.device().compute_capability().unwrap().0 != 9 {
+        println!("skipped: a GPU whose warpgroups do not multiply");
+        return;
+    }
+    let input = (&copied()[..], &[WARPGROUP, 4][..]);
+    let got = on_gpu(context, warpgroup, input, &PRODUCTS).unwrap();
+    assert_products(&got, &products());
 }

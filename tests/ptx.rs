@@ -7,6 +7,7 @@ use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::for_each_entry;
+use gated_delta_kernels::launch;
 use gated_delta_tests::spec::Family;
 
 macro_rules! embed {
@@ -78,7 +79,8 @@ fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
     }
 }
 
-/// The lowest that the instructions need: CUDA 11.4, Ampere; of clusters, CUDA 12.1, Hopper.
+/// The lowest that the instructions need: CUDA 11.4, Ampere; of clusters, CUDA 12.1, Hopper; of warpgroups, CUDA 12.0, Hopper
+/// and no later.
 #[test]
 fn old_drivers_and_gpus_can_load_it() {
     for (entry, text) in TEXTS {
@@ -93,9 +95,10 @@ fn old_drivers_and_gpus_can_load_it() {
         };
         let (major, minor) = value(".version ").split_once('.').unwrap();
         let version: (u32, u32) = (major.parse().unwrap(), minor.parse().unwrap());
-        let (highest, target) = match entry.takes_clusters() {
-            false => ((7, 4), "sm_80"),
-            true => ((8, 1), "sm_90"),
+        let (highest, target) = match (entry.takes_clusters(), entry.takes_warpgroups()) {
+            (false, false) => ((7, 4), "sm_80"),
+            (_, true) => ((8, 0), "sm_90a"),
+            (true, false) => ((8, 1), "sm_90"),
         };
         assert!(version <= highest, "{}: {version:?}", entry.name());
         assert_eq!(value(".target "), target, "{}", entry.name());
@@ -120,7 +123,7 @@ fn nothing_is_in_local_memory_called_or_generic() {
 
 #[test]
 fn the_kernels_are_of_the_expected_instructions() {
-    for (family, name, text) in on_states() {
+    for (family, name, text) in on_states().filter(|(family, ..)| !family.is_chunked()) {
         let has = |wanted: &str| {
             instructions(text).any(|instruction| instruction.trim_end_matches(';') == wanted)
         };
@@ -168,6 +171,66 @@ fn the_kernels_are_of_the_expected_instructions() {
         };
         assert!(has(rounding), "{name}: no {rounding}");
     }
+}
+
+/// What multiplies, what brings its factors in, and what makes decays and rounds.
+#[test]
+fn prefills_are_of_the_expected_instructions() {
+    for (entry, text) in TEXTS {
+        let Some(of) = prefill_of(*entry) else {
+            continue;
+        };
+        let starts = |wanted: &str| {
+            instructions(text).any(|instruction| {
+                instruction
+                    .strip_prefix(wanted)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ';']))
+            })
+        };
+        let (prepares, walks) = match of {
+            launch::Family::GdnPrefillPrepare => (true, false),
+            launch::Family::GdnPrefillChain => (false, true),
+            launch::Family::GdnPrefillShort => (true, true),
+            _ => (false, false),
+        };
+        let name = entry.name();
+        let multiplies = prepares || walks;
+        for (wanted, has) in [
+            ("wgmma.mma_async.sync.aligned", multiplies),
+            ("wgmma.fence.sync.aligned", multiplies),
+            ("fence.proxy.async", multiplies),
+            ("mma.sync.aligned.m16n8k16", prepares),
+            ("cvt.rn.f16x2.f32", multiplies),
+            ("ex2.approx.ftz.f32", multiplies),
+            (
+                "cp.async.bulk.shared::cluster.global",
+                of == launch::Family::GdnPrefillChain,
+            ),
+        ] {
+            assert_eq!(starts(wanted), has, "{name}: {wanted}");
+        }
+        for inexact in [
+            "div.full.f32",
+            "div.approx.f32",
+            "div.rn.f32",
+            "sqrt.approx.f32",
+            "fma.rn.f64",
+        ] {
+            assert!(!starts(inexact), "{name}: {inexact}");
+        }
+    }
+}
+
+/// Which part of a prefill an entry is.
+fn prefill_of(entry: Entry) -> Option<launch::Family> {
+    let of = entry.computes()?.family;
+    let parts = [
+        launch::Family::GdnPrefillPrepare,
+        launch::Family::GdnPrefillChain,
+        launch::Family::GdnPrefillShort,
+        launch::Family::GdnPrefillWindows,
+    ];
+    parts.contains(&of).then_some(of)
 }
 
 /// A state may be read before the branch on its slot, but never without the predicate that the slot is valid.
@@ -229,14 +292,102 @@ const NOT_OF_A_LAYER: [&str; 9] = [
     "GD_Z_TOKEN",
 ];
 
+/// The same that no kernel of a prefill has a use for: nothing that varies with lengths is a constant.
+const NOT_OF_A_PREFILL: [&str; 11] = [
+    "_ROW",
+    "GD_TOKENS",
+    "TOKEN_INDEX",
+    "PREVIOUS",
+    "SNAPSHOT",
+    "ACCEPTED",
+    "KEEP",
+    "BETA_LOGIT",
+    "LOWER_BOUND",
+    "HAS_A_LOG",
+    "HAS_DT_BIAS",
+];
+
+/// Constants that other operators have no use for.
+const OF_A_PREFILL: [&str; 3] = [
+    "GD_POSITIONS_INDEX",
+    "GD_CHECKPOINT_INDEX",
+    "GD_CHECKPOINT_EVERY",
+];
+
+/// The same of windows that are written, behind all else.
+const OF_WRITTEN_WINDOWS: &str = "WRITE_WINDOWS";
+
+/// The same of a norm, but for whether there is one.
+const OF_A_NORM: [&str; 3] = ["_NORM_", "GD_WIDE_NORM", "GD_Z_"];
+
+/// The same of values, outputs and states, which a preparation does not see.
+const NOT_OF_A_PREPARATION: [&str; 7] = [
+    "CHECKPOINT",
+    "HAS_NORM",
+    "GD_O_",
+    "READ_SLOT",
+    "WRITE_SLOT",
+    "WIDE_STATE",
+    "GD_Z_",
+];
+
+/// What is left of them for windows.
+const OF_WINDOWS: [&str; 12] = [
+    "CHECKPOINT",
+    "CU_SEQLENS_INDEX",
+    "FRESH_INDEX",
+    "GD_NULL_SLOT",
+    "POSITIONS_INDEX",
+    "GD_RATIO",
+    "READ_INDEX",
+    "WINDOWS",
+    "GD_TAPS",
+    "UPDATE_STATE",
+    "WRITE_INDEX",
+    "GD_X_",
+];
+
+/// Whether a part of a prefill uses a constant.
+fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
+    let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
+    if has(&NOT_OF_A_PREFILL) {
+        return false;
+    }
+    if of == launch::Family::GdnPrefillWindows {
+        return symbol == "GD_H" || has(&OF_WINDOWS);
+    }
+    if has(&[OF_WRITTEN_WINDOWS]) {
+        return false;
+    }
+    if of == launch::Family::GdnPrefillPrepare {
+        return !has(&NOT_OF_A_PREPARATION) && !has(&OF_A_NORM);
+    }
+    // A norm is of who has all of a head; columns of a state in memory are stored one by one.
+    let vlast = entry
+        .computes()
+        .is_some_and(|computes| computes.layout == launch::Layout::VLast);
+    (entry.tiles() == 1 || !has(&OF_A_NORM)) && (!vlast || symbol != "GD_WIDE_STATE")
+}
+
 /// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot and no
 /// token slot is asked of the parallel formulation, whose norm alone stores several elements at once. Of a layer step,
 /// whole heads store what the norm leaves element by element; so do those of several tokens, of which KDA's load the gates
 /// of channels together.
 fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let family = Family::of(entry);
+    let prefill = prefill_of(entry);
     let symbols = entry.symbols().iter().copied();
     symbols.filter(move |symbol| {
+        if let Some(of) = prefill {
+            return is_of_prefill(entry, of, symbol);
+        }
+        if OF_A_PREFILL.contains(symbol) {
+            return false;
+        }
+        // It makes its matrices up.
+        if entry == Entry::warpgroup_contract {
+            return false;
+        }
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         family.is_none_or(|family| {
             if family.layer && !family.is_recurrent() {

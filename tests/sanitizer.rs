@@ -8,11 +8,12 @@ use std::env;
 
 use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_kernels::launch;
 use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::{Form, Spacing};
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::spec::{ConvChoice, Family, NormChoice, Spec};
 use gated_delta_tests::variants;
 
 type Change = fn(&mut Spec);
@@ -121,6 +122,41 @@ const SWITCHES: [Change; 6] = [
     |spec| (spec.previous, spec.tokens, spec.update_state) = (Some(5), 0, true),
 ];
 
+/// What prefills have, in the form of the same place.
+const PREFILLS: [Change; 6] = [
+    |spec| spec.prefill.checkpoints = Some([1, 1]),
+    |spec| (spec.packed, spec.prefill.positions) = (true, true),
+    |spec| {
+        (spec.conv, spec.norm) = (Some(CONV), Some(NORM));
+        spec.prefill.checkpoints = Some([1, 2]);
+    },
+    |spec| (spec.packed, spec.fresh, spec.norm) = (true, true, Some(NORM)),
+    |spec| {
+        (spec.packed, spec.fresh, spec.conv) = (true, true, Some(CONV));
+        (spec.prefill.positions, spec.prefill.checkpoints) = (true, Some([1, 1]));
+    },
+    |spec| (spec.conv, spec.norm, spec.form.token_major) = (Some(CONV), Some(NORM), true),
+];
+
+const CONV: ConvChoice = ConvChoice {
+    taps: 4,
+    bias: true,
+    activation: Activation::Silu,
+    apart: false,
+    window_snapshots: None,
+};
+
+const NORM: NormChoice = NormChoice {
+    eps: 1e-6,
+    activation: Activation::Silu,
+};
+
+/// Whether it is for rows of at most 64 tokens.
+fn is_short(entry: Entry) -> bool {
+    let computes = entry.computes();
+    computes.is_some_and(|computes| computes.family == launch::Family::GdnPrefillShort)
+}
+
 /// The operator's gates.
 fn gates(spec: &Spec, gdn: GateKind, decay: KdaDecay, beta: KdaBeta) -> GateKind {
     match spec.gates.operator() {
@@ -145,6 +181,29 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         switches(&mut spec);
         spec
     };
+    if family.is_chunked() {
+        let forms = FORMS.into_iter().zip(PREFILLS).enumerate();
+        return forms
+            .map(|(i, (form, prefill))| {
+                let mut spec = of(form, prefill);
+                // A state is written. Of two pieces, or of one in the launch of short rows.
+                spec.update_state = true;
+                spec.tokens = if is_short(entry) { 33 } else { 65 + i % 2 };
+                // A norm is of who has all of a head.
+                spec.norm = spec.norm.filter(|_| entry.tiles() == 1);
+                // Packed rows of more than 64 tokens, or of none that has more.
+                let takes = |seed: &u64| {
+                    let spec = Spec {
+                        seed: *seed,
+                        ..spec.clone()
+                    };
+                    variants(&spec.case()).contains(&entry)
+                };
+                spec.seed = (4..20).find(takes).unwrap_or(spec.seed);
+                spec
+            })
+            .collect();
+    }
     if family.decode {
         let forms = FORMS.into_iter().zip(AROUND);
         return forms.map(|(form, around)| of(form, around)).collect();
@@ -231,6 +290,7 @@ fn every_entry_has_its_launches() {
         let of_entry = launches.iter().filter(|(of, _)| *of == entry);
         let taken = of_entry.filter(|(_, spec)| variants(&spec.case()).contains(&entry));
         let wanted = match (family.decode, family.is_recurrent()) {
+            _ if family.is_chunked() => PREFILLS.len(),
             (true, _) => FORMS.len(),
             (false, true) => FORMS.len() + SWITCHES.len(),
             // Without snapshots and token slots.

@@ -250,6 +250,7 @@ impl Buffers {
                 },
             }),
             fresh: None,
+            checkpoints: None,
         };
         let pools = Pools {
             states: start,

@@ -19,9 +19,11 @@ use crate::host_cost::host_cost;
 use crate::host_parts::host_parts;
 use crate::options::Options;
 use crate::peers::Peers;
+use crate::prefill;
 use crate::prewarm;
 use crate::record::{Csv, Row, Run, read};
 use crate::report::{Before, tables};
+use crate::shapes::GDN;
 use crate::tune::advice;
 
 /// What a run has to show.
@@ -79,12 +81,15 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         });
     }
     let timer = Timer::new(&library, &context)?;
+    if options.prefill {
+        return prefills(options, &library, &timer, &device.name()?);
+    }
     let (copy, empty) = (copy_ceiling(&context)?, empty_kernel(&timer, &context)?);
     let run = Run::now(device.name()?, copy, empty);
     let mut kept = Vec::new();
     let csv = match &options.save {
         Some(path) => {
-            let path = path.clone().unwrap_or_else(|| default_record(&run));
+            let path = path.clone().unwrap_or_else(|| default_record(&run.gpu, ""));
             eprintln!("rows go to {}", path.display());
             Some(if options.append && path.exists() {
                 kept = read(&path)?;
@@ -169,11 +174,61 @@ fn before(path: &Path) -> Result<Before> {
 }
 
 /// `record/h200/2026-01-31.csv`.
-fn default_record(run: &Run) -> PathBuf {
-    let gpu = run.gpu.to_lowercase().replace("nvidia ", "");
+/// Measures prefills.
+fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> Result<Outcome> {
+    let context = library.context().context("a library without a GPU")?;
+    let copy = copy_ceiling(context)?;
+    let mut cases = prefill::cases();
+    if !options.rows.is_empty() {
+        let asked = |title: &str| {
+            options
+                .rows
+                .iter()
+                .any(|name| title.starts_with(name.as_str()))
+        };
+        cases.retain(|case| asked(&case.title()));
+    }
+    let model = GDN[0];
+    let bench = prefill::Bench {
+        library,
+        timer: Some((timer, copy)),
+        heads: [model.heads, model.value_heads],
+        every_entry: options.tune,
+        entries: &options.entry,
+    };
+    let progress = progress(cases.len())?;
+    let measured = bench.run(&cases, |title| {
+        progress.inc(1);
+        progress.set_message(title.to_owned());
+    })?;
+    progress.finish_and_clear();
+    let mut text = String::new();
+    if let Some(path) = &options.save {
+        let default = || default_record(gpu, "-prefill");
+        let path = path.clone().unwrap_or_else(default);
+        prefill::save(&path, &measured.rows)?;
+        writeln!(text, "rows are in {}", path.display())?;
+    }
+    writeln!(text, "{}", prefill::table(&measured.rows, bench.heads))?;
+    writeln!(
+        text,
+        "{gpu}: copy {copy:.0} GB/s (2 GiB, bytes read + written)"
+    )?;
+    for failure in &measured.failures {
+        writeln!(text, "FAILED: {failure}")?;
+    }
+    Ok(Outcome {
+        text,
+        failures: measured.failures,
+        ..Outcome::default()
+    })
+}
+
+fn default_record(gpu: &str, suffix: &str) -> PathBuf {
+    let gpu = gpu.to_lowercase().replace("nvidia ", "");
     let now = format_rfc3339_seconds(SystemTime::now()).to_string();
     let date = now.split('T').next().unwrap_or(&now);
-    let file = format!("{date}.csv");
+    let file = format!("{date}{suffix}.csv");
     ["record", &gpu.replace(' ', "-"), &file].iter().collect()
 }
 

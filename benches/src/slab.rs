@@ -58,6 +58,11 @@ impl Slab {
         Ok(slab)
     }
 
+    /// Bytes of the tensor.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Makes the first tensor copies of `unit` again.
     pub fn refill(&mut self, unit: &[u8]) -> Result<()> {
         let unit = &unit[..unit.len().min(self.bytes)];

@@ -2,7 +2,8 @@
 
 use gated_delta::{Error, Tensor};
 use gated_delta_harness::arguments::{
-    Arguments, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
+    Arguments, Checkpoints, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed,
+    Tokens,
 };
 
 use crate::op::{Op, excluded, previous_gates};
@@ -118,6 +119,12 @@ impl Problem {
             convolved,
             norm,
             fresh: optional("fresh"),
+            positions: optional("positions"),
+            checkpoints: optional("checkpoint_slots").map(|slots| Checkpoints {
+                every: self.checkpoint_every.unwrap_or(0),
+                slots,
+            }),
+            workspace: optional("workspace"),
             update_state: self.update_state,
             options: self.options,
         }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use gated_delta::{Entry, HeadMap, IndexReport, Options, StateLayout};
+use gated_delta::{Entry, Formulation, HeadMap, IndexReport, Options, StateLayout};
 use gated_delta_reference::compare::DType;
 use serde_json::{Value, json};
 
@@ -170,18 +170,21 @@ impl Written {
             if is_empty || rows.inactive.iter().any(|row| row.row == b) {
                 continue;
             }
-            for slot in problem.written_slots(b, tokens.len()) {
+            let stores = problem.written_slots(b, tokens.len());
+            for &slot in &stores {
                 written.slots[slot] = true;
             }
-            match problem.written_window(b, tokens.len()) {
-                Some((slot, inputs)) if has_token_slots => {
+            if has_token_slots {
+                if let Some((slot, inputs)) = problem.written_window(b, tokens.len()) {
                     for channel in slot * channels..(slot + 1) * channels {
                         written.windows[channel * columns..][..inputs].fill(true);
                     }
                 }
+            } else {
                 // There may be none at all.
-                Some((slot, _)) if slot < slots => written.windows[slot] = true,
-                _ => {}
+                for slot in stores.into_iter().filter(|slot| *slot < slots) {
+                    written.windows[slot] = true;
+                }
             }
             if steps > 0 {
                 written.steps[b * steps..][..tokens.len()].fill(true);
@@ -210,6 +213,8 @@ struct Lines {
     rows: Vec<Vec<String>>,
     json: Vec<Value>,
     failed: bool,
+    /// Results are of chunks of tokens.
+    chunked: bool,
 }
 
 impl Lines {
@@ -221,7 +226,10 @@ impl Lines {
         truth: Option<&Truth>,
     ) -> Result<Self, Error> {
         let written = Written::of(problem, &outputs.rows);
-        let mut lines = Self::default();
+        let mut lines = Self {
+            chunked: problem.options.formulation == Formulation::Chunked,
+            ..Self::default()
+        };
         if let Some(after) = &outputs.o {
             lines.result(Part {
                 name: "o",
@@ -329,7 +337,11 @@ impl Lines {
     }
 
     fn compared(&mut self, name: &str, tensor: &HostTensor, source: &str, comparison: Comparison) {
-        let tolerance = DType::from(tensor.dtype()).tolerance();
+        let dtype = DType::from(tensor.dtype());
+        let tolerance = match self.chunked {
+            true => dtype.tolerance_in_chunks(),
+            false => dtype.tolerance(),
+        };
         let Comparison { got, wanted, .. } = comparison;
         let not_finite = match got == wanted {
             true => got.to_string(),

@@ -1,9 +1,10 @@
-//! `demo`: a model's layer decodes random tokens, then verifies drafts, its convolution and norm included; each step is
-//! checked against plain decoding by the reference.
+//! `demo`: a model's layer takes a random prompt, decodes, then verifies drafts, its convolution and norm included; each step
+//! is checked against plain decoding by the reference.
 
 mod session;
 
 use gated_delta::{DType, StateLayout};
+use gated_delta_harness::arguments::Operator;
 use gated_delta_reference::compare::DType as Stored;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -21,6 +22,12 @@ use session::{Outcome, Session};
 const STEPS: usize = 32;
 /// The same on the simulator, so that it is a matter of seconds.
 const SIMULATED_STEPS: usize = 6;
+/// Tokens of each row's prompt.
+const PROMPT: usize = 2048;
+/// The same on the simulator, of one row: two chunks.
+const SIMULATED_PROMPT: usize = 100;
+/// The GPUs that prefill.
+const PREFILLS: (u32, u32) = (9, 0);
 /// Drafts of each row in a speculative step.
 const DRAFTS: usize = 4;
 
@@ -31,6 +38,8 @@ pub struct Demo {
     pub model: Model,
     /// B.
     pub batch: usize,
+    /// Tokens of each row's prompt, on the simulator of the first one's; 0 for none.
+    pub prompt: Option<usize>,
     /// Tokens of each row that are decoded one by one.
     pub steps: Option<usize>,
     /// Seed of the inputs.
@@ -51,7 +60,8 @@ impl Demo {
         let (model, layer) = self.model.layer();
         let steps = self.steps.unwrap_or_else(|| default_steps(backend));
         let cases = [DType::F32, DType::Bf16];
-        let launches = steps + Session::SPECULATIVE_LAUNCHES;
+        let prompt = self.prompt(layer, backend)?;
+        let launches = usize::from(prompt.is_some()) + steps + Session::SPECULATIVE_LAUNCHES;
         let bar = ProgressBar::new((cases.len() * launches) as u64);
         if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} launches, {msg}") {
             bar.set_style(style);
@@ -70,9 +80,18 @@ impl Demo {
                 layout: StateLayout::KLast,
             };
             let mut session = Session::new(layer, pool, self.seed, backend, &bar)?;
-            for outcome in [session.decode(steps)?, session.speculate(DRAFTS)?] {
+            let mut outcomes_of = Vec::new();
+            if let Some([rows, tokens]) = prompt {
+                outcomes_of.push(session.prefill(rows, tokens)?);
+            }
+            outcomes_of.extend([session.decode(steps)?, session.speculate(DRAFTS)?]);
+            for outcome in outcomes_of {
+                let of_state = match outcome.in_chunks {
+                    true => Stored::from(dtype).tolerance_in_chunks(),
+                    false => Stored::from(dtype).tolerance(),
+                };
                 let holds = outcome.o.holds(Stored::Bf16.tolerance())
-                    && outcome.state.holds(Stored::from(dtype).tolerance())
+                    && outcome.state.holds(of_state)
                     && outcome.windows.holds(0.0);
                 passed &= holds;
                 let timing = match &timer {
@@ -110,6 +129,11 @@ impl Demo {
         text += "errors: relative L2 against plain decoding by the reference (f64), the worst of all steps\n";
         text +=
             "each launch: convolution, recurrence and gated norm, windows compared bit for bit\n";
+        if let Some([rows, _]) = prompt {
+            text += &format!(
+                "prompt: {rows} of the rows, in chunks of 64 tokens; decodes go on from its states\n"
+            );
+        }
         text += &format!(
             "verify, resume: {DRAFTS} drafts per row are verified and no state is written; a random prefix is accepted; \
              one launch commits it and verifies the next {DRAFTS}\n"
@@ -126,6 +150,25 @@ impl Demo {
             "passed": passed,
         });
         Ok(Report { text, json, passed })
+    }
+
+    /// Rows that have prompts, and tokens of each, where the layer and the backend have prefills.
+    fn prompt(&self, layer: Layer, backend: &Backend) -> Result<Option<[usize; 2]>, Error> {
+        if layer.gates.operator() == Operator::Kda || self.prompt == Some(0) {
+            return Ok(None);
+        }
+        if let Backend::Cuda(cuda) = backend {
+            let capability = cuda.context().device().compute_capability()?;
+            if capability != PREFILLS {
+                note("demo: no prompt: prefills take a GPU of compute capability 9.0");
+                return Ok(None);
+            }
+        }
+        let (rows, tokens) = match backend {
+            Backend::Simulator { .. } => (1, SIMULATED_PROMPT),
+            _ => (self.batch, PROMPT),
+        };
+        Ok(Some([rows, self.prompt.unwrap_or(tokens)]))
     }
 
     /// A line of the table.

@@ -184,6 +184,7 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
         update_state: metadata.update_state,
         options: metadata.options,
         max_tokens: metadata.max_tokens,
+        checkpoint_every: metadata.checkpoint_every,
         heads: metadata.heads,
         conv_activation,
         norm_eps: metadata.norm_eps,
@@ -194,6 +195,7 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
     if let Some(o) = problem.output().map_err(of_file)? {
         problem.tensors.insert("o", o);
     }
+    problem.add_workspace()?;
     validate(&problem)?;
     if metadata.snapshots {
         let state = problem.tensor("state")?;

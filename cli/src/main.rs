@@ -33,8 +33,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Decode random tokens of a model's layer, convolution and norm included, then verify drafts, each step checked
-    /// against the reference (the default)
+    /// Prefill a random prompt of a model's layer, convolution and norm included, then decode tokens and verify drafts, each
+    /// step checked against the reference (the default)
     Demo(DemoArgs),
     /// Run the layer of a safetensors file (docs/files.md) and write what comes out
     Run {
@@ -72,7 +72,10 @@ struct DemoArgs {
     /// Sequences
     #[arg(long, value_name = "B", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: u16,
-    /// Tokens of each sequence [default: 32; less on the simulator]
+    /// Tokens of each sequence's prompt, 0 for none; of GDN alone [default: 2048; less on the simulator, of one]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=131072))]
+    prompt: Option<u32>,
+    /// Tokens of each sequence that are decoded [default: 32; less on the simulator]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     steps: Option<u16>,
     /// Seed of the random inputs
@@ -135,6 +138,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
         Command::Demo(DemoArgs {
             model,
             batch,
+            prompt,
             steps,
             seed,
             backend,
@@ -143,6 +147,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
             Demo {
                 model,
                 batch: batch.into(),
+                prompt: prompt.map(|tokens| tokens as usize),
                 steps: steps.map(usize::from),
                 seed,
             }

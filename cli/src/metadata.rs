@@ -19,6 +19,8 @@ pub(crate) struct Metadata {
     /// Whether the state after every token is wanted.
     pub snapshots: bool,
     pub max_tokens: Option<usize>,
+    /// Tokens from one checkpoint to the next.
+    pub checkpoint_every: Option<usize>,
     /// H, with a convolution.
     pub heads: Option<usize>,
     conv_activation: Option<Activation>,
@@ -68,6 +70,7 @@ impl Metadata {
             update_state: true,
             snapshots: false,
             max_tokens: None,
+            checkpoint_every: None,
             heads: None,
             conv_activation: None,
             norm_eps: None,
@@ -77,6 +80,9 @@ impl Metadata {
             beta: KdaBeta::Given,
             lower_bound: None,
         };
+        if parsed.op == Op::GdnPrefill {
+            parsed.options.formulation = Formulation::Chunked;
+        }
         for (key, value) in metadata {
             parsed.set(key, value)?;
         }
@@ -84,11 +90,13 @@ impl Metadata {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        use Op::{GdnDecode, GdnMtp, KdaRecurrent};
+        use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent};
         let takers: &[Op] = match key {
-            "beta_scale" => &[GdnDecode, GdnMtp],
+            "beta_scale" => &[GdnDecode, GdnMtp, GdnPrefill],
             "beta" | "lower_bound" => &[KdaRecurrent],
-            "formulation" | "max_tokens" => &[GdnMtp, KdaRecurrent],
+            "formulation" => &[GdnMtp, KdaRecurrent],
+            "max_tokens" => &[GdnMtp, GdnPrefill, KdaRecurrent],
+            "checkpoint_every" => &[GdnPrefill],
             _ => &Op::ALL,
         };
         if !takers.contains(&self.op) {
@@ -132,9 +140,17 @@ impl Metadata {
             "null_slot" => options.null_slot = Some(number(key, value, "a slot, 0 or more")?),
             "snapshots" => {
                 self.snapshots = flag(key, value)?;
-                if self.snapshots && self.op == GdnDecode {
-                    return Err("snapshots: gdn_decode has none, wanted false".to_owned());
+                if self.snapshots && matches!(self.op, GdnDecode | GdnPrefill) {
+                    let op = self.op.name();
+                    return Err(format!("snapshots: {op} has none, wanted false"));
                 }
+            }
+            "checkpoint_every" => {
+                let wanted = "a number of tokens, a multiple of 64";
+                self.checkpoint_every = Some(number(key, value, wanted)?);
+            }
+            "max_tokens" if self.op == GdnPrefill => {
+                self.max_tokens = Some(number(key, value, "a number of tokens")?);
             }
             "max_tokens" => {
                 let wanted = format!("a number of tokens, 1 to {MAX_TOKENS}");
@@ -146,7 +162,7 @@ impl Metadata {
             }
             "gate" => {
                 let gates = match self.op {
-                    GdnDecode | GdnMtp => GDN_GATES,
+                    GdnDecode | GdnMtp | GdnPrefill => GDN_GATES,
                     KdaRecurrent => KDA_GATES,
                 };
                 self.gate = Some(one_of(key, value, gates)?);
@@ -197,8 +213,20 @@ impl Metadata {
         if self.max_tokens.is_some() && !has("cu_seqlens") {
             return Err("max_tokens: wanted none without cu_seqlens".to_owned());
         }
+        match (has("checkpoint_slots"), self.checkpoint_every) {
+            (true, None) => {
+                return Err(
+                    "checkpoint_every: wanted a multiple of 64 with checkpoint_slots, got none"
+                        .to_owned(),
+                );
+            }
+            (false, Some(_)) => {
+                return Err("checkpoint_every: wanted none without checkpoint_slots".to_owned());
+            }
+            _ => {}
+        }
         match self.op {
-            Op::GdnDecode | Op::GdnMtp => self.gdn_gates(has),
+            Op::GdnDecode | Op::GdnMtp | Op::GdnPrefill => self.gdn_gates(has),
             Op::KdaRecurrent => self.kda_gates(),
         }
     }

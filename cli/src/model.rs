@@ -125,6 +125,7 @@ impl Layer {
             update_state: true,
             options: Options::default().state_layout(pool.layout),
             max_tokens: None,
+            checkpoint_every: None,
             heads: None,
             conv_activation: Activation::Silu,
             norm_eps: None,

@@ -2,7 +2,7 @@
 
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 
-use Op::{GdnDecode, GdnMtp, KdaRecurrent};
+use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent};
 
 /// An operator, as `op` of a file names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,16 +11,19 @@ pub enum Op {
     GdnDecode,
     /// GDN, up to 16 tokens per row, or a commit.
     GdnMtp,
+    /// GDN, any number of tokens per row.
+    GdnPrefill,
     /// KDA, up to 16 tokens per row, or a commit.
     KdaRecurrent,
 }
 
 const ALL: &[Op] = &Op::ALL;
-const GDN: &[Op] = &[GdnDecode, GdnMtp];
+const GDN: &[Op] = &[GdnDecode, GdnMtp, GdnPrefill];
+const PREFILL: &[Op] = &[GdnPrefill];
 const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
 
 /// Tensors of a problem that are given, and the operators that take them.
-const INPUTS: [(&str, &[Op]); 30] = [
+const INPUTS: [(&str, &[Op]); 32] = [
     ("q", ALL),
     ("k", ALL),
     ("v", ALL),
@@ -42,7 +45,9 @@ const INPUTS: [(&str, &[Op]); 30] = [
     ("fresh", ALL),
     ("token_slots", SEVERAL_TOKENS),
     ("accepted", SEVERAL_TOKENS),
-    ("cu_seqlens", SEVERAL_TOKENS),
+    ("cu_seqlens", &[GdnMtp, GdnPrefill, KdaRecurrent]),
+    ("positions", PREFILL),
+    ("checkpoint_slots", PREFILL),
     ("keep", SEVERAL_TOKENS),
     ("prev.x", SEVERAL_TOKENS),
     ("prev.k", SEVERAL_TOKENS),
@@ -64,9 +69,9 @@ const OUTPUTS: [(&str, &[Op]); 5] = [
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 3] = [GdnDecode, GdnMtp, KdaRecurrent];
+    pub const ALL: [Self; 4] = [GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent];
 
-    /// That of a layer's dense rows of so many tokens.
+    /// That of a layer's dense rows of so many tokens, up to 16.
     #[must_use]
     pub fn of(operator: Operator, tokens: usize) -> Self {
         match (operator, tokens) {
@@ -82,6 +87,7 @@ impl Op {
         match self {
             GdnDecode => "gdn_decode",
             GdnMtp => "gdn_mtp",
+            GdnPrefill => "gdn_prefill",
             KdaRecurrent => "kda_recurrent",
         }
     }
@@ -101,6 +107,7 @@ impl Op {
         match self {
             GdnDecode => "all GDN decodes",
             GdnMtp => "all GDN MTP verifies",
+            GdnPrefill => "all GDN prefills",
             KdaRecurrent => "all KDA launches",
         }
     }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use gated_delta::{Activation, IndexReport, Library, Options, StateLayout, StreamRef, Tensor};
+use gated_delta::{
+    Activation, DType, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
+};
 use gated_delta_harness::arguments::GateKind;
 
 use crate::error::Error;
@@ -37,7 +39,7 @@ pub struct Problem {
     /// How gates come; whose they are says whose layer it is.
     pub gates: GateKind,
     /// The [inputs](Op::inputs) under their names, `o` but in a commit, and `snapshots` where they are wanted, with a
-    /// convolution `conv_snapshots` too.
+    /// convolution `conv_snapshots` too; `workspace`, where a launch takes one.
     pub tensors: BTreeMap<&'static str, HostTensor>,
     /// Whether states are written.
     pub update_state: bool,
@@ -45,6 +47,8 @@ pub struct Problem {
     pub options: Options,
     /// Most tokens of a row with `cu_seqlens`; those of the longest row where `None`.
     pub max_tokens: Option<usize>,
+    /// Tokens from one checkpoint to the next, with `checkpoint_slots`.
+    pub checkpoint_every: Option<usize>,
     /// H, with a convolution.
     pub heads: Option<usize>,
     /// Of the convolution, where there is one.
@@ -69,7 +73,7 @@ impl Problem {
     pub fn writes(&self, name: &str) -> bool {
         match name {
             "state" | "conv_state" => self.update_state,
-            _ => matches!(name, "o" | "snapshots" | "conv_snapshots"),
+            _ => matches!(name, "o" | "snapshots" | "conv_snapshots" | "workspace"),
         }
     }
 
@@ -149,6 +153,37 @@ impl Problem {
         }
     }
 
+    /// Adds the workspace that a launch takes, where it takes one; what is wrong with the problem is
+    /// [`Problem::validate`]'s to say.
+    ///
+    /// # Errors
+    /// Of host memory.
+    pub(crate) fn add_workspace(&mut self) -> Result<(), Error> {
+        let bytes = || {
+            let arguments = self.arguments(&self.views()?)?;
+            arguments.work()?.workspace_bytes()
+        };
+        if let Ok(bytes @ 1..) = bytes() {
+            let workspace = HostTensor::new(DType::F32, &[bytes.div_ceil(4)])?;
+            self.tensors.insert("workspace", workspace);
+        }
+        Ok(())
+    }
+
+    /// The slots of row b's checkpoints, which has that many tokens: those that are stored to.
+    fn checkpoints(&self, b: usize, tokens: usize) -> Vec<i64> {
+        let indices = |name| self.tensors.get(name).map(HostTensor::to_i64);
+        let (Some(every), Some(slots)) = (self.checkpoint_every, indices("checkpoint_slots"))
+        else {
+            return Vec::new();
+        };
+        let before = indices("positions").map_or(0, |positions| positions[b].max(0) as usize);
+        let every = every.max(1);
+        let passed = (before.saturating_add(tokens)) / every - before / every;
+        let of_row = self.dim("checkpoint_slots", 1);
+        slots[b * of_row..][..passed.min(of_row)].to_vec()
+    }
+
     /// T: most tokens of a row; 0 in a commit.
     #[must_use]
     pub fn max_tokens(&self) -> usize {
@@ -210,7 +245,9 @@ impl Problem {
             Some(slots) => slots[b * self.max_tokens()..][..tokens].to_vec(),
             None if self.update_state => {
                 let slots = indices("write_slots").or_else(|| indices("read_slots"));
-                vec![slots.map_or(b as i64, |slots| slots[b])]
+                let mut written = vec![slots.map_or(b as i64, |slots| slots[b])];
+                written.extend(self.checkpoints(b, tokens));
+                written
             }
             None => Vec::new(),
         };

@@ -12,7 +12,7 @@ use gated_delta_reference::kda::{self, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
-use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates};
+use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGates};
 use half::bf16;
 
 use crate::error::Error;
@@ -193,6 +193,11 @@ impl Values {
             projection,
             norm,
             fresh: self.indices("fresh"),
+            checkpoints: self.indices("checkpoint_slots").map(|slots| Checkpoints {
+                every: problem.checkpoint_every.unwrap_or(0),
+                slots,
+                positions: self.indices("positions"),
+            }),
         })
     }
 

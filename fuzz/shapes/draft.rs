@@ -236,6 +236,9 @@ impl Draw<'_, '_> {
             convolved: None,
             norm: None,
             fresh: None,
+            positions: None,
+            checkpoints: None,
+            workspace: None,
             update_state: !reads_alone,
             options,
         })

@@ -183,6 +183,15 @@ pub struct Packed<T> {
     pub max_tokens: usize,
 }
 
+/// States within rows that are kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Checkpoints<T> {
+    /// Tokens from one to the next.
+    pub every: usize,
+    /// `[B, C]`
+    pub slots: T,
+}
+
 /// Everything that a launch may be given; `T` is a tensor, or what becomes one.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments<T> {
@@ -220,6 +229,12 @@ pub struct Arguments<T> {
     pub norm: Option<GatedNorm<T>>,
     /// `[B]`
     pub fresh: Option<T>,
+    /// `[B]`, of a prefill.
+    pub positions: Option<T>,
+    /// Of a prefill.
+    pub checkpoints: Option<Checkpoints<T>>,
+    /// Of a prefill.
+    pub workspace: Option<T>,
     /// Whether states are written.
     pub update_state: bool,
     /// What is fixed for a layer.
@@ -311,6 +326,9 @@ impl<T> Arguments<T> {
             convolved: None,
             norm: None,
             fresh: None,
+            positions: None,
+            checkpoints: None,
+            workspace: None,
             update_state: true,
             options: Options::default(),
         }
@@ -349,6 +367,12 @@ impl<T> Arguments<T> {
                 activation: norm.activation,
             })
         };
+        let checkpoints = |checkpoints: &Checkpoints<T>| {
+            Ok(Checkpoints {
+                every: checkpoints.every,
+                slots: f(&checkpoints.slots)?,
+            })
+        };
         let convolved = |convolved: &Convolved<T>| convolved.map(f);
         let previous_x = |kept: &KeptX<T>| kept.map(f);
         Ok(Arguments {
@@ -369,6 +393,9 @@ impl<T> Arguments<T> {
             convolved: self.convolved.as_ref().map(convolved).transpose()?,
             norm: self.norm.as_ref().map(norm).transpose()?,
             fresh: optional(&self.fresh)?,
+            positions: optional(&self.positions)?,
+            checkpoints: self.checkpoints.as_ref().map(checkpoints).transpose()?,
+            workspace: optional(&self.workspace)?,
             update_state: self.update_state,
             options: self.options,
         })
@@ -476,8 +503,15 @@ impl<T> Arguments<T> {
             ("accepted", &mut self.accepted),
             ("snapshots", &mut self.snapshots),
             ("fresh", &mut self.fresh),
+            ("positions", &mut self.positions),
+            ("workspace", &mut self.workspace),
         ];
         all.extend(optional.into_iter().filter_map(given));
+        all.extend(
+            self.checkpoints
+                .as_mut()
+                .map(|checkpoints| ("checkpoint_slots", &mut checkpoints.slots)),
+        );
         all.extend(
             self.packed
                 .as_mut()
@@ -572,6 +606,11 @@ impl<'a> Arguments<Tensor<'a>> {
         let mut step: Step<'a, G> = Step::new(inputs, gates, o, states).options(self.options);
         step.snapshots = self.snapshots;
         step.fresh = self.fresh;
+        step.positions = self.positions;
+        step.workspace = self.workspace;
+        if let Some(Checkpoints { every, slots }) = self.checkpoints {
+            step = step.checkpoints(every, slots);
+        }
         step.norm = (self.norm.as_ref())
             .map(|norm| Norm::new(norm.z, norm.weight, norm.eps).activation(norm.activation));
         if let Some(Packed {
@@ -626,7 +665,12 @@ impl<'a> Arguments<Tensor<'a>> {
         )?;
         excludes(
             (self.is_commit(), "a commit"),
-            &[(self.norm.is_some(), "z")],
+            &[
+                (self.norm.is_some(), "z"),
+                (self.positions.is_some(), "positions"),
+                (self.checkpoints.is_some(), "checkpoints"),
+                (self.workspace.is_some(), "workspace"),
+            ],
             "it has no new tokens",
         )?;
         let written = |convolved: &Convolved<_>| convolved.write_windows.is_some();
@@ -680,7 +724,7 @@ impl<'a> CommitConvolution<Tensor<'a>> {
 
 #[cfg(test)]
 mod tests {
-    use gated_delta::DType;
+    use gated_delta::{DType, Formulation};
 
     use super::*;
 
@@ -842,6 +886,31 @@ mod tests {
         }
     }
 
+    /// Of 70 tokens, with all that a prefill has.
+    fn prefill() -> Arguments<Tensor<'static>> {
+        let (x, gate) = (
+            tensor(DType::F32, &[2, 70, 1, 64]),
+            tensor(DType::F32, &[2, 70, 1]),
+        );
+        let tokens = Tokens {
+            k: x,
+            v: x,
+            gate,
+            beta: gate,
+        };
+        Arguments {
+            new: Some(New { q: x, tokens, o: x }),
+            positions: slots(),
+            checkpoints: Some(Checkpoints {
+                every: 64,
+                slots: tensor(DType::I32, &[2, 3]),
+            }),
+            workspace: Some(tensor(DType::F32, &[1 << 20])),
+            options: Options::default().formulation(Formulation::Chunked),
+            ..step()
+        }
+    }
+
     /// Gives every tensor an address of its own, and says which has which.
     fn spread(arguments: &mut Arguments<Tensor<'static>>) -> Vec<&'static str> {
         let (addresses, mut names) = ((1..).map(|i| 0x1_0000 * i), Vec::new());
@@ -907,7 +976,7 @@ mod tests {
         let of_kv = ["k", "v", "g", "beta", "keep", "pool", "fresh"];
         arrived(fresh, &of_kv, &["g", "beta", "keep", "fresh"]);
         // Tensors are made of other things one by one.
-        for arguments in [conv_resume(), conv_commit(), conv_snapshots()] {
+        for arguments in [conv_resume(), conv_commit(), conv_snapshots(), prefill()] {
             let same = arguments.map(&|tensor| Ok::<_, Error>(*tensor)).unwrap();
             let bytes = |arguments: &Arguments<Tensor<'_>>| arguments.work()?.bytes();
             assert_eq!(bytes(&same).unwrap(), bytes(&arguments).unwrap());
@@ -942,6 +1011,32 @@ mod tests {
     }
 
     #[test]
+    fn everything_of_a_prefill_arrives() {
+        let mut arguments = prefill();
+        // A workspace is aligned.
+        let names = spread(&mut arguments);
+        #[rustfmt::skip]
+        let all = ["q", "k", "v", "g", "beta", "o", "pool", "positions", "workspace", "checkpoint_slots"];
+        assert_eq!(names, all);
+        let work = arguments.work().unwrap();
+        work.bytes().unwrap();
+        let sizes = |rows: usize| {
+            let mut arguments = prefill();
+            if let Some(checkpoints) = &mut arguments.checkpoints {
+                checkpoints.slots = tensor(DType::I32, &[rows, 3]);
+            }
+            arguments.work()?.bytes()
+        };
+        sizes(2).unwrap();
+        assert!(
+            sizes(3)
+                .unwrap_err()
+                .to_string()
+                .contains("checkpoint_slots")
+        );
+    }
+
+    #[test]
     fn what_contradicts_itself_is_refused_by_name() {
         for good in [
             step(),
@@ -962,6 +1057,7 @@ mod tests {
             },
             conv_resume(),
             conv_commit(),
+            prefill(),
         ] {
             good.work().unwrap().bytes().unwrap();
         }
@@ -990,6 +1086,9 @@ mod tests {
             (Arguments { write_pool: Some(pool()), ..read_only() }, both("update_state = false", "write_pool", none)),
             (Arguments { new: step().new, ..convolved() }, both("q", "x", "a convolution makes q, k and v of x")),
             (Arguments { norm: norm(), ..commit() }, both("a commit", "z", "it has no new tokens")),
+            (Arguments { positions: slots(), ..commit() }, both("a commit", "positions", "it has no new tokens")),
+            (Arguments { checkpoints: prefill().checkpoints, ..commit() }, both("a commit", "checkpoints", "it has no new tokens")),
+            (Arguments { workspace: prefill().workspace, ..commit() }, both("a commit", "workspace", "it has no new tokens")),
             (Arguments { previous_x: conv_commit().previous_x, ..commit() }, both("previous k", "previous x", "a convolution makes k and v of x")),
             (Arguments { token_slots: per_token().token_slots, ..conv_resume() }, both("token_slots", "previous", start)),
             (Arguments { update_state: false, ..conv_commit() }, both("a commit", "update_state = false", kept)),

@@ -5,7 +5,7 @@
 //! | a GPU, or a `CUcontext` of its own | a [`Context`]: [`Context::primary`], [`Context::from_raw`]; of it one [`Library`] for all threads |
 //! | a stream | a [`StreamRef`]: [`StreamRef::from_raw`] |
 //! | tensors | a [`Tensor`] of each address, dtype and shape: [`Tensor::from_raw`]; views of packed ones |
-//! | a layer | a step of it, [`Gdn`] or [`Kda`]: a decode, a verify or a resume; a [`GdnCommit`] or [`KdaCommit`] |
+//! | a layer | a step of it, [`Gdn`] or [`Kda`]: a decode, a verify, a resume or a prefill; a [`GdnCommit`] or [`KdaCommit`] |
 //! | slots of states | [`States::update`], [`States::read_only`] or [`States::per_token`] |
 //!
 //! and launches: [`Library::launch`]. Arguments are checked and borrowed. Nothing is copied, and after the first launch
@@ -90,9 +90,9 @@ pub use library::{KernelResources, Library};
 #[cfg(feature = "self-test")]
 pub use self_test::SelfTest;
 pub use step::{
-    Activation, BetaScale, Commit, Convolution, Formulation, Gates, Gdn, GdnCommit, GdnGates,
-    HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_BATCH, MAX_TOKENS, Norm,
-    Options, Packed, Plan, Previous, StateLayout, States, Step, Stored, Work,
+    Activation, BetaScale, Checkpoints, Commit, Convolution, Formulation, Gates, Gdn, GdnCommit,
+    GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_BATCH, MAX_TOKENS,
+    Norm, Options, Packed, Plan, Previous, StateLayout, States, Step, Stored, Work,
 };
 pub use stream::StreamRef;
 pub use tensor::{DType, DeviceElement, Tensor};

@@ -21,7 +21,7 @@ use crate::stream::StreamRef;
 use crate::tensor::Memory;
 
 /// Most tensors of a launch.
-pub(crate) const TENSORS: usize = 27;
+pub(crate) const TENSORS: usize = 30;
 
 /// Dynamic shared memory that a launch may have without asking first, bytes.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -47,10 +47,19 @@ struct Inner {
     /// cannot be narrower than the code.
     caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
     last_decode: Last<TENSORS>,
+    last_prefill: Last<TENSORS>,
     /// Of several tokens, or of previous ones.
     last_other: Last<TENSORS>,
     /// The modules of a library that unloads them when it is dropped.
     unloaded: Option<Mutex<Vec<Module>>>,
+}
+
+/// Sorts of launches, of each of which the last is remembered: an engine that has several in turn has all of them at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Decode,
+    Prefill,
+    Other,
 }
 
 #[derive(Clone, Debug)]
@@ -108,6 +117,7 @@ impl Library {
             gpu: OnceLock::new(),
             caches: Entry::ALL.iter().map(|_| ModuleCache::default()).collect(),
             last_decode: Last::default(),
+            last_prefill: Last::default(),
             last_other: Last::default(),
             unloaded,
         }))
@@ -135,15 +145,19 @@ impl Library {
                 multiprocessors: count
                     .filter(|&count| count > 0)
                     .unwrap_or(MEASURED_ON.multiprocessors),
-                clusters: device.compute_capability().is_ok_and(has_clusters),
+                // Where the driver does not say, one that has nothing special.
+                compute_capability: device.compute_capability().unwrap_or((0, 0)),
             }
         })
     }
 
-    /// The GPU has clusters of blocks, where `entry` is launched in such; the simulator has.
-    pub(crate) fn check_clusters(&self, entry: Entry) -> Result<(), Error> {
+    /// The GPU has what `entry` takes, clusters of blocks or Hopper's tensor cores; the simulator has.
+    pub(crate) fn check_runs(&self, entry: Entry) -> Result<(), Error> {
         match self.context() {
-            Some(context) if entry.takes_clusters() && !self.gpu().clusters => {
+            Some(_) if entry.takes_warpgroups() && !self.gpu().is_hopper() => {
+                Err(self.gpu().no_hopper())
+            }
+            Some(context) if entry.takes_clusters() && !self.gpu().has_clusters() => {
                 let (major, minor) = context.device().compute_capability()?;
                 Err(Error::Unsupported {
                     what: "compute capability with a variant in clusters of blocks",
@@ -173,12 +187,12 @@ impl Library {
         }
     }
 
-    /// The last launch, of a decode or of anything else: an engine that decodes beside it has both at hand.
-    pub(crate) fn last(&self, is_decode: bool) -> &Last<TENSORS> {
-        if is_decode {
-            &self.0.last_decode
-        } else {
-            &self.0.last_other
+    /// The last launch of this sort.
+    pub(crate) fn last(&self, sort: Sort) -> &Last<TENSORS> {
+        match sort {
+            Sort::Decode => &self.0.last_decode,
+            Sort::Prefill => &self.0.last_prefill,
+            Sort::Other => &self.0.last_other,
         }
     }
 
@@ -246,7 +260,7 @@ impl Library {
             return Err(nothing_compiled());
         };
         self.0.caches[entry as usize].get_or_compile(constants, || {
-            self.check_clusters(entry)?;
+            self.check_runs(entry)?;
             let (module, function) = compile(context, entry, constants, shared_bytes)?;
             match &self.0.unloaded {
                 Some(modules) => modules
@@ -258,6 +272,13 @@ impl Library {
             }
             Ok(function)
         })
+    }
+
+    /// Kernels that this library and its clones have compiled so far: 0 on the simulator. Where it is the same after launches
+    /// as after [`Library::prewarm`], none of them compiled.
+    #[must_use]
+    pub fn compiled(&self) -> usize {
+        self.0.caches.iter().map(ModuleCache::compiled).sum()
     }
 
     /// Registers and memory of `entry` as compiled for `constants`.
@@ -309,11 +330,6 @@ fn compile(
     }
     let function = function.raw();
     Ok((module, function))
-}
-
-/// Whether a GPU of this compute capability has clusters of blocks.
-pub(crate) fn has_clusters((major, _): (u32, u32)) -> bool {
-    major >= 9
 }
 
 /// What the simulator says to whoever asks for a compiled kernel.

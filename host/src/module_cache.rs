@@ -69,6 +69,12 @@ impl<K: Eq + Hash, V: Clone> ModuleCache<K, V> {
             .get(key)
             .cloned()
     }
+
+    /// Keys that are compiled.
+    pub fn compiled(&self) -> usize {
+        let ready = self.ready.read();
+        ready.unwrap_or_else(PoisonError::into_inner).len()
+    }
 }
 
 /// Locks; a panic of an earlier holder left nothing half done.

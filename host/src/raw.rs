@@ -13,8 +13,11 @@
 //! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`]. The PTX asks for them, so that such a
 //! launch is as any other. None is selected for a GPU below compute capability 9.0.
 //!
-//! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B. Nothing is launched for B = 0,
-//! where the grid is empty. What is promised to a launch of this crate is promised to such a launch: tensors stay valid
+//! A prefill may be several such launches, one after the other: [`Recipe::launches`]. Of rows of more than 64 tokens there is one
+//! before the kernel's, with a convolution one behind it.
+//!
+//! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the grid too, which is
+//! of its lengths. Nothing is launched where the grid is empty, as for B = 0. What is promised to a launch of this crate is promised to such a launch: tensors stay valid
 //! until the stream has passed it, what is written is used by nobody else, and no two live rows write one slot.
 //!
 //! ```
@@ -37,7 +40,7 @@
 //! ```
 
 pub use gated_delta_kernels::launch::LaunchShape;
-pub use gated_delta_kernels::step::{LayerParams, StepParams};
+pub use gated_delta_kernels::step::{LayerParams, PrefillParams, StepParams};
 
 pub use crate::kernel::{Kernel, template};
 
@@ -45,16 +48,26 @@ pub use crate::kernel::{Kernel, template};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Recipe {
+    /// What is launched before, on the same stream with the same parameter: of a prefill of rows of more than 64 tokens.
+    pub before: Option<(Kernel, LaunchShape)>,
     /// What is compiled.
     pub kernel: Kernel,
     /// Grid, block and dynamic shared memory of the launch.
     pub shape: LaunchShape,
+    /// What is launched behind, likewise: of a prefill with a convolution.
+    pub after: Option<(Kernel, LaunchShape)>,
     /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
-    /// the [`StepParams`] that it begins with; the driver knows, and copies no more than that.
-    pub params: LayerParams,
+    /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that.
+    pub params: PrefillParams,
 }
 
 impl Recipe {
+    /// Every launch, in order: one, of a prefill one to three.
+    pub fn launches(&self) -> impl Iterator<Item = (Kernel, LaunchShape)> {
+        let last = [(self.kernel, self.shape)];
+        self.before.into_iter().chain(last).chain(self.after)
+    }
+
     /// The bytes of the parameter, for a launch that takes no Rust struct.
     #[must_use]
     pub fn parameter(&self) -> &[u8] {

@@ -9,7 +9,7 @@ use crate::shapes::Named;
 use crate::tensor::{DType, Dims, Memory, Tensor};
 
 /// Words of [`Switches`].
-pub(crate) const SWITCHES: usize = 16;
+pub(crate) const SWITCHES: usize = 17;
 
 /// All that a check looks at besides tensors, floats by their bits.
 pub(crate) type Switches = [u64; SWITCHES];
@@ -22,8 +22,18 @@ pub(crate) struct Last<const N: usize>(Mutex<Option<Launched<N>>>);
 struct Launched<const N: usize> {
     switches: Switches,
     layouts: [Option<Layout>; N],
-    function: RawFunction,
-    shape: LaunchShape,
+    calls: Calls,
+}
+
+/// What was launched, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Calls {
+    /// Of several.
+    pub before: Option<(RawFunction, LaunchShape)>,
+    /// The only one, or that which has variants.
+    pub main: (RawFunction, LaunchShape),
+    /// Of several.
+    pub after: Option<(RawFunction, LaunchShape)>,
 }
 
 /// All that a check looks at in a tensor.
@@ -45,11 +55,7 @@ impl<const N: usize> Default for Last<N> {
 
 impl<const N: usize> Last<N> {
     /// What to launch, where the last launch was one of these layouts.
-    pub fn recall(
-        &self,
-        switches: &Switches,
-        tensors: &[Option<Named<'_>>; N],
-    ) -> Option<(RawFunction, LaunchShape)> {
+    pub fn recall(&self, switches: &Switches, tensors: &[Option<Named<'_>>; N]) -> Option<Calls> {
         let last = self.0.try_lock().ok()?;
         let last = last.as_ref().filter(|last| last.switches == *switches)?;
         let same = |(layout, named): (&Option<Layout>, &Option<Named<'_>>)| match (layout, named) {
@@ -58,22 +64,15 @@ impl<const N: usize> Last<N> {
             _ => false,
         };
         let recalled = last.layouts.iter().zip(tensors).all(same);
-        recalled.then_some((last.function, last.shape))
+        recalled.then_some(last.calls)
     }
 
     /// Remembers a launch of checked arguments.
-    pub fn remember(
-        &self,
-        switches: Switches,
-        tensors: &[Option<Named<'_>>; N],
-        function: RawFunction,
-        shape: LaunchShape,
-    ) {
+    pub fn remember(&self, switches: Switches, tensors: &[Option<Named<'_>>; N], calls: Calls) {
         let launched = Launched {
             switches,
             layouts: tensors.map(|named| named.map(|named| Layout::of(named.tensor))),
-            function,
-            shape,
+            calls,
         };
         if let Ok(mut last) = self.0.try_lock() {
             *last = Some(launched);
@@ -116,6 +115,11 @@ mod tests {
         shared_bytes: 5,
         cluster: 1,
     };
+    const CALLS: Calls = Calls {
+        before: Some((FUNCTION, SHAPE)),
+        main: (FUNCTION, LaunchShape { block: 96, ..SHAPE }),
+        after: None,
+    };
 
     fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
         // SAFETY: nothing is launched.
@@ -132,12 +136,12 @@ mod tests {
             .1
             .each_ref()
             .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.remember([launched.0; SWITCHES], &tensors, FUNCTION, SHAPE);
+        last.remember([launched.0; SWITCHES], &tensors, CALLS);
         let tensors = asked
             .1
             .each_ref()
             .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.recall(&[asked.0; SWITCHES], &tensors) == Some((FUNCTION, SHAPE))
+        last.recall(&[asked.0; SWITCHES], &tensors) == Some(CALLS)
     }
 
     #[test]

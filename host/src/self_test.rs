@@ -45,7 +45,7 @@ impl Library {
     ///
     /// Between them the launches have every operator, state dtype and layout with one token and with several, with
     /// snapshots, token slots, a resume and a commit, both formulations, convolutions, norms and fresh rows. Entries that
-    /// run in clusters of blocks are left out where the GPU has none. Their kernels are compiled for the occasion and
+    /// run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their kernels are compiled for the occasion and
     /// unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a stream of its own; the caller waits, so that
     /// no stream of this thread may be under capture.
     ///
@@ -84,15 +84,17 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
         worst_entry: None,
     };
     for case in cases {
-        match library.check_clusters(case.entry) {
+        match library.check_runs(case.entry) {
             Err(Error::Unsupported { .. }) => continue,
             checked => checked?,
         }
         let results = launch(&scratch, context, stream.as_ref(), case, truth)?;
         let error = results.check().map_err(|reason| failure(case, reason))?;
         report.launches += 1;
-        if !report.entries.contains(&case.entry) {
-            report.entries.push(case.entry);
+        for entry in case.entries() {
+            if !report.entries.contains(&entry) {
+                report.entries.push(entry);
+            }
         }
         if report.worst_entry.is_none() || error > report.worst {
             (report.worst, report.worst_entry) = (error, Some(case.entry));

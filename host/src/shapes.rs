@@ -210,6 +210,9 @@ impl<const N: usize> View<'_, N> {
     /// What lies outside the `inner` contiguous dims of a written tensor does not overlap; `wanted` says so.
     #[inline(always)]
     pub fn distinct(self, inner: usize, wanted: &'static str) -> Result<(), Error> {
+        if self.dims.contains(&0) {
+            return Ok(());
+        }
         let (outer, inner) = self.dims.split_at(N.saturating_sub(inner));
         let (extent, steps) = (inner.iter().product(), &self.strides[..outer.len()]);
         if nested(extent, outer.iter().zip(steps).rev())
@@ -240,6 +243,12 @@ impl<const N: usize> View<'_, N> {
             }
         }
         (self.tensor.tensor.address() | bits.wrapping_mul(size)).is_multiple_of(16)
+    }
+
+    /// Whether the stride of the tokens, dim 1, is a multiple of 16 bytes.
+    pub fn token_wide(&self) -> bool {
+        let size = self.tensor.tensor.dtype().size_of();
+        self.strides[1].wrapping_mul(size).is_multiple_of(16)
     }
 
     /// Whether the address and the stride of the outermost dim are multiples of so many bytes, a power of two.

@@ -26,9 +26,10 @@ pub struct IndexReport {
     pub active: usize,
     /// Rows whose output is zero and whose states are not touched, each with the index that makes it so.
     pub inactive: Vec<InactiveRow>,
-    /// Packed rows without a token, which touch nothing.
+    /// Rows without a token, packed ones or of a prefill, which touch nothing.
     pub empty: usize,
-    /// Entries of `token_slots` of active rows that are out of range or the null slot, and skip a store.
+    /// Entries of `token_slots` of active rows, or of their checkpoints' slots, that are out of range or the null slot, and
+    /// skip a store.
     pub skipped_stores: usize,
     /// Tokens of packed tensors behind the last row's, whose output is not written.
     pub unused_tokens: usize,
@@ -90,9 +91,9 @@ impl Library {
     /// # Errors
     /// * What a launch of the arguments would refuse, and index tensors in the wrong memory.
     /// * [`Error::Hazard`]: a state or a window that a row writes is written or read by another row, or is written for
-    ///   two tokens of one row.
+    ///   two tokens of one row, as where two checkpoints name one slot.
     /// * [`Error::Index`]: `cu_seqlens` that do not begin with 0, that fall, that leave the tensors, or that have a
-    ///   row of more than T tokens.
+    ///   row of more than T tokens; `positions` below 0.
     /// * [`Error::Driver`].
     pub fn validate<W: Work + ?Sized>(
         &self,

@@ -155,8 +155,33 @@ macro_rules! for_each_entry {
             kda_layer_parallel_klast_bf16_k128_tile128_alone = kda_layer_mtp::Parallel<128, 128, 4, 2, false>;
             kda_layer_parallel_klast_bf16_k128_tile128_warps8 = kda_layer_mtp::Parallel<128, 128, 8, 1, true>;
             kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = kda_layer_mtp::Parallel<128, 128, 8, 1, false>;
+            gdn_prefill_prepare_k64 = gdn_prefill::Prepare<64, 64>;
+            gdn_prefill_prepare_k128 = gdn_prefill::Prepare<128, 128>;
+            gdn_prefill_chain_klast_bf16_k64_tile64 = gdn_prefill::Chain<Bf16, 64, 64, false, 1>;
+            gdn_prefill_chain_klast_bf16_k128_tile64 = gdn_prefill::Chain<Bf16, 128, 128, false, 1>;
+            gdn_prefill_chain_klast_bf16_k128_tile128 = gdn_prefill::Chain<Bf16, 128, 128, false, 2>;
+            gdn_prefill_chain_klast_f32_k64_tile64 = gdn_prefill::Chain<F32, 64, 64, false, 1>;
+            gdn_prefill_chain_klast_f32_k128_tile64 = gdn_prefill::Chain<F32, 128, 128, false, 1>;
+            gdn_prefill_chain_klast_f32_k128_tile128 = gdn_prefill::Chain<F32, 128, 128, false, 2>;
+            gdn_prefill_chain_vlast_bf16_k64_tile64 = gdn_prefill::Chain<Bf16, 64, 64, true, 1>;
+            gdn_prefill_chain_vlast_bf16_k128_tile64 = gdn_prefill::Chain<Bf16, 128, 128, true, 1>;
+            gdn_prefill_chain_vlast_bf16_k128_tile128 = gdn_prefill::Chain<Bf16, 128, 128, true, 2>;
+            gdn_prefill_chain_vlast_f32_k64_tile64 = gdn_prefill::Chain<F32, 64, 64, true, 1>;
+            gdn_prefill_chain_vlast_f32_k128_tile64 = gdn_prefill::Chain<F32, 128, 128, true, 1>;
+            gdn_prefill_chain_vlast_f32_k128_tile128 = gdn_prefill::Chain<F32, 128, 128, true, 2>;
+            gdn_prefill_short_klast_bf16_k64_tile64 = gdn_prefill::Short<Bf16, 64, 64, false, 1>;
+            gdn_prefill_short_klast_bf16_k128_tile128 = gdn_prefill::Short<Bf16, 128, 128, false, 2>;
+            gdn_prefill_short_klast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, false, 1>;
+            gdn_prefill_short_klast_f32_k128_tile128 = gdn_prefill::Short<F32, 128, 128, false, 2>;
+            gdn_prefill_short_vlast_bf16_k64_tile64 = gdn_prefill::Short<Bf16, 64, 64, true, 1>;
+            gdn_prefill_short_vlast_bf16_k128_tile128 = gdn_prefill::Short<Bf16, 128, 128, true, 2>;
+            gdn_prefill_short_vlast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, true, 1>;
+            gdn_prefill_short_vlast_f32_k128_tile128 = gdn_prefill::Short<F32, 128, 128, true, 2>;
+            gdn_prefill_windows_k64 = gdn_prefill::Windows<64, 64>;
+            gdn_prefill_windows_k128 = gdn_prefill::Windows<128, 128>;
             device_contract = device_contract::EveryPrimitive<64>;
             cluster_contract = device_contract::Cluster<64>;
+            warpgroup_contract = device_contract::Warpgroup<128>;
             state_floor = state_floor::InPlace<2>;
         }
     };
@@ -324,10 +349,31 @@ macro_rules! define_entries {
                 self.cluster() > 1 || self.has_cluster_of_heads()
             }
 
+            /// Whether it takes a GPU whose warpgroups multiply: of compute capability 9.0, no later one (sm_90a).
+            pub const fn takes_warpgroups(self) -> bool {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::WARPGROUPS,)*
+                }
+            }
+
             /// Most value heads of a query/key head.
             pub const fn max_ratio(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MAX_RATIO,)*
+                }
+            }
+
+            /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, whose v is left
+            /// too if it `makes_values`: a multiple
+            /// of 128. There are [`crate::prefill::units`].
+            pub const fn workspace_bytes_per_unit(self, ratio: u32, makes_values: bool) -> u32 {
+                match self {
+                    $(Entry::$symbol => {
+                        let of_values = <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_OF_VALUES;
+                        <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES
+                            + (<kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_PER_HEAD
+                                + of_values * makes_values as u32) * ratio
+                    })*
                 }
             }
 
@@ -400,6 +446,10 @@ mod tests {
             Family::KdaLayerMtp => "kda_layer_mtp",
             Family::GdnLayerParallel => "gdn_layer_parallel",
             Family::KdaLayerParallel => "kda_layer_parallel",
+            Family::GdnPrefillPrepare => "gdn_prefill_prepare",
+            Family::GdnPrefillChain => "gdn_prefill_chain",
+            Family::GdnPrefillShort => "gdn_prefill_short",
+            Family::GdnPrefillWindows => "gdn_prefill_windows",
         };
         let layout = match layout {
             Layout::KLast => "klast",
@@ -416,6 +466,12 @@ mod tests {
             format!("k{k}v{v}")
         };
         let tile = v / entry.tiles();
+        if matches!(
+            computes.family,
+            Family::GdnPrefillPrepare | Family::GdnPrefillWindows
+        ) {
+            return format!("{family}_{dims}");
+        }
         format!("{family}_{layout}_{state}_{dims}_tile{tile}")
     }
 
@@ -425,7 +481,10 @@ mod tests {
             let Some(computes) = entry.computes() else {
                 assert!(matches!(
                     entry,
-                    Entry::device_contract | Entry::cluster_contract | Entry::state_floor
+                    Entry::device_contract
+                        | Entry::cluster_contract
+                        | Entry::warpgroup_contract
+                        | Entry::state_floor
                 ));
                 continue;
             };

@@ -31,12 +31,21 @@ pub trait Kernel {
     /// Whether a cluster has [`Self::CLUSTER`] blocks for each value head of a query/key head. The grid's y then goes
     /// through the value heads, those of a query/key head one after the other.
     const CLUSTER_OF_HEADS: bool = false;
+    /// Whether it multiplies as warpgroups ([`crate::device::warpgroup`]): takes a GPU of compute capability 9.0, no later one.
+    const WARPGROUPS: bool = false;
     /// Most value heads of a query/key head.
     const MAX_RATIO: u32 = if Self::MAX_HEADS == 1 {
         u32::MAX
     } else {
         Self::MAX_HEADS
     };
+    /// Of the workspace, for a unit of a prefill and a query/key head, bytes: of k and q, the same for every ratio.
+    const WORKSPACE_BYTES: u32 = 0;
+    /// Of the workspace, for a unit of a prefill and a value head, bytes.
+    const WORKSPACE_BYTES_PER_HEAD: u32 = 0;
+    /// Bytes more of a value head where a preparation leaves v
+    /// ([`makes_values`](crate::step::StepConstants::makes_values)).
+    const WORKSPACE_BYTES_OF_VALUES: u32 = 0;
     /// What an operator on states computes with it; nothing of other kernels.
     const COMPUTES: Option<Computes> = None;
 
@@ -89,6 +98,18 @@ pub enum Family {
     GdnLayerParallel,
     /// KDA, the same.
     KdaLayerParallel,
+    /// GDN, any number of tokens, in chunks: what their operands are, which do not depend on states. The grid is x =
+    /// unit, y = HV/H · query/key head + which of its value heads. It knows no states: layout and element say nothing.
+    GdnPrefillPrepare,
+    /// GDN, any number of tokens, in chunks: from state to state, after [`Family::GdnPrefillPrepare`] with the same
+    /// parameters and constants.
+    GdnPrefillChain,
+    /// GDN, rows of at most 64 tokens: [`Family::GdnPrefillPrepare`] and [`Family::GdnPrefillChain`] in one, without a
+    /// workspace.
+    GdnPrefillShort,
+    /// The windows that a prefill with a convolution leaves: behind the others, with the same parameters and constants. The
+    /// grid is x = ⌈D / block⌉, z = B. It knows no states, as [`Family::GdnPrefillPrepare`].
+    GdnPrefillWindows,
 }
 
 impl Family {
@@ -102,13 +123,15 @@ impl Family {
             | Self::KdaRecurrentParallel
             | Self::GdnLayerParallel
             | Self::KdaLayerParallel => 8,
+            Self::GdnPrefillPrepare | Self::GdnPrefillChain | Self::GdnPrefillWindows => u32::MAX,
+            Self::GdnPrefillShort => 64,
         }
     }
 
     /// Whether it takes previous tokens, to commit them.
     #[must_use]
     pub const fn takes_previous(self) -> bool {
-        !matches!(self, Self::GdnDecode | Self::GdnLayer | Self::KdaLayer)
+        !matches!(self, Self::GdnDecode | Self::GdnLayer | Self::KdaLayer) && !self.is_chunked()
     }
 
     /// Whether all tokens are computed at once, on the tensor cores: no state between the first and the last is made.
@@ -120,6 +143,19 @@ impl Family {
                 | Self::KdaRecurrentParallel
                 | Self::GdnLayerParallel
                 | Self::KdaLayerParallel
+        )
+    }
+
+    /// Whether it is of a prefill: works in pieces that end at multiples of 64 tokens of a sequence, and takes
+    /// [`crate::step::PrefillParams`].
+    #[must_use]
+    pub const fn is_chunked(self) -> bool {
+        matches!(
+            self,
+            Self::GdnPrefillPrepare
+                | Self::GdnPrefillChain
+                | Self::GdnPrefillShort
+                | Self::GdnPrefillWindows
         )
     }
 

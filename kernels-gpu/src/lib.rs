@@ -20,6 +20,7 @@ pub mod kernels;
 pub mod launch;
 pub mod layer;
 pub mod math;
+pub mod prefill;
 pub mod recurrent;
 pub mod row;
 pub mod state;

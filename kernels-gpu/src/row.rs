@@ -70,6 +70,6 @@ impl Row {
 
 /// Value head `r` of those that share query/key head `h`.
 #[inline(always)]
-fn value_head(h: u32, r: u32, heads: u32, ratio: u32, tiled: bool) -> u32 {
+pub fn value_head(h: u32, r: u32, heads: u32, ratio: u32, tiled: bool) -> u32 {
     if tiled { r * heads + h } else { h * ratio + r }
 }

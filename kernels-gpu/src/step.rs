@@ -1,7 +1,7 @@
 //! What a launch of any kernel on states gets: parameters, which vary from launch to launch, and load-time constants,
 //! which are fixed for a layer and a way of keeping states. A kernel reads those that concern it.
 
-use crate::constants::constants;
+use crate::constants::{Element, constants};
 
 /// Pointers and sizes of one launch. Addresses are device addresses; 0 where a tensor is absent.
 ///
@@ -97,6 +97,48 @@ pub struct LayerParams {
     pub window_snapshots: u64,
 }
 
+/// What a prefill gets: [`LayerParams`], the rows' places in their sequences, checkpoints and lengths, which are no
+/// constants of it: the constants `tokens` and `*_row` are 0.
+///
+/// A step may be several launches of entries one after another: all get the same.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct PrefillParams {
+    /// With a convolution `step.q`, `step.k` and `step.v` are 0; without one `x` and the windows are, without a norm `z`.
+    pub layer: LayerParams,
+    /// `[B]`: tokens of the row before this launch; 0: none of any row.
+    pub positions: u64,
+    /// `[B, C]`: slot of the state after the row's j-th multiple of `checkpoint_every` in this launch, a slot of
+    /// `write_pool`; one that is out of range or null is skipped.
+    pub checkpoint_slots: u64,
+    /// Of the chunks' operands, a multiple of 16; 0 where an entry takes none.
+    pub workspace: u64,
+    /// B
+    pub rows: u32,
+    /// T of dense tensors; 0 with `cu_seqlens`.
+    pub tokens: u32,
+    /// C of `checkpoint_slots`.
+    pub checkpoints: u32,
+    /// Elements between rows of `checkpoint_slots`.
+    pub checkpoint_slots_row: u32,
+    /// Elements between rows b of q; 0 with `cu_seqlens`, here and below.
+    pub q_row: u32,
+    /// Of k.
+    pub k_row: u32,
+    /// Of v.
+    pub v_row: u32,
+    /// Of o.
+    pub o_row: u32,
+    /// Of g.
+    pub g_row: u32,
+    /// Of b.
+    pub b_row: u32,
+    /// Of x.
+    pub x_row: u32,
+    /// Of z.
+    pub z_row: u32,
+}
+
 constants! {
     /// What is fixed for a layer and a way of keeping states: compiled into the kernel when it is loaded.
     ///
@@ -162,7 +204,7 @@ constants! {
         /// Of b and the previous b.
         b_element = "GD_B_ELEMENT",
         /// 1: every address and stride of q, k, v, o and their previous ones is a multiple of 16 bytes; with KDA, those
-        /// of g and dt_bias too.
+        /// of g and dt_bias too; of a prefill with a convolution, those of x and o.
         wide_io = "GD_WIDE_IO",
         /// 1: every address and stride of the pools and the snapshots is a multiple of 16 bytes.
         wide_state = "GD_WIDE_STATE",
@@ -298,6 +340,20 @@ constants! {
         z_token = "GD_Z_TOKEN",
         /// Between heads of z.
         z_head = "GD_Z_HEAD",
+        /// Of `positions`.
+        positions_index = "GD_POSITIONS_INDEX",
+        /// Of `checkpoint_slots`.
+        checkpoint_index = "GD_CHECKPOINT_INDEX",
+        /// Tokens of a sequence from one checkpoint to the next, a multiple of 64; 0: none.
+        checkpoint_every = "GD_CHECKPOINT_EVERY",
+    }
+}
+
+impl StepConstants {
+    /// Whether the preparation of a prefill leaves v, in f16: where the chain cannot copy it as it lies, 16 bytes at a time.
+    #[must_use]
+    pub const fn makes_values(&self) -> bool {
+        self.taps != 0 || self.wide_io == 0 || self.v_element == Element::F32 as u32
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::conv::{Conv, convolve, window_after};
 use crate::error::{Error, Tokens, check_length, elements};
 use crate::norm::{GatedNorm, gated_norm};
-use crate::recurrent::{Around, Previous, Recurrent, Row, advance};
+use crate::recurrent::{Around, Checkpoints, Previous, Recurrent, Row, advance};
 
 /// A layer step of `B` rows.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +23,9 @@ pub struct Layer<'a> {
     /// `accepted` are. The slot that it writes, by default that to read, makes it inactive as it does any row; of token
     /// slots, that of its window does.
     pub fresh: Option<&'a [i64]>,
+    /// States and windows that are kept besides those after the last tokens, where these are written and there are neither
+    /// token slots nor previous tokens.
+    pub checkpoints: Option<Checkpoints<'a>>,
 }
 
 /// A projection and its convolution, whose channels are those of q, of k and of v: D = 2·H·K + HV·V.
@@ -104,6 +107,18 @@ pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
     if let Some(fresh) = problem.fresh {
         check_length("fresh", "[B]", &[step.batch], fresh.len())?;
     }
+    if let Some(checkpoints) = &problem.checkpoints {
+        let slots = checkpoints.slots.len();
+        Error::check_multiple(
+            "checkpoint slots",
+            "one entry of each row, B",
+            step.batch,
+            slots,
+        )?;
+        if let Some(positions) = checkpoints.positions {
+            check_length("positions", "[B]", &[step.batch], positions.len())?;
+        }
+    }
     if let Some(norm) = &problem.norm {
         let [value_heads, value_dim] = [step.value_heads, step.value_dim];
         tokens.check("z", "HV, V", &[value_heads, value_dim], norm.z.len())?;
@@ -113,6 +128,7 @@ pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
     let around = Around {
         fresh: problem.fresh,
         windows: problem.projection.is_some(),
+        checkpoints: problem.checkpoints,
     };
     let rows = step.rows(tokens.count, slots, around);
     let active = || rows.iter().filter_map(|(_, row)| row.as_ref());
@@ -179,6 +195,21 @@ impl Layer<'_> {
                 self.norm.is_some() && step.tokens == 0,
                 "norm",
                 "tokens = 0",
+            ),
+            (
+                self.checkpoints.is_some() && !step.update_state,
+                "checkpoints",
+                "update_state = false",
+            ),
+            (
+                self.checkpoints.is_some() && step.token_slots.is_some(),
+                "checkpoints",
+                "token_slots",
+            ),
+            (
+                self.checkpoints.is_some() && previous.is_some(),
+                "checkpoints",
+                "previous",
             ),
         ];
         if let Some(&(_, name, with)) = contradictions.iter().find(|(both, ..)| *both) {
@@ -384,6 +415,10 @@ impl Convolved {
                 let after = window_after(conv, &window, x, t + 1)?;
                 put(snapshots, row.b * self.steps + t, &after);
             }
+        }
+        for &(t, slot_of) in &row.checkpoints {
+            let after = window_after(conv, &window, x, t + 1)?;
+            self.windows[slot(slot_of)].copy_from_slice(&after);
         }
         if let Some((slot, _)) = row.wide_window {
             // All inputs but the oldest.

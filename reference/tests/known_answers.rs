@@ -349,6 +349,7 @@ fn layer_step(name: &str, tolerance: f64) {
             activation: file.activation("norm_activation"),
         }),
         fresh: fresh.as_deref(),
+        checkpoints: None,
     };
     let pools = Pools {
         states: file.get("state"),
@@ -374,6 +375,11 @@ fn layer_kimi_linear_decode() {
 #[test]
 fn layer_kimi_linear_prefill() {
     layer_step("layer_kimi_linear_prefill.safetensors", COMPUTED_IN_CHUNKS);
+}
+
+#[test]
+fn layer_qwen3_next_prefill() {
+    layer_step("layer_qwen3_next_prefill.safetensors", COMPUTED_IN_CHUNKS);
 }
 
 #[test]

@@ -120,7 +120,9 @@ fn every_entry_has_a_template() {
         assert!(text.contains(&format!(".entry {}(", entry.name())));
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let constants: Vec<&str> = words.filter(|word| word.starts_with("GD_")).collect();
-        assert!(!constants.is_empty(), "{}", entry.name());
+        // One makes up what it multiplies.
+        let none = entry == Entry::warpgroup_contract;
+        assert_eq!(constants.is_empty(), none, "{}", entry.name());
         for constant in constants {
             assert!(
                 entry.symbols().contains(&constant),

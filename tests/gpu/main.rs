@@ -1,8 +1,9 @@
-//! What only a GPU shows: graphs, foreign streams and threads, plans, pools and snapshots beyond 2³² elements, registers.
+//! What only a GPU shows: graphs, long prompts, foreign streams and threads, plans, pools and snapshots beyond 2³² elements, registers.
 
 mod large_pool;
 mod large_snapshots;
 mod plans;
+mod prefill;
 mod replays;
 
 use std::error::Error as StdError;

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use gated_delta::driver::{Context, Graph, Stream};
 use gated_delta::{DType, Tensor};
-use gated_delta_harness::arguments::Arguments;
+use gated_delta_harness::arguments::{Arguments, Operator};
 use gated_delta_tests::backend::{cuda, launch, on_threads};
 use gated_delta_tests::buffer::Buffer;
 use gated_delta_tests::case::Case;
@@ -13,6 +13,7 @@ use gated_delta_tests::problem::{Array, Change, Problem, keep};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{Family, Spec};
 
+use crate::prefill::prefills;
 use crate::{context_of, spec, wait_for_copies};
 
 /// Writes a tensor's buffer, while no work is under way.
@@ -37,6 +38,8 @@ fn changing<T: Clone>(args: &Arguments<T>) -> Vec<T> {
         "cu_seqlens",
         "keep",
         "fresh",
+        "positions",
+        "checkpoint_slots",
         "x",
         "z",
     ];
@@ -177,6 +180,62 @@ fn a_replayed_graph_sees_changed_lengths() {
             with_lengths([3, 6, 9, -1, 12]),
         ];
         replay(&format!("{family:?}"), &spec, &problems);
+    });
+}
+
+/// Prompts of any lengths, rows that decode among them, cut wherever positions say, checkpoints to other slots: nothing of it
+/// is settled when the graph is captured.
+#[test]
+fn a_replayed_prefill_sees_changed_lengths_and_positions() {
+    const TOKENS: i64 = 260;
+    if !prefills() {
+        return;
+    }
+    let families = Family::prefills();
+    let with_around = families
+        .iter()
+        .flat_map(|&family| [(family, false), (family, true)]);
+    on_threads(&with_around.collect::<Vec<_>>(), |&(family, around)| {
+        let mut spec = Spec {
+            tokens: TOKENS as usize / 4,
+            ..spec(family)
+        };
+        spec.form.indices[4] = DType::I64;
+        spec.prefill.positions = true;
+        spec.prefill.checkpoints = Some([1, 4]);
+        if around {
+            let layer = Spec::plain(Family::layer(
+                Operator::Gdn,
+                family.layout,
+                family.state,
+                family.dim,
+            ));
+            (spec.conv, spec.norm) = (layer.conv, layer.norm);
+        }
+        let packed = spec.problem().packed();
+        let with = |bounds: [i64; 5], positions: [i64; 4]| {
+            let mut problem = packed.clone();
+            if let Some(packed) = &mut problem.packed {
+                packed.cu_seqlens = Array::indices(bounds);
+                packed.max_tokens = TOKENS as usize;
+            }
+            problem.positions = Some(Array::indices(positions));
+            if let Some(checkpoints) = &mut problem.checkpoints {
+                let slots = checkpoints.slots.integers();
+                let turned = slots.iter().cycle().skip(positions[0] as usize % 7);
+                let turned: Vec<i64> = turned.take(slots.len()).copied().collect();
+                checkpoints.slots = Array::indices(turned).reshape(&[4, 4]);
+            }
+            problem
+        };
+        let problems = [
+            with([0, 65, 130, 195, TOKENS], [0; 4]),
+            with([0; 5], [0; 4]),
+            with([0, TOKENS, TOKENS, TOKENS, TOKENS], [0, 3, 0, 0]),
+            with([0, 1, 2, TOKENS - 1, TOKENS], [63, 64, 65, 0]),
+            with([10, 74, 139, 139, 141], [1, 0, 7, 127]),
+        ];
+        replay(&format!("{family:?}, {around}"), &spec, &problems);
     });
 }
 

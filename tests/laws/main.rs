@@ -7,6 +7,7 @@ mod heads;
 mod keeping;
 mod layer;
 mod memory;
+mod prefill;
 mod rows;
 mod switches;
 mod tokens;

@@ -47,7 +47,10 @@ impl Case {
         let updated = [Some(self.written_pool()), windows];
         let updated = updated.into_iter().filter(|_| self.update_state);
         let snapshots = [self.snapshots.as_ref(), window_snapshots(self)];
-        let mut written = updated.chain(snapshots).chain([self.outputs()]);
+        let mut written = updated.chain(snapshots);
+        let mut written = written
+            .by_ref()
+            .chain([self.outputs(), self.workspace.as_ref()]);
         written.any(|view| view.is_some_and(|view| buffer == view.buffer))
     }
 

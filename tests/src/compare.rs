@@ -84,6 +84,7 @@ pub fn check(before: &Case, after: &Case) {
         }
     }
     let mut written = states.written;
+    written.extend(after.workspace.clone());
     written.extend(check_windows(before, after, &wanted));
     assert_rest_unchanged(before, after, &written);
 }
@@ -160,6 +161,11 @@ fn check_windows(before: &Case, after: &Case, wanted: &Truth) -> Vec<View> {
             let inputs = last(&inputs, len + tokens.len(), columns);
             let what = format!("the window of row {b}, in slot {slot},");
             check(&what, view, &inputs, (write, pool), slot);
+        }
+        for &(t, slot) in &live.checkpoints {
+            let inputs = last(&inputs, len + t + 1, len);
+            let what = format!("the window of row {b} after token {t}, in slot {slot},");
+            check(&what, write.entry(&[slot]), &inputs, (write, pool), slot);
         }
         if let (Some(view), Some(exact)) = (window_snapshots(before), steps) {
             for t in 0..tokens.len() {

@@ -2,7 +2,8 @@
 
 use gated_delta::{DType, StateLayout};
 use gated_delta_harness::arguments::{
-    Arguments, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
+    Arguments, Checkpoints, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed,
+    Tokens,
 };
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -10,7 +11,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::buffer::{Buffer, View};
 use crate::case::Case;
-use crate::problem::{Array, Problem};
+use crate::problem::{Array, Problem, workspace};
 
 /// Gaps between the rows, heads and slots of a tensor, and before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub struct Form {
     pub norm: [DType; 2],
     /// Element of `fresh`.
     pub fresh: DType,
+    /// Element of `positions`.
+    pub positions: DType,
     /// Windows are `[P, W − 1, D]` in memory, and those after each token `[B, steps, W − 1, D]`.
     pub token_major: bool,
     /// q, k and v are slices of one buffer where their dtypes are the same, and so are x and z, and the gates.
@@ -61,6 +64,7 @@ impl Form {
         indices: [DType::I32; 6],
         norm: [DType::F32; 2],
         fresh: DType::I32,
+        positions: DType::I32,
         token_major: false,
         packed: false,
         io: Spacing::Dense,
@@ -81,7 +85,7 @@ impl Form {
 }
 
 /// The tensors that a launch may have: those of states first.
-pub const TENSORS: [&str; 31] = [
+pub const TENSORS: [&str; 33] = [
     "pool",
     "write_pool",
     "snapshots",
@@ -113,6 +117,8 @@ pub const TENSORS: [&str; 31] = [
     "z",
     "norm_weight",
     "fresh",
+    "positions",
+    "checkpoint_slots",
 ];
 
 /// Lays a problem out.
@@ -171,6 +177,16 @@ impl Layout for Problem {
         let token_slots = optional("token_slots", of_tokens, &self.token_slots);
         let accepted = optional("accepted", accepted, &self.accepted);
         let fresh = optional("fresh", form.fresh, &self.fresh);
+        let positions = optional("positions", form.positions, &self.positions);
+        let checkpoints = self.checkpoints.as_ref().and_then(|checkpoints| {
+            let slots = Some(checkpoints.slots.clone());
+            Some(Checkpoints {
+                every: checkpoints.every,
+                slots: optional("checkpoint_slots", write, &slots)?,
+            })
+        });
+        let workspace = self.workspace.clone().or_else(|| workspace(self));
+        let workspace = workspace.map(|array| memory.dense(DType::F32, &array));
         let layout = self.options.state_layout;
         let mut states = |name, array: &Array| memory.states(name, layout, array);
         let args = Arguments {
@@ -197,6 +213,9 @@ impl Layout for Problem {
             convolved,
             norm,
             fresh,
+            positions,
+            checkpoints,
+            workspace,
             update_state: self.update_state,
             options: self.options,
         };
@@ -221,6 +240,18 @@ impl Memory<'_> {
             Spacing::Dense => 0,
             Spacing::Aligned => 8 * self.rng.random_range(0..=2),
             Spacing::Odd => self.rng.random_range(1..=3),
+        }
+    }
+
+    /// An array in a buffer of its own without gaps.
+    fn dense(&mut self, dtype: DType, array: &Array) -> View {
+        let len = array.dims.iter().product();
+        self.buffers.push(Buffer::new(dtype, len));
+        View {
+            buffer: self.buffers.len() - 1,
+            offset: 0,
+            dims: vec![len],
+            strides: vec![1],
         }
     }
 

@@ -1,9 +1,12 @@
 //! A launch as values.
 
-use gated_delta::Activation;
+use gated_delta::{Activation, Entry, Formulation};
 use gated_delta_harness::arguments::{
     Arguments, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
 };
+
+use gated_delta_kernels::launch::Family;
+use gated_delta_kernels::prefill;
 
 use crate::buffer::View;
 
@@ -153,9 +156,17 @@ impl<T: Shaped> Sizes<T> for Arguments<T> {
 
     fn max_tokens(&self) -> usize {
         let tokens = self.outputs().map_or(0, |o| o.dims()[1]);
-        self.packed
-            .as_ref()
-            .map_or(tokens, |packed| packed.max_tokens)
+        self.packed.as_ref().map_or(tokens, |packed| {
+            if self.options.formulation != Formulation::Chunked {
+                return packed.max_tokens;
+            }
+            // No row is longer than all of them, nor than 64 tokens where the caller says so.
+            let most = match packed.max_tokens {
+                0..=64 => 64,
+                _ => usize::MAX,
+            };
+            tokens.min(most).max(1)
+        })
     }
 
     fn value_heads(&self) -> usize {
@@ -251,6 +262,38 @@ pub fn of_tokens<T>(tokens: &mut Tokens<T>) -> [&mut T; 4] {
         &mut tokens.gate,
         &mut tokens.beta,
     ]
+}
+
+/// A workspace as large as a launch takes that leaves v there too; none where it takes none.
+#[must_use]
+pub fn workspace(problem: &Problem) -> Option<Array> {
+    let o = problem.outputs()?;
+    if problem.options.formulation != Formulation::Chunked {
+        return None;
+    }
+    let (rows, dim) = (problem.batch(), o.dims[3]);
+    let total = o.dims[0] * o.dims[1];
+    let longest = match &problem.packed {
+        Some(packed) => total.min(packed.max_tokens),
+        None => o.dims[1],
+    };
+    if longest <= prefill::CHUNK as usize {
+        return None;
+    }
+    let heads = match (&problem.new, &problem.convolved) {
+        (Some(new), _) => new.q.dims[2],
+        (None, Some(convolved)) => convolved.heads,
+        (None, None) => return None,
+    };
+    let ratio = (problem.value_heads() / heads) as u32;
+    let prepares = |entry: &&Entry| {
+        let computes = entry.computes();
+        computes.is_some_and(|it| (it.family, it.k) == (Family::GdnPrefillPrepare, dim as u32))
+    };
+    let entry = Entry::ALL.iter().find(prepares)?;
+    let units = prefill::units(total as u64, rows as u64, problem.positions.is_some());
+    let bytes = units as usize * heads * entry.workspace_bytes_per_unit(ratio, true) as usize;
+    Some(Array::unread(&[bytes.div_ceil(4)]))
 }
 
 /// Other problems that follow from one.
@@ -371,7 +414,7 @@ impl Change for Problem {
         };
         self.each(|name, array| match name {
             "pool" | "write_pool" | "windows" | "write_windows" => *array = array.take(0, order),
-            "read_slots" | "write_slots" | "token_slots" => {
+            "read_slots" | "write_slots" | "token_slots" | "checkpoint_slots" => {
                 let slots = array.integers().into_iter().map(moved);
                 *array = Array::indices(slots).reshape(&array.dims);
             }

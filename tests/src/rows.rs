@@ -24,6 +24,8 @@ pub struct Live {
     pub commit: Option<(usize, usize)>,
     /// Tokens, counted from the row's first, and the slot of the written pool for the state after each.
     pub stores: Vec<(usize, usize)>,
+    /// The same of checkpoints, which windows are written after too.
+    pub checkpoints: Vec<(usize, usize)>,
     /// Of a convolution.
     pub window: Option<Window>,
 }
@@ -41,7 +43,8 @@ impl Live {
     /// Slots of the written pool that are written.
     pub fn writes(&self) -> impl Iterator<Item = usize> {
         let commit = self.commit.iter().map(|(_, slot)| *slot);
-        commit.chain(self.stores.iter().map(|(_, slot)| *slot))
+        let stores = self.stores.iter().chain(&self.checkpoints);
+        commit.chain(stores.map(|(_, slot)| *slot))
     }
 }
 
@@ -64,6 +67,9 @@ pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<
             .map(|packed| integers(&packed.cu_seqlens)),
         previous: args.previous_tokens().zip(keep(args).map(&integers)),
         null_slot: args.options.null_slot,
+        positions: given(&args.positions),
+        checkpoints: (args.checkpoints.as_ref()).map(|of| (of.every, integers(&of.slots))),
+        batch: args.batch(),
         update_state: args.update_state,
         windows: args.windows().is_some(),
     };
@@ -102,6 +108,11 @@ struct Switches {
     /// T' and how many of them are kept.
     previous: Option<(usize, Vec<i64>)>,
     null_slot: Option<u32>,
+    positions: Option<Vec<i64>>,
+    /// Tokens from one to the next, and slots.
+    checkpoints: Option<(usize, Vec<i64>)>,
+    /// B
+    batch: usize,
     update_state: bool,
     /// Rows have windows.
     windows: bool,
@@ -145,6 +156,7 @@ impl Switches {
                 start,
                 commit: None,
                 window,
+                checkpoints: Vec::new(),
                 stores: slots[..length]
                     .iter()
                     .enumerate()
@@ -161,6 +173,7 @@ impl Switches {
             },
             commit: None,
             stores: Vec::new(),
+            checkpoints: Vec::new(),
             window: None,
         };
         if fresh {
@@ -170,13 +183,38 @@ impl Switches {
             let keep = usize::try_from(keep[b]).ok().filter(|keep| keep <= most)?;
             live.commit = Some((keep, self.slot(write, self.write_pool)?));
         } else if self.update_state {
-            live.stores = vec![(length - 1, self.slot(write, self.write_pool)?)];
+            live.stores = match length.checked_sub(1) {
+                Some(last) => vec![(last, self.slot(write, self.write_pool)?)],
+                None => Vec::new(),
+            };
         }
+        live.checkpoints = self.checkpoints_of(b, length);
         live.window = self.windows.then(|| Window {
             start: live.start.map(|slot| [slot, 0]),
-            end: live.writes().next(),
+            end: live
+                .commit
+                .map(|(_, slot)| slot)
+                .or(live.stores.first().map(|store| store.1)),
         });
         Some(live)
+    }
+
+    /// Those of row b that are live, each after its token.
+    fn checkpoints_of(&self, b: usize, length: usize) -> Vec<(usize, usize)> {
+        let Some((every, slots)) = &self.checkpoints else {
+            return Vec::new();
+        };
+        let before = self
+            .positions
+            .as_ref()
+            .map_or(0, |positions| positions[b] as usize);
+        let of_row = slots.len() / self.batch;
+        let ends = (before / every + 1..).map(|multiple| multiple * every - before);
+        let ends = ends.take_while(|end| *end <= length);
+        let entries = ends.zip(&slots[b * of_row..][..of_row]);
+        entries
+            .filter_map(|(end, slot)| Some((end - 1, self.slot(*slot, self.write_pool)?)))
+            .collect()
     }
 
     fn slot(&self, slot: i64, slots: usize) -> Option<usize> {

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use gated_delta::DType;
+use gated_delta::{DType, Formulation};
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -162,6 +162,24 @@ impl Spec {
         }
     }
 
+    /// `[B, C]`: the last ones of the written pool, each once, or an index that skips the store.
+    pub(crate) fn draw_checkpoint_slots(&self, count: usize, rng: &mut StdRng) -> Vec<i64> {
+        let (pool, write_pool) = self.pool_slots();
+        let written = write_pool.unwrap_or(pool);
+        let mut slots: Vec<i64> = (written - count..written).map(|slot| slot as i64).collect();
+        slots.shuffle(rng);
+        let null = self.options.null_slot.map(i64::from);
+        let mut skips = || self.slots.inactive && rng.random_ratio(1, 5);
+        let dead: Vec<bool> = slots
+            .iter()
+            .map(|slot| skips() || Some(*slot) == null)
+            .collect();
+        for (slot, _) in slots.iter_mut().zip(dead).filter(|(_, dead)| *dead) {
+            *slot = self.bad_slot(self.form.indices[1], written, rng);
+        }
+        slots
+    }
+
     /// `[B]`: some rows are fresh.
     pub(crate) fn draw_fresh(&self, rng: &mut StdRng) -> Vec<i64> {
         let yes = match self.form.fresh {
@@ -182,10 +200,15 @@ impl Spec {
         let mut bounds = vec![rng.random_range(0..=1)];
         for b in 0..self.batch {
             let too_long = self.slots.inactive && rng.random_ratio(1, 8);
+            // Of a prefill no row is, unless short ones are promised.
+            let chunked = self.options.formulation == Formulation::Chunked;
+            let short = chunked && self.tokens <= 64 && !self.prefill.unpromised;
+            let most = if short { 64 } else { self.tokens };
             let length = match rng.random_range(0..4) {
-                _ if too_long => self.tokens + rng.random_range(1..=2),
+                _ if too_long && (short || !chunked) => most + rng.random_range(1..=2),
                 0 => 0,
                 1 => self.tokens,
+                2 if chunked => 1,
                 _ => rng.random_range(1..=self.tokens),
             };
             bounds.push(bounds[b] + length as i64);
@@ -230,19 +253,22 @@ impl Spec {
     /// Slots for row `b`.
     fn candidate(&self, b: usize, inactive: bool, rng: &mut StdRng) -> (i64, i64) {
         let choice = self.slots;
-        let (pool, write_pool) = self.pool_slots();
+        let (pool, write_pool) = self.own_slots();
         let write_pool = write_pool.unwrap_or(pool);
         let read_too = rng.random();
         let bad_read = inactive && choice.read && (read_too || !choice.write);
         let bad_write = inactive && choice.write && (!bad_read || rng.random());
         let read = match (choice.read, bad_read) {
             (false, _) => b as i64,
-            (true, true) => self.bad_slot(self.form.indices[0], pool, rng),
+            (true, true) => self.bad_slot(self.form.indices[0], self.pool_slots().0, rng),
             (true, false) => rng.random_range(0..pool) as i64,
         };
         let write = match (choice.write, bad_write) {
             (false, _) => read,
-            (true, true) => self.bad_slot(self.form.indices[1], write_pool, rng),
+            (true, true) => {
+                let (pool, write_pool) = self.pool_slots();
+                self.bad_slot(self.form.indices[1], write_pool.unwrap_or(pool), rng)
+            }
             // An index that is none, of another dtype, might be one.
             (true, false) if !bad_read && rng.random() => read,
             (true, false) => rng.random_range(0..write_pool) as i64,

@@ -4,8 +4,8 @@ use gated_delta::{
     Activation, BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
 };
 use gated_delta_harness::arguments::{
-    CommitConvolution, Convolved, GateKind, GatedNorm, KdaDecay, Kept, KeptX, New, Operator,
-    Packed, Tokens,
+    Checkpoints, CommitConvolution, Convolved, GateKind, GatedNorm, KdaDecay, Kept, KeptX, New,
+    Operator, Packed, Tokens,
 };
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch;
@@ -71,7 +71,19 @@ impl Family {
         }
     }
 
-    /// All families, in the order of the entries.
+    /// Those of prefills, with or without a convolution and a norm: none of the others.
+    #[must_use]
+    pub fn prefills() -> Vec<Self> {
+        let mut families = Vec::new();
+        for family in Entry::ALL.iter().filter_map(|entry| Self::of(*entry)) {
+            if family.is_chunked() && !families.contains(&family) {
+                families.push(family);
+            }
+        }
+        families
+    }
+
+    /// All families but prefills, in the order of the entries.
     #[must_use]
     pub fn all() -> Vec<Self> {
         Self::which(|_| true)
@@ -89,11 +101,11 @@ impl Family {
         Self::which(|family| !family.decode)
     }
 
-    /// Those of which `wanted` holds.
+    /// Those of which `wanted` holds; prefills have tests of their own.
     pub fn which(wanted: impl Fn(Self) -> bool) -> Vec<Self> {
         let mut families = Vec::new();
         for family in Entry::ALL.iter().filter_map(|entry| Self::of(*entry)) {
-            if wanted(family) && !families.contains(&family) {
+            if !family.is_chunked() && wanted(family) && !families.contains(&family) {
                 families.push(family);
             }
         }
@@ -106,11 +118,23 @@ impl Family {
         self.formulation == Formulation::Recurrent
     }
 
-    /// The family of an entry, unless it is of no operator on states.
+    /// Whether they are prefills.
+    #[must_use]
+    pub fn is_chunked(self) -> bool {
+        self.formulation == Formulation::Chunked
+    }
+
+    /// The family of an entry, unless it is of no operator on states, or prepares for one.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
         let computes = entry.computes()?;
         let family = computes.family;
+        if matches!(
+            family,
+            launch::Family::GdnPrefillPrepare | launch::Family::GdnPrefillWindows
+        ) {
+            return None;
+        }
         Some(Self {
             operator: match family.decays_channels() {
                 true => Operator::Kda,
@@ -126,9 +150,10 @@ impl Family {
                     | launch::Family::GdnLayerParallel
                     | launch::Family::KdaLayerParallel
             ),
-            formulation: match family.is_parallel() {
-                true => Formulation::Parallel,
-                false => Formulation::Recurrent,
+            formulation: match (family.is_chunked(), family.is_parallel()) {
+                (true, _) => Formulation::Chunked,
+                (_, true) => Formulation::Parallel,
+                _ => Formulation::Recurrent,
             },
             layout: match computes.layout {
                 launch::Layout::KLast => StateLayout::KLast,
@@ -146,10 +171,12 @@ impl Family {
     /// Most tokens, new or previous.
     #[must_use]
     pub fn max_tokens(self) -> usize {
-        match (self.decode, self.is_recurrent()) {
+        match (self.decode, self.formulation) {
             (true, _) => 1,
-            (_, false) => 8,
-            (_, true) => MAX_TOKENS,
+            (_, Formulation::Parallel) => 8,
+            (_, Formulation::Recurrent) => MAX_TOKENS,
+            // Any number: what the simulator has time for.
+            _ => 200,
         }
     }
 }
@@ -191,6 +218,26 @@ pub struct ConvChoice {
     pub apart: bool,
     /// Where there are snapshots, there are those of windows too, of so many steps more than T.
     pub window_snapshots: Option<usize>,
+}
+
+/// What a prefill has.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillChoice {
+    /// Some rows go on.
+    pub positions: bool,
+    /// There are checkpoints, every so many times 64 tokens, of so many slots a row.
+    pub checkpoints: Option<[usize; 2]>,
+    /// The caller says nothing of the lengths of packed rows, though they be short.
+    pub unpromised: bool,
+}
+
+impl PrefillChoice {
+    /// From the sequences' beginnings, without checkpoints.
+    pub const NONE: Self = Self {
+        positions: false,
+        checkpoints: None,
+        unpromised: false,
+    };
 }
 
 /// A norm after a recurrence.
@@ -237,6 +284,8 @@ pub struct Spec {
     pub norm: Option<NormChoice>,
     /// Some rows start from zeros.
     pub fresh: bool,
+    /// Of a prefill.
+    pub prefill: PrefillChoice,
     /// States are written.
     pub update_state: bool,
     /// Of the layer.
@@ -285,6 +334,7 @@ impl Spec {
                 activation: Activation::Silu,
             }),
             fresh: false,
+            prefill: PrefillChoice::NONE,
             update_state: true,
             options: Options::default()
                 .state_layout(family.layout)
@@ -323,7 +373,7 @@ impl Spec {
     /// Whether a kernel of several tokens of a layer has room for these, or there is none at all. Where they are computed at
     /// once there is room for all.
     fn has_room(&self) -> bool {
-        if self.options.formulation == Formulation::Parallel {
+        if self.options.formulation != Formulation::Recurrent {
             return true;
         }
         let family = Family {
@@ -366,7 +416,10 @@ impl Spec {
             let (bounds, total) = self.draw_lengths(&mut rng);
             let packed = Packed {
                 cu_seqlens: Array::indices(bounds),
-                max_tokens: self.tokens,
+                max_tokens: match self.prefill.unpromised {
+                    true => usize::MAX,
+                    false => self.tokens,
+                },
             };
             (Some(packed), [1, total])
         } else {
@@ -374,6 +427,7 @@ impl Spec {
         };
         let fresh = self.fresh.then(|| self.draw_fresh(&mut rng));
         let slots = self.draw_slots(fresh.as_deref(), &mut rng);
+        let (positions, checkpoints) = self.draw_prefill(&mut rng);
         let (hv, dim) = (self.value_heads(), self.dim);
         let o = Array::unread(&[rows[0], rows[1], hv, dim]);
         let is_commit = self.tokens == 0;
@@ -427,6 +481,10 @@ impl Spec {
             convolved,
             norm,
             fresh: indices(fresh),
+            positions: indices(positions),
+            checkpoints,
+            // As large as it has to be: where it is laid out.
+            workspace: None,
             update_state: self.update_state,
             options: self.options,
         };
@@ -434,8 +492,20 @@ impl Spec {
         problem
     }
 
-    /// P of the pool and of the write pool.
+    /// P of the pool and of the write pool. The last ones of that which is written are those of checkpoints.
     pub(crate) fn pool_slots(&self) -> (usize, Option<usize>) {
+        let (slots, written) = self.own_slots();
+        let more = self.checkpoint_slots();
+        match written {
+            // Behind all that a row may name.
+            Some(written) if more > 0 => (slots, Some(written.max(slots) + more)),
+            Some(written) => (slots, Some(written)),
+            None => (slots + more, None),
+        }
+    }
+
+    /// The same without those of checkpoints.
+    pub(crate) fn own_slots(&self) -> (usize, Option<usize>) {
         let slots = self.batch + self.slots.spare;
         (
             slots,
@@ -443,6 +513,32 @@ impl Spec {
                 .write_pool
                 .map(|more| slots.saturating_add_signed(more).max(1)),
         )
+    }
+
+    /// Slots of all checkpoints.
+    fn checkpoint_slots(&self) -> usize {
+        (self.prefill.checkpoints).map_or(0, |[_, of_row]| self.batch * of_row)
+    }
+
+    /// Positions, and checkpoints.
+    fn draw_prefill(&self, rng: &mut StdRng) -> (Option<Vec<i64>>, Option<Checkpoints<Array>>) {
+        let positions = self.prefill.positions.then(|| {
+            let mut draw = || match rng.random_range(0..4) {
+                0 => 0,
+                1 => 64 * rng.random_range(1..=3),
+                2 => 64 * rng.random_range(1..=3) - 1,
+                _ => rng.random_range(1..=500),
+            };
+            (0..self.batch).map(|_| draw()).collect()
+        });
+        let checkpoints = self.prefill.checkpoints.map(|[chunks, of_row]| {
+            let slots = self.draw_checkpoint_slots(self.checkpoint_slots(), rng);
+            Checkpoints {
+                every: 64 * chunks,
+                slots: Array::indices(slots).reshape(&[self.batch, of_row]),
+            }
+        });
+        (positions, checkpoints)
     }
 
     /// Columns of a slot of windows: those of the windows before and after each of a row's tokens, where these have slots.

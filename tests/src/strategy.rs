@@ -8,7 +8,7 @@ use proptest::sample::select;
 
 use crate::layout::{Form, Spacing, TENSORS};
 use crate::slots::SlotChoice;
-use crate::spec::{ConvChoice, Family, Magnitude, NormChoice, Parameters, Spec};
+use crate::spec::{ConvChoice, Family, Magnitude, NormChoice, Parameters, PrefillChoice, Spec};
 
 /// How a launch keeps states.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,7 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         prop_oneof![2 => Just(None), 1 => (0usize..=2).prop_map(Some)],
         (weighted(0.3), weighted(0.3)),
         around(family),
+        prefills(),
     );
     let values = (
         gates(family.operator),
@@ -59,8 +60,9 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     (memory, values).prop_map(move |((shape, form, seed), values)| {
         let ((batch, heads, ratio), tokens) = shape;
         let ((gates, parameters), magnitude, extreme_gates, states, options) = values;
-        let (keeping, slots, snapshots, (packed, fresh), (conv, norm)) = states;
-        let fewer = |tokens: usize| tokens.min((3 * most / (batch * heads * ratio)).max(1));
+        let (keeping, slots, snapshots, (packed, fresh), (conv, norm), prefill) = states;
+        let per_state = if family.is_chunked() { 100 } else { 3 };
+        let fewer = |tokens: usize| tokens.min((per_state * most / (batch * heads * ratio)).max(1));
         let several = !family.decode;
         let mut spec = Spec {
             batch,
@@ -79,6 +81,10 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
             conv,
             norm,
             fresh,
+            prefill: match family.is_chunked() {
+                true => prefill,
+                false => PrefillChoice::NONE,
+            },
             update_state: true,
             options,
             form,
@@ -90,6 +96,10 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         }
         spec.fit();
         if !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Large) && several {
+            spec.magnitude = Magnitude::Usual;
+        }
+        // Products of small q and k are below what f16 has, where nobody normalises them: docs/prefill.md, "Range".
+        if family.is_chunked() && !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Tiny) {
             spec.magnitude = Magnitude::Usual;
         }
         spec
@@ -155,14 +165,37 @@ fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<N
     let norm = (select(vec![1e-6, 1e-5, 0.5]), activation)
         .prop_map(|(eps, activation)| NormChoice { eps, activation });
     (0..4, conv, norm).prop_map(move |(choice, conv, norm)| {
-        let has = |without| family.layer && choice != without;
+        // A prefill's kernels have both, or neither.
+        let has = |without| match family.is_chunked() {
+            true => choice == 3 || choice == 2 - without,
+            false => family.layer && choice != without,
+        };
         (has(0).then_some(conv), has(1).then_some(norm))
     })
 }
 
+/// What a prefill has.
+fn prefills() -> impl Strategy<Value = PrefillChoice> {
+    let checkpoints = prop_oneof![1 => Just(None), 2 => ([1usize..=2, 0..=3]).prop_map(Some)];
+    (any::<bool>(), checkpoints, weighted(0.3)).prop_map(|(positions, checkpoints, unpromised)| {
+        PrefillChoice {
+            positions,
+            checkpoints,
+            unpromised,
+        }
+    })
+}
+
 fn tokens(family: Family) -> impl Strategy<Value = usize> + Clone {
-    let counts: Vec<usize> = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16]
-        .into_iter()
+    let counts: &[usize] = match family.is_chunked() {
+        true => &[
+            1, 2, 3, 15, 17, 31, 63, 64, 65, 66, 100, 127, 128, 129, 192, 200,
+        ],
+        false => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16],
+    };
+    let counts: Vec<usize> = counts
+        .iter()
+        .copied()
         .filter(|&tokens| tokens <= family.max_tokens())
         .collect();
     select(counts)
@@ -171,6 +204,7 @@ fn tokens(family: Family) -> impl Strategy<Value = usize> + Clone {
 fn keepings(family: Family) -> impl Strategy<Value = Keeping> {
     let choice = (0..10, any::<bool>(), tokens(family));
     choice.prop_map(move |(choice, accepted, previous)| match choice {
+        _ if family.is_chunked() => Keeping::Last,
         3 => Keeping::Nothing,
         4 | 5 if family.is_recurrent() && !family.decode => Keeping::EachToken(accepted),
         6 | 7 if !family.decode => Keeping::Resume(previous),
@@ -229,9 +263,13 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
     let tensor = prop_oneof![select(&TENSORS[..3]), select(&TENSORS[..])];
     let apart = prop_oneof![Just(None), (tensor, spacing()).prop_map(Some)];
     let spaces = (weighted(0.3), spacing(), spacing(), apart, any::<u64>());
-    let around = ([float(), float()], index(), any::<bool>());
+    let around = ([float(), float()], [index(), index()], any::<bool>());
     (dtypes, spaces, around).prop_map(
-        move |((mut qkvo, mut gates, indices), spaces, (mut norm, fresh, token_major))| {
+        move |(
+            (mut qkvo, mut gates, indices),
+            spaces,
+            (mut norm, [fresh, positions], token_major),
+        )| {
             let (packed, io, pools, apart, seed) = spaces;
             if packed {
                 (qkvo[1], qkvo[2], gates[1]) = (qkvo[0], qkvo[0], gates[0]);
@@ -244,6 +282,7 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
                 indices,
                 norm,
                 fresh,
+                positions,
                 token_major,
                 packed,
                 io,

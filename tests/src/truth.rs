@@ -12,7 +12,7 @@ use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrence::default_scale;
-use gated_delta_reference::recurrent::{Layout, Previous, Recurrent, TokenGates};
+use gated_delta_reference::recurrent::{Checkpoints, Layout, Previous, Recurrent, TokenGates};
 
 use crate::buffer::View;
 use crate::case::Case;
@@ -223,6 +223,11 @@ impl Values {
             projection: None,
             norm: None,
             fresh: self.indices.fresh.as_deref(),
+            checkpoints: self.indices.checkpoints.as_ref().map(|of| Checkpoints {
+                every: of.every,
+                slots: &of.slots,
+                positions: self.indices.positions.as_deref(),
+            }),
         }
     }
 
@@ -400,11 +405,12 @@ struct States<'a> {
 }
 
 impl States<'_> {
-    /// What an error may be of each state of `len` elements, where rounding makes one of `part` of it.
-    fn allowed(&self, len: usize, part: f64) -> Vec<f64> {
+    /// What an error may be of each state of `len` elements, where rounding makes one of `part` of it, and `least`.
+    fn allowed(&self, len: usize, part: f64, least: f64) -> Vec<f64> {
         let states = self.exact.chunks(len).zip(self.decaying_more.chunks(len));
-        let of_state =
-            |(exact, more): (&[f64], &[f64])| part * finite_norm(exact) + of_decays(exact, more);
+        let of_state = |(exact, more): (&[f64], &[f64])| {
+            part * finite_norm(exact) + least + of_decays(exact, more)
+        };
         states.map(of_state).collect()
     }
 }
@@ -429,7 +435,7 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
             exact,
             decaying_more,
         }
-        .allowed(len, tolerance.state)
+        .allowed(len, tolerance.state, tolerance.least)
     };
     let mut allowed = Allowed {
         o: Vec::new(),
@@ -454,13 +460,15 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
             decaying_more: &more.1,
         };
         let of_tokens = states
-            .allowed(len, tolerance.output)
+            .allowed(len, tolerance.output, 0.0)
             .into_iter()
             .enumerate();
         allowed.o = of_tokens
             .map(|(i, of_state)| {
                 let q = problem.query(i / problem.value_heads, i % problem.value_heads);
-                of_state * finite_norm(&q)
+                let q = finite_norm(&q);
+                // What factors with q̂ in them lose does not shrink with it.
+                of_state * q + tolerance.least * q.max(1.0)
             })
             .collect();
         if before.has_previous() {
@@ -541,7 +549,16 @@ fn finite_norm(values: &[f64]) -> f64 {
 /// states and writes none.
 fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let step = &problem.step;
-    let (steps, heads) = (step.tokens, step.value_heads);
+    // Packed rows of a prefill may all be shorter than T.
+    let steps = match step.cu_seqlens {
+        Some(_) => rows
+            .iter()
+            .flat_map(|row| &row.tokens)
+            .map(ExactSizeIterator::len)
+            .max(),
+        None => Some(step.tokens),
+    };
+    let (steps, heads) = (steps.unwrap_or(1), step.value_heads);
     let len = heads * step.key_dim * step.value_dim;
     let start = |row: &Row| {
         row.live.as_ref().map_or(-1, |live| {
@@ -558,6 +575,7 @@ fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, V
         accepted: None,
         null_slot: None,
         update_state: false,
+        tokens: steps,
         snapshot_steps: Some(steps),
         previous: None,
         ..*step
@@ -572,6 +590,7 @@ fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, V
         step,
         // What is committed of a fresh row is no longer zeros.
         fresh: problem.fresh.filter(|_| problem.step.previous.is_none()),
+        checkpoints: None,
         ..*problem
     };
     let verified = run(&verify, &pools);

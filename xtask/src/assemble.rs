@@ -15,19 +15,29 @@ use crate::text::{defects, replace_words};
 use crate::toolchain::{self, CudaTools};
 use crate::{ptx, shell};
 
-/// Ampere, Hopper, Blackwell (data centre), Blackwell (workstation).
-const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
+/// Ampere, Hopper, Blackwell (data centre), Blackwell (workstation); and what Hopper has alone.
+const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", HOPPER];
+/// Hopper with its warpgroups.
+const HOPPER: &str = "sm_90a";
 
-/// The one that a quick look is at.
-const QUICK: &str = "sm_90";
+/// The ones that a quick look is at.
+const QUICK: [&str; 2] = ["sm_90", HOPPER];
 
-/// Those that `entry` is assembled for: clusters came with Hopper. With `only`, none unless its name contains that.
+/// Those that `entry` is assembled for: clusters came with Hopper, and warpgroups went with it. With `only`, none unless its
+/// name contains that.
 fn architectures(entry: Entry, only: Option<&str>) -> impl Iterator<Item = &'static str> {
-    let first = if entry.takes_clusters() { 1 } else { 0 };
-    let all = ARCHITECTURES.into_iter().skip(first);
-    all.filter(move |&architecture| {
-        only.is_none_or(|only| entry.name().contains(only) && architecture == QUICK)
-    })
+    let (warpgroups, clusters) = (entry.takes_warpgroups(), entry.takes_clusters());
+    let is_served = move |architecture: &&str| match *architecture {
+        HOPPER => warpgroups,
+        "sm_80" => !warpgroups && !clusters,
+        _ => !warpgroups,
+    };
+    ARCHITECTURES
+        .into_iter()
+        .filter(is_served)
+        .filter(move |architecture| {
+            only.is_none_or(|only| entry.name().contains(only) && QUICK.contains(architecture))
+        })
 }
 
 /// What ptxas says of an entry.
@@ -169,7 +179,8 @@ fn usage(tools: &CudaTools, text: &str, architecture: &str) -> Result<Usage> {
     if memory != "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" {
         bail!("{memory}");
     }
-    if let Some(warning) = printed.lines().find(|line| line.contains("warning")) {
+    let is_warning = |line: &&str| line.contains("warning") || line.contains("Performance Loss");
+    if let Some(warning) = printed.lines().find(is_warning) {
         bail!("{warning}");
     }
     let registers = number_before(&printed, " registers");

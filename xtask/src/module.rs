@@ -28,6 +28,8 @@ pub struct LaunchBounds {
     pub min_blocks_per_sm: u32,
     /// Blocks of a cluster, where there are such.
     pub cluster: Option<Cluster>,
+    /// Whether warpgroups multiply.
+    pub warpgroups: bool,
 }
 
 /// Blocks of a cluster.
@@ -41,6 +43,9 @@ pub struct Cluster {
 /// What an entry in clusters says instead of what LLVM wrote: clusters came with sm_90, sending to a mailbox of
 /// another block with PTX 8.1 (driver 530). LLVM compiles it for the older target, as all others.
 const CLUSTER_PREAMBLE: &str = ".version 8.1\n.target sm_90\n.address_size 64\n";
+
+/// The same of an entry whose warpgroups multiply: for Hopper alone, with PTX 8.0 (driver 525).
+const WARPGROUP_PREAMBLE: &str = ".version 8.0\n.target sm_90a\n.address_size 64\n";
 
 impl Module {
     /// Reads what LLVM writes: one statement a line, functions closed by a brace.
@@ -132,6 +137,7 @@ impl Module {
             .collect();
 
         let mut text = match bounds.cluster {
+            _ if bounds.warpgroups => WARPGROUP_PREAMBLE.to_owned(),
             None => self.preamble.clone(),
             Some(_) => CLUSTER_PREAMBLE.to_owned(),
         };
@@ -207,6 +213,7 @@ $L__BB1_7:
                     block: 128,
                     min_blocks_per_sm: 0,
                     cluster: None,
+                    warpgroups: true,
                 },
             )
             .unwrap();
@@ -215,7 +222,9 @@ $L__BB1_7:
             "{plain}"
         );
         assert!(
-            !plain.contains("dynamic") && !plain.contains("data_"),
+            plain.starts_with(WARPGROUP_PREAMBLE)
+                && !plain.contains("dynamic")
+                && !plain.contains("data_"),
             "{plain}"
         );
 
@@ -229,6 +238,7 @@ $L__BB1_7:
                         tiles: 8,
                         of_heads: false,
                     }),
+                    warpgroups: false,
                 },
             )
             .unwrap();
@@ -258,7 +268,8 @@ $L__BB1_7:
                     &LaunchBounds {
                         block: 1,
                         min_blocks_per_sm: 0,
-                        cluster: None
+                        cluster: None,
+                        warpgroups: false,
                     }
                 )
                 .is_none()

@@ -128,6 +128,9 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_Z_ROW",              [12288,      0,          8192,       1031,       0,          1025]),
     ("GD_Z_TOKEN",            [12288,      0,          8192,       1031,       0,          0]),
     ("GD_Z_HEAD",             [128,        0,          128,        129,        0,          131]),
+    ("GD_POSITIONS_INDEX",   [2,         0,         3,         1,         0,         2]),
+    ("GD_CHECKPOINT_INDEX",  [1,         0,         2,         0,         3,         0]),
+    ("GD_CHECKPOINT_EVERY",  [64,        0,         128,       0,         2048,      0]),
     ("GD_NUMBER",            [12345,     0,         NONE,      1,         7,         ONE]),
     ("GD_FACTOR",            [ONE,       TWO,       0,         ONE,       TWO,       SCALE_64]),
 ];
@@ -147,7 +150,20 @@ pub fn values(entry: Entry, profile: &str) -> Result<Vec<(&'static str, u32)>> {
                 entry.name()
             )
         })?;
+        let is_chunked = family.is_some_and(Family::is_chunked);
         let most = match symbol {
+            // What a prefill does not have.
+            "GD_TOKENS"
+            | "GD_PREVIOUS_TOKENS"
+            | "GD_TOKEN_INDEX"
+            | "GD_ACCEPTED_INDEX"
+            | "GD_KEEP_INDEX"
+            | "GD_HAS_SNAPSHOTS"
+            | "GD_HAS_WINDOW_SNAPSHOTS"
+                if is_chunked =>
+            {
+                0
+            }
             "GD_RATIO" => entry.max_ratio(),
             "GD_TOKENS" | "GD_PREVIOUS_TOKENS" => max_tokens,
             _ => NONE,

@@ -92,6 +92,7 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
                 tiles: entry.cluster(),
                 of_heads: entry.has_cluster_of_heads(),
             }),
+            warpgroups: entry.takes_warpgroups(),
         };
         let body = module.extract(entry.name(), &bounds);
         let body = body.with_context(|| format!("the module lacks the entry {}", entry.name()))?;

@@ -1,8 +1,8 @@
-//! Sequences that are decoded and verified on a backend, and beside it by the reference.
+//! Sequences that are prefilled, decoded and verified on a backend, and beside it by the reference.
 
 use std::iter;
 
-use gated_delta::{DType, Entry};
+use gated_delta::{DType, Entry, Formulation};
 use indicatif::ProgressBar;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -11,7 +11,7 @@ use crate::backend::{Backend, Outputs};
 use crate::compare::{Comparison, compare, pairs};
 use crate::error::Error;
 use crate::model::{Layer, Pool};
-use crate::op::previous_gates;
+use crate::op::{Op, previous_gates};
 use crate::problem::Problem;
 use crate::reference;
 use crate::tensor::HostTensor;
@@ -39,6 +39,8 @@ pub(super) struct Outcome {
     pub o: Comparison,
     /// The worst of all states.
     pub state: Comparison,
+    /// They came in chunks: what a state may be off by is another.
+    pub in_chunks: bool,
     /// The worst of all windows, which are copies: nothing but 0 is right.
     pub windows: Comparison,
     /// What ran.
@@ -80,6 +82,43 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Prefills random prompts of `tokens` of the first `rows`, from zero states; decodes go on from what it leaves.
+    pub fn prefill(&mut self, rows: usize, tokens: usize) -> Result<Outcome, Error> {
+        let mut problem = self.following([rows, tokens], &self.problem)?;
+        problem.op = Op::GdnPrefill;
+        problem.options = problem.options.formulation(Formulation::Chunked);
+        for name in token_tensors(&problem) {
+            fill(&mut problem, name, || self.random.random_range(-2.0..2.0))?;
+        }
+        let truth = reference::truth(&problem)?;
+        problem.add_workspace()?;
+        let got = self.backend.run(&problem, None)?;
+        let o = output_error(&problem, &got, &truth.o)?;
+        let state = error(&got.state, &truth.pool);
+        let windows = got
+            .conv_state
+            .ok_or_else(|| problem.missing("conv_state"))?;
+        let windows_error = error(&windows, &truth.windows.unwrap_or_default());
+        // What a prefill is off by is not the decodes' fault.
+        for (name, tensor) in [("state", got.state), ("conv_state", windows)] {
+            self.problem.tensors.insert(name, tensor.clone());
+            self.wanted.tensors.insert(name, tensor);
+        }
+        self.bar.inc(1);
+        Ok(Outcome {
+            steps: match rows {
+                1 => format!("a prompt of {tokens}"),
+                _ => format!("{rows} prompts of {tokens}"),
+            },
+            last: problem,
+            o,
+            state,
+            in_chunks: true,
+            windows: windows_error,
+            variant: got.variant,
+        })
+    }
+
     /// Decodes `steps` random tokens per row, each from the projection to what leaves the norm.
     pub fn decode(&mut self, steps: usize) -> Result<Outcome, Error> {
         let (mut o, mut state) = (Comparison::default(), Comparison::default());
@@ -111,6 +150,7 @@ impl<'a> Session<'a> {
             last: self.problem.clone(),
             o,
             state,
+            in_chunks: false,
             windows,
             variant,
         })
@@ -122,7 +162,7 @@ impl<'a> Session<'a> {
         let accepted: Vec<usize> = iter::repeat_with(|| self.random.random_range(0..=drafts))
             .take(rows)
             .collect();
-        let mut plain = PlainDecoding::new(self.following(1, &self.wanted)?)?;
+        let mut plain = PlainDecoding::new(self.following([self.pool.slots, 1], &self.wanted)?)?;
 
         let mut verify = self.drafts(drafts)?;
         verify.update_state = false;
@@ -156,6 +196,7 @@ impl<'a> Session<'a> {
             last: resume,
             o,
             state,
+            in_chunks: false,
             windows,
             variant: got.variant,
         })
@@ -163,17 +204,17 @@ impl<'a> Session<'a> {
 
     /// Random tokens of every row, from the states and windows as they are.
     fn drafts(&mut self, drafts: usize) -> Result<Problem, Error> {
-        let mut problem = self.following(drafts, &self.problem)?;
+        let mut problem = self.following([self.pool.slots, drafts], &self.problem)?;
         for name in token_tensors(&problem) {
             fill(&mut problem, name, || self.random.random_range(-2.0..2.0))?;
         }
         Ok(problem)
     }
 
-    /// A step of so many tokens, with the weights, states and windows of a decode.
-    fn following(&self, tokens: usize, decode: &Problem) -> Result<Problem, Error> {
+    /// A step of so many rows and tokens, with the weights, states and windows of a decode.
+    fn following(&self, [rows, tokens]: [usize; 2], decode: &Problem) -> Result<Problem, Error> {
         let (layer, pool) = (self.layer, self.pool);
-        let mut problem = layer.blank_layer(pool.slots, tokens, pool)?;
+        let mut problem = layer.blank_layer(rows, tokens, pool)?;
         for name in [
             "conv_weight",
             "norm_weight",

@@ -70,7 +70,7 @@ fn files_that_lie_are_refused() {
             [&4u64.to_le_bytes()[..], b"{\"\xff\""].concat(),
         ),
         (
-            "metadata op: wanted gdn_decode, gdn_mtp or kda_recurrent, got none",
+            "metadata op: wanted gdn_decode, gdn_mtp, gdn_prefill or kda_recurrent, got none",
             raw("{}", 0),
         ),
         ("bytes behind the header: wanted 0", raw("{}", 5)),
@@ -172,7 +172,7 @@ fn metadata_that_is_unknown_or_contradicts_is_refused() {
     let given = || gates(fixture()).without(&["a", "b", "A_log", "dt_bias"]);
     let cases = [
         (
-            "op: wanted gdn_decode, gdn_mtp or kda_recurrent, got \"gdn\"",
+            "op: wanted gdn_decode, gdn_mtp, gdn_prefill or kda_recurrent, got \"gdn\"",
             fixture().with_metadata("op", "gdn"),
         ),
         (
@@ -426,7 +426,17 @@ fn shells_learn_the_command() {
 fn nobody_reading_is_no_panic() {
     for closed in ["stdout", "stderr"] {
         let mut command = command();
-        command.args(["demo", "--batch", "1", "--steps", "1", "--backend", "sim"]);
+        command.args([
+            "demo",
+            "--batch",
+            "1",
+            "--prompt",
+            "0",
+            "--steps",
+            "1",
+            "--backend",
+            "sim",
+        ]);
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -455,17 +455,40 @@ fn garbage_in_slots_of_no_row_hides_nothing() {
 
 #[test]
 fn the_demo_checks_a_layer() {
-    let options = ["--batch", "1", "--steps", "2", "--backend", "sim"];
-    for (model, decode, verify) in [
-        ("qwen3-next", "gdn_layer_klast_", "gdn_layer_mtp_klast_"),
-        ("kimi-linear", "kda_layer_klast_", "kda_layer_mtp_klast_"),
+    let options = [
+        "--batch",
+        "1",
+        "--prompt",
+        "66",
+        "--steps",
+        "2",
+        "--backend",
+        "sim",
+    ];
+    let prompt = ("a prompt of 66", "gdn_prefill_chain_klast_");
+    for (model, steps) in [
+        (
+            "qwen3-next",
+            &[
+                prompt,
+                ("2 decodes", "gdn_layer_klast_"),
+                ("verify 4, resume 4", "gdn_layer_mtp_klast_"),
+            ][..],
+        ),
+        (
+            "kimi-linear",
+            &[
+                ("2 decodes", "kda_layer_klast_"),
+                ("verify 4, resume 4", "kda_layer_mtp_klast_"),
+            ],
+        ),
     ] {
         let stdout = gated_delta(&[&options[..], &["--model", model]].concat())
             .succeeds()
             .stdout;
         assert!(stdout.starts_with(&format!("{model}: ")), "{stdout}");
-        assert_eq!(stdout.matches(" ok |").count(), 4, "{stdout}");
-        for (line, variant) in [("2 decodes", decode), ("verify 4, resume 4", verify)] {
+        assert_eq!(stdout.matches(" ok |").count(), 2 * steps.len(), "{stdout}");
+        for &(line, variant) in steps {
             let lines = stdout.lines().filter(|table| table.contains(line));
             assert_eq!(
                 lines.filter(|line| line.contains(variant)).count(),
@@ -522,9 +545,9 @@ fn every_command_speaks_json() {
     assert_eq!(kernels.len(), gated_delta::Entry::ALL.len());
     assert_eq!(said["device"].is_null(), !gpu());
 
-    let demo = ["demo", "--batch", "1", "--steps", "1"];
+    let demo = ["demo", "--batch", "1", "--prompt", "3", "--steps", "1"];
     let said = json(gated_delta(&[&demo[..], &sim].concat()).succeeds());
-    assert_eq!(said["cases"].as_array().unwrap().len(), 4);
+    assert_eq!(said["cases"].as_array().unwrap().len(), 6);
     assert_eq!(said["cases"][0]["passed"], true);
     let said = json(gated_delta(&[&demo[1..], &sim].concat()).succeeds());
     assert_eq!(said["model"], "qwen3-next");

@@ -10,6 +10,8 @@ const GDN: &str = "layer_qwen3_next_decode";
 const KDA: &str = "layer_kimi_linear_decode";
 /// D of the former.
 const CHANNELS: usize = 1024;
+/// B = 3 packed rows, one of them fresh, of 221 tokens in all; the rest as [`GDN`]. P = 5.
+const PREFILL: &str = "layer_qwen3_next_prefill";
 
 fn backends() -> Vec<&'static str> {
     let mut backends = vec!["reference", "sim"];
@@ -30,7 +32,7 @@ fn filled(contents: Contents, name: &str, value: f32) -> Contents {
 
 #[test]
 fn known_answers_of_layers_hold() {
-    for name in [GDN, KDA] {
+    for name in [GDN, KDA, PREFILL] {
         for backend in backends() {
             let stdout = check(&fixture_path(name), &["--backend", backend])
                 .succeeds()
@@ -102,6 +104,77 @@ fn what_run_writes_of_a_layer_passes_as_expected() {
                 check(&both, &["--backend", backend]).succeeds();
             }
         }
+    }
+}
+
+fn prefill() -> Contents {
+    Contents::fixture(PREFILL)
+}
+
+/// With one checkpoint of each row, after every 64 tokens, in the slots that no row has: of two rows.
+#[test]
+fn checkpoints_of_a_file_are_written() {
+    let folder = folder();
+    let slots = [-1, 0, 1, 2, 3, 4];
+    let read = prefill().tensors["read_slots"].2.clone();
+    let (words, _) = read.as_chunks();
+    let read: Vec<i32> = words.iter().map(|&word| i32::from_le_bytes(word)).collect();
+    let mut free = slots
+        .into_iter()
+        .filter(|slot| *slot >= 0 && !read.contains(slot));
+    let kept = [free.next().unwrap_or(-1), free.next().unwrap_or(-1), -1];
+    let with = |every: &str| {
+        prefill()
+            .without_expected()
+            .with_indices("checkpoint_slots", &[3, 1], &kept)
+            .with_metadata("checkpoint_every", every)
+    };
+    let input = with("64").write(&folder, "kept");
+    let output = folder.path().join("out.safetensors");
+    for backend in backends() {
+        run(&input, &output, &["--backend", backend]).succeeds();
+        let (before, after) = (prefill(), Contents::read(&output));
+        let state = |contents: &Contents, slot: i32| {
+            let all = &contents.tensors["state"].2;
+            let len = all.len() / 5;
+            all[slot as usize * len..][..len].to_vec()
+        };
+        assert!(
+            state(&before, kept[0]) != state(&after, kept[0]),
+            "{backend}: no checkpoint"
+        );
+        if backend != "reference" {
+            check(&input, &["--backend", backend]).succeeds();
+        }
+    }
+    for (part, contents) in [
+        ("every of checkpoints: wanted a multiple of 64", with("96")),
+        (
+            "checkpoint_every: wanted a multiple of 64 with checkpoint_slots, got none",
+            with("64").without_metadata("checkpoint_every"),
+        ),
+        (
+            "checkpoint_every: wanted none without checkpoint_slots",
+            with("64").without(&["checkpoint_slots"]),
+        ),
+        (
+            "snapshots: gdn_prefill has none, wanted false",
+            with("64").with_metadata("snapshots", "true"),
+        ),
+        (
+            "formulation = chunked and read-only states exclude each other",
+            prefill().with_metadata("update_state", "false"),
+        ),
+        (
+            "formulation: gdn_prefill takes none, gdn_mtp or kda_recurrent does",
+            prefill().with_metadata("formulation", "recurrent"),
+        ),
+        (
+            "positions[1]: wanted 0 or more, got -64",
+            prefill().with_indices("positions", &[3], &[0, -64, 0]),
+        ),
+    ] {
+        check(&contents.write(&folder, "bad"), &["--backend", "sim"]).refused(part);
     }
 }
 

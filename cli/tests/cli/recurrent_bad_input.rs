@@ -44,7 +44,7 @@ fn keys_that_are_unknown_or_contradict() {
             kda().with_metadata("beta", "logit"),
         ),
         (
-            "beta_scale: kda_recurrent takes none, gdn_decode or gdn_mtp does",
+            "beta_scale: kda_recurrent takes none, gdn_decode or gdn_mtp or gdn_prefill does",
             kda().with_metadata("beta_scale", "2"),
         ),
         (

@@ -4,6 +4,7 @@ use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::device_contract::{
     CLUSTER_BLOCKS, CLUSTER_RESULTS, DeviceContractConstants, DeviceContractParams, RESULTS,
+    WARPGROUP_RESULTS,
 };
 use gated_delta_kernels::launch::LaunchShape;
 
@@ -38,7 +39,7 @@ impl Library {
         output.dtype(&[DType::U32], "u32")?;
         check_words(output, &["results", "threads"], [RESULTS.len(), threads])?;
         // SAFETY: the caller's promise; the tensors have the kernel's shapes.
-        unsafe { self.launch_contract(stream, entry, 1, [input, output], number) }
+        unsafe { self.launch_contract(stream, entry, 1, [Some(input), Some(output)], number) }
     }
 
     /// Enqueues two clusters of blocks, which exchange `input`, `[CLUSTER_BLOCKS, 64]` u32, and store what they get in
@@ -66,22 +67,50 @@ impl Library {
         let results = [CLUSTER_RESULTS.len(), blocks, threads];
         output.dtype(&[DType::U32], "u32")?;
         check_words(output, &["results", "blocks", "threads"], results)?;
+        let tensors = [Some(input), Some(output)];
         // SAFETY: the caller's promise; the tensors have the kernel's shapes.
-        unsafe { self.launch_contract(stream, entry, CLUSTER_BLOCKS, [input, output], number) }
+        unsafe { self.launch_contract(stream, entry, CLUSTER_BLOCKS, tensors, number) }
+    }
+
+    /// Enqueues one block whose warpgroup multiplies matrices that it makes up, and stores the sums in `output`,
+    /// `[WARPGROUP_RESULTS, 128]` u32, with what it copies of `input`, `[128, 4]` u32.
+    ///
+    /// # Errors
+    /// Those of the tensors, named; those of a GPU whose warpgroups do not multiply.
+    ///
+    /// # Safety
+    /// As [`Library::device_contract`]'s.
+    #[doc(hidden)]
+    pub unsafe fn warpgroup_contract(
+        &self,
+        stream: StreamRef<'_>,
+        input: Tensor<'_>,
+        output: Tensor<'_>,
+    ) -> Result<(), Error> {
+        let entry = Entry::warpgroup_contract;
+        let (input, output) = (named("input", &input), named("output", &output));
+        for tensor in [input, output] {
+            tensor.dtype(&[DType::U32], "u32")?;
+        }
+        let words = [entry.block() as usize, 4];
+        check_words(input, &["threads", "words"], words)?;
+        let dims = [WARPGROUP_RESULTS as usize, entry.block() as usize];
+        check_words(output, &["results", "threads"], dims)?;
+        // SAFETY: the caller's promise; the tensors have the kernel's shapes.
+        unsafe { self.launch_contract(stream, entry, 1, [Some(input), Some(output)], 0) }
     }
 
     /// # Safety
-    /// Those of the two tensors that `entry` reads and writes: they have its shapes, and outlive the launch.
+    /// Those of the two tensors that `entry` reads, if any, and writes: they have its shapes, and outlive the launch.
     unsafe fn launch_contract(
         &self,
         stream: StreamRef<'_>,
         entry: Entry,
         blocks: u32,
-        tensors: [Named<'_>; 2],
+        tensors: [Option<Named<'_>>; 2],
         number: u32,
     ) -> Result<(), Error> {
-        let named = tensors.map(Some);
-        self.check_memory(&named, |name| name == "output")?;
+        self.check_memory(&tensors, |name| name == "output")?;
         let constants = DeviceContractConstants { number };
         let shape = LaunchShape {
             grid: [blocks, 1, 1],
@@ -89,7 +118,7 @@ impl Library {
             shared_bytes: entry.shared_bytes(),
             cluster: entry.cluster(),
         };
-        let [input, output] = tensors.map(|named| named.tensor.address());
+        let [input, output] = tensors.map(|named| named.map_or(0, |named| named.tensor.address()));
         let params = DeviceContractParams { input, output };
         // SAFETY: the caller's promise.
         unsafe {
@@ -99,7 +128,7 @@ impl Library {
                 constants.words(),
                 shape,
                 bytemuck::bytes_of(&params),
-                &named,
+                &tensors,
             )
         }?;
         Ok(())

@@ -2,6 +2,7 @@
 //! layout.
 
 use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::prefill::units;
 
 use crate::step::select::{Kind, Mode, Operator};
 use crate::step::{HeadMap, StateLayout};
@@ -194,6 +195,34 @@ const LAYER_MTP: &[Way] = &[
     },
 ];
 
+/// Of more than 64 tokens, so that a row has two pieces.
+const PREFILL: &[Way] = &[
+    Way::new("a prefill of 66 tokens in place", 66, 0, Keep::InPlace),
+    Way {
+        fresh: true,
+        ..Way::new(
+            "a prefill of 65 tokens of fresh rows",
+            65,
+            0,
+            Keep::Elsewhere,
+        )
+    },
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new("a layer's prefill of 67 tokens", 67, 0, Keep::Elsewhere)
+    },
+];
+
+const SHORT_PREFILL: &[Way] = &[
+    Way {
+        conv: true,
+        norm: true,
+        ..Way::new("a layer's prefill of 5 tokens", 5, 0, Keep::Elsewhere)
+    },
+    Way::new("a prefill of one token in place", 1, 0, Keep::InPlace),
+];
+
 /// What log decays and betas are computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateKind {
@@ -230,6 +259,30 @@ impl Case {
     /// `[B, T]`
     pub fn token_slots(&self) -> Option<[[i32; TOKEN_SLOTS_TOKENS]; ROWS]> {
         (self.way.keep == Keep::EachToken).then_some(TOKEN_SLOTS)
+    }
+
+    /// What is launched before the entry.
+    fn prepare(&self) -> Option<Entry> {
+        self.kind.prepare()
+    }
+
+    /// All that is launched.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> {
+        let windows = self.kind.windows().filter(|_| self.way.conv);
+        self.prepare()
+            .into_iter()
+            .chain([self.entry])
+            .chain(windows)
+    }
+
+    /// f32 elements of the workspace.
+    pub fn workspace_elements(&self) -> usize {
+        self.prepare().map_or(0, |prepare| {
+            let (h, hv) = self.heads();
+            let of_unit = prepare.workspace_bytes_per_unit((hv / h) as u32, true) as usize;
+            let units = units((ROWS * self.way.tokens) as u64, ROWS as u64, false) as usize;
+            (units * h * of_unit).div_ceil(4)
+        })
     }
 
     /// D
@@ -319,6 +372,9 @@ pub fn cases() -> Vec<Case> {
                 state,
                 &recurrent,
             );
+            family(&mut cases, Operator::GdnPrefill, layout, state, PREFILL);
+            let short = Operator::GdnPrefillShort;
+            family(&mut cases, short, layout, state, SHORT_PREFILL);
             family(&mut cases, Operator::GdnLayer, layout, state, LAYER);
             family(&mut cases, Operator::KdaLayer, layout, state, LAYER);
             family(&mut cases, Operator::GdnLayerMtp, layout, state, LAYER_MTP);
@@ -362,27 +418,37 @@ fn family(
     } else {
         &[GateKind::GdnRaw, GateKind::GdnGiven]
     };
-    let kinds = [64, 128].map(|k_dim| {
-        [2, 1].map(|ratio| Kind {
-            operator,
-            layout,
-            state,
-            k_dim,
-            v_dim: k_dim,
-            ratio,
-            tokens: 1,
+    let kinds = [64, 128].map(|k_dim| Kind {
+        operator,
+        layout,
+        state,
+        k_dim,
+        v_dim: k_dim,
+        ratio: 1,
+        tokens: 1,
+        norm: false,
+    });
+    // With two value heads to a query/key head where the entry takes them.
+    let variants = kinds.map(|kind| {
+        kind.variants().map(move |entry| {
+            let ratio = entry.max_ratio().min(2);
+            (Kind { ratio, ..kind }, entry)
         })
     });
-    let mut variants: Vec<(Kind, Entry)> = Vec::new();
-    for kind in kinds.into_iter().flatten() {
-        // With one value head to a query/key head those alone that take no more.
-        let taken: Vec<Entry> = variants.iter().map(|&(_, entry)| entry).collect();
-        let others = kind.variants().filter(|entry| !taken.contains(entry));
-        variants.extend(others.map(|entry| (kind, entry)));
-    }
+    let variants: Vec<_> = variants.into_iter().flatten().collect();
     let count = variants.len().max(ways.len());
     let rounds = variants.iter().cycle().zip(ways.iter().cycle());
     for (i, (&(kind, entry), &way)) in rounds.take(count).enumerate() {
+        let chunked = operator.is_chunked();
+        // A prefill's norm is of blocks that have all of a head.
+        let way = Way {
+            norm: way.norm && !(chunked && entry.tiles() > 1),
+            ..way
+        };
+        let kind = Kind {
+            norm: chunked && way.norm,
+            ..kind
+        };
         cases.push(Case {
             entry,
             kind,

@@ -28,6 +28,7 @@ impl From<Formulation> for compare::Tolerance {
         match formulation {
             Formulation::Recurrent => Self::RECURRENT,
             Formulation::Parallel => Self::PARALLEL,
+            Formulation::Chunked => Self::CHUNKED,
         }
     }
 }

@@ -42,6 +42,7 @@ pub fn formulation(case: &Case) -> Formulation {
         | Operator::KdaRecurrentParallel(_)
         | Operator::GdnLayerParallel(_)
         | Operator::KdaLayerParallel(_) => Formulation::Parallel,
+        Operator::GdnPrefill | Operator::GdnPrefillShort => Formulation::Chunked,
         _ => Formulation::Recurrent,
     }
 }
@@ -101,6 +102,7 @@ fn work<'a, G: Gates + 'a>(
     };
     let mut step = Step::new(step_inputs, gates, views.o, states).options(options);
     step.snapshots = views.snapshots;
+    step.workspace = views.workspace;
     if case.way.norm {
         step = step.norm(inputs.around.norm(case)?);
     }

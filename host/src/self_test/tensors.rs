@@ -59,6 +59,8 @@ pub struct Outputs {
     pub windows: Option<Buffer>,
     /// `[B, T + 1, D, W - 1]`
     pub window_snapshots: Option<Buffer>,
+    /// Of a prefill of rows that are not short.
+    workspace: Option<Buffer>,
 }
 
 /// All of them.
@@ -68,6 +70,7 @@ pub struct Views<'a> {
     pub snapshots: Option<Tensor<'a>>,
     pub windows: Option<Tensor<'a>>,
     pub window_snapshots: Option<Tensor<'a>>,
+    pub workspace: Option<Tensor<'a>>,
 }
 
 impl Around {
@@ -255,6 +258,10 @@ impl Outputs {
             } else {
                 None
             },
+            workspace: match case.workspace_elements() {
+                0 => None,
+                elements => Some(nan(DType::F32, elements)?),
+            },
         })
     }
 
@@ -279,6 +286,10 @@ impl Outputs {
                     let dims = [ROWS, tokens + 1, case.channels(), TAPS - 1];
                     Some(buffer.tensor_mut(&dims)?)
                 }
+                None => None,
+            },
+            workspace: match &mut self.workspace {
+                Some(buffer) => Some(buffer.tensor_mut(&[case.workspace_elements()])?),
                 None => None,
             },
         })

@@ -9,6 +9,7 @@ fn every_entry_on_states_is_right_in_the_simulator() {
     let others = [
         Entry::device_contract,
         Entry::cluster_contract,
+        Entry::warpgroup_contract,
         Entry::state_floor,
     ];
     let sorted = |mut entries: Vec<Entry>| {
@@ -42,6 +43,7 @@ fn every_family_is_launched_in_every_way() {
                 | Operator::KdaLayerMtp
                 | Operator::GdnLayerParallel(_)
                 | Operator::KdaLayerParallel(_)
+                | Operator::GdnPrefill
         );
         assert_eq!(in_place, !several_alone);
         let is_layer = matches!(case.kind.operator, Operator::GdnLayer | Operator::KdaLayer);
@@ -52,6 +54,10 @@ fn every_family_is_launched_in_every_way() {
             assert!(some(|case| case.way.conv && case.way.fresh));
             assert!(some(|case| case.way.keep == Keep::Nothing));
             assert!(some(|case| case.way.keep == Keep::Elsewhere));
+        } else if case.kind.operator.is_chunked() {
+            assert!(some(|case| case.way.keep == Keep::InPlace));
+            assert!(some(|case| case.way.keep == Keep::Elsewhere));
+            assert!(some(|case| case.way.tokens > 1));
         } else if case.kind.operator != Operator::GdnDecode {
             assert!(some(|case| case.way.tokens == 3));
             assert!(some(|case| case.way.tokens > 0 && case.way.previous > 0));

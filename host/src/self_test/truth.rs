@@ -74,6 +74,7 @@ impl Truth {
                 }),
                 norm: None,
                 fresh: fresh(case),
+                checkpoints: None,
             };
             let pools = Pools {
                 states: &values.pool,
@@ -119,6 +120,7 @@ impl Truth {
                     0 => fresh(case),
                     _ => None,
                 },
+                checkpoints: None,
             };
             let nothing = vec![f64::NAN; ROWS * case.way.tokens * state];
             let pools = Pools {
@@ -241,6 +243,7 @@ fn windows_after(case: &Case, values: &Values) -> Result<LayerOutput, Error> {
         }),
         norm: None,
         fresh: fresh(case),
+        checkpoints: None,
     };
     let nothing = |of_token: usize| {
         let steps = ROWS * (case.way.tokens + 1);

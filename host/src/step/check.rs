@@ -45,6 +45,7 @@ impl Found {
             || self.o.narrow
             || self.new.narrow()
             || self.previous.narrow()
+            || self.conv.x.narrow
             || self.narrow_dt_bias
     }
 
@@ -71,7 +72,11 @@ impl Request<'_> {
             k_dim: found.extents.heads.k_dim as u32,
             v_dim: found.extents.heads.v_dim as u32,
             ratio: found.extents.heads.ratio as u32,
-            tokens: (found.extents.new.tokens + found.extents.previous.tokens) as u32,
+            tokens: match self.is_chunked() {
+                true => 0,
+                false => (found.extents.new.tokens + found.extents.previous.tokens) as u32,
+            },
+            norm: self.is_chunked() && self.norm.is_some(),
         };
         kind.check_room()?;
         Ok(Problem {
@@ -87,6 +92,7 @@ impl Request<'_> {
         found.extents.find(self)?;
         let extents = &found.extents;
         checks::batch(extents.rows)?;
+        self.check_chunked()?;
         let operator = self.check_formulation(
             self.new.as_ref().map(|_| extents.new.tokens),
             self.previous.as_ref().map(|_| extents.previous.tokens),
@@ -99,6 +105,7 @@ impl Request<'_> {
         self.check_gate(per_channel, found)?;
         self.check_states(found)?;
         self.check_layer(found)?;
+        self.check_lengths(found)?;
         Ok(operator)
     }
 

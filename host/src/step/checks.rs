@@ -104,6 +104,15 @@ pub(crate) fn floats<'a, const N: usize>(
     Ok(view)
 }
 
+/// How the rows of a tensor lie, and what is compiled for.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Rows {
+    /// One behind the other, as one row.
+    pub packed: bool,
+    /// Nothing that is compiled depends on their lengths.
+    pub any_length: bool,
+}
+
 /// Elements between the rows, tokens and heads of a tensor, and whether its accesses are not aligned to 16 bytes.
 ///
 /// Filled in place: a value that is returned is read as soon as it is written, which stalls.
@@ -117,18 +126,22 @@ pub(crate) struct Strides {
 }
 
 impl Strides {
-    /// Checks a tensor of `[rows, tokens, heads, dim]` floats; rows of different lengths are one row, `packed`.
+    /// Checks a tensor of `[rows, tokens, heads, dim]` floats; rows of different lengths are one row.
     pub fn of_heads(
         &mut self,
         tensor: Named<'_>,
         letters: &'static [&'static str; 4],
         sizes: &[usize; 4],
-        packed: bool,
+        rows: Rows,
     ) -> Result<(), Error> {
         let view = floats(tensor, letters, sizes)?;
-        [self.row, self.token] = steps(view, packed)?;
+        [self.row, self.token] = steps(view, rows)?;
         self.head = view.stride_u32(2)?;
-        self.narrow = !view.wide_from(packed as usize);
+        self.narrow = !view.wide_from(rows.packed as usize);
+        if rows.any_length {
+            // Whatever T is: what is compiled does not depend on it.
+            self.narrow |= !view.token_wide();
+        }
         Ok(())
     }
 
@@ -138,10 +151,10 @@ impl Strides {
         tensor: Named<'_>,
         letters: &'static [&'static str; 3],
         sizes: &[usize; 3],
-        packed: bool,
+        rows: Rows,
     ) -> Result<(), Error> {
         let view = floats(tensor, letters, sizes)?;
-        [self.row, self.token] = steps(view, packed)?;
+        [self.row, self.token] = steps(view, rows)?;
         self.head = 1;
         Ok(())
     }
@@ -149,9 +162,14 @@ impl Strides {
 
 /// Strides of rows and tokens, dims 0 and 1.
 #[inline(always)]
-fn steps<const N: usize>(view: View<'_, N>, packed: bool) -> Result<[u32; 2], Error> {
-    let row = if packed { 0 } else { view.row_stride()? };
-    let token = if packed || view.dims[1] > 1 {
+fn steps<const N: usize>(view: View<'_, N>, rows: Rows) -> Result<[u32; 2], Error> {
+    let row = match rows.packed {
+        true => 0,
+        false => view.row_stride()?,
+    };
+    // A launch of rows of any length has its rows' stride as a parameter.
+    let row = if rows.any_length { 0 } else { row };
+    let token = if rows.packed || rows.any_length || view.dims[1] > 1 {
         view.token_stride()?
     } else {
         0

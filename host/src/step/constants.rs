@@ -5,7 +5,7 @@ use gated_delta_kernels::step::StepConstants;
 
 use super::check::Found;
 use super::request::Request;
-use super::{Convolution, HeadMap, Inputs, Norm};
+use super::{Checkpoints, Convolution, HeadMap, Inputs, Norm};
 use crate::shapes::Named;
 use crate::tensor::DType;
 
@@ -66,7 +66,10 @@ impl Request<'_> {
             gate_rows_h: flag(found.gate_rows_h),
             beta_logit: flag(gates.beta_logit),
             beta_scale: gates.beta_scale.to_bits(),
-            tokens: found.extents.new.tokens as u32,
+            tokens: match self.is_chunked() {
+                true => 0,
+                false => found.extents.new.tokens as u32,
+            },
             previous_tokens: found.extents.previous.tokens as u32,
             update_state: flag(update),
             has_snapshots: flag(self.snapshots.is_some()),
@@ -151,6 +154,11 @@ impl Request<'_> {
             z_row: found.z.row,
             z_token: found.z.token,
             z_head: found.z.head,
+            positions_index: index(self.positions),
+            checkpoint_index: index(self.checkpoints.map(Checkpoints::named)),
+            checkpoint_every: self
+                .checkpoints
+                .map_or(0, |checkpoints| checkpoints.every as u32),
         }
     }
 }

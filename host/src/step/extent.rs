@@ -1,6 +1,6 @@
 //! Rows and tokens of tensors, and the strides to them.
 
-use super::checks::{Heads, Strides, indices};
+use super::checks::{Heads, Rows, Strides, indices};
 use super::request::{KeptInputs, Request};
 use super::{Inputs, StateLayout};
 use crate::error::Error;
@@ -13,7 +13,7 @@ pub(super) struct Extent {
     /// Sizes of the two outermost dims.
     outer: [usize; 2],
     letters: &'static Letters,
-    packed: bool,
+    lie: Rows,
 }
 
 impl Default for Extent {
@@ -22,7 +22,7 @@ impl Default for Extent {
             tokens: 0,
             outer: [0; 2],
             letters: &NEW,
-            packed: false,
+            lie: Rows::default(),
         }
     }
 }
@@ -115,6 +115,7 @@ impl Extents {
                     self.new.dense(rows, tokens, &NEW);
                 }
             }
+            self.new.lie.any_length = request.is_chunked();
         }
         if let Some(given) = &request.previous {
             let (rows, tokens, kept_sizes);
@@ -184,7 +185,7 @@ impl Extent {
         self.tokens = max_tokens;
         self.outer = [1, total];
         self.letters = &PACKED;
-        self.packed = true;
+        self.lie.packed = true;
     }
 
     /// Checks the gates of these tokens, `gate` and `beta`.
@@ -199,7 +200,7 @@ impl Extent {
         if per_channel {
             let sizes = [rows, tokens, heads.hv, heads.k_dim];
             let letters = &self.letters.channel;
-            (strides.gate).of_heads(gate, letters, &sizes, self.packed)?;
+            (strides.gate).of_heads(gate, letters, &sizes, self.lie)?;
         } else {
             self.per_head(gate, heads, &mut strides.gate)?;
         }
@@ -214,7 +215,13 @@ impl Extent {
         strides: &mut Strides,
     ) -> Result<(), Error> {
         let sizes = [self.outer[0], self.outer[1], channels];
-        strides.of_tokens(tensor, &self.letters.input, &sizes, self.packed)
+        strides.of_tokens(tensor, &self.letters.input, &sizes, self.lie)?;
+        if self.lie.any_length {
+            let view = tensor.rank::<3>("[B, T, D]")?;
+            let wide = view.wide_from(self.lie.packed as usize) && view.token_wide();
+            strides.narrow = !wide;
+        }
+        Ok(())
     }
 
     /// Checks q or k.
@@ -225,7 +232,7 @@ impl Extent {
         strides: &mut Strides,
     ) -> Result<(), Error> {
         let sizes = [self.outer[0], self.outer[1], heads.h, heads.k_dim];
-        strides.of_heads(tensor, &self.letters.key, &sizes, self.packed)
+        strides.of_heads(tensor, &self.letters.key, &sizes, self.lie)
     }
 
     /// Checks v, o or z.
@@ -236,7 +243,7 @@ impl Extent {
         strides: &mut Strides,
     ) -> Result<(), Error> {
         let sizes = [self.outer[0], self.outer[1], heads.hv, heads.v_dim];
-        strides.of_heads(tensor, &self.letters.value, &sizes, self.packed)
+        strides.of_heads(tensor, &self.letters.value, &sizes, self.lie)
     }
 
     /// Checks a tensor that has one number for each head.
@@ -247,6 +254,6 @@ impl Extent {
         strides: &mut Strides,
     ) -> Result<(), Error> {
         let sizes = [self.outer[0], self.outer[1], heads.hv];
-        strides.of_tokens(tensor, &self.letters.head, &sizes, self.packed)
+        strides.of_tokens(tensor, &self.letters.head, &sizes, self.lie)
     }
 }

@@ -5,16 +5,19 @@ use super::checks::one_of;
 use super::problem::Problem;
 use super::request::Request;
 use super::work::Work;
+use gated_delta_kernels::launch::LaunchShape;
+
 use crate::Entry;
 use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
+use crate::recall::Calls;
 use crate::stream::StreamRef;
 
 impl Library {
     /// Enqueues a step or a commit: checks the arguments, looks the compiled kernel up (or compiles it, the first
-    /// time), launches. Nothing is allocated or synchronised after the first time.
+    /// time), launches; of a prefill up to three kernels, one after the other. Nothing is allocated or synchronised after the first time.
     ///
     /// # Errors
     /// Whatever the arguments break of their rules, named; compile and launch failures.
@@ -87,12 +90,8 @@ impl Library {
         }
         let mut kernels = Vec::new();
         for problem in problems {
-            kernels.extend(
-                problem
-                    .kind
-                    .entries(self.gpu())
-                    .map(|entry| (problem, entry)),
-            );
+            let entries = problem.entries(self.gpu()).into_iter();
+            kernels.extend(entries.map(|entry| (problem, entry)));
         }
         on_threads(&kernels, |&(problem, entry)| {
             let shared_bytes = problem.shared_bytes(entry);
@@ -109,8 +108,12 @@ impl Library {
         &self,
         work: &W,
     ) -> Result<Vec<(Entry, KernelResources)>, Error> {
-        let problem = work.request().check()?;
-        let variants: Vec<Entry> = problem.kind.variants().collect();
+        let request = work.request();
+        let problem = request.check()?;
+        let lengths = request.lengths(&problem);
+        let mut variants: Vec<Entry> = problem.kind_of(&lengths).variants().collect();
+        let around = problem.around(&lengths).into_iter().flatten();
+        variants.extend(around.map(|(entry, _)| entry));
         on_threads(&variants, |&entry| {
             let shared_bytes = problem.shared_bytes(entry);
             let resources = self.function_resources(entry, problem.words(), shared_bytes)?;
@@ -125,7 +128,7 @@ impl Library {
     pub fn selected<W: Work + ?Sized>(&self, work: &W) -> Result<Entry, Error> {
         let request = work.request();
         let problem = request.check()?;
-        problem.entry(request.batch(), self.gpu())
+        problem.entry(&request.lengths(&problem), self.gpu())
     }
 
     /// Checks and enqueues `request`, with `variant` or the selected one.
@@ -140,28 +143,66 @@ impl Library {
     ) -> Result<(), Error> {
         let (switches, tensors) = (request.switches(variant), request.tensors());
         let params = request.params();
-        let bytes = bytemuck::bytes_of(&params);
-        let last = self.last(request.is_decode());
-        if let Some((function, shape)) = last.recall(&switches, &tensors) {
-            // SAFETY: the caller's promise; the function was compiled for these layouts.
-            return unsafe { self.launch_function(stream, function, shape, bytes) };
-        }
-        let problem = request.check()?;
-        let batch = request.batch();
-        let entry = match variant {
-            Some(variant) => one_of(problem.kind.variants(), variant)?,
-            None => problem.entry(batch, self.gpu())?,
+        let prefill;
+        let bytes = if request.is_chunked() {
+            prefill = request.prefill_params(params);
+            bytemuck::bytes_of(&prefill)
+        } else {
+            bytemuck::bytes_of(&params)
         };
-        self.check_memory(&tensors, |name| request.writes(&problem, name))?;
-        if batch == 0 {
+        let last = self.last(request.sort());
+        if let Some(Calls {
+            before,
+            main,
+            after,
+        }) = last.recall(&switches, &tensors)
+        {
+            for (function, shape) in before.into_iter().chain([main]).chain(after) {
+                // SAFETY: the caller's promise; the function was compiled for these layouts.
+                unsafe { self.launch_function(stream, function, shape, bytes) }?;
+            }
             return Ok(());
         }
-        let shape = problem.shape(entry, batch);
-        // SAFETY: the caller's promise; the parameters are those of the entry's operator.
-        let launched =
-            unsafe { self.launch_entry(stream, entry, problem.words(), shape, bytes, &tensors) }?;
-        if let Some(function) = launched {
-            last.remember(switches, &tensors, function, shape);
+        let problem = request.check()?;
+        let lengths = request.lengths(&problem);
+        let entry = match variant {
+            Some(variant) => one_of(problem.kind_of(&lengths).variants(), variant)?,
+            None => problem.entry(&lengths, self.gpu())?,
+        };
+        self.check_memory(&tensors, |name| request.writes(&problem, name))?;
+        problem.check_workspace(&lengths, request.workspace)?;
+        if lengths.are_nothing(&problem) {
+            return Ok(());
+        }
+        let launch = |entry, shape| {
+            // SAFETY: the caller's promise; the parameters are those of the entry's operator.
+            let launched = unsafe {
+                self.launch_entry(stream, entry, problem.words(), shape, bytes, &tensors)
+            };
+            launched.map(|function| function.map(|function| (function, shape)))
+        };
+        let [before, after] = problem.around(&lengths);
+        if before.is_some() || after.is_some() {
+            // Compiled before anything is enqueued, so that a failure leaves nothing half done.
+            let all = before.iter().chain(&after).map(|(entry, _)| *entry);
+            for entry in all.chain([entry]).filter(|_| self.context().is_some()) {
+                self.function(entry, problem.words(), problem.shared_bytes(entry))?;
+            }
+        }
+        let optional = |launched: Option<(Entry, LaunchShape)>| match launched {
+            Some((entry, shape)) => launch(entry, shape),
+            None => Ok(None),
+        };
+        let before = optional(before)?;
+        let main = launch(entry, problem.shape(entry, &lengths))?;
+        let after = optional(after)?;
+        if let Some(main) = main {
+            let calls = Calls {
+                before,
+                main,
+                after,
+            };
+            last.remember(switches, &tensors, calls);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
 use super::checks::{self, aligned};
+use super::prefill::Lengths;
 use super::problem::Problem;
 use super::work::Work;
 use crate::Entry;
@@ -15,7 +16,7 @@ use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 
 /// A step or a commit with its kernels compiled: everything but addresses, B, P and the `total` of packed rows is
-/// settled.
+/// settled; of a prefill, T and the workspace are not either.
 ///
 /// Cheap to clone and to launch; it holds its [`Library`] alive. A plan of the simulator checks every launch in full,
 /// so that an engine's hot path can be tested on a CPU.
@@ -56,17 +57,40 @@ impl Plan {
     /// parameter, of which a [`LayerParams`](crate::raw::LayerParams) has the bytes.
     ///
     /// # Errors
-    /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator.
+    /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator, and for a prefill, whose launches follow from more
+    /// than B: [`Work::recipe`] says which they are.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
         checks::batch(batch)?;
-        let entry = self.problem.entry(batch as u32, self.library.gpu())?;
+        if self.problem.is_chunked() {
+            return Err(Error::Unsupported {
+                what: "Plan::raw of formulation",
+                got: "chunked".to_owned(),
+                allowed: "Plan::launch, or Work::recipe",
+            });
+        }
+        self.main(&Lengths {
+            rows: batch as u32,
+            total: 0,
+            are_short: false,
+            positions: false,
+        })
+    }
+
+    /// The compiled function of rows of these lengths, whatever is around it.
+    fn main(&self, lengths: &Lengths) -> Result<(RawFunction, LaunchShape), Error> {
+        let entry = self.problem.entry(lengths, self.library.gpu())?;
+        let shape = self.problem.shape(entry, lengths);
+        Ok((self.function(entry, lengths)?, shape))
+    }
+
+    fn function(&self, entry: Entry, lengths: &Lengths) -> Result<RawFunction, Error> {
         let planned = self.functions.iter().find(|(planned, _)| *planned == entry);
         match planned {
-            Some((_, function)) => Ok((*function, self.problem.shape(entry, batch as u32))),
+            Some((_, function)) => Ok(*function),
             None if self.library.context().is_none() => Err(nothing_compiled()),
             None => Err(unsupported(
                 "B",
-                batch,
+                lengths.rows as usize,
                 "a batch size that the plan has a kernel for",
             )),
         }
@@ -76,12 +100,12 @@ impl Plan {
     /// simulator `work` is checked in full.
     ///
     /// # Errors
-    /// [`Error::Range`] for B, [`Error::Alignment`] for an address that is less aligned than the planned one; launch
+    /// [`Error::Range`] for B and for a workspace that is too small, [`Error::Alignment`] for an address that is less aligned than the planned one; launch
     /// failures. On the simulator, what a launch refuses, and [`Error::Contradiction`] for arguments that are not the
     /// planned ones.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; `work` has the planned shapes (but for B, P and `total`), strides, dtypes and options.
+    /// As [`Library::launch`]'s; `work` has the planned shapes (but for B, P and `total`, of a prefill T and C), strides, dtypes and options.
     pub unsafe fn launch<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,
@@ -99,19 +123,38 @@ impl Plan {
             // SAFETY: the caller's promise.
             return unsafe { self.library.launch_request(stream, &request, None) };
         }
-        let batch = request.batch();
-        if batch == 0 {
+        checks::batch(request.batch() as usize)?;
+        let lengths = request.lengths(&self.problem);
+        if lengths.are_nothing(&self.problem) {
             return Ok(());
         }
         let params = request.params();
         self.problem.check_aligned(&params)?;
-        let (function, shape) = self.raw(batch as usize)?;
-        let params = bytemuck::bytes_of(&params);
-        // SAFETY: the caller's promise; the function was compiled for these constants.
-        unsafe {
-            self.library
-                .launch_function(stream, function, shape, params)
+        let (function, shape) = self.main(&lengths)?;
+        if !self.problem.is_chunked() {
+            let params = bytemuck::bytes_of(&params);
+            // SAFETY: the caller's promise; the function was compiled for these constants.
+            return unsafe {
+                self.library
+                    .launch_function(stream, function, shape, params)
+            };
         }
+        let params = request.prefill_params(params);
+        aligned(16, [("workspace", params.workspace)])?;
+        self.problem.check_workspace(&lengths, request.workspace)?;
+        let params = bytemuck::bytes_of(&params);
+        let [before, after] = self.problem.around(&lengths);
+        let of = |launch: Option<(Entry, LaunchShape)>| {
+            let function =
+                |(entry, shape)| Ok::<_, Error>((self.function(entry, &lengths)?, shape));
+            launch.map(function).transpose()
+        };
+        let (before, after) = (of(before)?, of(after)?);
+        for (function, shape) in before.into_iter().chain([(function, shape)]).chain(after) {
+            // SAFETY: as above.
+            unsafe { (self.library).launch_function(stream, function, shape, params) }?;
+        }
+        Ok(())
     }
 }
 
@@ -131,6 +174,9 @@ impl Problem {
                     ("previous v", step.previous_v),
                 ],
             )?;
+            if self.is_chunked() {
+                aligned(16, [("x", params.x)])?;
+            }
             if self.kind.operator.per_channel() {
                 aligned(
                     16,

@@ -4,7 +4,8 @@ use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::StepConstants;
 
-use super::select::{Gpu, Kind};
+use super::prefill::Lengths;
+use super::select::{Gpu, Kind, Operator};
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Kernel;
@@ -22,18 +23,37 @@ impl Problem {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// The variant for `batch` rows on a GPU.
-    pub fn entry(&self, batch: u32, gpu: Gpu) -> Result<Entry, Error> {
-        let heads = batch.saturating_mul(self.value_heads());
-        self.kind.entry(heads, gpu)
+    /// The kernels of rows of these lengths.
+    pub fn kind_of(&self, lengths: &Lengths) -> Kind {
+        match self.kind.operator {
+            Operator::GdnPrefill if lengths.are_short => Kind {
+                operator: Operator::GdnPrefillShort,
+                ..self.kind
+            },
+            _ => self.kind,
+        }
+    }
+
+    /// The variant for rows of these lengths on a GPU.
+    pub fn entry(&self, lengths: &Lengths, gpu: Gpu) -> Result<Entry, Error> {
+        let heads = lengths.rows.saturating_mul(self.value_heads());
+        self.kind_of(lengths).entry(heads, gpu)
+    }
+
+    /// Every entry that rows of some lengths get on a GPU.
+    pub fn entries(&self, gpu: Gpu) -> Vec<Entry> {
+        let kinds = self.kind.of_any_lengths();
+        let entries = kinds.iter().flat_map(|kind| kind.entries(gpu));
+        let windows = self.kind.windows().filter(|_| self.constants.taps > 0);
+        entries.chain(self.kind.prepare()).chain(windows).collect()
     }
 
     pub fn kernel(&self, entry: Entry) -> Kernel {
         Kernel::new(entry, self.constants)
     }
 
-    pub fn shape(&self, entry: Entry, batch: u32) -> LaunchShape {
-        let c = &self.constants;
+    pub fn shape(&self, entry: Entry, lengths: &Lengths) -> LaunchShape {
+        let (c, batch) = (&self.constants, lengths.rows);
         // A block has one value head, or all those of a query/key head.
         let across = if entry.max_heads() == 1 { c.ratio } else { 1 };
         let grid = if entry.has_cluster_of_heads() {

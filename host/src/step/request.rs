@@ -6,10 +6,13 @@ use super::gates::{GateParts, Gates};
 use super::problem::Problem;
 use super::select::{Gpu, MEASURED_ON};
 use super::work::sealed;
-use super::{Activation, Commit, Convolution, Inputs, Norm, Options, States, Step, Stored, Update};
+use super::{
+    Activation, Checkpoints, Commit, Convolution, Inputs, Norm, Options, States, Step, Stored,
+    Update,
+};
 use crate::Entry;
 use crate::error::Error;
-use crate::library::TENSORS;
+use crate::library::{Sort, TENSORS};
 use crate::raw::Recipe;
 use crate::recall::{SWITCHES, Switches};
 use crate::shapes::{Named, check_memory, named, optional};
@@ -93,8 +96,11 @@ pub struct Request<'a> {
     pub(crate) cu_seqlens: Option<Named<'a>>,
     pub(super) norm: Option<&'a Norm<'a>>,
     pub(crate) fresh: Option<Named<'a>>,
+    pub(crate) positions: Option<Named<'a>>,
+    pub(crate) checkpoints: Option<&'a Checkpoints<'a>>,
+    pub(crate) workspace: Option<Named<'a>>,
     /// T where there are `cu_seqlens`.
-    pub(super) max_tokens: usize,
+    pub(crate) max_tokens: usize,
     /// Whether the states are [`States::ReadOnly`].
     pub(super) read_only: bool,
     pub(crate) options: &'a Options,
@@ -130,6 +136,9 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
             }),
             norm: self.norm.as_ref(),
             fresh: optional("fresh", &self.fresh),
+            positions: optional("positions", &self.positions),
+            checkpoints: self.checkpoints.as_ref(),
+            workspace: optional("workspace", &self.workspace),
             snapshots: optional("snapshots", &self.snapshots),
             cu_seqlens: (self.packed.as_ref())
                 .map(|packed| named("cu_seqlens", &packed.cu_seqlens)),
@@ -184,6 +193,9 @@ impl<'a> Request<'a> {
             cu_seqlens: None,
             norm: None,
             fresh: None,
+            positions: None,
+            checkpoints: None,
+            workspace: None,
             max_tokens: 0,
             read_only: false,
             options,
@@ -200,12 +212,13 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// B; the check has seen every rank.
+    /// B; parameters have it before the check has seen any rank.
     pub(crate) fn batch(&self) -> u32 {
+        let first = |named: Named<'_>| named.tensor.dims().first().copied().unwrap_or(0);
         let rows = match (self.cu_seqlens, self.new, self.previous) {
-            (Some(cu_seqlens), ..) => cu_seqlens.tensor.dims()[0].saturating_sub(1),
-            (None, Some(new), _) => new.o.tensor.dims()[0],
-            (None, None, Some(previous)) => previous.inputs.first().tensor.dims()[0],
+            (Some(cu_seqlens), ..) => first(cu_seqlens).saturating_sub(1),
+            (None, Some(new), _) => first(new.o),
+            (None, None, Some(previous)) => first(previous.inputs.first()),
             (None, None, None) => 0,
         };
         rows as u32
@@ -279,7 +292,12 @@ impl<'a> Request<'a> {
             options.null_slot.map_or(u64::MAX, u64::from),
             options.formulation as u64,
             u64::from(self.read_only),
-            self.max_tokens as u64,
+            match self.is_chunked() {
+                true => u64::from(self.promises_short_rows()),
+                false => self.max_tokens as u64,
+            },
+            self.checkpoints
+                .map_or(0, |checkpoints| checkpoints.every as u64),
             conv.map_or(0, |conv| conv.heads as u64),
             activation(conv.map(|conv| conv.activation)) << 32
                 | activation(self.norm.map(|norm| norm.activation)),
@@ -332,6 +350,9 @@ impl<'a> Request<'a> {
             self.snapshots,
             self.window_snapshots(),
             self.cu_seqlens,
+            self.positions,
+            self.checkpoints.map(Checkpoints::named),
+            self.workspace,
         ]
     }
 
@@ -339,7 +360,7 @@ impl<'a> Request<'a> {
     pub(crate) fn writes(&self, problem: &Problem, name: &str) -> bool {
         let writes_slots = problem.writes_final() || self.token_slots.is_some();
         match name {
-            "o" | "snapshots" | "window_snapshots" => true,
+            "o" | "snapshots" | "window_snapshots" | "workspace" => true,
             "pool" | "write_pool" => writes_slots && name == self.written_pool().name,
             "windows" | "write_windows" => {
                 let written = self.conv().map(Convolution::written_windows);
@@ -349,10 +370,16 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether there are new tokens of one a row alone, as far as that is seen before a check.
-    pub(super) fn is_decode(&self) -> bool {
+    /// Which of a library's last launches it may be like, as far as that is seen before a check.
+    pub(super) fn sort(&self) -> Sort {
         let tokens = self.new.and_then(|new| new.o.tensor.dims().get(1).copied());
-        self.previous.is_none() && self.cu_seqlens.is_none() && tokens == Some(1)
+        if self.is_chunked() {
+            Sort::Prefill
+        } else if self.previous.is_none() && self.cu_seqlens.is_none() && tokens == Some(1) {
+            Sort::Decode
+        } else {
+            Sort::Other
+        }
     }
 
     /// See [`Work::recipe`](super::Work::recipe).
@@ -361,37 +388,44 @@ impl<'a> Request<'a> {
         check_memory(Memory::Device, &self.tensors(), |name| {
             self.writes(&problem, name)
         })?;
-        let batch = self.batch();
-        let entry = problem.entry(batch, gpu)?;
+        let lengths = self.lengths(&problem);
+        problem.check_workspace(&lengths, self.workspace)?;
+        let entry = problem.entry(&lengths, gpu)?;
+        let around = problem.around(&lengths);
+        let [before, after] =
+            around.map(|launch| launch.map(|(entry, shape)| (problem.kernel(entry), shape)));
         Ok(Recipe {
+            before,
             kernel: problem.kernel(entry),
-            shape: problem.shape(entry, batch),
-            params: self.params(),
+            shape: problem.shape(entry, &lengths),
+            after,
+            params: self.prefill_params(self.params()),
         })
     }
 
     /// The variant that a launch takes.
     pub(crate) fn selected(&self) -> Result<Entry, Error> {
-        self.check()?.entry(self.batch(), MEASURED_ON)
+        let problem = self.check()?;
+        problem.entry(&self.lengths(&problem), MEASURED_ON)
     }
 
     /// Bytes that a launch must move where every row is active and full.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
-        const IN_SLOTS: [&str; 6] = [
+        const IN_SLOTS: [&str; 7] = [
             "pool",
             "write_pool",
             "snapshots",
             "windows",
             "write_windows",
             "window_snapshots",
+            "workspace",
         ];
         let problem = self.check()?;
-        let rows = u64::from(self.batch());
-        let tokens = match self.total() {
-            Some(total) => total as u64,
-            None => rows * u64::from(problem.constants.tokens),
+        let (rows, tokens) = (u64::from(self.batch()), self.tokens());
+        let final_ones = match problem.writes_final() {
+            true => rows + self.most_checkpoints(),
+            false => 0,
         };
-        let final_ones = if problem.writes_final() { rows } else { 0 };
         let of_each_token = [self.snapshots, self.token_slots];
         let written = final_ones + tokens * of_each_token.into_iter().flatten().count() as u64;
         let others: u64 = self

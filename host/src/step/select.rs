@@ -28,6 +28,10 @@ pub(crate) enum Operator {
     /// All tokens at once, with a convolution before it, a norm after it, or both.
     GdnLayerParallel(Mode),
     KdaLayerParallel(Mode),
+    /// Any number of tokens, after a preparation, with or without a convolution and a norm.
+    GdnPrefill,
+    /// Rows of at most 64 tokens, without a preparation.
+    GdnPrefillShort,
 }
 
 impl Operator {
@@ -42,6 +46,11 @@ impl Operator {
                 | Self::KdaLayerMtp
                 | Self::KdaLayerParallel(_)
         )
+    }
+
+    /// Whether it is a prefill.
+    pub fn is_chunked(self) -> bool {
+        matches!(self, Self::GdnPrefill | Self::GdnPrefillShort)
     }
 
     /// Whether a block has one value head, whatever is around the recurrence, or all of a query/key head.
@@ -90,23 +99,58 @@ pub(crate) struct Kind {
     pub ratio: u32,
     /// T + T'
     pub tokens: u32,
+    /// Of a prefill: there is a norm, for which a block has all of a head.
+    pub norm: bool,
 }
 
 /// Dynamic shared memory that a block may have on every GPU that is supported, bytes.
 pub(crate) const MAX_SHARED_BYTES: u32 = 99 * 1024;
 
+/// The same on Hopper.
+const MAX_HOPPER_SHARED_BYTES: u32 = 227 * 1024;
+
+/// Dynamic shared memory that a block of `entry` may have, bytes.
+fn most_shared_bytes(entry: Entry) -> u32 {
+    match entry.takes_warpgroups() {
+        true => MAX_HOPPER_SHARED_BYTES,
+        false => MAX_SHARED_BYTES,
+    }
+}
+
 /// What the choice asks of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
     pub multiprocessors: u32,
-    /// It has clusters of blocks: compute capability 9.0.
-    pub clusters: bool,
+    /// Major and minor.
+    pub compute_capability: (u32, u32),
+}
+
+impl Gpu {
+    /// It has clusters of blocks.
+    pub fn has_clusters(self) -> bool {
+        self.compute_capability.0 >= 9
+    }
+
+    /// It has Hopper's tensor cores (wgmma), which no later one has.
+    pub fn is_hopper(self) -> bool {
+        self.compute_capability.0 == 9
+    }
+
+    #[cold]
+    pub fn no_hopper(self) -> Error {
+        let (major, minor) = self.compute_capability;
+        Error::Unsupported {
+            what: "compute capability with formulation = chunked",
+            got: format!("{major}.{minor}"),
+            allowed: "9.0, whose tensor cores (wgmma) its kernels take; up to 16 tokens a launch, formulation = recurrent runs anywhere",
+        }
+    }
 }
 
 /// The GPU that the thresholds were measured on, an H200.
 pub(crate) const MEASURED_ON: Gpu = Gpu {
     multiprocessors: 132,
-    clusters: true,
+    compute_capability: (9, 0),
 };
 
 /// Up to `heads` = B · HV on that GPU, the entry.
@@ -119,7 +163,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -211,8 +255,54 @@ impl Kind {
             (KdaLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8)],
             (KdaLayerParallel(_), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (256, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128)],
             (KdaLayerParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_layer_parallel_klast_bf16_k64_tile32), (ANY, E::kda_layer_parallel_klast_bf16_k64_tile64)],
+            (GdnPrefill, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_chain_klast_bf16_k64_tile64)],
+            (GdnPrefill, KLast, Bf16, [128, 128]) => &[(128, E::gdn_prefill_chain_klast_bf16_k128_tile64), (ANY, E::gdn_prefill_chain_klast_bf16_k128_tile128)],
+            (GdnPrefillShort, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_short_klast_bf16_k64_tile64)],
+            (GdnPrefillShort, KLast, Bf16, [128, 128]) => &[(ANY, E::gdn_prefill_short_klast_bf16_k128_tile128)],
+            (GdnPrefill, KLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_chain_klast_f32_k64_tile64)],
+            (GdnPrefill, KLast, F32, [128, 128]) => &[(128, E::gdn_prefill_chain_klast_f32_k128_tile64), (ANY, E::gdn_prefill_chain_klast_f32_k128_tile128)],
+            (GdnPrefillShort, KLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_short_klast_f32_k64_tile64)],
+            (GdnPrefillShort, KLast, F32, [128, 128]) => &[(ANY, E::gdn_prefill_short_klast_f32_k128_tile128)],
+            (GdnPrefill, VLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_chain_vlast_bf16_k64_tile64)],
+            (GdnPrefill, VLast, Bf16, [128, 128]) => &[(128, E::gdn_prefill_chain_vlast_bf16_k128_tile64), (ANY, E::gdn_prefill_chain_vlast_bf16_k128_tile128)],
+            (GdnPrefillShort, VLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_short_vlast_bf16_k64_tile64)],
+            (GdnPrefillShort, VLast, Bf16, [128, 128]) => &[(ANY, E::gdn_prefill_short_vlast_bf16_k128_tile128)],
+            (GdnPrefill, VLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_chain_vlast_f32_k64_tile64)],
+            (GdnPrefill, VLast, F32, [128, 128]) => &[(128, E::gdn_prefill_chain_vlast_f32_k128_tile64), (ANY, E::gdn_prefill_chain_vlast_f32_k128_tile128)],
+            (GdnPrefillShort, VLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k64_tile64)],
+            (GdnPrefillShort, VLast, F32, [128, 128]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k128_tile128)],
             _ => &[],
         }
+    }
+
+    /// What is launched before its entries, with the same constants.
+    pub fn prepare(self) -> Option<Entry> {
+        match (self.operator, self.k_dim) {
+            (Operator::GdnPrefill, 64) => Some(Entry::gdn_prefill_prepare_k64),
+            (Operator::GdnPrefill, 128) => Some(Entry::gdn_prefill_prepare_k128),
+            _ => None,
+        }
+    }
+
+    /// What is launched behind its entries where there is a convolution, with the same constants: it writes the windows.
+    pub fn windows(self) -> Option<Entry> {
+        match (self.operator.is_chunked(), self.k_dim) {
+            (true, 64) => Some(Entry::gdn_prefill_windows_k64),
+            (true, 128) => Some(Entry::gdn_prefill_windows_k128),
+            _ => None,
+        }
+    }
+
+    /// The kinds that a launch may be of, by lengths that are no constants.
+    pub fn of_any_lengths(self) -> Vec<Self> {
+        let mut kinds = vec![self];
+        if self.operator == Operator::GdnPrefill {
+            kinds.push(Self {
+                operator: Operator::GdnPrefillShort,
+                ..self
+            });
+        }
+        kinds
     }
 
     /// Most value heads of a query/key head, where its kernels compute all of these together.
@@ -279,7 +369,9 @@ impl Kind {
 
     /// Whether `entry` has room for the value heads that it takes together, and for the tokens.
     fn has_room(self, entry: Entry) -> bool {
-        self.ratio <= entry.max_ratio() && self.shared_bytes(entry) <= MAX_SHARED_BYTES
+        self.ratio <= entry.max_ratio()
+            && self.shared_bytes(entry) <= most_shared_bytes(entry)
+            && !(self.norm && entry.tiles() > 1)
     }
 
     /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it. Where that has no
@@ -302,8 +394,11 @@ impl Kind {
 
     #[cold]
     fn no_entry(self, gpu: Gpu) -> Error {
+        if self.operator.is_chunked() && !gpu.is_hopper() {
+            return gpu.no_hopper();
+        }
         let mut entries = self.rows().iter().map(|&(_, entry)| entry);
-        if !gpu.clusters && entries.any(|entry| self.has_room(entry)) {
+        if !gpu.has_clusters() && entries.any(|entry| self.has_room(entry)) {
             return Error::Unsupported {
                 what: "kernel",
                 got: format!(
@@ -314,7 +409,7 @@ impl Kind {
             };
         }
         if !self.rows().is_empty() {
-            return self.no_room(|entry| !entry.takes_clusters() || gpu.clusters);
+            return self.no_room(|entry| !entry.takes_clusters() || gpu.has_clusters());
         }
         Error::Unsupported {
             what: "kernel",
@@ -327,7 +422,9 @@ impl Kind {
     }
 
     fn runs_on(self, entry: Entry, gpu: Gpu) -> bool {
-        self.has_room(entry) && (!entry.takes_clusters() || gpu.clusters)
+        self.has_room(entry)
+            && (!entry.takes_clusters() || gpu.has_clusters())
+            && (!entry.takes_warpgroups() || gpu.is_hopper())
     }
 
     /// Every entry that [`Kind::entry`] may answer, over all batch sizes.
@@ -365,6 +462,8 @@ impl Kind {
             Operator::KdaLayerMtp => Family::KdaLayerMtp,
             Operator::GdnLayerParallel(_) => Family::GdnLayerParallel,
             Operator::KdaLayerParallel(_) => Family::KdaLayerParallel,
+            Operator::GdnPrefill => Family::GdnPrefillChain,
+            Operator::GdnPrefillShort => Family::GdnPrefillShort,
         };
         let layout = match self.layout {
             StateLayout::KLast => Layout::KLast,
@@ -388,8 +487,9 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, KdaDecode,
-            KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent, KdaRecurrentParallel,
+            GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill,
+            GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent,
+            KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -402,6 +502,8 @@ mod tests {
             KdaLayer,
             GdnLayerMtp,
             KdaLayerMtp,
+            GdnPrefill,
+            GdnPrefillShort,
         ];
         let families = token_by_token.into_iter().flat_map(|operator| {
             [KLast, VLast].into_iter().flat_map(move |layout| {
@@ -430,6 +532,7 @@ mod tests {
                     v_dim: k_dim,
                     ratio: 1,
                     tokens: 1,
+                    norm: false,
                 })
             })
     }
@@ -449,7 +552,8 @@ mod tests {
 
     #[test]
     fn every_variant_is_of_some_kind() {
-        let mut of_kinds: Vec<Entry> = kinds().flat_map(Kind::variants).collect();
+        let of_kind = |kind: Kind| kind.variants().chain(kind.prepare()).chain(kind.windows());
+        let mut of_kinds: Vec<Entry> = kinds().flat_map(of_kind).collect();
         of_kinds.sort();
         of_kinds.dedup();
         let all = Entry::ALL.iter().copied();
@@ -484,18 +588,25 @@ mod tests {
     #[test]
     fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
         let without = Gpu {
-            clusters: false,
+            compute_capability: (8, 6),
             ..MEASURED_ON
         };
         for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
             let most = kind.max_heads().unwrap_or(8);
             for ratio in [1, 2, most] {
                 let kind = Kind { ratio, ..kind };
+                let chunked = kind.operator.is_chunked();
                 // In the parallel formulation a block has one value head, and these meet in clusters.
                 let alone = ratio == 1 || kind.operator.has_whole_blocks();
                 for heads in [1, 100, 10_000] {
                     match kind.entry(heads, without) {
-                        Ok(entry) => assert!(!entry.takes_clusters() && alone, "{kind:?}"),
+                        Ok(entry) => {
+                            assert!(!entry.takes_clusters() && alone && !chunked, "{kind:?}");
+                        }
+                        Err(error) if chunked => {
+                            let wanted = "compute capability with formulation = chunked = 8.6 is not supported: 9.0";
+                            assert!(error.to_string().starts_with(wanted), "{error}");
+                        }
                         Err(error) => {
                             assert!(!alone, "{kind:?}");
                             assert!(error.to_string().contains("clusters"), "{error}");
@@ -516,8 +627,8 @@ mod tests {
         for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
             let fits = |kind: Kind| {
                 let entries = kind.rows().iter().map(|&(_, entry)| entry);
-                let mut bytes = entries.map(|entry| kind.shared_bytes(entry));
-                bytes.any(|bytes| bytes <= MAX_SHARED_BYTES)
+                let mut entries = entries.map(|entry| (entry, kind.shared_bytes(entry)));
+                entries.any(|(entry, bytes)| bytes <= most_shared_bytes(entry))
             };
             let message = |kind: Kind| kind.check_room().unwrap_err().to_string();
             for tokens in [1, 2 * 16] {
@@ -578,6 +689,7 @@ mod tests {
             v_dim: 64,
             ratio: 1,
             tokens: 1,
+            norm: false,
         };
         assert_eq!(
             kind.entry(1, MEASURED_ON).unwrap_err().to_string(),

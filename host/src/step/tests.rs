@@ -2,6 +2,8 @@
 
 mod layer;
 mod layer_tokens;
+mod prefill;
+mod prefill_launches;
 mod refused;
 
 use gated_delta_kernels::step::{StepConstants, StepParams};

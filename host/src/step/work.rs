@@ -4,18 +4,22 @@ use gated_delta_kernels::step::LayerParams;
 
 use crate::Entry;
 use crate::error::Error;
-use crate::library::has_clusters;
 use crate::raw::Recipe;
 use crate::step::select::{Gpu, MEASURED_ON};
 
-/// A layer's work in one launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit of either.
+/// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit of either.
 pub trait Work: sealed::Work {
-    /// Every compiled variant that computes these arguments, best or not.
+    /// Every compiled variant that computes these arguments, best or not; of a prefill, of the last of its launches.
     ///
     /// # Errors
     /// What the arguments break of their rules.
     fn variants(&self) -> Result<Vec<Entry>, Error> {
-        Ok(self.request().check()?.kind.variants().collect())
+        let request = self.request();
+        let problem = request.check()?;
+        Ok(problem
+            .kind_of(&request.lengths(&problem))
+            .variants()
+            .collect())
     }
 
     /// The variant that a launch takes on an H200; [`Library::selected`](crate::Library::selected) says it of another GPU.
@@ -36,7 +40,19 @@ pub trait Work: sealed::Work {
         self.request().bytes()
     }
 
-    /// Addresses and sizes, as a kernel takes them.
+    /// Bytes of the [workspace](super::Step::workspace) that a launch takes; 0 where it takes none. Of B, T or the `total` of
+    /// packed rows, heads and dims alone, and whether there are positions: it grows with each of B and T, so that the largest
+    /// launch's is enough for all.
+    ///
+    /// # Errors
+    /// As [`Work::variants`]'s.
+    fn workspace_bytes(&self) -> Result<usize, Error> {
+        let request = self.request();
+        let problem = request.check()?;
+        Ok(problem.workspace_bytes(&request.lengths(&problem)) as usize)
+    }
+
+    /// Addresses and sizes, as a kernel takes them; of a prefill what these begin with: all are [`Recipe::params`].
     fn params(&self) -> LayerParams {
         self.request().params()
     }
@@ -60,10 +76,9 @@ pub trait Work: sealed::Work {
         multiprocessors: u32,
         compute_capability: (u32, u32),
     ) -> Result<Recipe, Error> {
-        let clusters = has_clusters(compute_capability);
         self.request().recipe(Gpu {
             multiprocessors,
-            clusters,
+            compute_capability,
         })
     }
 }

@@ -35,6 +35,7 @@ impl Indices<'_> {
             ..IndexReport::default()
         };
         let mut uses = Uses::default();
+        self.check_positions()?;
         if let Some(bounds) = &self.cu_seqlens {
             self.check_bounds(bounds)?;
             let end = bounds.last().map_or(0, |&end| end as usize);
@@ -45,7 +46,8 @@ impl Indices<'_> {
                 Some(bounds) => (bounds[b + 1] - bounds[b]) as usize,
                 None => self.tokens,
             };
-            if self.cu_seqlens.is_some() && tokens == 0 {
+            let may_be_empty = self.cu_seqlens.is_some() || !self.is_commit();
+            if may_be_empty && tokens == 0 {
                 report.empty += 1;
                 continue;
             }
@@ -62,6 +64,40 @@ impl Indices<'_> {
             }
         }
         Ok((report, uses))
+    }
+
+    /// Whether there are no new tokens.
+    fn is_commit(&self) -> bool {
+        self.previous_tokens > 0
+    }
+
+    /// Tokens came before, or none.
+    fn check_positions(&self) -> Result<(), Error> {
+        let positions = self.positions.iter().flatten().enumerate();
+        match positions.into_iter().find(|(_, got)| **got < 0) {
+            Some((position, &got)) => Err(Error::Index {
+                tensor: "positions",
+                position,
+                wanted: "0 or more".to_owned(),
+                got,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The entries of row `b`, which has so many tokens, each after its token.
+    fn checkpoints(&self, b: usize, tokens: usize) -> impl Iterator<Item = (usize, i64)> {
+        let slots = self.checkpoint_slots.as_deref().unwrap_or_default();
+        let of_row = slots.len() / self.rows.max(1);
+        let slots = slots[b * of_row..][..of_row].iter().copied();
+        let before = self
+            .positions
+            .as_ref()
+            .map_or(0, |positions| positions[b] as u64);
+        let every = self.every.max(1) as u64;
+        let ends = (before / every + 1..).map(move |multiple| (multiple * every - before) as usize);
+        let ends = ends.take_while(move |end| *end <= tokens);
+        ends.map(|end| end - 1).zip(slots)
     }
 
     /// Bounds rise from 0 within the tensors, by at most T a row.
@@ -115,9 +151,9 @@ impl Indices<'_> {
             }
             if let Some(([windows, written], slot)) = window {
                 if start.is_some() {
-                    uses.windows.read(window_access(windows, slot, b));
+                    uses.windows.read(window_access(windows, slot, b, None));
                 }
-                uses.windows.write(window_access(written, slot, b));
+                uses.windows.write(window_access(written, slot, b, None));
             }
             for (t, &slot) in slots[..tokens].iter().enumerate() {
                 match self.slot(slot, self.write_pool) {
@@ -151,15 +187,25 @@ impl Indices<'_> {
             }
             if self.writes_final {
                 let end = end.ok_or((write_name, write))?;
-                accesses.write(slot_access(self.write_pool, end, b, None));
-                if let Some([_, written]) = self.windows {
-                    uses.windows.write(window_access(written, end, b));
+                let last = [(None, Some(end))].into_iter();
+                let checkpoints = self.checkpoints(b, tokens);
+                let checkpoints =
+                    checkpoints.map(|(t, slot)| (Some(t), self.slot(slot, self.write_pool)));
+                for (token, slot) in last.chain(checkpoints) {
+                    let Some(slot) = slot else {
+                        skipped += 1;
+                        continue;
+                    };
+                    accesses.write(slot_access(self.write_pool, slot, b, token));
+                    if let Some([_, written]) = self.windows {
+                        (uses.windows).write(window_access(written, slot, b, token));
+                    }
                 }
             }
             if let Some(start) = start {
                 accesses.read(slot_access(self.pool, start, b, None));
                 if let Some([windows, _]) = self.windows {
-                    uses.windows.read(window_access(windows, start, b));
+                    uses.windows.read(window_access(windows, start, b, None));
                 }
             }
         }
@@ -207,13 +253,13 @@ fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -
 
 /// Of the window in `slot`: of the elements that its strides span, or, where those of other slots lie between them, of
 /// the first.
-fn window_access(windows: Named<'_>, slot: usize, row: usize) -> Access {
+fn window_access(windows: Named<'_>, slot: usize, row: usize, token: Option<usize>) -> Access {
     let step = windows.tensor.strides()[0];
     let place = Place {
         tensor: windows.name,
         index: slot,
         row,
-        token: None,
+        token,
     };
     let len = window_len(windows, 1, step);
     Access::new(windows.tensor, slot * step, len, place)

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::shapes::Named;
-use crate::step::Request;
+use crate::step::{Checkpoints, Request};
 
 /// Everything that says where states start and go; `I` is an index tensor, or its numbers.
 pub struct Switches<'a, I> {
@@ -32,6 +32,11 @@ pub struct Switches<'a, I> {
     pub(super) cu_seqlens: Option<I>,
     pub(super) keep: Option<I>,
     pub(super) fresh: Option<I>,
+    /// Of a prefill.
+    pub(super) positions: Option<I>,
+    /// `[B, C]`, and tokens from one checkpoint to the next.
+    pub(super) checkpoint_slots: Option<I>,
+    pub(super) every: usize,
 }
 
 impl<'a, I> Switches<'a, I> {
@@ -57,6 +62,9 @@ impl<'a, I> Switches<'a, I> {
             cu_seqlens: read(self.cu_seqlens)?,
             keep: read(self.keep)?,
             fresh: read(self.fresh)?,
+            positions: read(self.positions)?,
+            checkpoint_slots: read(self.checkpoint_slots)?,
+            every: self.every,
         })
     }
 }
@@ -65,10 +73,18 @@ impl<'a> Switches<'a, Named<'a>> {
     /// Of `request`, which is checked as a launch would.
     pub fn of(request: &Request<'a>) -> Result<Self, Error> {
         let problem = request.check()?;
+        problem.check_workspace(&request.lengths(&problem), request.workspace)?;
+        let total = request.total().unwrap_or(0);
+        let tokens = match (problem.is_chunked(), request.cu_seqlens) {
+            (false, _) => problem.constants.tokens as usize,
+            (true, None) => request.most_tokens(),
+            // More than there are say nothing.
+            (true, Some(_)) => request.most_tokens().min(total),
+        };
         Ok(Switches {
             rows: request.batch() as usize,
-            tokens: problem.constants.tokens as usize,
-            total: request.total().unwrap_or(0),
+            tokens,
+            total,
             previous_tokens: problem.constants.previous_tokens as usize,
             writes_final: problem.writes_final(),
             null_slot: request.options.null_slot,
@@ -84,6 +100,11 @@ impl<'a> Switches<'a, Named<'a>> {
             cu_seqlens: request.cu_seqlens,
             keep: request.keep(),
             fresh: request.fresh,
+            positions: request.positions,
+            checkpoint_slots: request.checkpoints.map(Checkpoints::named),
+            every: request
+                .checkpoints
+                .map_or(0, |checkpoints| checkpoints.every),
         })
     }
 }

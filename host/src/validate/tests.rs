@@ -509,3 +509,106 @@ fn window_snapshots_over_the_windows_are_refused() {
          nothing orders them",
     );
 }
+
+/// Three rows of `tokens` tokens; row b has slot b.
+fn prefill(tokens: usize) -> Gdn<'static> {
+    let chunked = Options::default().formulation(crate::step::Formulation::Chunked);
+    step([ROWS, tokens], update()).options(chunked)
+}
+
+/// One slot a row, after every 64 tokens, of rows of 60 that go on after so many.
+fn checkpoints(positions: &[i32], slots: &[i32]) -> Gdn<'static> {
+    let slots = tensor(slots.to_vec(), &[ROWS, slots.len() / ROWS]);
+    prefill(60)
+        .positions(ints(positions))
+        .checkpoints(64, slots)
+}
+
+#[test]
+fn rows_of_a_prefill_are_of_any_length() {
+    accepted(&prefill(60), 3, &[]);
+    let report = accepted(&prefill(0), 0, &[]);
+    assert_eq!(report.empty, 3);
+    let of = |bounds: &[i32], most| {
+        let chunked = Options::default().formulation(crate::step::Formulation::Chunked);
+        step([1, 60], update())
+            .packed(ints(bounds), most)
+            .options(chunked)
+    };
+    let report = accepted(&of(&[0, 40, 40, 59], usize::MAX), 2, &[]);
+    assert_eq!((report.empty, report.unused_tokens), (1, 1));
+    accepted(&of(&[0, 40, 41, 42], 40), 3, &[]);
+    refused(
+        &of(&[0, 41, 42, 43], 40),
+        "cu_seqlens[1]: wanted 0..=40 (no less than the bound before, at most T = 40 more, within total = 60), got 41",
+    );
+    refused(
+        &of(&[0, 61, 61, 61], usize::MAX),
+        "cu_seqlens[1]: wanted 0..=60 (no less than the bound before, at most T = 60 more, within total = 60), got 61",
+    );
+    refused(
+        &checkpoints(&[0, -1, 0], &[]),
+        "positions[1]: wanted 0 or more, got -1",
+    );
+}
+
+/// Which entries are taken follows from positions: row 0 comes to no multiple of 64, row 1 to one at its fourth token, row
+/// 2 to one at its last.
+#[test]
+fn slots_of_checkpoints_are_those_of_no_other_store() {
+    let at = [0, 60, 4];
+    let report = accepted(&checkpoints(&at, &[0, 4, 5]), 3, &[]);
+    assert_eq!(report.skipped_stores, 0);
+    let report = accepted(&checkpoints(&at, &[0, -1, 6]), 3, &[]);
+    assert_eq!(report.skipped_stores, 2);
+    // Entries beyond the multiples are not looked at.
+    accepted(&checkpoints(&at, &[0, 0, 4, 0, 5, 0]), 3, &[]);
+    refused(
+        &checkpoints(&at, &[0, 4, 4]),
+        "row 1 writes slot 4 of pool after token 3, and row 2 writes slot 4 of pool after token 59: nothing orders them",
+    );
+    refused(
+        &checkpoints(&at, &[0, 2, 5]),
+        "row 1 writes slot 2 of pool after token 3, and row 2 writes slot 2 of pool: nothing orders them",
+    );
+    refused(
+        &checkpoints(&at, &[0, 1, 5]),
+        "row 1 writes slot 1 of pool, and row 1 writes slot 1 of pool after token 3: nothing orders them",
+    );
+    // What another row starts from.
+    let states = slots(&[0, 1, 3], &[0, 1, 2]);
+    let step = Gdn {
+        states: states.into(),
+        ..checkpoints(&at, &[0, 3, 5])
+    };
+    refused(
+        &step,
+        "row 2 reads slot 3 of pool, and row 1 writes slot 3 of pool after token 3: nothing orders them",
+    );
+    // A row that is inactive has none.
+    let step = Gdn {
+        states: slots(&[0, -1, 2], &[0, 1, 2]).into(),
+        ..checkpoints(&at, &[0, 2, 5])
+    };
+    accepted(&step, 2, &[(1, "read_slots", -1)]);
+}
+
+#[test]
+fn windows_of_checkpoints_are_written_where_states_are() {
+    let channels = 3 * DIM;
+    let conv = |windows| {
+        let x = floats(&[ROWS, 60, channels]);
+        Inputs::conv(Convolution::new(x, 1, floats(&[channels, 4]), windows))
+    };
+    // Slots of windows that overlap where those of states do not: of a stride of 0.
+    let step = Gdn {
+        inputs: conv(floats(&[SLOTS, channels, 3])),
+        ..checkpoints(&[0, 60, 4], &[0, 4, 5])
+    };
+    accepted(&step, 3, &[]);
+    let step = Gdn {
+        inputs: conv(floats(&[SLOTS, channels, 3])),
+        ..checkpoints(&[0, 60, 4], &[0, 4, 4])
+    };
+    assert!(validate(&step).is_err());
+}

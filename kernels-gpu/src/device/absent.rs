@@ -43,6 +43,7 @@ absent! {
     warp_shuffle_xor(value: f32, lane_mask: u32) -> f32;
     warp_shuffle_idx(value: f32, source: u32) -> f32;
     mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
+    fence_shared();
     dynamic_shared_mem() -> u32;
     copy_async_commit();
     cluster_arrive_relaxed();
@@ -68,6 +69,7 @@ absent_memory! {
     load_b128 / store_b128: [u32; 4];
     load_state_b16, live / store_state_b16: u16;
     load_state_b32, live / store_state_b32: u32;
+    load_state_b64, live / store_state_b64: [u32; 2];
     load_state_b128, live / store_state_b128: [u32; 4];
 }
 
@@ -123,7 +125,76 @@ pub fn copy_async_wait<const PENDING: u32>() {
     nothing_runs()
 }
 
+pub fn prefetch(address: u64) {
+    let _ = address;
+    nothing_runs()
+}
+
+pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
+    let _ = (address, bytes);
+    nothing_runs()
+}
+
+pub unsafe fn open_counter(counter: u32) {
+    let _ = counter;
+    nothing_runs()
+}
+
+pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
+    let _ = (shared_address, global_address, bytes, counter);
+    nothing_runs()
+}
+
+pub unsafe fn copy_bulk_commit(counter: u32) {
+    let _ = counter;
+    nothing_runs()
+}
+
+pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
+    let _ = (counter, group);
+    nothing_runs()
+}
+
 /// The words of the load-time constants.
 pub fn load_time_constants<R>(_: impl FnOnce(&[u32]) -> R) -> R {
+    nothing_runs()
+}
+
+pub unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]) {
+    let _ = (address, matrices);
+    nothing_runs()
+}
+
+pub unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
+    let _ = (rows, image);
+    nothing_runs()
+}
+
+pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f32; 32]; 2] {
+    let _ = (a, image);
+    nothing_runs()
+}
+
+pub unsafe fn warpgroup_by_triangle(
+    a: &[u32; 16],
+    triangle: u32,
+    pending: &mut [f32; 32],
+) -> [f32; 32] {
+    let _ = (a, triangle, pending);
+    nothing_runs()
+}
+
+pub fn warpgroup_settle<const K: u32>(sums: &mut [f32; 64]) {
+    let _ = sums;
+    nothing_runs()
+}
+
+pub unsafe fn warpgroup_add<const K: u32>(
+    sums: &mut [f32; 64],
+    product: (&[u32; 16], u32),
+    d: &mut [f32; 32],
+    other: (&[u32; 16], u32),
+) {
+    let _ = (sums, product, d, other);
     nothing_runs()
 }

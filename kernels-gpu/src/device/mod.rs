@@ -119,6 +119,111 @@ pub mod warp {
     }
 }
 
+/// What four warps do together, those of threads 128 g .. 128 g + 128 of a block: matrices of 64 rows in registers times
+/// f16 matrices in shared memory, on the tensor cores (sm_90a).
+///
+/// Warp w of them has rows 16 w .. 16 w + 16 of each matrix in registers, as [`warp::mma_m16n8k16_bf16`] has them, in f16:
+/// words 4 i .. 4 i + 4 of a left factor are `a` of columns 16 i .. 16 i + 16, sums 4 j .. 4 j + 4 are `c` of columns
+/// 8 j .. 8 j + 8. Sums become factors where they are.
+///
+/// Matrices in shared memory are of *cores* of 8 · 8 elements, 128 bytes, whose rows are 16 bytes:
+///
+/// | | core of elements \[i, j\] | its row | in the row |
+/// |---|---|---|---|
+/// | image `[N, K]`, tokens n and channels k | k/8 · 2048 + n/8 · 128 | n % 8 | k % 8 |
+/// | triangle `[64, 64]` of (s, t), s ≤ t, zero where s > t | t/32 · 2048 + s/16 · 1024 + t%32/8 · 256 + s%16/8 · 128 | | |
+/// | … for [`warpgroup::by_triangle`] | | s % 8 | t % 8 |
+/// | … for [`warpgroup::add`] | | t % 8 | s % 8 |
+///
+/// There is no place for s ≥ 32 with t < 32.
+///
+/// Products are exact; how sums are ordered and rounded is the machine's own, as `mma_m16n8k16_bf16`'s. All threads of the
+/// group call each. What the block wrote to the operand has to be fenced by who wrote it ([`warpgroup::fence_shared`]) before
+/// the barrier behind which it is multiplied.
+pub mod warpgroup {
+    use super::backend;
+
+    /// Bytes of a triangle.
+    pub const TRIANGLE_BYTES: u32 = 6144;
+
+    /// Orders what this thread did to shared memory, copies that it waited for too, before what warpgroups read there behind
+    /// a barrier that follows, and what they read before what it does next.
+    #[inline(always)]
+    pub fn fence_shared() {
+        backend::fence_shared()
+    }
+
+    /// Sums of a product that is under way: nobody has them before what waits for it.
+    #[must_use]
+    pub struct Pending<T>(T);
+
+    /// D = A Bᵀ, with A the 64 rows of an image from `rows` on, and B its first 64; K is 64 or 128.
+    ///
+    /// # Safety
+    /// `rows` and `image` are multiples of 128, of a matrix in the block's shared memory. No product is under way.
+    #[inline(always)]
+    pub unsafe fn by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
+        // SAFETY: the caller's promise.
+        unsafe { backend::warpgroup_by_rows::<K>(rows, image) }
+    }
+
+    /// D = A Bᵀ, with A `[64, K]` and B the first 64 rows of the image; and the same with B the next 64, which
+    /// [`by_triangle`] waits for. Only the first K / 4 words of `a` mean something.
+    ///
+    /// # Safety
+    /// As [`by_rows`]'; nobody writes the image before that.
+    #[inline(always)]
+    pub unsafe fn by_both<const K: u32>(
+        a: &[u32; 32],
+        image: u32,
+    ) -> ([f32; 32], Pending<[f32; 32]>) {
+        // SAFETY: the caller's promise.
+        let [first, second] = unsafe { backend::warpgroup_by_both::<K>(a, image) };
+        (first, Pending(second))
+    }
+
+    /// D = A B, with A `[64, 64]` of s and B the triangle; and what was under way.
+    ///
+    /// # Safety
+    /// `triangle` is a multiple of 128 and that of a matrix in the block's shared memory; nothing but `pending` is under way.
+    #[inline(always)]
+    pub unsafe fn by_triangle(
+        a: &[u32; 16],
+        triangle: u32,
+        pending: Pending<[f32; 32]>,
+    ) -> ([f32; 32], [f32; 32]) {
+        let mut other = pending.0;
+        // SAFETY: the caller's promise.
+        let d = unsafe { backend::warpgroup_by_triangle(a, triangle, &mut other) };
+        (d, other)
+    }
+
+    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of the image, of K channels, which [`settle`] waits
+    /// for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first K / 2 of `sums` mean something.
+    ///
+    /// # Safety
+    /// As [`by_rows`]' and [`by_triangle`]'s; nobody writes the image before [`settle`].
+    #[inline(always)]
+    pub unsafe fn add<const K: u32>(
+        mut sums: [f32; 64],
+        (a, image): (&[u32; 16], u32),
+        d: &mut [f32; 32],
+        (x, triangle): (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]> {
+        // SAFETY: the caller's promise.
+        unsafe { backend::warpgroup_add::<K>(&mut sums, (a, image), d, (x, triangle)) };
+        Pending(sums)
+    }
+
+    /// The sums of [`add`] when they are there.
+    #[inline(always)]
+    pub fn settle<const K: u32>(pending: Pending<[f32; 64]>) -> [f32; 64] {
+        let mut sums = pending.0;
+        backend::warpgroup_settle::<K>(&mut sums);
+        sums
+    }
+}
+
 /// Global memory. Addresses are aligned to the size of the access.
 ///
 /// `load_*` is for what nobody writes during the launch (it may go through the read-only cache);
@@ -126,6 +231,22 @@ pub mod warp {
 /// they bypass L1.
 pub mod global {
     use super::backend;
+
+    /// Says that the 128 bytes around `address` will be wanted: they come to L2. An address that is not valid does nothing.
+    #[inline(always)]
+    pub fn prefetch(address: u64) {
+        backend::prefetch(address)
+    }
+
+    /// The same of `bytes` from `address` on, both multiples of 16.
+    ///
+    /// # Safety
+    /// They are in global memory.
+    #[inline(always)]
+    pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::prefetch_bulk(address, bytes) }
+    }
 
     macro_rules! accesses {
         ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
@@ -200,6 +321,9 @@ pub mod global {
         /// Four bytes of a state.
         load_state_b32 / /// Stores four bytes of a state.
         store_state_b32: u32;
+        /// Eight bytes of a state.
+        load_state_b64 / /// Stores eight bytes of a state.
+        store_state_b64: [u32; 2];
         /// Sixteen bytes of a state.
         load_state_b128 / /// Stores sixteen bytes of a state.
         store_state_b128: [u32; 4];
@@ -279,6 +403,18 @@ pub mod shared {
         unsafe { backend::load_matrices_transposed(address) }
     }
 
+    /// Stores four [8, 8] matrices of 16-bit elements, transposed: what [`load_matrices_transposed`] gave goes back to where it
+    /// was. Every lane of the warp calls it; a matrix's element r of rows 2c and 2c+1 comes from a lane's low and high half,
+    /// and lane 8m + i gives the address of the 16 bytes of row i of matrix m (sm_90).
+    ///
+    /// # Safety
+    /// `address` lies in the block's shared memory and is a multiple of 16.
+    #[inline(always)]
+    pub unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::store_matrices_transposed(address, matrices) }
+    }
+
     /// Starts copying 16 bytes from global to shared memory. They are there only after
     /// [`copy_async_wait`], for this thread; for others after a barrier that follows it.
     ///
@@ -301,6 +437,52 @@ pub mod shared {
     #[inline(always)]
     pub fn copy_async_wait<const PENDING: u32>() {
         backend::copy_async_wait::<PENDING>()
+    }
+
+    /// Shared memory that a counter of bulk copies takes.
+    pub const COUNTER_BYTES: u32 = 8;
+
+    /// Makes a counter of bulk copies, of groups of them one after the other, for this thread alone.
+    ///
+    /// # Safety
+    /// `counter` lies in the block's shared memory and is a multiple of 8; nobody else accesses it.
+    #[inline(always)]
+    pub unsafe fn open_counter(counter: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::open_counter(counter) }
+    }
+
+    /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there only after
+    /// [`copy_bulk_wait`], for this thread; for others after a barrier that follows it. Products of warpgroups may read
+    /// them then without a fence.
+    ///
+    /// # Safety
+    /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is one that this
+    /// thread has opened.
+    #[inline(always)]
+    pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::copy_bulk(shared_address, global_address, bytes, counter) }
+    }
+
+    /// Closes the group of bulk copies started since the last one was closed. It is waited for before the next is closed.
+    ///
+    /// # Safety
+    /// `counter` is one that this thread has opened.
+    #[inline(always)]
+    pub unsafe fn copy_bulk_commit(counter: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::copy_bulk_commit(counter) }
+    }
+
+    /// Waits for the group of this number, modulo 2, which is the last one that was closed.
+    ///
+    /// # Safety
+    /// `counter` is one that this thread has opened.
+    #[inline(always)]
+    pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::copy_bulk_wait(counter, group) }
     }
 }
 

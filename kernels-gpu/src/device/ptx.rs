@@ -6,6 +6,12 @@
 
 use core::arch::{asm, global_asm, nvptx};
 
+#[path = "ptx_warpgroup.rs"]
+mod warpgroup;
+pub use warpgroup::{
+    warpgroup_add, warpgroup_by_both, warpgroup_by_rows, warpgroup_by_triangle, warpgroup_settle,
+};
+
 global_asm!(".extern .shared .align 16 .b8 dynamic_shared_memory[];");
 
 unsafe extern "C" {
@@ -128,6 +134,21 @@ load_matrices! {
     load_matrices_transposed = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16";
 }
 
+#[inline(always)]
+pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
+    // SAFETY: the caller's promise; that the whole warp comes here is the kernel's duty (synccheck).
+    unsafe {
+        asm!("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
+            in(reg32) address, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w, options(nostack))
+    };
+}
+
+#[inline(always)]
+pub fn fence_shared() {
+    // SAFETY: orders this thread's accesses.
+    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) };
+}
+
 macro_rules! memory {
     ($($kind:tt $load:ident($load_op:literal) $store:ident($store_op:literal): $address:ty, $class:ident;)*) => {$(
         memory!(@$kind $load $load_op $store $store_op $address, $class);
@@ -236,6 +257,13 @@ pub unsafe fn load_state_b32(address: u64, live: bool) -> u32 {
 }
 
 #[inline(always)]
+pub unsafe fn load_state_b64(address: u64, live: bool) -> [u32; 2] {
+    let (x, y): (u32, u32);
+    load_state!(".v2.b32", address, live, reg32, "{{{x}, {y}}}", x y);
+    [x, y]
+}
+
+#[inline(always)]
 pub unsafe fn load_state_b128(address: u64, live: bool) -> [u32; 4] {
     let (x, y, z, w): (u32, u32, u32, u32);
     load_state!(".v4.b32", address, live, reg32, "{{{x}, {y}, {z}, {w}}}", x y z w);
@@ -260,6 +288,11 @@ pub unsafe fn store_state_b16(address: u64, value: u16) {
 #[inline(always)]
 pub unsafe fn store_state_b32(address: u64, value: u32) {
     store_state!(".b32", address, reg32, "{x}", x = value);
+}
+
+#[inline(always)]
+pub unsafe fn store_state_b64(address: u64, [x, y]: [u32; 2]) {
+    store_state!(".v2.b32", address, reg32, "{{{x}, {y}}}", x = x, y = y);
 }
 
 #[inline(always)]
@@ -396,6 +429,66 @@ pub unsafe fn wait_mailbox(mailbox: u32) {
             "waiting: mbarrier.try_wait.parity.shared.b64 complete, [{mailbox}], 0;",
             "@!complete bra waiting; }}",
             mailbox = in(reg32) mailbox, options(nostack)
+        )
+    };
+}
+
+#[inline(always)]
+pub fn prefetch(address: u64) {
+    // SAFETY: it accesses nothing.
+    unsafe { asm!("prefetch.global.L2 [{}];", in(reg64) address, options(nostack)) };
+}
+
+#[inline(always)]
+pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("cp.async.bulk.prefetch.L2.global [{}], {};", in(reg64) address, in(reg32) bytes, options(nostack))
+    };
+}
+
+#[inline(always)]
+pub unsafe fn open_counter(counter: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "mbarrier.init.shared.b64 [{}], 1;",
+            "fence.mbarrier_init.release.cluster;",
+            in(reg32) counter, options(nostack)
+        )
+    };
+}
+
+#[inline(always)]
+pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{counter}], {bytes};",
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{counter}];",
+            to = in(reg32) shared_address, from = in(reg64) global_address, bytes = in(reg32) bytes,
+            counter = in(reg32) counter, options(nostack)
+        )
+    };
+}
+
+#[inline(always)]
+pub unsafe fn copy_bulk_commit(counter: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("mbarrier.arrive.shared.b64 _, [{}];", in(reg32) counter, options(nostack)) };
+}
+
+/// The loop is within the `asm!`, as [`wait_mailbox`]'s.
+#[allow(named_asm_labels)]
+#[inline(always)]
+pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "{{ .reg .pred complete;",
+            "waiting: mbarrier.try_wait.parity.shared.b64 complete, [{counter}], {parity};",
+            "@!complete bra waiting; }}",
+            counter = in(reg32) counter, parity = in(reg32) group % 2, options(nostack)
         )
     };
 }

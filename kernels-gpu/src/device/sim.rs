@@ -20,6 +20,7 @@ mod race;
 mod shadow;
 mod shared;
 mod view;
+mod warpgroup;
 mod workers;
 
 pub use fault::{Fault, FaultKind};
@@ -206,6 +207,46 @@ pub(super) unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
     current(|block| block.load_matrices(address, At::LoadMatricesTransposed))
 }
 
+pub(super) unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]) {
+    current(|block| block.store_matrices_transposed(address, matrices));
+}
+
+pub(super) fn fence_shared() {}
+
+pub(super) unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
+    current(|block| {
+        let left = block.left_factor(rows, K as usize);
+        block.by_channels(&left, image)
+    })
+}
+
+pub(super) unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f32; 32]; 2] {
+    let second = image + warpgroup::of_image(8, 0);
+    [image, second].map(|image| current(|block| block.by_channels(&a[..K as usize / 4], image)))
+}
+
+pub(super) unsafe fn warpgroup_by_triangle(
+    a: &[u32; 16],
+    triangle: u32,
+    _: &mut [f32; 32],
+) -> [f32; 32] {
+    current(|block| block.by_triangle(a, triangle))
+}
+
+pub(super) fn warpgroup_settle<const K: u32>(_: &mut [f32; 64]) {}
+
+pub(super) unsafe fn warpgroup_add<const K: u32>(
+    sums: &mut [f32; 64],
+    (a, image): (&[u32; 16], u32),
+    d: &mut [f32; 32],
+    (x, triangle): (&[u32; 16], u32),
+) {
+    current(|block| {
+        block.add_by_tokens(&mut sums[..K as usize / 2], a, image);
+        block.add_by_triangle(d, x, triangle);
+    });
+}
+
 macro_rules! global_memory {
     ($($load:ident $store:ident $load_state:ident $store_state:ident: $t:ty;)*) => {$(
         global_memory!(@load $load: $t);
@@ -239,10 +280,9 @@ macro_rules! global_memory {
 global_memory! {
     load_b16 store_b16 load_state_b16 store_state_b16: u16;
     load_b32 store_b32 load_state_b32 store_state_b32: u32;
+    load_b64 store_b64 load_state_b64 store_state_b64: [u32; 2];
     load_b128 store_b128 load_state_b128 store_state_b128: [u32; 4];
 }
-global_memory!(@load load_b64: [u32; 2]);
-global_memory!(@store store_b64: [u32; 2]);
 
 macro_rules! shared_memory {
     ($($load:ident $store:ident: $t:ty;)*) => {$(
@@ -311,4 +351,26 @@ pub(super) fn copy_async_commit() {
 pub(super) fn copy_async_wait<const PENDING: u32>() {
     // SAFETY: the regions that cover the sources are live, by the promise made to `launch`.
     current(|block| unsafe { block.copy_async_wait(PENDING) });
+}
+
+pub(super) fn prefetch(_: u64) {}
+
+pub(super) unsafe fn prefetch_bulk(_: u64, _: u32) {}
+
+pub(super) unsafe fn open_counter(counter: u32) {
+    current(|block| block.open_counter(counter));
+}
+
+pub(super) unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
+    // SAFETY: the region that covers the address is live, by the promise made to `launch`.
+    current(|block| unsafe { block.copy_bulk(shared_address, global_address, bytes, counter) });
+}
+
+pub(super) unsafe fn copy_bulk_commit(counter: u32) {
+    current(|block| block.copy_bulk_commit(counter));
+}
+
+pub(super) unsafe fn copy_bulk_wait(counter: u32, group: u32) {
+    // SAFETY: the regions that cover the sources are live, by the promise made to `launch`.
+    current(|block| unsafe { block.copy_bulk_wait(counter, group) });
 }

@@ -11,10 +11,16 @@
 //!          output `[CLUSTER_RESULTS, CLUSTER_BLOCKS, BLOCK]` 32-bit words, written
 //! Grid     x = CLUSTER_BLOCKS
 //!
-//! Truth    tests/device_contract.rs
+//! [`Warpgroup`]:
+//!
+//! Shapes   output `[WARPGROUP_RESULTS, BLOCK]` 32-bit words, written
+//! Threads  one block of a warpgroup
+//!
+//! Truth    tests/device_contract.rs; of [`Warpgroup`] kernels-gpu/tests/prefill.rs
 
 use crate::constants::constants;
-use crate::device::{cluster, float, global, shared, thread, warp};
+use crate::device::warpgroup::TRIANGLE_BYTES;
+use crate::device::{cluster, float, global, shared, thread, warp, warpgroup};
 use crate::launch::Kernel;
 
 /// Addresses of one launch.
@@ -248,6 +254,138 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
             cluster::wait_mailbox(mailbox);
             put(5, shared::load_shared_b32(sent + 8 * next));
             put(6, shared::load_shared_b32(sent + 8 * next + 4));
+        }
+    }
+}
+
+/// Results of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_rows` with the next rows and K = 64, 32 of `by_triangle`, 64 and 32 of
+/// `add`, 4 words that `store_matrices_transposed` stored, 2 of `load_state_b64` of what `store_state_b64` stored, and the
+/// input's 16 bytes for each thread, by bulk copies.
+pub const WARPGROUP_RESULTS: u32 = 64 + 32 + 32 + 64 + 32 + 4 + 2 + 4;
+
+/// Products of a warpgroup, all of the elements of [`matrix_element`]: A `[64, 128]`, the image `[128, 128]`, and the triangle
+/// `[64, 64]`; sums that are added to are 1.
+pub struct Warpgroup<const BLOCK: u32>;
+
+impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
+    type Params = DeviceContractParams;
+    type Constants = DeviceContractConstants;
+    const BLOCK: u32 = BLOCK;
+    const TILES: u32 = 1;
+    const SHARED_BYTES: u32 = 32_768 + 2 * TRIANGLE_BYTES + 16 * BLOCK + 8 + 128;
+    const WARPGROUPS: bool = true;
+
+    #[inline(always)]
+    unsafe fn run(params: &DeviceContractParams) {
+        let id = thread::thread_idx_x();
+        let image = shared::dynamic_shared_mem().next_multiple_of(128);
+        let triangles = [image + 32_768, image + 32_768 + TRIANGLE_BYTES];
+        let tile = image + 32_768 + 2 * TRIANGLE_BYTES;
+        let counter = tile + 16 * BLOCK;
+        let at = matrix_element;
+        let place = |row: u32| params.output + 4 * (row * BLOCK + id) as u64;
+        // SAFETY: a word of the output for each result and thread; shared memory has the matrices, and 16 bytes a thread.
+        unsafe {
+            let mut word = id;
+            while word < 8192 {
+                let byte = 4 * word;
+                let token = byte % 2048 / 128 * 8 + byte % 128 / 16;
+                let channel = byte / 2048 * 8 + byte % 16 / 2;
+                let pair = float::pack_f16x2(at(token, channel), at(token, channel + 1));
+                shared::store_shared_b32(image + byte, pair);
+                word += BLOCK;
+            }
+            word = id;
+            while word < TRIANGLE_BYTES / 4 {
+                let byte = 4 * word;
+                let low = (byte >= 2048) as u32;
+                let first = (byte - 2048 * low) / 1024 * 16 + byte % 256 / 128 * 8;
+                let second = 32 * low + byte % 1024 / 256 * 8;
+                let (row, column) = (byte % 128 / 16, byte % 16 / 2);
+                let element = |s: u32, t: u32| if s <= t { at(s, t) } else { 0.0 };
+                let (s, t) = (first + row, second + column);
+                let pair = float::pack_f16x2(element(s, t), element(s, t + 1));
+                shared::store_shared_b32(triangles[0] + byte, pair);
+                let (s, t) = (first + column, second + row);
+                let pair = float::pack_f16x2(element(s, t), element(s + 1, t));
+                shared::store_shared_b32(triangles[1] + byte, pair);
+                word += BLOCK;
+            }
+            warpgroup::fence_shared();
+            thread::sync_threads();
+            let (r, c) = (id / 32 * 16 + id % 32 / 4, id % 4 * 2);
+            let mut a = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                let (row, column) = (
+                    r + i as u32 % 2 * 8,
+                    16 * (i as u32 / 4) + i as u32 / 2 % 2 * 8 + c,
+                );
+                a[i] = float::pack_f16x2(at(row, column), at(row, column + 1));
+                i += 1;
+            }
+            let mut x = [0; 16];
+            i = 0;
+            while i < 16 {
+                x[i] = a[i];
+                i += 1;
+            }
+            let some = warpgroup::by_rows::<64>(image + 1024, image);
+            let (first, second) = warpgroup::by_both::<128>(&a, image);
+            let (triangle, second) = warpgroup::by_triangle(&x, triangles[0], second);
+            let mut d = [1.0; 32];
+            let sums = warpgroup::add::<128>([1.0; 64], (&x, image), &mut d, (&x, triangles[1]));
+            let sums = warpgroup::settle::<128>(sums);
+            i = 0;
+            while i < 64 {
+                global::store_b32(place(128 + i as u32), sums[i].to_bits());
+                if i < 32 {
+                    global::store_b32(place(i as u32), first[i].to_bits());
+                    global::store_b32(place(32 + i as u32), second[i].to_bits());
+                    global::store_b32(place(64 + i as u32), some[i].to_bits());
+                    global::store_b32(place(96 + i as u32), triangle[i].to_bits());
+                    global::store_b32(place(192 + i as u32), d[i].to_bits());
+                }
+                i += 1;
+            }
+            let own = tile + 16 * id;
+            shared::store_matrices_transposed(own, [a[0], a[1], a[2], a[3]]);
+            let words = shared::load_shared_b128(own);
+            i = 0;
+            while i < 4 {
+                global::store_b32(place(224 + i as u32), words[i]);
+                i += 1;
+            }
+            // Two groups of bulk copies, the second half of the input in the second.
+            warpgroup::fence_shared();
+            thread::sync_threads();
+            if id == 0 {
+                let half = 8 * BLOCK;
+                shared::open_counter(counter);
+                shared::copy_bulk(tile, params.input, half - 16, counter);
+                shared::copy_bulk(
+                    tile + half - 16,
+                    params.input + (half - 16) as u64,
+                    16,
+                    counter,
+                );
+                shared::copy_bulk_commit(counter);
+                shared::copy_bulk_wait(counter, 0);
+                shared::copy_bulk(tile + half, params.input + half as u64, half, counter);
+                shared::copy_bulk_commit(counter);
+                shared::copy_bulk_wait(counter, 1);
+            }
+            thread::sync_threads();
+            let words = shared::load_shared_b128(own);
+            i = 0;
+            while i < 4 {
+                global::store_b32(place(230 + i as u32), words[i]);
+                i += 1;
+            }
+            let pair = params.output + 4 * (228 * BLOCK + 2 * id) as u64;
+            global::store_state_b64(pair, [id, !id]);
+            let [low, high] = global::load_state_b64(pair, true);
+            global::store_state_b64(pair, [high, low]);
         }
     }
 }

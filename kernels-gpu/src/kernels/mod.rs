@@ -5,6 +5,7 @@ pub mod gdn_decode;
 pub mod gdn_layer;
 pub mod gdn_layer_mtp;
 pub mod gdn_mtp;
+pub mod gdn_prefill;
 pub mod kda_layer;
 pub mod kda_layer_mtp;
 pub mod kda_recurrent;

@@ -12,7 +12,7 @@ use crate::row::Row;
 use crate::step::{Activation, LayerParams, StepConstants};
 
 /// Most taps.
-const TAPS: usize = 4;
+pub const TAPS: usize = 4;
 
 /// The channels that a thread convolves of one token, `N` at most.
 pub struct Channels<const N: usize> {
@@ -269,10 +269,12 @@ pub unsafe fn store_input(
     unsafe { store_element(c.x_element, address, x) };
 }
 
+/// Stores an element as it lies in memory.
+///
 /// # Safety
 /// The address is this thread's to write.
 #[inline(always)]
-unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
+pub unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
     // SAFETY: the caller's promise.
     unsafe {
         if element == Element::F32 as u32 {
@@ -308,8 +310,12 @@ fn input(c: &StepConstants, i: usize) -> Option<u64> {
     (i as u32 >= absent).then(|| (i as u32 - absent) as u64)
 }
 
+/// An input of a window, undefined unless `live`.
+///
+/// # Safety
+/// Where `live`, the address is that of an element.
 #[inline(always)]
-unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
+pub unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
     // SAFETY: the caller's promise.
     unsafe {
         Raw([if element == Element::F32 as u32 {
@@ -321,8 +327,11 @@ unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
 }
 
 /// The taps of a channel: those that W has no place for are 0.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
 #[inline(always)]
-unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Raw<TAPS> {
+pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Raw<TAPS> {
     let element = c.conv_weight_element;
     let bytes = bytes_of(element) as u64;
     let address = params.conv_weight + channel as u64 * c.conv_weight_channel as u64 * bytes;

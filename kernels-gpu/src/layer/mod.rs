@@ -17,7 +17,7 @@
 //! No block waits for another outside a cluster. Every entry takes convolution (`conv.rs`) and norm (`norm.rs`) as load-time
 //! constants: what is off costs nothing. Whichever kernel it is, the results have the same bits.
 
-mod conv;
+pub(crate) mod conv;
 mod drafts;
 mod gates;
 mod klast;
@@ -25,7 +25,7 @@ mod mail;
 mod mtp;
 mod mtp_klast;
 mod mtp_vlast;
-mod norm;
+pub(crate) mod norm;
 mod parallel;
 mod place;
 mod ring;
@@ -38,7 +38,7 @@ pub use klast::KLast;
 pub use mtp_klast::MtpKLast;
 pub use mtp_vlast::MtpVLast;
 pub use parallel::Parallel;
-use place::Place;
+pub(crate) use place::Place;
 pub use vlast::VLast;
 pub use whole_klast::WholeKLast;
 pub use whole_vlast::WholeVLast;

@@ -56,10 +56,16 @@ impl Scale {
             self.z.to_f32(c.z_element),
             self.weight.to_f32(c.norm_weight_element),
         );
-        let mean = squares * (1.0 / dim as f32);
-        let size = rsqrt(mean + f32::from_bits(c.norm_eps));
-        weight * (o * size) * activate(c.norm_activation, z)
+        normed(c, o, (squares, dim), z, weight)
     }
+}
+
+/// The element `o` of a head of `dim`, the sum of whose squares is `squares`.
+#[inline(always)]
+pub fn normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32), z: f32, weight: f32) -> f32 {
+    let mean = squares * (1.0 / dim as f32);
+    let size = rsqrt(mean + f32::from_bits(c.norm_eps));
+    weight * (o * size) * activate(c.norm_activation, z)
 }
 
 /// Sends every block of the cluster, which has so many `blocks`, the sum of this warp: to `smem` of each, with `mailbox`. All

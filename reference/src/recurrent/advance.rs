@@ -7,6 +7,19 @@ use crate::error::{Error, Tokens};
 use crate::heads::Heads;
 use crate::recurrence::{Token, normalise, recurrence};
 
+/// States, and windows, within rows that are kept besides those after the last tokens: after every so many tokens of a
+/// sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Checkpoints<'a> {
+    /// Tokens from one to the next, counted from the sequence's first.
+    pub every: usize,
+    /// `[B, C]`: slot of the write pool for the row's j-th multiple of `every` in this launch; a dead one skips that store
+    /// alone, and multiples beyond C have none.
+    pub slots: &'a [i64],
+    /// `[B]`: tokens of the sequence before the row's first; without it 0.
+    pub positions: Option<&'a [i64]>,
+}
+
 /// What a layer has besides that says which rows are active, and where they start.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Around<'a> {
@@ -14,6 +27,8 @@ pub(crate) struct Around<'a> {
     pub fresh: Option<&'a [i64]>,
     /// Rows have windows; with token slots in the slot of the first, which then has to be one.
     pub windows: bool,
+    /// Of rows whose last state is written.
+    pub checkpoints: Option<Checkpoints<'a>>,
 }
 
 /// As [`recurrent`](super::recurrent), of switches that are known to go together; `tokens` are the leading dimensions
@@ -66,6 +81,23 @@ pub(crate) struct Row {
     pub wide_window: Option<(usize, usize)>,
     /// Slot of the write pool for the state after each token.
     pub stores: Vec<Option<usize>>,
+    /// Tokens, counted from the row's first, and the slot of the write pool for the state after each besides.
+    pub checkpoints: Vec<(usize, usize)>,
+}
+
+impl Checkpoints<'_> {
+    /// The entries of row b of `batch`, each after its token; a token is counted from the row's first.
+    fn of_row(&self, b: usize, batch: usize, tokens: usize) -> impl Iterator<Item = (usize, i64)> {
+        let of_row = self.slots.len().checked_div(batch).unwrap_or(0);
+        let slots = self.slots[b * of_row..][..of_row].iter().copied();
+        let before = self
+            .positions
+            .map_or(0, |positions| positions[b].max(0) as usize);
+        let every = self.every.max(1);
+        // Tokens up to each multiple.
+        let ends = (1..=tokens).filter(move |end| (before + end).is_multiple_of(every));
+        ends.map(|end| end - 1).zip(slots)
+    }
 }
 
 impl Recurrent<'_> {
@@ -140,6 +172,7 @@ impl Recurrent<'_> {
                 commit: None,
                 wide_window,
                 stores,
+                checkpoints: Vec::new(),
             });
         }
         let read_slot = self.read_slots.map_or(b as i64, |slots| slots[b]);
@@ -154,6 +187,12 @@ impl Recurrent<'_> {
             Some(previous) => Some((previous.keep(b)?, end)),
             None => None,
         };
+        let checkpoints = around.checkpoints.map_or(Vec::new(), |checkpoints| {
+            let entries = checkpoints.of_row(b, self.batch, tokens.len());
+            let live =
+                entries.filter_map(|(t, slot)| Some((t, self.live(slot, write_pool_slots)?)));
+            live.collect()
+        });
         if self.update_state
             && commit.is_none()
             && let Some(last) = stores.last_mut()
@@ -167,6 +206,7 @@ impl Recurrent<'_> {
             commit,
             wide_window: None,
             stores,
+            checkpoints,
         })
     }
 
@@ -203,20 +243,21 @@ impl Recurrent<'_> {
                 *s = (self.round_state)(*s);
             }
         }
-        let tokens: Vec<Token> = row
-            .tokens
-            .clone()
-            .map(|token| self.token(token, hv))
-            .collect();
-        for (t, step) in recurrence(&state, &tokens)?.iter().enumerate() {
+        // One by one: many states together would be large.
+        for (t, token) in row.tokens.clone().enumerate() {
+            let Some(step) = recurrence(&state, &[self.token(token, hv)])?.pop() else {
+                continue;
+            };
             let o = ((row.tokens.start + t) * self.value_heads + hv) * self.value_dim;
             after.o[o..][..self.value_dim].copy_from_slice(&step.o);
-            if let Some(slot) = row.stores[t] {
+            let besides = row.checkpoints.iter().filter(|(at, _)| *at == t);
+            for &slot in besides.map(|(_, slot)| slot).chain(&row.stores[t]) {
                 heads.store(&mut after.pool, slot, hv, &step.state);
             }
             if let (Some(steps), Some(snapshots)) = (self.snapshot_steps, &mut after.snapshots) {
                 heads.store(snapshots, row.b * steps + t, hv, &step.state);
             }
+            state = step.state;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 mod advance;
 mod check;
 
+pub use advance::Checkpoints;
 pub(crate) use advance::{Around, Row, advance};
 
 use crate::error::Error;

@@ -184,9 +184,16 @@ fn decays_add_by_their_sum() {
 #[test]
 fn tolerances() {
     assert_eq!(DTYPES.map(DType::tolerance), [1e-5, 4e-3, 4e-3]);
-    let of = |Tolerance { state, output }| (state, output);
+    let of = |Tolerance { state, output, .. }| (state, output);
     assert_eq!(of(Tolerance::RECURRENT), (1e-5, 1e-6));
     assert_eq!(of(Tolerance::PARALLEL), (3e-4, 3e-4));
+    assert_eq!(of(Tolerance::CHUNKED), (1e-3, 1e-3));
+    let least = [
+        Tolerance::RECURRENT,
+        Tolerance::PARALLEL,
+        Tolerance::CHUNKED,
+    ];
+    assert_eq!(least.map(|of| of.least), [0.0, 0.0, 4e-6]);
     assert_eq!(of_underflow(4), 2e-12);
     assert_eq!([COMPUTED_IN_F32, COMPUTED_IN_CHUNKS], [1e-6, 5e-6]);
 }

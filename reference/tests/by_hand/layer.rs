@@ -6,7 +6,7 @@ use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
-use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
+use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGates, recurrent};
 
 use crate::recurrent::{NAN, POOL, STATES, TOKENS, halfway};
 use crate::{assert_bits, values};
@@ -48,6 +48,7 @@ const LAYER: Layer = Layer {
     projection: Some(PROJECTION),
     norm: None,
     fresh: None,
+    checkpoints: None,
 };
 const POOLS: Pools = Pools {
     states: &POOL,
@@ -86,6 +87,7 @@ fn without_parts_it_is_the_recurrence() {
         projection: None,
         norm: None,
         fresh: None,
+        checkpoints: None,
     };
     let pools = Pools {
         states: &POOL,
@@ -175,6 +177,41 @@ fn read_and_write_slots_and_pools() {
 }
 
 /// Row 0 starts from zeros: its first v is 5, not 8.
+/// Row 0 has its second multiple of 2 after all of its tokens, row 1, of whose sequence one token came before, its first
+/// after the first one.
+#[test]
+fn checkpoints_by_hand() {
+    let checkpoints = |slots, positions| Layer {
+        checkpoints: Some(Checkpoints {
+            every: 2,
+            slots,
+            positions,
+        }),
+        ..LAYER
+    };
+    let mut windows = WINDOWS;
+    windows[..6].copy_from_slice(&[1.0, 1.0, 9.0, 1.0, 1.0, 3.0]);
+    let mut both = windows;
+    both[6..9].copy_from_slice(&X[3..6]);
+    both[9..].copy_from_slice(&X[9..12]);
+    let with = checkpoints(&[2, 3], Some(&[0, 1]));
+    let states = [5.0, 5.25, STATES[1], STATES[3]];
+    assert_leaves(&with, &POOLS, &STATES, &states, &both);
+    // The last token's state goes to both of its slots; an entry that is dead skips its own store alone.
+    let with = checkpoints(&[-1, 9, 4, 3], Some(&[0, 1]));
+    both[6..9].copy_from_slice(&[NAN; 3]);
+    both[9..].copy_from_slice(&X[15..]);
+    assert_leaves(&with, &POOLS, &STATES, &[5.0, 5.25, NAN, 5.25], &both);
+    // Without positions each row begins its sequence.
+    let with = checkpoints(&[2, 3], None);
+    both[6..9].copy_from_slice(&X[3..6]);
+    both[9..].copy_from_slice(&X[12..15]);
+    let states = [5.0, 5.25, STATES[1], STATES[4]];
+    assert_leaves(&with, &POOLS, &STATES, &states, &both);
+    let none = checkpoints(&[], None);
+    assert_leaves(&none, &POOLS, &STATES, &[5.0, 5.25, NAN, NAN], &windows);
+}
+
 #[test]
 fn fresh_rows_start_from_zeros() {
     let mut windows = WINDOWS;
@@ -219,6 +256,7 @@ fn fresh_rows_with_token_slots() {
         projection: None,
         norm: None,
         fresh: Some(&[1, 0]),
+        checkpoints: None,
     };
     let pools = Pools {
         states: &POOL,
@@ -506,6 +544,7 @@ impl Drawn {
                 activation: Activation::Silu,
             }),
             fresh: None,
+            checkpoints: None,
         }
     }
 
@@ -840,6 +879,38 @@ fn parts_that_contradict_each_other() {
         POOLS,
         "norm: wanted none with tokens = 0, got some",
     );
+    let checkpoints = |of: Layer<'static>| Layer {
+        checkpoints: Some(Checkpoints {
+            every: 2,
+            slots: &[2, 3],
+            positions: None,
+        }),
+        ..of
+    };
+    for (step, with) in [
+        (
+            Recurrent {
+                update_state: false,
+                ..STEP
+            },
+            "update_state = false",
+        ),
+        (
+            Recurrent {
+                token_slots: Some(&[0; 6]),
+                ..STEP
+            },
+            "token_slots",
+        ),
+        (previous(&[], &[]).step, "previous"),
+    ] {
+        let wanted = format!("checkpoints: wanted none with {with}, got some");
+        let mut layer = checkpoints(Layer { step, ..LAYER });
+        if let (Some(projection), Some(_)) = (&mut layer.projection, &step.previous) {
+            projection.previous = Some(&X);
+        }
+        assert_fails(layer, POOLS, &wanted);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use gated_delta::{BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout, Tensor};
 use gated_delta_harness::arguments::{
-    Arguments, GateKind, KdaDecay, Kept, New, Operator, Packed, Tokens,
+    Arguments, Checkpoints, GateKind, KdaDecay, Kept, New, Operator, Packed, Tokens,
 };
 use proptest::option;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
@@ -27,7 +27,7 @@ fn dims() -> impl Strategy<Value = Dims> {
     let heads = prop_oneof![3 => 1usize..4, 1 => select(vec![65_535usize])];
     (
         rows,
-        1usize..=2,
+        prop_oneof![6 => 1usize..=2, 1 => select(vec![0, 65, 300, u32::MAX as usize])],
         heads,
         1usize..=2,
         select(vec![64usize, 128]),
@@ -91,7 +91,7 @@ pub type Draw = (
     Dims,
     GateKind,
     Vec<Twist>,
-    [bool; 16],
+    [bool; 24],
     [DType; 5],
     (Option<f32>, Option<u32>, usize),
 );
@@ -112,8 +112,8 @@ pub fn draws() -> impl Strategy<Value = Draw> {
     (
         dims(),
         select(gates),
-        proptest::collection::vec(twist(), 24),
-        any::<[bool; 16]>(),
+        proptest::collection::vec(twist(), 28),
+        any::<[bool; 24]>(),
         (floats(), floats(), floats(), indices).prop_map(|(a, b, c, d)| [a, b, c, d, DType::F32]),
         (scale, null_slot, prop_oneof![4 => 0usize..=2, 1 => size()]),
     )
@@ -139,7 +139,7 @@ pub fn arguments(
     let mut flag = || flags.next().unwrap_or_default();
     let (is_packed, is_commit, of_tokens, with_previous) = (flag(), flag(), flag(), flag());
     let [b, t] = if is_packed {
-        [1, rows * tokens]
+        [1, rows.saturating_mul(tokens)]
     } else {
         [rows, tokens]
     };
@@ -179,7 +179,10 @@ pub fn arguments(
         HeadMap::Grouped
     };
     if flag() && flag() {
-        options.formulation = Formulation::Parallel;
+        options.formulation = match flag() {
+            true => Formulation::Parallel,
+            false => Formulation::Chunked,
+        };
     }
     (options.scale, options.null_slot) = (scale, null_slot);
     Some(Arguments {
@@ -206,6 +209,12 @@ pub fn arguments(
         convolved: None,
         norm: None,
         fresh: None,
+        positions: optional(3, &[rows], flag() && flag())?,
+        checkpoints: optional(3, &[rows, steps], flag() && flag())?.map(|slots| Checkpoints {
+            every: 64usize.wrapping_mul(steps),
+            slots,
+        }),
+        workspace: optional(4, &[steps, dim], flag() && flag())?,
         update_state: flag() || flag(),
         options,
     })

@@ -20,6 +20,7 @@ fn call_everything(args: &Arguments<Tensor<'_>>) {
         work.variants(),
         work.selected(),
         work.bytes(),
+        work.workspace_bytes(),
     );
     let _ = (library.prewarm(&*work), library.plan(&*work).is_ok());
     let _ = library.validate(stream, &*work);

@@ -5,7 +5,7 @@ use gated_delta_kernels::launch::LaunchShape;
 use super::*;
 use crate::driver::RawFunction;
 use crate::library::TENSORS;
-use crate::recall::Last;
+use crate::recall::{Calls, Last};
 
 /// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
 /// of the good ones is not taken for one of theirs.
@@ -20,7 +20,12 @@ pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: 
         cluster: 1,
     };
     let switches = request.switches(None);
-    last.remember(switches, &request.tensors(), RawFunction::NULL, shape);
+    let calls = Calls {
+        before: None,
+        main: (RawFunction::NULL, shape),
+        after: None,
+    };
+    last.remember(switches, &request.tensors(), calls);
     assert!(last.recall(&switches, &request.tensors()).is_some());
     change(&mut args);
     let request = args.request();
@@ -147,7 +152,7 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     refused(
         gdn(),
         |args| *qkv(args)[0] = tensor(Bf16, &[2, 17, 2, 64]),
-        &["T = 17", "1 to 16"],
+        &["T = 17", "1 to 16, or any with Formulation::Chunked"],
     );
     refused(
         gdn(),

@@ -56,14 +56,18 @@ pub struct Thread {
     /// Mailboxes of the cluster, a bit for each, of which a return from the wait is before it.
     pub(super) mail: Cell<u64>,
     copies: Cell<Vec<Copy>>,
+    /// Counters of bulk copies: groups closed, groups waited for.
+    counters: Cell<Vec<(u32, [u32; 2])>>,
     committed_groups: Cell<u32>,
 }
 
 /// What a lane brings to a collective, or takes from it; of most collectives the first few matter.
-pub type Words = [u32; 10];
+pub type Words = [u32; 16];
 
 /// An asynchronous copy under way.
 struct Copy {
+    /// The counter of a bulk copy; 0 is of none.
+    counter: u32,
     group: u32,
     source: u64,
     granules: Range<usize>,
@@ -114,6 +118,7 @@ impl<'a> Block<'a> {
             phases: Cell::new(0),
             mail: Cell::new(0),
             copies: Cell::default(),
+            counters: Cell::default(),
             committed_groups: Cell::new(0),
         };
         Self {
@@ -152,6 +157,7 @@ impl<'a> Block<'a> {
             thread.mail.set(0);
             thread.copies.take();
             thread.committed_groups.set(0);
+            thread.counters.take();
         }
     }
 
@@ -231,7 +237,7 @@ impl Block<'_> {
     }
 
     /// What `at` makes of the `words` that the lanes bring, for this one.
-    fn exchange(&self, words: Words, at: At) -> Words {
+    pub(super) fn exchange(&self, words: Words, at: At) -> Words {
         let thread = self.running();
         thread.words.set(words);
         self.wait(at);
@@ -249,6 +255,14 @@ impl Block<'_> {
         words[..4].copy_from_slice(&self.load_shared::<[u32; 4]>(address));
         let [x, y, z, w, ..] = self.exchange(words, at);
         [x, y, z, w]
+    }
+
+    /// Stores row i of matrix m at the address of lane 8m + i, from what [`Self::load_matrices`] gives of the transposed ones.
+    pub fn store_matrices_transposed(&self, address: u32, matrices: [u32; 4]) {
+        let mut words = Words::default();
+        words[..4].copy_from_slice(&matrices);
+        let [x, y, z, w, ..] = self.exchange(words, At::StoreMatricesTransposed);
+        self.store_shared(address, [x, y, z, w]);
     }
 
     pub(super) fn observer(&self) -> Observer<'_> {
@@ -305,6 +319,19 @@ impl Block<'_> {
     /// # Safety
     /// The regions of the launch are live.
     pub unsafe fn copy_async(&self, shared_address: u32, global_address: u64) {
+        let group = self.running().committed_groups.get();
+        // SAFETY: the caller's promise.
+        unsafe { self.start_copy(shared_address, global_address, (0, group)) };
+    }
+
+    /// # Safety
+    /// The regions of the launch are live.
+    unsafe fn start_copy(
+        &self,
+        shared_address: u32,
+        global_address: u64,
+        (counter, group): (u32, u32),
+    ) {
         // SAFETY: the caller's promise.
         let value: [u32; 4] = unsafe { self.load_global(global_address, Op::Load) };
         let started = self
@@ -314,7 +341,8 @@ impl Block<'_> {
         let thread = self.running();
         let mut copies = thread.copies.take();
         copies.push(Copy {
-            group: thread.committed_groups.get(),
+            counter,
+            group,
             source: global_address,
             granules,
             value,
@@ -332,8 +360,19 @@ impl Block<'_> {
     pub unsafe fn copy_async_wait(&self, pending: u32) {
         let thread = self.running();
         let arrived = thread.committed_groups.get().saturating_sub(pending);
+        // SAFETY: the caller's promise.
+        unsafe { self.finish_copies(0, arrived) };
+    }
+
+    /// Lets the copies of a counter arrive whose groups are before `end`.
+    ///
+    /// # Safety
+    /// The regions of the launch are live.
+    unsafe fn finish_copies(&self, counter: u32, end: u32) {
+        let thread = self.running();
         let mut copies = thread.copies.take();
-        for copy in copies.extract_if(.., |copy| copy.group < arrived) {
+        let is_done = |copy: &mut Copy| copy.counter == counter && copy.group < end;
+        for copy in copies.extract_if(.., is_done) {
             // SAFETY: the caller's promise.
             let value: [u32; 4] = unsafe { self.load_global(copy.source, Op::Load) };
             if value != copy.value {
@@ -345,5 +384,71 @@ impl Block<'_> {
                 .finish_copy(copy.granules, copy.value, &self.observer());
         }
         thread.copies.set(copies);
+    }
+
+    pub fn open_counter(&self, counter: u32) {
+        let opened = self.shared.open_mailbox(counter, &self.observer());
+        opened.unwrap_or_else(|problem| problem.raise());
+        let thread = self.running();
+        let mut counters = thread.counters.take();
+        counters.push((counter, [0; 2]));
+        thread.counters.set(counters);
+    }
+
+    /// Groups of `counter` that were closed and waited for, after `change` of these.
+    fn count(&self, counter: u32, change: impl FnOnce(&mut [u32; 2])) -> [u32; 2] {
+        let thread = self.running();
+        let mut counters = thread.counters.take();
+        let Some(own) = counters.iter_mut().find(|(address, _)| *address == counter) else {
+            Problem::sync("a counter of bulk copies that this thread has not opened".into())
+                .raise();
+        };
+        change(&mut own.1);
+        let [closed, waited] = own.1;
+        thread.counters.set(counters);
+        if closed < waited || closed > waited + 1 {
+            let message =
+                "a group of bulk copies is closed, then waited for, then the next is closed";
+            Problem::sync(message.into()).raise();
+        }
+        [closed, waited]
+    }
+
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn copy_bulk(
+        &self,
+        shared_address: u32,
+        global_address: u64,
+        bytes: u32,
+        counter: u32,
+    ) {
+        let [group, _] = self.count(counter, |_| {});
+        if !bytes.is_multiple_of(16) || bytes >= 1 << 20 {
+            let message =
+                format!("a bulk copy of {bytes} bytes: wanted a multiple of 16 below 2^20");
+            Problem::sync(message).raise();
+        }
+        for byte in (0..bytes).step_by(16) {
+            let (to, from) = (shared_address + byte, global_address + u64::from(byte));
+            // SAFETY: the caller's promise.
+            unsafe { self.start_copy(to, from, (counter, group)) };
+        }
+    }
+
+    pub fn copy_bulk_commit(&self, counter: u32) {
+        self.count(counter, |[closed, _]| *closed += 1);
+    }
+
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn copy_bulk_wait(&self, counter: u32, group: u32) {
+        let [closed, waited] = self.count(counter, |[_, waited]| *waited += 1);
+        if closed != waited || (waited - 1) % 2 != group % 2 {
+            let message = format!("waits for group {group} of bulk copies: {closed} are closed");
+            Problem::sync(message).raise();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.finish_copies(counter, waited) };
     }
 }

@@ -28,6 +28,10 @@ pub enum At {
     LoadMatrices,
     /// Waits for its warp to spread the columns of matrices.
     LoadMatricesTransposed,
+    /// Waits for its warp to gather the columns of matrices.
+    StoreMatricesTransposed,
+    /// Waits for its warp to bring a left factor.
+    Warpgroup,
     /// Waits for the lanes of a mask.
     SyncWarp(u32),
     /// Waits for the block.
@@ -53,6 +57,8 @@ impl At {
             | Self::Mma
             | Self::LoadMatrices
             | Self::LoadMatricesTransposed
+            | Self::StoreMatricesTransposed
+            | Self::Warpgroup
             | Self::SyncBarrier(_)
             | Self::Arrive(_) => u32::MAX,
             Self::SyncWarp(mask) => mask,
@@ -86,6 +92,8 @@ impl At {
             Self::Mma => "waits in mma_m16n8k16_bf16".into(),
             Self::LoadMatrices => "waits in load_matrices".into(),
             Self::LoadMatricesTransposed => "waits in load_matrices_transposed".into(),
+            Self::StoreMatricesTransposed => "waits in store_matrices_transposed".into(),
+            Self::Warpgroup => "waits in a product of its warpgroup".into(),
             Self::SyncWarp(mask) => format!("waits in sync_warp({mask:#010x})"),
             Self::SyncThreads => "waits in sync_threads".into(),
             Self::SyncBarrier(barrier) => format!("waits in sync_barrier{}", barrier.describe()),
@@ -217,6 +225,8 @@ impl Block<'_> {
                     At::Mma => matrix::multiply(lane, &brought),
                     At::LoadMatrices => matrix::rows(lane, &brought),
                     At::LoadMatricesTransposed => matrix::columns(lane, &brought),
+                    At::StoreMatricesTransposed => matrix::stored_rows(lane, &brought),
+                    At::Warpgroup => matrix::left_rows(lane, &brought),
                     _ => brought[lane],
                 });
             }

@@ -12,7 +12,7 @@ pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
     let mut words = Words::default();
     words[..4].copy_from_slice(&a);
     words[4..6].copy_from_slice(&b);
-    words[6..].copy_from_slice(&c.map(f32::to_bits));
+    words[6..10].copy_from_slice(&c.map(f32::to_bits));
     words
 }
 
@@ -43,6 +43,18 @@ fn element(word: u32, index: usize) -> f32 {
 
 fn half_of(word: u32, index: usize) -> u16 {
     (word >> (index % 2 * 16)) as u16
+}
+
+/// What `lane` stores, a row of a matrix of which each lane brought two elements of a column.
+pub fn stored_rows(lane: usize, brought: &[Words; LANES]) -> Words {
+    let (matrix, row) = (lane / 8, lane % 8);
+    let element = |column: usize| half_of(brought[4 * column + row / 2][matrix], row);
+    of_matrices(|i| u32::from(element(2 * i + 1)) << 16 | u32::from(element(2 * i)))
+}
+
+/// The 16 columns of rows r and r + 8 of a left factor, two to a word, from the words that the lanes brought.
+pub fn left_rows(lane: usize, brought: &[Words; LANES]) -> Words {
+    array::from_fn(|i| brought[lane / 4 * 4 + i % 4][i / 8 + i % 8 / 4 * 2])
 }
 
 /// What `lane` gets of four matrices, from the rows that the lanes loaded.

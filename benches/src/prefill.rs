@@ -1,0 +1,584 @@
+//! Prefills of Qwen3-Next's heads (log decay and β given): prompts of all sizes, batches of them, and mixed ones, with other
+//! states and with a convolution and a norm, beside the fastest other library. Each row is checked against the reference
+//! before it is timed.
+
+mod cases;
+mod values;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::{Context as _, Result, ensure};
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+use gated_delta::{
+    Convolution, DType, Entry, Error, Formulation, Gdn, GdnGates, Inputs, Library, Norm, Options,
+    StateLayout, States, StreamRef, Work,
+};
+use gated_delta_harness::timing::{Micros, Timer, cold_sets};
+use gated_delta_reference::compare;
+use half::bf16;
+use serde::{Deserialize, Serialize};
+
+use crate::slab::{Slab, upload};
+
+pub use cases::{Case, cases};
+use values::{EPS, TAPS, Truth, Values, truths};
+
+/// Largest relative errors of o, in bf16, and of f32 states; of bf16 states as of o.
+const ERRORS: [f64; 2] = [2.5e-3, 2e-3];
+/// Best times of others, with f32 K-last states, K = V = 128, of the recurrence alone.
+const RECORDED: &str = include_str!("../record/h200/prefill_peers.csv");
+/// Rows of these are said to be as long as all tokens, so that kernels of longer ones take them.
+const UNPROMISED: usize = usize::MAX;
+
+/// A recorded time.
+#[derive(Debug, Deserialize)]
+struct Peer {
+    case: String,
+    us: f64,
+    peer: String,
+}
+
+/// What is measured, and where.
+pub struct Bench<'a> {
+    /// Of the GPU, or the simulator's.
+    pub library: &'a Library,
+    /// Without one, rows are checked alone; else with the GB/s of a copy.
+    pub timer: Option<(&'a Timer, f64)>,
+    /// H and HV.
+    pub heads: [usize; 2],
+    /// Every entry that computes a case, not only the selected one.
+    pub every_entry: bool,
+    /// Parts of the names of the entries that are measured; none: all.
+    pub entries: &'a [String],
+}
+
+/// A measured row.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Its rows, and what is not usual of them.
+    pub case: String,
+    /// Element of a state.
+    pub state: String,
+    /// The last entry that is launched, but for windows.
+    pub entry: String,
+    /// A launch without a choice takes it.
+    pub selected: bool,
+    /// ‖got − truth‖ / ‖truth‖ of the sampled rows and heads.
+    pub error_o: f64,
+    /// The same of final states.
+    pub error_state: f64,
+    /// µs of a launch; nothing where there is no timer, or the result is wrong.
+    pub us: Option<f64>,
+    /// A tenth of the replays took less.
+    pub us_p10: Option<f64>,
+    /// Nine tenths of the replays took less.
+    pub us_p90: Option<f64>,
+    /// µs that the bytes that must be moved take at a copy's rate.
+    pub bytes_us: Option<f64>,
+    /// µs of the fastest other library.
+    pub peer_us: Option<f64>,
+    /// Its name.
+    pub peer: Option<String>,
+}
+
+/// Rows, and what failed.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// In the order of the cases.
+    pub rows: Vec<Row>,
+    /// Rows that are wrong, in words.
+    pub failures: Vec<String>,
+}
+
+/// Buffer sets of a case.
+struct Buffers<'a> {
+    case: &'a Case,
+    heads: [usize; 2],
+    sets: usize,
+    q: Slab,
+    k: Slab,
+    v: Slab,
+    gate: Slab,
+    beta: Slab,
+    o: Slab,
+    pool: Slab,
+    cu_seqlens: Slab,
+    write_slots: Slab,
+    kept: Slab,
+    /// One of each, as a stream has it.
+    workspace: Slab,
+    layer: Option<Around>,
+}
+
+/// What is around the recurrence.
+struct Around {
+    x: Slab,
+    weight: Slab,
+    windows: Slab,
+    z: Slab,
+    norm: Slab,
+}
+
+impl<'a> Buffers<'a> {
+    fn new(library: &Library, case: &'a Case, heads: [usize; 2], values: &Values) -> Result<Self> {
+        let [h, hv] = heads;
+        let (total, rows, dim) = (case.tokens(), case.lengths.len(), case.dim);
+        let state = values.states(case);
+        let channels = (2 * h + hv) * dim;
+        let of_launch = total * 2 * (channels + hv * dim) + 2 * rows * state.len();
+        let sets = cold_sets(of_launch);
+        // Only what is read has values: of the rest, one token's.
+        let [qkv, x] = match case.layer {
+            true => [0, total],
+            false => [total, 0],
+        };
+        let tokens = |count: usize, unit: &[u8]| -> Result<Slab> {
+            let bytes = unit.len() / values.tokens * count.max(1);
+            Slab::filled(library, sets, bytes, unit).with_context(|| case.title())
+        };
+        let mut bounds = vec![0i32];
+        for length in &case.lengths {
+            bounds.push(bounds[bounds.len() - 1] + *length as i32);
+        }
+        let count = rows as i32;
+        let kept: Vec<i32> = (0..(rows * case.checkpoints()) as i32)
+            .map(|i| 2 * count + i)
+            .collect();
+        let slots = 2 * rows + kept.len();
+        let layer = match case.layer {
+            true => Some(Around {
+                x: tokens(x, bytemuck::cast_slice(&values.x))?,
+                weight: upload(library, 1, &values.weight)?,
+                windows: {
+                    let unit: &[u8] = bytemuck::cast_slice(&values.window);
+                    Slab::filled(library, sets, slots * unit.len(), unit)?
+                },
+                z: tokens(x, bytemuck::cast_slice(&values.z))?,
+                norm: upload(library, 1, &values.norm)?,
+            }),
+            false => None,
+        };
+        let mut buffers = Self {
+            case,
+            heads,
+            sets,
+            q: tokens(qkv, bytemuck::cast_slice(&values.q))?,
+            k: tokens(qkv, bytemuck::cast_slice(&values.k))?,
+            v: tokens(qkv, bytemuck::cast_slice(&values.v))?,
+            gate: tokens(total, bytemuck::cast_slice(&values.gate))?,
+            beta: tokens(total, bytemuck::cast_slice(&values.beta))?,
+            o: Slab::new(library, sets, total * hv * dim * 2)?,
+            pool: Slab::filled(library, sets, slots * state.len(), &state)?,
+            cu_seqlens: upload(library, 1, &bounds)?,
+            write_slots: upload(library, 1, &(count..2 * count).collect::<Vec<_>>())?,
+            kept: upload(library, 1, &[kept, vec![-1]].concat())?,
+            workspace: Slab::new(library, 1, 16)?,
+            layer,
+        };
+        let bytes = buffers.step(0, UNPROMISED)?.workspace_bytes()?;
+        buffers.workspace = Slab::new(library, 1, bytes.max(16))?;
+        Ok(buffers)
+    }
+
+    /// Row b starts from slot b, and ends in slot B + b. `longest` is what is said of the rows.
+    fn step(&self, set: usize, longest: usize) -> Result<Gdn<'_>, Error> {
+        let case = self.case;
+        let (total, rows, dim) = (case.tokens(), case.lengths.len(), case.dim);
+        let [h, hv] = self.heads;
+        let slots = 2 * rows + rows * case.checkpoints();
+        let channels = (2 * h + hv) * dim;
+        let inputs = match &self.layer {
+            Some(layer) => Inputs::conv(Convolution::new(
+                layer.x.tensor(set, DType::Bf16, &[1, total, channels])?,
+                h,
+                layer.weight.tensor(0, DType::Bf16, &[channels, TAPS])?,
+                layer
+                    .windows
+                    .tensor(set, DType::Bf16, &[slots, channels, TAPS - 1])?,
+            )),
+            None => Inputs::qkv(
+                self.q.tensor(set, DType::Bf16, &[1, total, h, dim])?,
+                self.k.tensor(set, DType::Bf16, &[1, total, h, dim])?,
+                self.v.tensor(set, DType::Bf16, &[1, total, hv, dim])?,
+            ),
+        };
+        let gates = GdnGates::given(
+            self.gate.tensor(set, DType::F32, &[1, total, hv])?,
+            self.beta.tensor(set, DType::F32, &[1, total, hv])?,
+        );
+        let pool = self.pool.tensor(set, case.state, &[slots, hv, dim, dim])?;
+        let states =
+            States::update(pool).write_slots(self.write_slots.tensor(0, DType::I32, &[rows])?);
+        let o = self.o.tensor(set, DType::Bf16, &[1, total, hv, dim])?;
+        let bounds = self.cu_seqlens.tensor(0, DType::I32, &[rows + 1])?;
+        let options = Options::default()
+            .formulation(Formulation::Chunked)
+            .state_layout(case.layout);
+        let mut step = Gdn::new(inputs, gates, o, states)
+            .packed(bounds, longest)
+            .options(options);
+        if let Some(layer) = &self.layer {
+            let z = layer.z.tensor(set, DType::Bf16, &[1, total, hv, dim])?;
+            let weight = layer.norm.tensor(0, DType::Bf16, &[dim])?;
+            step = step.norm(Norm::new(z, weight, EPS));
+        }
+        if let Some(every) = case.every {
+            let kept = self
+                .kept
+                .tensor(0, DType::I32, &[rows, case.checkpoints()])?;
+            step = step.checkpoints(every, kept);
+        }
+        let bytes = step.workspace_bytes()?;
+        if 0 < bytes && bytes <= self.workspace.bytes() {
+            step = step.workspace(self.workspace.tensor(0, DType::F32, &[bytes / 4])?);
+        }
+        Ok(step)
+    }
+
+    /// What the last launch on the first set must have written again: NaN until then.
+    fn spoil(&mut self, values: &Values) -> Result<()> {
+        self.o.spoil()?;
+        self.pool.refill(&values.states(self.case))
+    }
+
+    /// Largest relative errors of o and of a final state.
+    fn errors(&self, truths: &[Truth]) -> Result<[f64; 2]> {
+        let Case {
+            lengths,
+            dim,
+            state,
+            layout,
+            ..
+        } = self.case;
+        let (hv, dim) = (self.heads[1], *dim);
+        let mut worst = [0.0f64; 2];
+        for truth in truths {
+            let first: usize = lengths[..truth.b].iter().sum();
+            let tokens = lengths[truth.b];
+            let bytes = self.o.read(first * hv * dim * 2, tokens * hv * dim * 2)?;
+            let of_head = bytes.chunks(dim * 2).skip(truth.head).step_by(hv);
+            let got: Vec<f64> = of_head
+                .flat_map(|bytes| floats(bytes, DType::Bf16))
+                .collect();
+            let len = dim * dim * state.size_of();
+            let slot = lengths.len() + truth.b;
+            let bytes = self.pool.read((slot * hv + truth.head) * len, len)?;
+            let mut stored = floats(&bytes, *state);
+            if *layout == StateLayout::VLast {
+                stored = values::transposed(&stored, dim);
+            }
+            for (worst, (got, wanted)) in worst
+                .iter_mut()
+                .zip([(&got, &truth.o), (&stored, &truth.state)])
+            {
+                *worst = worst.max(compare::relative_error(got, wanted));
+            }
+        }
+        Ok(worst)
+    }
+}
+
+/// Values of f32 or bf16 bytes.
+fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
+    match dtype {
+        DType::F32 => {
+            let (words, _) = bytes.as_chunks();
+            let floats = words.iter().map(|&word| f32::from_le_bytes(word).into());
+            floats.collect()
+        }
+        _ => {
+            let (words, _) = bytes.as_chunks();
+            let floats = words.iter().map(|&word| bf16::from_le_bytes(word).to_f64());
+            floats.collect()
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// Checks every case, and times it where there is a timer; `begins` is told of each.
+    ///
+    /// # Errors
+    /// The library's; what is wrong is a failure of the rows instead.
+    pub fn run(&self, cases: &[Case], begins: impl Fn(&str)) -> Result<Measured> {
+        let peers: Vec<Peer> = csv::Reader::from_reader(RECORDED.as_bytes())
+            .deserialize()
+            .collect::<Result<_, _>>()
+            .context("record/h200/prefill_peers.csv")?;
+        let mut values = HashMap::new();
+        let mut known: HashMap<_, Rc<Vec<Truth>>> = HashMap::new();
+        let mut measured = Measured::default();
+        for case in cases {
+            begins(&case.title());
+            let values = values
+                .entry(case.dim)
+                .or_insert_with(|| Values::new(self.heads, case.dim));
+            let key = (case.lengths.clone(), case.dim, case.layer);
+            let truths = match known.get(&key) {
+                Some(truths) => Rc::clone(truths),
+                None => {
+                    let truths = Rc::new(truths(case, self.heads, values)?);
+                    known.insert(key, Rc::clone(&truths));
+                    truths
+                }
+            };
+            let mut buffers = Buffers::new(self.library, case, self.heads, values)?;
+            let selected = self.selected(&buffers)?;
+            for (entry, longest) in self.chosen(&buffers, selected)? {
+                buffers.spoil(values)?;
+                let row = self.row(&buffers, (entry, longest), &truths);
+                let mut row = row.with_context(|| format!("{}, {}", case.title(), entry.name()))?;
+                row.selected = entry == selected;
+                if let Some(peer) = peers.iter().find(|peer| case.is_peers(&peer.case)) {
+                    (row.peer_us, row.peer) = (Some(peer.us), Some(peer.peer.clone()));
+                }
+                if let Some(wrong) = wrong(&row, case.state) {
+                    measured.failures.push(wrong);
+                }
+                measured.rows.push(row);
+            }
+        }
+        ensure!(!measured.rows.is_empty(), "no case has such an entry");
+        Ok(measured)
+    }
+
+    /// What a launch takes that is told the rows' lengths.
+    fn selected(&self, buffers: &Buffers<'_>) -> Result<Entry> {
+        Ok(self
+            .library
+            .selected(&buffers.step(0, buffers.case.longest())?)?)
+    }
+
+    /// The entries to measure, and what each is told of the rows' lengths.
+    fn chosen(&self, buffers: &Buffers<'_>, selected: Entry) -> Result<Vec<(Entry, usize)>> {
+        let mut chosen = Vec::new();
+        for longest in [buffers.case.longest(), UNPROMISED] {
+            for entry in buffers.step(0, longest)?.variants()? {
+                if chosen.iter().all(|(other, _)| *other != entry) {
+                    chosen.push((entry, longest));
+                }
+            }
+        }
+        let asked = |entry: Entry| {
+            let mut parts = self.entries.iter();
+            parts.any(|part| entry.name().contains(part.as_str()))
+        };
+        chosen.retain(|(entry, _)| match self.entries {
+            [] => self.every_entry || *entry == selected,
+            _ => asked(*entry),
+        });
+        Ok(chosen)
+    }
+
+    fn row(
+        &self,
+        buffers: &Buffers<'_>,
+        (entry, longest): (Entry, usize),
+        truths: &[Truth],
+    ) -> Result<Row> {
+        let launch = |set: usize| {
+            let step = buffers.step(set, longest)?;
+            let stream = match self.timer {
+                Some((timer, _)) => timer.stream.as_ref(),
+                None => StreamRef::default_stream(),
+            };
+            // SAFETY: the buffers outlive the launches, which are waited for; rows have slots of their own, and the launches of
+            // a stream, which share a workspace, follow each other.
+            unsafe { self.library.launch_with(stream, &step, entry) }
+        };
+        launch(0)?;
+        if let Some((timer, _)) = self.timer {
+            timer.stream.synchronize()?;
+        }
+        let [error_o, error_state] = buffers.errors(truths)?;
+        let case = buffers.case;
+        let mut row = Row {
+            case: case.title(),
+            state: case.state.to_string(),
+            entry: entry.name().to_owned(),
+            selected: false,
+            error_o,
+            error_state,
+            us: None,
+            us_p10: None,
+            us_p90: None,
+            bytes_us: None,
+            peer_us: None,
+            peer: None,
+        };
+        if let (Some((timer, copy)), None) = (self.timer, wrong(&row, case.state)) {
+            let Micros { median, p10, p90 } = timer.graph(buffers.sets.max(8), launch)?;
+            (row.us, row.us_p10, row.us_p90) = (Some(median), Some(p10), Some(p90));
+            row.bytes_us = Some(buffers.step(0, longest)?.bytes()? as f64 / copy / 1e3);
+        }
+        Ok(row)
+    }
+}
+
+/// What is wrong with a row, in words.
+fn wrong(row: &Row, state: DType) -> Option<String> {
+    let allowed = match state {
+        DType::F32 => ERRORS,
+        _ => [ERRORS[0]; 2],
+    };
+    let Row {
+        case,
+        entry,
+        error_o,
+        error_state,
+        ..
+    } = row;
+    // NaN is wrong too.
+    let right = *error_o <= allowed[0] && *error_state <= allowed[1];
+    (!right).then(|| {
+        format!(
+            "{case}, {state}, {entry}: errors of o and state: wanted at most {:.1e} and {:.1e}, got {error_o:.1e} and {error_state:.1e}",
+            allowed[0], allowed[1]
+        )
+    })
+}
+
+/// Writes rows to a CSV file, in a folder that is made where it is missing.
+///
+/// # Errors
+/// The system's, with the path.
+pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
+    let write = || -> Result<()> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let mut file = csv::Writer::from_path(path)?;
+        for row in rows {
+            file.serialize(row)?;
+        }
+        Ok(file.flush()?)
+    };
+    write().with_context(|| path.display().to_string())
+}
+
+/// All rows, one a line, and what checkpoints cost.
+#[must_use]
+pub fn table(rows: &[Row], [h, hv]: [usize; 2]) -> String {
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN);
+    table.set_header([
+        "rows",
+        "state",
+        "kernel",
+        "error o",
+        "error S",
+        "us",
+        "of bytes",
+        "peer",
+        "ours / peer",
+    ]);
+    for row in rows {
+        let number =
+            |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+        let peer = match (row.peer_us, &row.peer) {
+            (Some(us), Some(peer)) => format!("{us:.1} {peer}"),
+            _ => "-".to_owned(),
+        };
+        let ratio = row
+            .us
+            .zip(row.peer_us)
+            .map(|(us, peer)| format!("{:.2}", us / peer));
+        table.add_row([
+            row.case.clone(),
+            row.state.clone(),
+            short(&row.entry),
+            format!("{:.2e}", row.error_o),
+            format!("{:.2e}", row.error_state),
+            number(row.us),
+            number(row.bytes_us),
+            peer,
+            ratio.unwrap_or("-".to_owned()),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let mut text = format!(
+        "prefill, H = {h}, HV = {hv}, bf16 q, k, v and o; the recurrence with K = V = 128 and K-last states where nothing else is \
+         said\n{table}\n"
+    );
+    for kept in rows.iter().filter(|row| row.case.contains(cases::KEPT)) {
+        let plain = rows.iter().find(|row| {
+            let same = (&row.state, &row.entry) == (&kept.state, &kept.entry);
+            same && kept.case.split(cases::KEPT).next() == Some(&row.case)
+        });
+        if let Some((us, bytes_us)) = plain.and_then(|plain| {
+            let more = |a: Option<f64>, b: Option<f64>| Some(a? - b?);
+            more(kept.us, plain.us).zip(more(kept.bytes_us, plain.bytes_us))
+        }) {
+            text += &format!(
+                "{}, {}: checkpoints take {us:.1} us; their bytes {bytes_us:.1} us at a copy's rate\n",
+                kept.case, kept.state
+            );
+        }
+    }
+    text
+}
+
+/// What tells an entry from others of its case.
+fn short(entry: &str) -> String {
+    let kind = entry.split('_').nth(2).unwrap_or(entry);
+    let tile = entry.split('_').find(|part| part.starts_with("tile"));
+    [kind, tile.unwrap_or_default()].join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(error_o: f64, error_state: f64) -> Row {
+        Row {
+            case: "1x4096".to_owned(),
+            state: "f32".to_owned(),
+            entry: "gdn_prefill_chain_klast_f32_k128_tile64".to_owned(),
+            selected: true,
+            error_o,
+            error_state,
+            us: Some(105.0),
+            us_p10: None,
+            us_p90: None,
+            bytes_us: Some(25.0),
+            peer_us: Some(160.4),
+            peer: Some("FlashInfer".to_owned()),
+        }
+    }
+
+    #[test]
+    fn what_is_too_far_off_is_wrong() {
+        for (error_o, error_state, dtype, wanted) in [
+            (2.4e-3, 1.9e-3, DType::F32, false),
+            (2.6e-3, 0.0, DType::F32, true),
+            (0.0, 2.1e-3, DType::F32, true),
+            (0.0, 2.1e-3, DType::Bf16, false),
+            (f64::NAN, 0.0, DType::F32, true),
+            (0.0, f64::INFINITY, DType::Bf16, true),
+        ] {
+            let wrong = wrong(&row(error_o, error_state), dtype);
+            assert_eq!(wrong.is_some(), wanted, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn checkpoints_are_beside_what_they_cost() {
+        let kept = Row {
+            case: "1x4096, a checkpoint every 256".to_owned(),
+            us: Some(113.5),
+            bytes_us: Some(32.5),
+            ..row(0.0, 0.0)
+        };
+        let text = table(&[row(0.0, 0.0), kept], [16, 32]);
+        let line = "| 1x4096 | f32 | chain tile64 | 0.00e0 | 0.00e0 | 105.0 | 25.0 | 160.4 FlashInfer | 0.65 |";
+        let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(squeezed.contains(line), "{squeezed}");
+        assert!(
+            text.contains("checkpoints take 8.5 us; their bytes 7.5 us at a copy's rate"),
+            "{text}"
+        );
+    }
+}

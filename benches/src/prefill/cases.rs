@@ -1,0 +1,138 @@
+//! Rows of the table.
+
+use gated_delta::{DType, StateLayout};
+
+/// Before how often checkpoints are.
+pub(super) const KEPT: &str = ", a checkpoint every ";
+
+/// Rows of a launch, and what it computes of them.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// For the table; what a peer's time is recorded by.
+    pub name: &'static str,
+    /// Tokens of each row.
+    pub lengths: Vec<usize>,
+    /// Tokens from one checkpoint to the next.
+    pub every: Option<usize>,
+    /// Element of a state.
+    pub state: DType,
+    /// Which dim of a state is contiguous.
+    pub layout: StateLayout,
+    /// K and V.
+    pub dim: usize,
+    /// With a convolution and a norm.
+    pub layer: bool,
+}
+
+impl Case {
+    /// The recurrence with f32 K-last states, K = V = 128.
+    #[must_use]
+    pub fn new(name: &'static str, lengths: Vec<usize>) -> Self {
+        Self {
+            name,
+            lengths,
+            every: None,
+            state: DType::F32,
+            layout: StateLayout::KLast,
+            dim: 128,
+            layer: false,
+        }
+    }
+
+    /// The name, and what is not usual.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let mut title = self.name.to_owned();
+        if self.layer {
+            title += ", layer";
+        }
+        if self.layout == StateLayout::VLast {
+            title += ", V-last";
+        }
+        if self.dim != 128 {
+            title += &format!(", K = V = {}", self.dim);
+        }
+        if let Some(every) = self.every {
+            title += &format!("{KEPT}{every}");
+        }
+        title
+    }
+
+    /// Of all rows.
+    pub(super) fn tokens(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+
+    /// Tokens of the longest row.
+    pub(super) fn longest(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Checkpoints of a row.
+    pub(super) fn checkpoints(&self) -> usize {
+        self.every.map_or(0, |every| self.longest() / every)
+    }
+
+    /// Whether a time that is recorded under this name is of the same.
+    pub(super) fn is_peers(&self, name: &str) -> bool {
+        self.title() == name && self.state == DType::F32
+    }
+}
+
+/// All of them, in the order of the table.
+#[must_use]
+pub fn cases() -> Vec<Case> {
+    let long = |before: usize| [vec![1; before], vec![2048], vec![1; 63 - before]].concat();
+    let tails = || vec![37, 64, 12, 51, 30, 7, 60, 21];
+    let plain = [
+        Case::new("1x64", vec![64]),
+        Case::new("1x256", vec![256]),
+        Case::new("1x1024", vec![1024]),
+        Case::new("1x4096", vec![4096]),
+        Case::new("1x16384", vec![16384]),
+        Case::new("8x128", vec![128; 8]),
+        Case::new("8x1024", vec![1024; 8]),
+        Case::new("32x512", vec![512; 32]),
+        Case::new("2048 + 63x1", long(0)),
+        Case::new("31x1 + 2048 + 32x1", long(31)),
+        Case::new("63x1 + 2048", long(63)),
+        Case::new("8 tails", tails()),
+        Case::new("8x16", vec![16; 8]),
+    ];
+    let find = |names: &[&str]| -> Vec<Case> {
+        let of = |name: &&str| plain.iter().find(|case| case.name == *name).cloned();
+        names.iter().filter_map(of).collect()
+    };
+    let mut cases = Vec::new();
+    for case in &plain {
+        for state in [DType::F32, DType::Bf16] {
+            cases.push(Case {
+                state,
+                ..case.clone()
+            });
+        }
+    }
+    let some = [
+        "1x64",
+        "1x1024",
+        "1x4096",
+        "8x1024",
+        "2048 + 63x1",
+        "8 tails",
+    ];
+    cases.extend(find(&some).into_iter().map(|case| Case {
+        layer: true,
+        ..case
+    }));
+    let few = ["1x4096", "8x1024", "8 tails"];
+    cases.extend(find(&few).into_iter().map(|case| Case {
+        layout: StateLayout::VLast,
+        ..case
+    }));
+    cases.extend(find(&few).into_iter().map(|case| Case { dim: 64, ..case }));
+    cases.extend(find(&["1x4096"]).into_iter().map(|case| Case {
+        every: Some(256),
+        ..case
+    }));
+    cases
+}

@@ -1,0 +1,227 @@
+//! What prefills are made of, and what becomes of it by the reference.
+
+use std::thread;
+
+use anyhow::{Context as _, Result, anyhow};
+use gated_delta::{DType, StateLayout};
+use gated_delta_reference::conv::{Conv, convolve};
+use gated_delta_reference::gate::Activation;
+use gated_delta_reference::norm::{GatedNorm, gated_norm};
+use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
+use half::bf16;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::Case;
+
+/// W of the convolution.
+pub const TAPS: usize = 4;
+/// Of the norm.
+pub const EPS: f32 = 1e-6;
+/// Tokens that are drawn; those behind them are the same again.
+const DISTINCT_TOKENS: usize = 1000;
+
+/// Values that every buffer set of a case starts from: those of some tokens, of one state and of one window.
+pub struct Values {
+    /// Tokens that there are values of.
+    pub tokens: usize,
+    /// `[H, K]` of each token.
+    pub q: Vec<bf16>,
+    pub k: Vec<bf16>,
+    /// `[HV, V]` of each token.
+    pub v: Vec<bf16>,
+    /// q, k and v side by side, `[D]` of each token.
+    pub x: Vec<bf16>,
+    pub z: Vec<bf16>,
+    /// `[HV]` of each token.
+    pub gate: Vec<f32>,
+    pub beta: Vec<f32>,
+    /// `[D, W]`, `[D, W − 1]`, `[V]`
+    pub weight: Vec<bf16>,
+    pub window: Vec<bf16>,
+    pub norm: Vec<bf16>,
+    /// `[HV, V, K]`, of bf16.
+    state: Vec<f32>,
+}
+
+impl Values {
+    pub fn new([heads, value_heads]: [usize; 2], dim: usize) -> Self {
+        let mut rng = SmallRng::seed_from_u64(1);
+        let mut draw = |of_token: usize, count: usize| -> Vec<f32> {
+            (0..of_token * count)
+                .map(|_| rng.random_range(-1.0..1.0))
+                .collect()
+        };
+        let rounded =
+            |values: Vec<f32>| -> Vec<bf16> { values.into_iter().map(bf16::from_f32).collect() };
+        let (keys, all, tokens) = (heads * dim, value_heads * dim, DISTINCT_TOKENS);
+        let channels = 2 * keys + all;
+        let [q, k] = [(); 2].map(|()| rounded(draw(keys, tokens)));
+        let v = rounded(draw(all, tokens));
+        let of_tokens = q.chunks(keys).zip(k.chunks(keys)).zip(v.chunks(all));
+        let x = of_tokens
+            .flat_map(|((q, k), v)| [q, k, v].concat())
+            .collect();
+        Self {
+            tokens,
+            x,
+            q,
+            k,
+            v,
+            z: rounded(draw(all, tokens)),
+            // As softplus of a layer's gates has them: slow and fast.
+            gate: draw(value_heads, tokens)
+                .into_iter()
+                .map(|x| -(2.0 * x).exp() / 20.0)
+                .collect(),
+            beta: draw(value_heads, tokens)
+                .into_iter()
+                .map(|x| 1.0 / (1.0 + (-2.0 * x).exp()))
+                .collect(),
+            weight: rounded(draw(channels, TAPS)),
+            window: rounded(draw(channels, TAPS - 1)),
+            norm: rounded(draw(dim, 1)),
+            state: draw(all * dim, 1)
+                .into_iter()
+                .map(|x| bf16::from_f32(x).to_f32())
+                .collect(),
+        }
+    }
+
+    /// Bytes of a slot of the case's pool.
+    pub fn states(&self, case: &Case) -> Vec<u8> {
+        let of_heads = self.state.chunks(case.dim * case.dim);
+        let state: Vec<f32> = match case.layout {
+            StateLayout::KLast => self.state.clone(),
+            StateLayout::VLast => of_heads
+                .flat_map(|state| transposed(state, case.dim))
+                .collect(),
+        };
+        match case.state {
+            DType::F32 => bytemuck::cast_slice(&state).to_vec(),
+            _ => {
+                let rounded: Vec<bf16> = state.into_iter().map(bf16::from_f32).collect();
+                bytemuck::cast_slice(&rounded).to_vec()
+            }
+        }
+    }
+}
+
+/// Of a square matrix.
+pub fn transposed<T: Copy>(matrix: &[T], dim: usize) -> Vec<T> {
+    let at = |i: usize| matrix[i % dim * dim + i / dim];
+    (0..matrix.len()).map(at).collect()
+}
+
+/// One value head of a row.
+pub struct Truth {
+    pub b: usize,
+    pub head: usize,
+    /// `[T, V]`
+    pub o: Vec<f64>,
+    /// `[V, K]`, after the last token.
+    pub state: Vec<f64>,
+}
+
+/// Those of the first and the last value head of the longest and of the last row.
+///
+/// # Errors
+/// The reference's.
+pub fn truths(case: &Case, heads: [usize; 2], values: &Values) -> Result<Vec<Truth>> {
+    let last = case.lengths.len() - 1;
+    let longest = (0..=last).max_by_key(|&b| case.lengths[b]).unwrap_or(last);
+    let mut sampled = Vec::new();
+    for b in [longest, last] {
+        for head in [0, heads[1] - 1] {
+            if !sampled.contains(&(b, head)) {
+                sampled.push((b, head));
+            }
+        }
+    }
+    thread::scope(|scope| {
+        let sampled = sampled.into_iter();
+        let threads: Vec<_> = sampled
+            .map(|(b, head)| scope.spawn(move || truth(case, heads, values, (b, head))))
+            .collect();
+        let joined = threads.into_iter().map(|thread| {
+            let panicked = |_| anyhow!("the reference panicked");
+            thread.join().map_err(panicked)?
+        });
+        joined.collect()
+    })
+}
+
+fn truth(
+    case: &Case,
+    [h, hv]: [usize; 2],
+    values: &Values,
+    (b, head): (usize, usize),
+) -> Result<Truth> {
+    let dim = case.dim;
+    let first: usize = case.lengths[..b].iter().sum();
+    let tokens = first..first + case.lengths[b];
+    let key_head = head / (hv / h);
+    // Channel by channel: of the row's tokens, and in the projection.
+    let places = [
+        (&values.q, h, key_head, key_head * dim),
+        (&values.k, h, key_head, (h + key_head) * dim),
+        (&values.v, hv, head, (2 * h + head) * dim),
+    ];
+    let of = |values: &[bf16], heads: usize, head: usize| -> Vec<f64> {
+        let of_token =
+            |token: usize| &values[(token % DISTINCT_TOKENS * heads + head) * dim..][..dim];
+        let wide = tokens.clone().flat_map(of_token);
+        wide.map(|x| x.to_f64()).collect()
+    };
+    let mut qkv = Vec::new();
+    for (values_of, heads, head, channel) in places {
+        let x = of(values_of, heads, head);
+        let wide = |values: &[bf16], of_channel: usize| -> Vec<f64> {
+            let values = &values[channel * of_channel..][..dim * of_channel];
+            values.iter().map(|x| x.to_f64()).collect()
+        };
+        qkv.push(match case.layer {
+            false => x,
+            true => {
+                let conv = Conv {
+                    channels: dim,
+                    width: TAPS,
+                    weight: &wide(&values.weight, TAPS),
+                    bias: None,
+                    activation: Activation::Silu,
+                };
+                convolve(&conv, &wide(&values.window, TAPS - 1), &x)?
+            }
+        });
+    }
+    let len = dim * dim;
+    let state = &values.state[head * len..][..len];
+    let mut state: Vec<f64> = state.iter().map(|&x| x.into()).collect();
+    let mut o = Vec::with_capacity(tokens.len() * dim);
+    for (i, token) in tokens.clone().enumerate() {
+        let [q, k, v] = [0, 1, 2].map(|of: usize| &qkv[of][i * dim..][..dim]);
+        let gate = token % DISTINCT_TOKENS * hv + head;
+        let step = Token {
+            q: normalise(q, true, default_scale(dim)),
+            k: normalise(k, true, 1.0),
+            v: v.to_vec(),
+            log_decay: vec![values.gate[gate].into(); dim],
+            beta: values.beta[gate].into(),
+        };
+        let after = recurrence(&state, &[step])?.pop();
+        let after = after.context("a token leaves a state")?;
+        o.extend(after.o);
+        state = after.state;
+    }
+    if case.layer {
+        let weight: Vec<f64> = values.norm.iter().map(|x| x.to_f64()).collect();
+        let norm = GatedNorm {
+            z: &of(&values.z, hv, head),
+            weight: &weight,
+            eps: EPS.into(),
+            activation: Activation::Silu,
+        };
+        o = gated_norm(&norm, &o)?;
+    }
+    Ok(Truth { b, head, o, state })
+}

@@ -1,0 +1,118 @@
+//! The prefills of the bench, on the simulator: checked, and not timed.
+
+use gated_delta::{DType, Library, StateLayout};
+use gated_delta_benches::prefill::{Bench, Case, cases, table};
+
+const HEADS: [usize; 2] = [1, 2];
+
+fn bench<'a>(library: &'a Library, every_entry: bool, entries: &'a [String]) -> Bench<'a> {
+    Bench {
+        library,
+        timer: None,
+        heads: HEADS,
+        every_entry,
+        entries,
+    }
+}
+
+#[test]
+fn rows_of_a_prefill_are_checked() {
+    let case = |name, lengths: &[usize]| Case {
+        dim: 64,
+        ..Case::new(name, lengths.to_vec())
+    };
+    let small = [
+        case("3 rows", &[1, 66, 5]),
+        Case {
+            state: DType::Bf16,
+            layout: StateLayout::VLast,
+            ..case("3 rows", &[1, 66, 5])
+        },
+        Case {
+            layer: true,
+            ..case("short", &[16, 3])
+        },
+        Case {
+            every: Some(64),
+            ..case("kept", &[65])
+        },
+    ];
+    let library = Library::simulator();
+    let measured = bench(&library, false, &[]).run(&small, |_| {}).unwrap();
+    assert_eq!(measured.failures, [""; 0]);
+    let table = table(&measured.rows, HEADS);
+    for name in [
+        "3 rows, K = V = 64",
+        "short, layer, K = V = 64",
+        "short tile64",
+        "chain tile64",
+    ] {
+        assert!(table.contains(&format!("| {name} ")), "{table}");
+    }
+    assert_eq!(measured.rows.len(), small.len());
+}
+
+/// Both tiles of a chain, and short rows by either kernel; by name.
+#[test]
+fn every_entry_can_be_asked_for() {
+    let library = Library::simulator();
+    let case = [Case::new("2 rows", vec![33, 40])];
+    let names = |every_entry, entries: &[&str]| -> Vec<String> {
+        let entries: Vec<String> = entries.iter().map(|&part| part.to_owned()).collect();
+        let measured = bench(&library, every_entry, &entries)
+            .run(&case, |_| {})
+            .unwrap();
+        assert_eq!(measured.failures, [""; 0]);
+        assert!(
+            measured
+                .rows
+                .iter()
+                .all(|row| row.selected == row.entry.contains("short"))
+        );
+        measured.rows.into_iter().map(|row| row.entry).collect()
+    };
+    let [short, one, two] = [
+        "gdn_prefill_short_klast_f32_k128_tile128",
+        "gdn_prefill_chain_klast_f32_k128_tile64",
+        "gdn_prefill_chain_klast_f32_k128_tile128",
+    ];
+    assert_eq!(names(true, &[]), [short, one, two]);
+    assert_eq!(names(false, &["chain", "none"]), [one, two]);
+    assert_eq!(names(false, &[]), [short]);
+    let none = ["none".to_owned()];
+    assert!(bench(&library, false, &none).run(&case, |_| {}).is_err());
+}
+
+/// What is compared with others has as many tokens as its name says.
+#[test]
+fn cases_are_what_they_are_called() {
+    for case in cases() {
+        let total: usize = case.lengths.iter().sum();
+        let count = |part: &str| match part.split_once('x') {
+            Some((rows, tokens)) => {
+                rows.parse::<usize>().unwrap() * tokens.parse::<usize>().unwrap()
+            }
+            None => part.parse().unwrap(),
+        };
+        let wanted: usize = match case.name {
+            "8 tails" => 37 + 64 + 12 + 51 + 30 + 7 + 60 + 21,
+            name => name.split(" + ").map(count).sum(),
+        };
+        assert_eq!(total, wanted, "{}", case.name);
+    }
+}
+
+/// A row has a title and a state of its own, so that a line of a file says which it is.
+#[test]
+fn no_two_cases_are_called_the_same() {
+    let cases = cases();
+    for (i, case) in cases.iter().enumerate() {
+        let same = |other: &&Case| (other.title(), other.state) == (case.title(), case.state);
+        assert_eq!(
+            cases[..i].iter().filter(same).count(),
+            0,
+            "{}",
+            case.title()
+        );
+    }
+}

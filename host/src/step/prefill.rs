@@ -1,0 +1,349 @@
+//! What a prefill has besides: lengths that are no constants, positions, checkpoints, a workspace.
+
+use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::prefill::{CHUNK, units};
+use gated_delta_kernels::step::{LayerParams, PrefillParams};
+
+use super::check::Found;
+use super::checks::indices;
+use super::problem::Problem;
+use super::request::Request;
+use super::{Checkpoints, Formulation, Inputs};
+use crate::Entry;
+use crate::error::{Error, excludes};
+use crate::shapes::{Named, named, range};
+use crate::tensor::DType;
+
+/// Alignment of a workspace, bytes.
+const WORKSPACE_ALIGNMENT: usize = 16;
+
+/// How long the rows of a launch are: of a prefill, no constant says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lengths {
+    /// B
+    pub rows: u32,
+    /// Tokens of all rows; those around packed ones count.
+    pub total: u64,
+    /// Rows of at most 64 tokens.
+    pub are_short: bool,
+    /// They begin anywhere in their sequences.
+    pub positions: bool,
+}
+
+impl Lengths {
+    /// Nothing is launched.
+    pub fn are_nothing(&self, problem: &Problem) -> bool {
+        self.rows == 0 || (problem.is_chunked() && self.total == 0)
+    }
+}
+
+impl<'a> Checkpoints<'a> {
+    pub(crate) fn named(&'a self) -> Named<'a> {
+        named("checkpoint_slots", &self.slots)
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Whether it is a prefill.
+    pub(crate) fn is_chunked(&self) -> bool {
+        self.options.formulation == Formulation::Chunked
+    }
+
+    /// Whether the caller says of packed rows that each has at most 64 tokens.
+    pub(super) fn promises_short_rows(&self) -> bool {
+        self.cu_seqlens.is_some() && self.max_tokens <= CHUNK as usize
+    }
+
+    /// T; of packed rows what the caller says. The check has seen every rank.
+    pub(crate) fn most_tokens(&self) -> usize {
+        match (self.cu_seqlens, self.new) {
+            (Some(_), _) => self.max_tokens,
+            (None, Some(new)) => new.o.tensor.dims()[1],
+            (None, None) => 0,
+        }
+    }
+
+    /// New tokens of all rows, of packed ones and what is around them. The check has seen every rank.
+    pub(super) fn tokens(&self) -> u64 {
+        match self.total() {
+            Some(total) => total as u64,
+            None => u64::from(self.batch()) * self.most_tokens() as u64,
+        }
+    }
+
+    /// How long the rows of a checked request are.
+    pub(crate) fn lengths(&self, problem: &Problem) -> Lengths {
+        let rows = self.batch();
+        if !problem.is_chunked() {
+            return Lengths {
+                rows,
+                total: 0,
+                are_short: false,
+                positions: false,
+            };
+        }
+        let total = self.tokens();
+        let longest = match self.cu_seqlens {
+            Some(_) => total.min(self.max_tokens as u64),
+            None => self.most_tokens() as u64,
+        };
+        Lengths {
+            rows,
+            total,
+            are_short: longest <= u64::from(CHUNK),
+            positions: self.positions.is_some(),
+        }
+    }
+
+    /// Most checkpoints that rows which begin their sequences may write.
+    pub(super) fn most_checkpoints(&self) -> u64 {
+        self.checkpoints.map_or(0, |checkpoints| {
+            let [rows, of_row] = [0, 1].map(|dim| checkpoints.slots.dims()[dim] as u64);
+            let every = checkpoints.every as u64;
+            match self.cu_seqlens {
+                Some(_) => (self.tokens() / every).min(rows * of_row),
+                None => rows * (self.most_tokens() as u64 / every).min(of_row),
+            }
+        })
+    }
+
+    /// What a prefill is not for, by name, and what is of a prefill alone.
+    pub(super) fn check_chunked(&self) -> Result<(), Error> {
+        let of_prefill = [
+            (self.positions.is_some(), "positions"),
+            (self.checkpoints.is_some(), "checkpoints"),
+            (self.workspace.is_some(), "workspace"),
+        ];
+        let other = match self.options.formulation {
+            Formulation::Recurrent => "formulation = recurrent",
+            Formulation::Parallel => "formulation = parallel",
+            Formulation::Chunked => return self.check_prefill(),
+        };
+        excludes(
+            (true, other),
+            &of_prefill,
+            "they are of Formulation::Chunked",
+        )
+    }
+
+    fn check_prefill(&self) -> Result<(), Error> {
+        if self.gates.per_channel {
+            return Err(Error::Unsupported {
+                what: "formulation of KDA",
+                got: "chunked".to_owned(),
+                allowed: "recurrent, or parallel; chunked is GDN's as yet",
+            });
+        }
+        let chunked = (true, "formulation = chunked");
+        excludes(
+            chunked,
+            &[
+                (self.is_commit(), "a commit"),
+                (self.previous.is_some(), "previous"),
+            ],
+            "a prefill has new tokens and no others",
+        )?;
+        excludes(
+            chunked,
+            &[
+                (self.snapshots.is_some(), "snapshots"),
+                (self.token_slots.is_some(), "token_slots"),
+            ],
+            "it keeps states at multiples of 64 tokens alone: Step::checkpoints",
+        )?;
+        excludes(
+            chunked,
+            &[(self.read_only, "read-only states")],
+            "a prefill writes the states that it ends with",
+        )
+    }
+
+    /// Lengths that no table of kernels bounds, positions, checkpoints and what a workspace has to be whatever its size.
+    pub(super) fn check_lengths(&self, found: &mut Found) -> Result<(), Error> {
+        if !self.is_chunked() {
+            return Ok(());
+        }
+        let (rows, tokens) = (found.extents.rows, found.extents.new.tokens);
+        if self.cu_seqlens.is_none() && !fits(rows, tokens) {
+            let wanted = "below 2^32".to_owned();
+            return Err(range("B * T", wanted, rows as u128 * tokens as u128));
+        }
+        if let Some(positions) = self.positions {
+            indices(positions, &["B"], &[rows])?;
+        }
+        if let Some(checkpoints) = self.checkpoints {
+            let chunk = CHUNK as usize;
+            let every = checkpoints.every;
+            if every == 0 || !every.is_multiple_of(chunk) || every > u32::MAX as usize {
+                let wanted = "a multiple of 64 below 2^32".to_owned();
+                return Err(range("every of checkpoints", wanted, every));
+            }
+            let slots = checkpoints.named();
+            let [_, of_row] = *slots.rank("[B, C]")?.dims;
+            indices(slots, &["B", "C"], &[rows, of_row])?;
+            slots.rank::<2>("[B, C]")?.row_stride()?;
+            if of_row > u32::MAX as usize {
+                return Err(range("C", "below 2^32".to_owned(), of_row));
+            }
+        }
+        match self.workspace {
+            Some(workspace) => check_workspace_view(workspace),
+            None => Ok(()),
+        }
+    }
+
+    /// What a kernel of a prefill gets; others get what it begins with.
+    pub(crate) fn prefill_params(&self, layer: LayerParams) -> PrefillParams {
+        let address = |named: Option<Named<'_>>| named.map_or(0, |named| named.tensor.address());
+        let is_packed = self.cu_seqlens.is_some();
+        let row = |named: Option<Named<'_>>| match named {
+            Some(named) if !is_packed => {
+                named.tensor.strides().first().map_or(0, |&row| row as u32)
+            }
+            _ => 0,
+        };
+        let new = self.new.filter(|_| self.is_chunked());
+        let qkv = match new.map(|new| new.inputs) {
+            Some(inputs @ Inputs::Qkv { .. }) => inputs.named().map(Some),
+            _ => [None; 3],
+        };
+        let slots = self.checkpoints.map(Checkpoints::named);
+        let of_slots = |dims: &[usize], dim: usize| dims.get(dim).map_or(0, |&size| size as u32);
+        PrefillParams {
+            positions: address(self.positions),
+            checkpoint_slots: address(slots),
+            workspace: address(self.workspace),
+            rows: new.map_or(0, |_| self.batch()),
+            tokens: new.map_or(0, |new| match is_packed {
+                true => 0,
+                false => of_slots(new.o.tensor.dims(), 1),
+            }),
+            checkpoints: slots.map_or(0, |slots| of_slots(slots.tensor.dims(), 1)),
+            checkpoint_slots_row: slots.map_or(0, |slots| of_slots(slots.tensor.strides(), 0)),
+            q_row: row(qkv[0]),
+            k_row: row(qkv[1]),
+            v_row: row(qkv[2]),
+            o_row: row(new.map(|new| new.o)),
+            g_row: row(new.map(|new| new.gates[0])),
+            b_row: row(new.map(|new| new.gates[1])),
+            x_row: row(new
+                .and_then(|_| self.conv())
+                .map(super::Convolution::named_x)),
+            z_row: row(new.and(self.norm).map(super::Norm::named_z)),
+            layer,
+        }
+    }
+}
+
+/// So many tokens are counted in 32 bits.
+fn fits(rows: usize, tokens: usize) -> bool {
+    rows.checked_mul(tokens)
+        .is_some_and(|total| total <= u32::MAX as usize)
+}
+
+/// A workspace is what it has to be, but for its size.
+fn check_workspace_view(workspace: Named<'_>) -> Result<(), Error> {
+    workspace.dtype(&[DType::F32], "f32")?;
+    let tensor = workspace.tensor;
+    if !tensor.is_contiguous() {
+        return Err(Error::Stride {
+            tensor: workspace.name,
+            wanted: "contiguous",
+            got: *tensor.strides(),
+        });
+    }
+    let address = tensor.address();
+    if !address.is_multiple_of(WORKSPACE_ALIGNMENT as u64) {
+        return Err(Error::Alignment {
+            tensor: workspace.name,
+            wanted: WORKSPACE_ALIGNMENT,
+            got: 1 << address.trailing_zeros(),
+        });
+    }
+    Ok(())
+}
+
+impl Problem {
+    /// Whether it is a prefill.
+    pub fn is_chunked(&self) -> bool {
+        self.kind.operator.is_chunked()
+    }
+
+    /// What is launched before the entry of rows of these lengths, and behind it, on the same stream with the same parameters:
+    /// of a prefill, the preparation of rows that are not short, and the windows of a convolution.
+    pub fn around(&self, lengths: &Lengths) -> [Option<(Entry, LaunchShape)>; 2] {
+        if !self.is_chunked() {
+            return [None; 2];
+        }
+        let c = &self.constants;
+        let heads = c.h * c.ratio;
+        let kind = self.kind_of(lengths);
+        let of = |entry: Entry, grid| LaunchShape {
+            grid,
+            block: entry.block_of(c.ratio),
+            shared_bytes: self.shared_bytes(entry),
+            cluster: entry.cluster_of(c.ratio),
+        };
+        // Rows of single tokens alone have no unit.
+        let units = lengths.units().max(1) as u32;
+        let before = kind
+            .prepare()
+            .map(|entry| (entry, of(entry, [units * c.h * c.ratio.div_ceil(2), 1, 1])));
+        let channels = 2 * c.h * kind.k_dim + heads * kind.v_dim;
+        let after = kind.windows().filter(|_| c.taps > 0).map(|entry| {
+            let blocks = channels.div_ceil(entry.block_of(c.ratio));
+            (entry, of(entry, [blocks, 1, lengths.rows]))
+        });
+        [before, after]
+    }
+
+    /// Bytes of the workspace that rows of these lengths take.
+    pub fn workspace_bytes(&self, lengths: &Lengths) -> u64 {
+        let prepare = match self.is_chunked() {
+            true => self.kind_of(lengths).prepare(),
+            false => None,
+        };
+        prepare.map_or(0, |prepare| {
+            let of_unit = prepare
+                .workspace_bytes_per_unit(self.constants.ratio, self.constants.makes_values());
+            let of_unit = u64::from(of_unit);
+            lengths.units() * u64::from(self.constants.h) * of_unit
+        })
+    }
+
+    /// There is a workspace of as many bytes as rows of these lengths take.
+    pub fn check_workspace(
+        &self,
+        lengths: &Lengths,
+        workspace: Option<Named<'_>>,
+    ) -> Result<(), Error> {
+        let wanted = self.workspace_bytes(lengths);
+        if wanted == 0 {
+            return Ok(());
+        }
+        let bytes = workspace.map(|workspace| {
+            let elements: usize = workspace.tensor.dims().iter().product();
+            (elements * workspace.tensor.dtype().size_of()) as u64
+        });
+        match bytes {
+            Some(bytes) if bytes >= wanted => Ok(()),
+            _ => Err(no_workspace(wanted, bytes)),
+        }
+    }
+}
+
+#[cold]
+fn no_workspace(wanted: u64, bytes: Option<u64>) -> Error {
+    let wanted = format!("at least {wanted} (Work::workspace_bytes)");
+    match bytes {
+        Some(bytes) => range("bytes of workspace", wanted, bytes),
+        None => range("bytes of workspace", wanted, "no workspace"),
+    }
+}
+
+impl Lengths {
+    /// Most pieces of more than one token that the rows have.
+    fn units(&self) -> u64 {
+        units(self.total, self.rows.into(), self.positions)
+    }
+}

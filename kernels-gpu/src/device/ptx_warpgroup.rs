@@ -1,0 +1,491 @@
+//! Products of warpgroups: every k-step of one in a single `asm!`, with the fence before and the wait behind it. Sums that are
+//! still under way then are operands of the next `asm!`, which waits for them. What they compute is said in `mod.rs`.
+
+use core::arch::asm;
+
+/// `{a}, {b}, …` in braces, of named operands.
+macro_rules! list {
+    ($first:ident $($rest:ident)*) => {
+        concat!("{{{", stringify!($first), "}", $(", {", stringify!($rest), "}",)* "}}")
+    };
+}
+
+/// Groups of products, of an operand whose columns' cores are so many 16 bytes apart, one after the other, each `shape [D] accumulates [A] operand + offset / 16, transposed`, of operands
+/// `name = array[index]`; as many of the last groups as `pending` says are still under way behind it.
+macro_rules! multiply {
+    (
+        $(group $apart:literal {
+            $($shape:literal [$($d:ident)*] $accumulates:literal [$($a:ident)*] $b:ident + $offset:literal $transposed:literal;)*
+        })*
+        pending $pending:literal
+        $(out $out:ident [$($out_name:ident $out_index:literal)*])*
+        $(inout $sum:ident [$($sum_name:ident $sum_index:literal)*])*
+        $(in $in:ident [$($in_name:ident $in_index:literal)*])*
+        $(shared $operand:ident)*
+    ) => {
+        // SAFETY: the caller's promise; that the whole warpgroup comes here is the kernel's duty (synccheck).
+        unsafe {
+            asm!(
+                "{{ .reg .pred from_zero, on; .reg .b32 low; .reg .b64 at;",
+                "setp.ne.b32 from_zero, 0, 0;",
+                "setp.eq.b32 on, 0, 0;",
+                "wgmma.fence.sync.aligned;",
+                $($(
+                    concat!("add.u32 low, {", stringify!($b), "}, ", stringify!($offset), ";"),
+                    concat!("mov.b64 at, {{low, ", $apart, "}};"),
+                    concat!(
+                        "wgmma.mma_async.sync.aligned.", $shape, ".f32.f16.f16 ", list!($($d)*), ", ", list!($($a)*),
+                        ", at, ", $accumulates, ", 1, 1, ", stringify!($transposed), ";"
+                    ),
+                )*
+                "wgmma.commit_group.sync.aligned;",)*
+                concat!("wgmma.wait_group.sync.aligned ", stringify!($pending), "; }}"),
+                concat!("// " $(, list!($($sum_name)*))*),
+                $($($out_name = out(reg32) $out[$out_index],)*)*
+                $($($sum_name = inout(reg32) $sum[$sum_index],)*)*
+                $($($in_name = in(reg32) $in[$in_index],)*)*
+                $($operand = in(reg32) $operand,)*
+                options(nostack)
+            )
+        }
+    };
+}
+
+/// Waits for the products under way, of which these are the sums.
+macro_rules! settle {
+    ($sum:ident [$($name:ident $index:literal)*]) => {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "wgmma.wait_group.sync.aligned 0;",
+                concat!("// ", list!($($name)*)),
+                $($name = inout(reg32) $sum[$index],)*
+                options(nostack)
+            )
+        }
+    };
+}
+
+/// A product whose left factor is in shared memory too: steps `[D] accumulates offset / 16`.
+macro_rules! multiply_rows {
+    (
+        $([$($d:ident)*] $accumulates:literal $offset:literal;)*
+        $rows:ident $image:ident $out:ident [$($out_name:ident $out_index:literal)*]
+    ) => {
+        // SAFETY: the caller's promise; that the whole warpgroup comes here is the kernel's duty (synccheck).
+        unsafe {
+            asm!(
+                "{{ .reg .pred from_zero, on; .reg .b32 low; .reg .b64 left, right;",
+                "setp.ne.b32 from_zero, 0, 0;",
+                "setp.eq.b32 on, 0, 0;",
+                "wgmma.fence.sync.aligned;",
+                $(
+                    concat!("add.u32 low, {rows}, ", stringify!($offset), ";"),
+                    "mov.b64 left, {{low, 8}};",
+                    concat!("add.u32 low, {image}, ", stringify!($offset), ";"),
+                    "mov.b64 right, {{low, 8}};",
+                    concat!(
+                        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 ", list!($($d)*), ", left, right, ",
+                        $accumulates, ", 1, 1, 0, 0;"
+                    ),
+                )*
+                "wgmma.commit_group.sync.aligned;",
+                "wgmma.wait_group.sync.aligned 0; }}",
+                $($out_name = out(reg32) $out[$out_index],)*
+                rows = in(reg32) $rows,
+                image = in(reg32) $image,
+                options(nostack)
+            )
+        }
+    };
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn rows_k128(rows: u32, image: u32) -> [f32; 32] {
+    let mut d = [0.0f32; 32];
+    multiply_rows! {
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "from_zero" 0;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 256;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 512;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 768;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 1024;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 1280;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 1536;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 1792;
+        rows image d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15
+        15 d16 16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30
+        30 d31 31]
+    }
+    d
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn rows_k64(rows: u32, image: u32) -> [f32; 32] {
+    let mut d = [0.0f32; 32];
+    multiply_rows! {
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "from_zero" 0;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 256;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 512;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 768;
+        rows image d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15
+        15 d16 16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30
+        30 d31 31]
+    }
+    d
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn both_k128(a: [u32; 32], b: u32) -> [[f32; 32]; 2] {
+    let (mut d, mut q) = ([0.0f32; 32], [0.0f32; 32]);
+    multiply! {
+        group "8" {
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "from_zero" [a0 a1 a2 a3] b + 0 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a4 a5 a6 a7] b + 256 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a8 a9 a10 a11] b + 512 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b + 768 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a16 a17 a18 a19] b + 1024 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a20 a21 a22 a23] b + 1280 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a24 a25 a26 a27] b + 1536 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a28 a29 a30 a31] b + 1792 0;
+        }
+        group "8" {
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "from_zero" [a0 a1 a2 a3] b + 64 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a4 a5 a6 a7] b + 320 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a8 a9 a10 a11] b + 576 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a12 a13 a14 a15] b + 832 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a16 a17 a18 a19] b + 1088 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a20 a21 a22 a23] b + 1344 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a24 a25 a26 a27] b + 1600 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a28 a29 a30 a31] b + 1856 0;
+        }
+        pending 1
+        out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        out q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
+        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
+        31]
+        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15 a16 16
+        a17 17 a18 18 a19 19 a20 20 a21 21 a22 22 a23 23 a24 24 a25 25 a26 26 a27 27 a28 28 a29 29 a30 30 a31
+        31]
+        shared b
+    }
+    [d, q]
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn both_k64(a: [u32; 16], b: u32) -> [[f32; 32]; 2] {
+    let (mut d, mut q) = ([0.0f32; 32], [0.0f32; 32]);
+    multiply! {
+        group "8" {
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "from_zero" [a0 a1 a2 a3] b + 0 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a4 a5 a6 a7] b + 256 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a8 a9 a10 a11] b + 512 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b + 768 0;
+        }
+        group "8" {
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "from_zero" [a0 a1 a2 a3] b + 64 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a4 a5 a6 a7] b + 320 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a8 a9 a10 a11] b + 576 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a12 a13 a14 a15] b + 832 0;
+        }
+        pending 1
+        out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        out q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
+        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
+        31]
+        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
+        shared b
+    }
+    [d, q]
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn multiply_triangle(a: [u32; 16], b: u32, q: &mut [f32; 32]) -> [f32; 32] {
+    let mut d = [0.0f32; 32];
+    multiply! {
+        group "16" {
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "from_zero" [a0 a1 a2 a3] b + 0 1;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "from_zero" [a0 a1 a2 a3]
+        b + 128 1;
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [a4 a5 a6 a7] b + 64 1;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [a4 a5 a6 a7] b + 192
+        1;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [a8 a9 a10 a11] b +
+        256 1;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b +
+        320 1;
+        }
+        pending 0
+        out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        inout q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
+        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
+        31]
+        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
+        shared b
+    }
+    d
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn accumulate_k128(
+    sums: &mut [f32; 64],
+    (a, b): ([u32; 16], u32),
+    d: &mut [f32; 32],
+    (x, triangle): ([u32; 16], u32),
+) {
+    multiply! {
+        group "16" {
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x0 x1 x2 x3] triangle + 0 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x0 x1 x2 x3]
+        triangle + 128 0;
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x4 x5 x6 x7] triangle + 64 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x4 x5 x6 x7]
+        triangle + 192 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x8 x9 x10 x11]
+        triangle + 256 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
+        triangle + 320 0;
+        }
+        group "128" {
+        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
+        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a0 a1 a2 a3] b + 0 1;
+        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
+        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a4 a5 a6 a7] b + 16 1;
+        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
+        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a8 a9 a10 a11] b + 32 1;
+        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
+        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a12 a13 a14 a15] b + 48 1;
+        }
+        pending 1
+        inout sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
+        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
+        s31 31 s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45
+        s46 46 s47 47 s48 48 s49 49 s50 50 s51 51 s52 52 s53 53 s54 54 s55 55 s56 56 s57 57 s58 58 s59 59 s60 60
+        s61 61 s62 62 s63 63]
+        inout d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
+        in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
+        shared b shared triangle
+    }
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn accumulate_k64(
+    sums: &mut [f32; 32],
+    (a, b): ([u32; 16], u32),
+    d: &mut [f32; 32],
+    (x, triangle): ([u32; 16], u32),
+) {
+    multiply! {
+        group "16" {
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x0 x1 x2 x3] triangle + 0 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x0 x1 x2 x3]
+        triangle + 128 0;
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x4 x5 x6 x7] triangle + 64 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x4 x5 x6 x7]
+        triangle + 192 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x8 x9 x10 x11]
+        triangle + 256 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
+        triangle + 320 0;
+        }
+        group "128" {
+        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31] "on" [a0 a1 a2 a3] b + 0 1;
+        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31] "on" [a4 a5 a6 a7] b + 16 1;
+        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31] "on" [a8 a9 a10 a11] b + 32 1;
+        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31] "on" [a12 a13 a14 a15] b + 48 1;
+        }
+        pending 1
+        inout sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
+        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
+        s31 31]
+        inout d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
+        in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
+        shared b shared triangle
+    }
+}
+
+/// Behind it no product is under way.
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn settle_64(sums: &mut [f32; 64]) {
+    settle! {
+        sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
+        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
+        s31 31 s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45
+        s46 46 s47 47 s48 48 s49 49 s50 50 s51 51 s52 52 s53 53 s54 54 s55 55 s56 56 s57 57 s58 58 s59 59 s60 60
+        s61 61 s62 62 s63 63]
+    }
+}
+
+/// Behind it no product is under way.
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn settle_32(sums: &mut [f32; 32]) {
+    settle! {
+        sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
+        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
+        s31 31]
+    }
+}
+
+/// The lower half of what names core matrices of 128 bytes, without a swizzle, so many bytes between neighbours along what is
+/// summed over. The upper half is the distance along the columns of the product, in 16 bytes: a number in the `asm!`, so that
+/// one register of each step goes to the uniform ones.
+#[inline(always)]
+fn operand(address: u32, along_sum: u32) -> u32 {
+    address >> 4 & 0x3fff | along_sum << 12
+}
+
+/// The first words of `a`.
+#[inline(always)]
+fn first<T: Copy + Default, const M: usize, const N: usize>(a: &[T; M]) -> [T; N] {
+    let mut first = [T::default(); N];
+    let mut i = 0;
+    while i < N {
+        first[i] = a[i];
+        i += 1;
+    }
+    first
+}
+
+/// The first half of `all` from `half`.
+#[inline(always)]
+fn put_half(all: &mut [f32; 64], half: [f32; 32]) {
+    let mut i = 0;
+    while i < 32 {
+        all[i] = half[i];
+        i += 1;
+    }
+}
+
+#[inline(always)]
+pub unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
+    let (rows, image) = (operand(rows, 2048), operand(image, 2048));
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K == 128 {
+            rows_k128(rows, image)
+        } else {
+            rows_k64(rows, image)
+        }
+    }
+}
+
+#[inline(always)]
+pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f32; 32]; 2] {
+    let image = operand(image, 2048);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K == 128 {
+            both_k128(*a, image)
+        } else {
+            both_k64(first(a), image)
+        }
+    }
+}
+
+#[inline(always)]
+pub unsafe fn warpgroup_by_triangle(
+    a: &[u32; 16],
+    triangle: u32,
+    pending: &mut [f32; 32],
+) -> [f32; 32] {
+    // SAFETY: the caller's promise.
+    unsafe { multiply_triangle(*a, operand(triangle, 128), pending) }
+}
+
+#[inline(always)]
+pub unsafe fn warpgroup_add<const K: u32>(
+    sums: &mut [f32; 64],
+    (a, image): (&[u32; 16], u32),
+    d: &mut [f32; 32],
+    (x, triangle): (&[u32; 16], u32),
+) {
+    let (b, triangle) = ((*a, operand(image, 128)), (*x, operand(triangle, 128)));
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K == 128 {
+            accumulate_k128(sums, b, d, triangle);
+        } else {
+            let mut half = first(sums);
+            accumulate_k64(&mut half, b, d, triangle);
+            put_half(sums, half);
+        }
+    }
+}
+
+#[inline(always)]
+pub fn warpgroup_settle<const K: u32>(sums: &mut [f32; 64]) {
+    // SAFETY: all threads of the group come, as they have to the product.
+    unsafe {
+        if K == 128 {
+            settle_64(sums);
+        } else {
+            let mut half = first(sums);
+            settle_32(&mut half);
+            put_half(sums, half);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Products of warpgroups. A warp has rows of its own: it multiplies them when its lanes have come, whatever the others do.
+
+use half::f16;
+
+use super::block::{Block, Words};
+use super::fibers::At;
+use super::float::fma;
+
+/// Which way the cores of a right factor lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    /// A row is a column of the product, and goes along what is summed over.
+    OfColumns,
+    /// A row is one of those that are summed over, and goes along the columns.
+    OfTerms,
+}
+
+/// The two f16 of a word.
+fn pair(word: u32) -> [f32; 2] {
+    [word, word >> 16].map(|half| f16::from_bits(half as u16).to_f32())
+}
+
+/// Byte of the core of 8 tokens and 8 channels in an image.
+pub(super) fn of_image(tokens: usize, channels: usize) -> u32 {
+    (channels * 2048 + tokens * 128) as u32
+}
+
+/// Byte of the core of 8 s and 8 t in a triangle, if it has a place.
+fn of_triangle(s: usize, t: usize) -> Option<u32> {
+    let (low, block) = (t / 4, s / 2);
+    (low == 1 || block < 2)
+        .then_some((low * 2048 + block * 1024 + t % 4 * 256 + s % 2 * 128) as u32)
+}
+
+impl Block<'_> {
+    /// Adds to `sums` the product of `a` and the cores that `core` places, of 8 terms and 8 columns.
+    fn add_product(
+        &self,
+        sums: &mut [f32],
+        a: &[u32],
+        rows: Rows,
+        core: impl Fn(usize, usize) -> Option<u32>,
+    ) {
+        let c = self.running.get() % 4;
+        for (step, a) in a.chunks(4).enumerate() {
+            let mut words = Words::default();
+            words[..4].copy_from_slice(a);
+            let left: Vec<f32> = self
+                .exchange(words, At::Warpgroup)
+                .into_iter()
+                .flat_map(pair)
+                .collect();
+            for (column, sums) in sums.chunks_mut(4).enumerate() {
+                for half in 0..2 {
+                    let Some(address) = core(2 * step + half, column) else {
+                        continue;
+                    };
+                    let terms: [[f32; 8]; 2] = self.terms(address, rows, c);
+                    for (e, terms) in terms.iter().enumerate() {
+                        for (i, &term) in terms.iter().enumerate() {
+                            let at = 8 * half + i;
+                            sums[e] = fma(left[at], term, sums[e]);
+                            sums[2 + e] = fma(left[16 + at], term, sums[2 + e]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The 8 terms of columns 2c and 2c + 1 of a core.
+    fn terms(&self, core: u32, rows: Rows, c: usize) -> [[f32; 8]; 2] {
+        let mut terms = [[0.0; 8]; 2];
+        match rows {
+            Rows::OfTerms => {
+                let [first, second] = &mut terms;
+                for (i, (first, second)) in first.iter_mut().zip(second).enumerate() {
+                    let word: u32 = self.load_shared(core + 16 * i as u32 + 4 * c as u32);
+                    [*first, *second] = pair(word);
+                }
+            }
+            Rows::OfColumns => {
+                for (i, terms) in terms.iter_mut().enumerate() {
+                    let row: [u32; 4] = self.load_shared(core + 16 * (2 * c + i) as u32);
+                    for (terms, word) in terms.chunks_mut(2).zip(row) {
+                        terms.copy_from_slice(&pair(word));
+                    }
+                }
+            }
+        }
+        terms
+    }
+
+    /// This thread's words of the 64 rows of an image at `rows`, of so many channels.
+    pub fn left_factor(&self, rows: u32, channels: usize) -> Vec<u32> {
+        let thread = self.running.get() % 128;
+        let (row, c) = (thread / 32 * 16 + thread % 32 / 4, thread % 4);
+        let word = |i: usize| {
+            let (row, core) = (row + i % 2 * 8, i / 2);
+            let byte = of_image(row / 8, core) + (row % 8 * 16 + 4 * c) as u32;
+            self.load_shared(rows + byte)
+        };
+        (0..channels / 4).map(word).collect()
+    }
+
+    pub fn by_channels(&self, a: &[u32], image: u32) -> [f32; 32] {
+        let mut d = [0.0; 32];
+        let core = |k, n| Some(image + of_image(n, k));
+        self.add_product(&mut d, a, Rows::OfColumns, core);
+        d
+    }
+
+    pub fn by_triangle(&self, a: &[u32], triangle: u32) -> [f32; 32] {
+        let mut d = [0.0; 32];
+        let core = |s, t| of_triangle(s, t).map(|byte| triangle + byte);
+        self.add_product(&mut d, a, Rows::OfTerms, core);
+        d
+    }
+
+    pub fn add_by_tokens(&self, sums: &mut [f32], a: &[u32], image: u32) {
+        let core = |token, n| Some(image + of_image(token, n));
+        self.add_product(sums, a, Rows::OfTerms, core);
+    }
+
+    pub fn add_by_triangle(&self, d: &mut [f32], x: &[u32], triangle: u32) {
+        let core = |s, t| of_triangle(s, t).map(|byte| triangle + byte);
+        self.add_product(d, x, Rows::OfColumns, core);
+    }
+}

@@ -1,0 +1,212 @@
+//! The convolution of a row's tokens: what layer/conv.rs does for one, in its order, for 8 channels or one.
+
+use super::rows::Span;
+use crate::constants::Element;
+use crate::device::float::fma;
+use crate::layer::Place;
+use crate::layer::conv::{TAPS, activate, load_input, load_taps};
+use crate::math::elements::{Raw, bytes_of, load, load_one};
+use crate::step::{PrefillParams, StepConstants};
+
+/// Tokens that a thread convolves at once.
+pub const RUN: usize = 4;
+
+/// What the tokens of a row are convolved from.
+#[derive(Clone, Copy)]
+pub struct Inputs {
+    /// The window before the row, where there is one that is read.
+    window: u64,
+    reads: bool,
+}
+
+impl Inputs {
+    /// Without a convolution.
+    pub const NONE: Self = Self {
+        window: 0,
+        reads: false,
+    };
+
+    /// Of a row at `place`; nothing without a convolution.
+    #[inline(always)]
+    pub fn new(c: &StepConstants, params: &PrefillParams, place: &Place) -> Self {
+        Self {
+            window: place.read_window(c, &params.layer),
+            reads: c.taps != 0 && place.reads(),
+        }
+    }
+
+    /// Input `t` of the row, before it where negative, of `channel` of all D, as it lies in memory.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; `t` is at least 1 - W, and not behind the row.
+    #[inline(always)]
+    pub unsafe fn raw(
+        self,
+        (c, params): (&StepConstants, &PrefillParams),
+        span: &Span,
+        t: i64,
+        channel: u32,
+    ) -> Raw<1> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if t >= 0 {
+                let strides = (params.x_row, c.x_token);
+                let at = span.at(params.layer.x, strides, t as u32, channel, c.x_element);
+                return load_one(at, c.x_element);
+            }
+            if !self.reads {
+                return Raw([0]);
+            }
+            let input = (c.taps as i64 - 1 + t) as u64;
+            let element = channel as u64 * c.read_windows_channel as u64
+                + input * c.read_windows_input as u64;
+            load_input(
+                self.window + element * bytes_of(c.x_element) as u64,
+                c.x_element,
+                true,
+            )
+        }
+    }
+
+    /// y of [`RUN`] tokens from `t` on, those before `end`, and 8 channels from `channel` of all D on: given one token after the
+    /// other, with its number among them; zeros for those that are not there.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; tokens before `end` are the row's.
+    #[inline(always)]
+    pub unsafe fn convolve_run(
+        self,
+        (c, params): (&StepConstants, &PrefillParams),
+        span: &Span,
+        (t, end): (u32, u32),
+        channel: u32,
+        give: impl Fn(u32, [f32; 8]),
+    ) {
+        let (element, wide) = (c.x_element, c.wide_io != 0);
+        let mut x: [Raw<8>; RUN + TAPS - 1] = [Raw([0; 8]); RUN + TAPS - 1];
+        let mut taps = [Raw([0; TAPS]); 8];
+        let mut bias = [0.0f32; 8];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut i = 0;
+            while i < RUN + TAPS - 1 {
+                let input = t as i64 + i as i64 - (TAPS as i64 - 1);
+                if input >= 0 && input < end as i64 {
+                    let strides = (params.x_row, c.x_token);
+                    let at = span.at(params.layer.x, strides, input as u32, channel, element);
+                    x[i] = load::<8>(at, element, wide);
+                } else if i < TAPS - 1 && t < end && i as u32 + c.taps >= TAPS as u32 {
+                    let mut n = 0;
+                    while n < 8 {
+                        let own = channel + n as u32;
+                        let Raw([word]) = self.raw((c, params), span, input, own);
+                        if element == Element::F32 as u32 {
+                            x[i].0[n] = word;
+                        } else {
+                            x[i].0[n / 2] |= word << (16 * (n % 2));
+                        }
+                        n += 1;
+                    }
+                }
+                i += 1;
+            }
+            let mut n = 0;
+            while n < 8 {
+                let own = channel + n as u32;
+                taps[n] = load_taps(c, &params.layer, own);
+                if c.has_conv_bias != 0 {
+                    let element = c.conv_bias_element;
+                    let at = params.layer.conv_bias + own as u64 * bytes_of(element) as u64;
+                    [bias[n]] = load_one(at, element).to_f32(element);
+                }
+                n += 1;
+            }
+        }
+        let mut token = 0;
+        while token < RUN {
+            let mut y = [0.0; 8];
+            if t + (token as u32) < end {
+                let mut sums = bias;
+                let mut i = 0;
+                while i < TAPS {
+                    if i as u32 + c.taps >= TAPS as u32 {
+                        let x = x[token + i].to_f32(element);
+                        let mut n = 0;
+                        while n < 8 {
+                            let tap = taps[n].to_f32(c.conv_weight_element)[i];
+                            sums[n] = fma(tap, x[n], sums[n]);
+                            n += 1;
+                        }
+                    }
+                    i += 1;
+                }
+                y = sums.map(|sum| activate(c.conv_activation, sum));
+            }
+            give(token as u32, y);
+            token += 1;
+        }
+    }
+
+    /// y of token `t` and `N` channels, 1, 2, 4 or 8, from `channel` of all D on.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; the token is there.
+    #[inline(always)]
+    pub unsafe fn convolve<const N: usize>(
+        self,
+        (c, params): (&StepConstants, &PrefillParams),
+        span: &Span,
+        t: u32,
+        channel: u32,
+    ) -> [f32; N] {
+        let mut sums = [0.0f32; N];
+        let mut taps = [[0.0f32; TAPS]; N];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut n = 0;
+            while n < N {
+                let own = channel + n as u32;
+                taps[n] = load_taps(c, &params.layer, own).to_f32(c.conv_weight_element);
+                if c.has_conv_bias != 0 {
+                    let element = c.conv_bias_element;
+                    let at = params.layer.conv_bias + own as u64 * bytes_of(element) as u64;
+                    [sums[n]] = load_one(at, element).to_f32(element);
+                }
+                n += 1;
+            }
+            let mut i = 0;
+            while i < TAPS {
+                if i as u32 >= TAPS as u32 - c.taps {
+                    let input = t as i64 + i as i64 - (TAPS as i64 - 1);
+                    let mut x = [0.0f32; N];
+                    if input >= 0 {
+                        let strides = (params.x_row, c.x_token);
+                        let (base, wide) = (params.layer.x, c.wide_io != 0);
+                        let at = span.at(base, strides, input as u32, channel, c.x_element);
+                        x = load::<N>(at, c.x_element, wide).to_f32(c.x_element);
+                    } else {
+                        n = 0;
+                        while n < N {
+                            let raw = self.raw((c, params), span, input, channel + n as u32);
+                            [x[n]] = raw.to_f32(c.x_element);
+                            n += 1;
+                        }
+                    }
+                    n = 0;
+                    while n < N {
+                        sums[n] = fma(taps[n][i], x[n], sums[n]);
+                        n += 1;
+                    }
+                }
+                i += 1;
+            }
+        }
+        sums.map(|sum| activate(c.conv_activation, sum))
+    }
+}
+
+/// The first channel of all D of q, k or v (0, 1, 2) of a head.
+#[inline(always)]
+pub fn channel_of(c: &StepConstants, of: u32, head: u32, dim: u32) -> u32 {
+    (of * c.h) * dim + head * dim
+}

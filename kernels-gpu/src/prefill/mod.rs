@@ -1,0 +1,90 @@
+//! Any number of tokens, in chunks: docs/prefill.md.
+//!
+//! A row is worked in *pieces*, which end at multiples of [`CHUNK`] tokens of its sequence. A *unit* is a piece of more
+//! than one token: what a block of the preparation works on, and what has a place in the workspace.
+
+pub mod chain;
+pub mod convolution;
+pub mod output;
+pub mod prepare;
+pub mod rows;
+pub mod single;
+pub mod state;
+pub mod values;
+pub mod windows;
+
+use crate::device::warp::{lane_id, warp_shuffle_idx};
+use crate::device::warpgroup::TRIANGLE_BYTES;
+
+/// Tokens of a whole piece, C.
+pub const CHUNK: u32 = 64;
+
+// What the preparation makes of a unit and a query/key head, in the workspace as in shared memory: an image of k̂ and q̂, and
+// of each of its value heads T, P and factors.
+
+/// Byte of the image's q̂: its tokens are 64 to 128.
+pub const QUERIES: u32 = 1024;
+/// Byte of a head's P; T is at its beginning.
+pub const P: u32 = TRIANGLE_BYTES;
+/// Byte of a head's factors, f32: of every token that of S k̂, that of S q̂ and that of δ where it becomes a part of the state;
+/// and the decay of the whole piece.
+pub const FACTORS: u32 = 2 * TRIANGLE_BYTES;
+/// Bytes of the factors of one kind.
+pub const FACTOR_BYTES: u32 = 4 * CHUNK;
+/// Bytes of what is a value head's.
+pub const HEAD_BYTES: u32 = FACTORS + 3 * FACTOR_BYTES + 128;
+
+/// Bytes of an image of K channels.
+#[must_use]
+pub const fn image_bytes(k: u32) -> u32 {
+    k / 8 * 2048
+}
+
+/// The same number of this thread, of which the compiler does not know that it is the same for every piece: else it keeps what
+/// follows from it, addresses above all, from piece to piece, in registers that there are not. All lanes of the warp come.
+#[inline(always)]
+fn anew(x: u32) -> u32 {
+    warp_shuffle_idx(f32::from_bits(x), lane_id()).to_bits()
+}
+
+/// Most units of rows that end with token `end` of the packed ones, `rows` of them: those of the next row begin there,
+/// so that a row finds its units without a look at the others.
+///
+/// A row of n tokens has at most ⌊(n + C - 2)/C⌋ units if it begins at a multiple of C, else ⌊(n + 2C - 4)/C⌋; sums of
+/// floors are at most the floor of the sum.
+#[must_use]
+#[inline(always)]
+pub const fn units(end: u64, rows: u64, positions: bool) -> u64 {
+    let more = if positions { 2 * CHUNK - 4 } else { CHUNK - 2 };
+    (end + rows * more as u64) / CHUNK as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CHUNK, units};
+
+    /// Pieces of more than one token of a row of `tokens` that begins at `position`.
+    fn count(position: u64, tokens: u64) -> u64 {
+        let chunk = u64::from(CHUNK);
+        let mut at = position;
+        let mut count = 0;
+        while at < position + tokens {
+            let end = (at / chunk * chunk + chunk).min(position + tokens);
+            count += u64::from(end - at > 1);
+            at = end;
+        }
+        count
+    }
+
+    #[test]
+    fn a_row_has_room_for_its_units() {
+        for tokens in 0..300 {
+            assert!(count(0, tokens) <= units(tokens, 1, false), "{tokens}");
+            let most = (0..64).map(|position| count(position, tokens)).max();
+            assert!(most <= Some(units(tokens, 1, true)), "{tokens}");
+        }
+        // Nothing to spare where a row is whole chunks and two tokens.
+        assert_eq!((count(0, 66), units(66, 1, false)), (2, 2));
+        assert_eq!((count(62, 68), units(68, 1, true)), (3, 3));
+    }
+}

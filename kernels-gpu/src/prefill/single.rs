@@ -1,0 +1,247 @@
+//! A piece of one token: what GDN decode does with an f32 state, sum by sum in its order, from a state that lies as
+//! [`super::state::Places`] has it.
+//!
+//! K-last: K/8 lanes, l of which has channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then the farthest lanes
+//! first. V-last: pairs of channels, then neighbours first.
+
+use super::anew;
+use super::convolution::{Inputs, channel_of};
+use super::rows::Span;
+use crate::device::float::fma;
+use crate::device::shared::{load_shared_b32, store_shared_b32};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::math::delta_rule::Factors;
+use crate::math::elements::{self, load, load_one};
+use crate::math::gate;
+use crate::math::reduce::{butterfly_sum, dot};
+use crate::row::Row;
+use crate::step::{PrefillParams, StepConstants};
+
+use super::prepare::gates_of;
+
+/// q or k of a token.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    address: u64,
+    element: u32,
+    with: (&'a StepConstants, &'a PrefillParams),
+    /// Its K values in shared memory, where they are convolved.
+    staged: u32,
+}
+
+impl Source<'_> {
+    /// `N` channels from `first` on.
+    #[inline(always)]
+    unsafe fn load<const N: usize>(self, first: u32) -> [f32; N] {
+        let address = self.address + (first * elements::bytes_of(self.element)) as u64;
+        let wide = self.with.0.wide_io != 0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.with.0.taps != 0 {
+                let mut values = [0.0; N];
+                let mut i = 0;
+                while i < N {
+                    let place = self.staged + 4 * (first + i as u32);
+                    values[i] = f32::from_bits(load_shared_b32(place));
+                    i += 1;
+                }
+                return values;
+            }
+            load::<N>(address, self.element, wide).to_f32(self.element)
+        }
+    }
+
+    /// This thread's channels 8 j + 2 c and the next.
+    #[inline(always)]
+    unsafe fn own<const K: u32>(self) -> [f32; 32] {
+        let mut own = [0.0; 32];
+        let mut j = 0;
+        while j < K as usize / 8 {
+            // SAFETY: the caller's promise.
+            let pair: [f32; 2] = unsafe { self.load::<2>(8 * j as u32 + lane_id() % 4 * 2) };
+            [own[2 * j], own[2 * j + 1]] = pair;
+            j += 1;
+        }
+        own
+    }
+}
+
+/// Σ s x over the channels of both rows of a thread, in the order of the layout. All lanes come, and have the sums.
+#[inline(always)]
+fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [f32; 2] {
+    let at = |half: usize, j: usize| {
+        let i = 4 * j + 2 * half;
+        ([s[i], s[i + 1]], [x[2 * j], x[2 * j + 1]])
+    };
+    let mut sums = [0.0; 2];
+    let mut half = 0;
+    while half < 2 {
+        let mut parts = [0.0f32; 16];
+        // In runs of neighbours, then between these: K-last has two channels in each of two lanes, twice.
+        let mut count = K as usize / 8;
+        if V_LAST {
+            let mut j = 0;
+            while j < count {
+                let ([s0, s1], [x0, x1]) = at(half, j);
+                let mut sum = fma(s1, x1, s0 * x0);
+                sum += warp_shuffle_xor(sum, 1);
+                parts[j] = sum + warp_shuffle_xor(sum, 2);
+                j += 1;
+            }
+            while count > 1 {
+                count /= 2;
+                let mut j = 0;
+                while j < count {
+                    parts[j] = parts[2 * j] + parts[2 * j + 1];
+                    j += 1;
+                }
+            }
+            sums[half] = parts[0];
+        } else {
+            count /= 2;
+            let mut j = 0;
+            while j < count {
+                let (s0, x0) = at(half, j);
+                let (s1, x1) = at(half, j + count);
+                let more =
+                    |sum: f32, s: [f32; 2], x: [f32; 2]| fma(s[1], x[1], fma(s[0], x[0], sum));
+                let first = more(0.0, s0, x0);
+                let second = more(warp_shuffle_xor(first, 1), s0, x0);
+                let third = more(warp_shuffle_xor(second, 1), s1, x1);
+                parts[j] = more(warp_shuffle_xor(third, 1), s1, x1);
+                j += 1;
+            }
+            while count > 1 {
+                count /= 2;
+                let mut j = 0;
+                while j < count {
+                    parts[j] += parts[j + count];
+                    j += 1;
+                }
+            }
+            // The lanes with an odd c have whole runs.
+            let sum = parts[0] + warp_shuffle_xor(parts[0], 2);
+            let other = warp_shuffle_xor(sum, 1);
+            sums[half] = if lane_id() % 2 == 1 { sum } else { other };
+        }
+        half += 1;
+    }
+    sums
+}
+
+/// Bytes of what [`stage`] stores.
+pub const fn staged_bytes(k: u32) -> u32 {
+    8 * k
+}
+
+/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory: those of the `threads` that come.
+/// A barrier follows.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the token is there; the bytes are these threads' to write.
+#[inline(always)]
+pub unsafe fn stage<const K: u32>(
+    (c, params): (&StepConstants, &PrefillParams),
+    (span, inputs): (&Span, Inputs),
+    (h, t): (u32, u32),
+    staged: u32,
+    threads: u32,
+) {
+    let mut i = anew(thread_idx_x());
+    while i < 2 * K {
+        let channel = channel_of(c, i / K, h, K) + i % K;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [y] = inputs.convolve::<1>((c, params), span, t, channel);
+            store_shared_b32(staged + 4 * i, y.to_bits());
+        }
+        i += threads;
+    }
+}
+
+/// Advances the rows by token `t`; `row` is the first of this thread's two rows of the state, `staged`
+/// what [`stage`] stored where there is a convolution. Returns o of both.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the token is there; all lanes of the warp come.
+#[inline(always)]
+pub unsafe fn advance<const K: u32, const V_LAST: bool>(
+    (c, params): (&StepConstants, &PrefillParams),
+    (span, inputs): (&Span, Inputs),
+    of: Row,
+    t: u32,
+    s: &mut [f32; 64],
+    (row, staged): (u32, u32),
+) -> [f32; 2] {
+    let step = &params.layer.step;
+    let (q, k) = ((params.q_row, c.q_token), (params.k_row, c.k_token));
+    let q = Source {
+        address: span.at(step.q, q, t, of.h * c.q_head, c.q_element),
+        element: c.q_element,
+        with: (c, params),
+        staged,
+    };
+    let k = Source {
+        address: span.at(step.k, k, t, of.h * c.k_head, c.k_element),
+        element: c.k_element,
+        staged: staged + 4 * K,
+        ..q
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let norms = if V_LAST {
+            let (k, q) = if K == 128 {
+                (k.load::<4>(4 * lane_id()), q.load::<4>(4 * lane_id()))
+            } else {
+                let pad = |[x, y]: [f32; 2]| [x, y, 0.0, 0.0];
+                (
+                    pad(k.load::<2>(2 * lane_id())),
+                    pad(q.load::<2>(2 * lane_id())),
+                )
+            };
+            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
+        } else {
+            let lane = lane_id() % (K / 8);
+            let both = |x: Source| {
+                let (a, b) = (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane));
+                [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
+            };
+            let (k, q) = (both(k), both(q));
+            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, K / 8)
+        };
+        let (log, beta) = gates_of(c, params, span, t, of.hv);
+        let scale = f32::from_bits(c.scale);
+        let factors = Factors::new(c.l2norm != 0, scale, norms, (gate::exp(log), beta));
+        let (k, q) = (k.own::<K>(), q.own::<K>());
+        let sk = products::<K, V_LAST>(s, &k);
+        let sq = products::<K, V_LAST>(s, &q);
+        let mut o = [0.0; 2];
+        let mut half = 0;
+        while half < 2 {
+            let own = row + 8 * half as u32;
+            let v = if c.taps != 0 {
+                let channel = channel_of(c, 2, of.hv, K) + own;
+                let [v] = inputs.convolve::<1>((c, params), span, t, channel);
+                v
+            } else {
+                let strides = (params.v_row, c.v_token);
+                let at = span.at(step.v, strides, t, of.hv * c.v_head + own, c.v_element);
+                let [v] = load_one(at, c.v_element).to_f32(c.v_element);
+                v
+            };
+            let delta = factors.delta(v, sk[half]);
+            o[half] = factors.output(sq[half], delta);
+            let step = delta * factors.k;
+            let mut j = 0;
+            while j < K as usize / 8 {
+                let i = 4 * j + 2 * half;
+                s[i] = fma(step, k[2 * j], factors.decay * s[i]);
+                s[i + 1] = fma(step, k[2 * j + 1], factors.decay * s[i + 1]);
+                j += 1;
+            }
+            half += 1;
+        }
+        o
+    }
+}

@@ -1,0 +1,205 @@
+//! v of a piece, for a warpgroup's 64 rows of a state, as the sums of a product: rows are those of the state, columns are
+//! tokens.
+//!
+//! They come through shared memory: a tile of 64 tokens of 128 bytes, whose 16-byte pieces trade places with the token. Where
+//! v is of 16 bits and can be loaded 16 bytes at a time it is; else the preparation leaves tiles in f16
+//! ([`StepConstants::makes_values`]).
+
+use super::CHUNK;
+use super::convolution::{Inputs, RUN, channel_of};
+use super::prepare::Place;
+use super::rows::{Piece, Span};
+use crate::constants::Element;
+use crate::device::float::{f16_to_f32, pack_f16x2};
+use crate::device::global::{load_b128, prefetch as prefetch_line};
+use crate::device::shared::{load_matrices_transposed, store_shared_b128};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::lane_id;
+use crate::math::elements::{self, bf16_to_f32};
+use crate::step::{PrefillParams, StepConstants};
+
+/// Bytes of a tile.
+pub const TILE_BYTES: u32 = 64 * 128;
+
+/// Byte of a piece of 8 channels of a token in a tile.
+#[inline(always)]
+pub fn tile_piece(token: u32, piece: u32) -> u32 {
+    token * 128 + (piece ^ (token % 8)) * 16
+}
+
+/// Byte that a lane names of four matrices of a tile, of tokens 16 `i` .. 16 `i` + 16 and 16 channels of its warp: 8 tokens of
+/// the first 8 channels, then of the others, then the next 8 tokens of both.
+#[inline(always)]
+pub fn tile_matrix(i: u32) -> u32 {
+    let (matrix, line) = (lane_id() / 8, lane_id() % 8);
+    let warp = thread_idx_x() / 32 % 4;
+    tile_piece(16 * i + matrix / 2 * 8 + line, 2 * warp + matrix % 2)
+}
+
+/// Byte of an f32 in a tile of half the tokens, of 64 channels: 8 of these trade places with the token, so that neither a
+/// token's nor a product's elements meet in a bank.
+#[inline(always)]
+pub fn half_tile(token: u32, channel: u32) -> u32 {
+    token * 256 + (channel ^ (token / 2 % 4 * 8)) * 4
+}
+
+/// Bytes of the tiles that the preparation makes of a value head of `dim` channels.
+#[inline(always)]
+pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
+    if c.makes_values() {
+        dim / 64 * TILE_BYTES
+    } else {
+        0
+    }
+}
+
+/// Bytes between so many tokens of 16-bit elements.
+#[inline(always)]
+pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
+    2 * tokens as u64 * stride as u64
+}
+
+/// A thread's part of v of a piece, as it lies in memory: 8 channels of four tokens.
+pub type Raw = [[u32; 4]; 4];
+
+/// Loads this thread's part of `piece`, of its warpgroup's 64 channels from `channel` of a token on; zeros for tokens that are
+/// not there.
+///
+/// By way of registers: a copy that is under way holds up the next product.
+///
+/// # Safety
+/// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time.
+#[inline(always)]
+pub unsafe fn load(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, piece): (&Span, Piece),
+    channel: u32,
+) -> Raw {
+    let (token, part) = (thread_idx_x() % 128 / 8, thread_idx_x() % 8);
+    let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
+    let (t, channel) = (piece.start + token, channel + 8 * part);
+    let from = span.at(base, strides, t, channel, c.v_element);
+    let mut raw: Raw = [[0; 4]; 4];
+    let mut i = 0;
+    while i < 4 {
+        if token + 16 * (i as u32) < piece.count {
+            // SAFETY: the caller's promise; the token is there.
+            raw[i] = unsafe { load_b128(from + i as u64 * tokens_apart(16, c.v_token)) };
+        }
+        i += 1;
+    }
+    raw
+}
+
+/// Says that they will be wanted.
+#[inline(always)]
+pub fn prefetch(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, piece): (&Span, Piece),
+    channel: u32,
+) {
+    // A line of a token has 64 channels.
+    let token = thread_idx_x() % 128;
+    if token < piece.count {
+        let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
+        prefetch_line(span.at(base, strides, piece.start + token, channel, c.v_element));
+    }
+}
+
+/// Stores them to the tile of the warpgroup.
+///
+/// # Safety
+/// `tile` is the warpgroup's to write.
+#[inline(always)]
+pub unsafe fn store(raw: Raw, tile: u32) {
+    let thread = thread_idx_x() % 128;
+    let mut i = 0;
+    while i < 4 {
+        let place = tile + tile_piece(thread / 8 + 16 * i as u32, thread % 8);
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b128(place, raw[i]) };
+        i += 1;
+    }
+}
+
+/// Makes the tiles of value head `hv`, of `dim` channels; `threads` come, with the numbers from 0 on.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the tiles are these threads' to write.
+#[inline(always)]
+pub unsafe fn make(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, piece, inputs): (&Span, Piece, Inputs),
+    (hv, dim): (u32, u32),
+    (thread, threads): (u32, u32),
+    out: impl Place,
+) {
+    let part = thread % (dim / 8);
+    let give = |token: u32, v: [f32; 8]| {
+        let pair = |i: usize| pack_f16x2(v[2 * i], v[2 * i + 1]);
+        let byte = part / 8 * TILE_BYTES + tile_piece(token, part % 8);
+        // SAFETY: the caller's promise; a thread has its own tokens' channels.
+        unsafe { out.store_b128(byte, [pair(0), pair(1), pair(2), pair(3)]) };
+    };
+    if c.taps != 0 {
+        let channel = channel_of(c, 2, hv, dim) + 8 * part;
+        let mut first = RUN as u32 * (thread / (dim / 8));
+        while first < CHUNK {
+            let (t, end) = (piece.start + first, piece.start + piece.count);
+            // SAFETY: the caller's promise.
+            unsafe {
+                inputs.convolve_run((c, params), span, (t, end), channel, |token, v| {
+                    give(first + token, v);
+                });
+            }
+            first += RUN as u32 * (threads / (dim / 8));
+        }
+        return;
+    }
+    let mut token = thread / (dim / 8);
+    while token < CHUNK {
+        let mut v = [0.0; 8];
+        let t = piece.start + token;
+        // SAFETY: the caller's promise; the token is there.
+        unsafe {
+            if token < piece.count {
+                let (base, channel) = (params.layer.step.v, hv * c.v_head + 8 * part);
+                let strides = (params.v_row, c.v_token);
+                let at = span.at(base, strides, t, channel, c.v_element);
+                v = elements::load::<8>(at, c.v_element, c.wide_io != 0).to_f32(c.v_element);
+            }
+        }
+        give(token, v);
+        token += threads / (dim / 8);
+    }
+}
+
+/// This thread's elements of 32 tokens, those from `first` on, 0 or 32.
+///
+/// # Safety
+/// The tile is there.
+#[inline(always)]
+pub unsafe fn of_tile(c: &StepConstants, tile: u32, first: u32) -> [f32; 16] {
+    let mut v = [0.0; 16];
+    let mut i = 0;
+    while i < 2 {
+        // SAFETY: the caller's promise.
+        let words = unsafe { load_matrices_transposed(tile + tile_matrix(first / 16 + i as u32)) };
+        let mut m = 0;
+        while m < 4 {
+            let at = 8 * i + 4 * (m / 2) + 2 * (m % 2);
+            let word = words[m];
+            [v[at], v[at + 1]] = if c.v_element == Element::Bf16 as u32 && !c.makes_values() {
+                [bf16_to_f32(word as u16), f32::from_bits(word & 0xffff_0000)]
+            } else {
+                [f16_to_f32(word as u16), f16_to_f32((word >> 16) as u16)]
+            };
+            m += 1;
+        }
+        i += 1;
+    }
+    v
+}

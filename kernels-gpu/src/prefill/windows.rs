@@ -1,0 +1,89 @@
+//! The windows after a row's last token and after its checkpoints.
+
+use super::convolution::Inputs;
+use super::rows::Span;
+use crate::layer::Place;
+use crate::layer::conv::{TAPS, store_element};
+use crate::math::elements::{Raw, bytes_of};
+use crate::state::{is_live, slot_of};
+use crate::step::{PrefillParams, StepConstants};
+
+/// Stores the windows of `channel` of all D of a row.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the row has tokens and a place; nobody else touches the channel's windows.
+#[inline(always)]
+pub unsafe fn store(
+    c: &StepConstants,
+    params: &PrefillParams,
+    span: &Span,
+    place: &Place,
+    channel: u32,
+) {
+    let inputs = Inputs::new(c, params, place);
+    // SAFETY: the caller's promise. The last window is loaded before any is stored.
+    unsafe {
+        let last = load(c, params, inputs, span, span.count, channel);
+        if c.checkpoint_every != 0 {
+            let every = c.checkpoint_every as u64;
+            let before = span.position / every;
+            let mut number = 0;
+            while number < params.checkpoints as u64 {
+                let end = (before + number + 1) * every - span.position;
+                if end > span.count as u64 {
+                    break;
+                }
+                let at = span.b as u64 * params.checkpoint_slots_row as u64 + number;
+                let slot = slot_of(params.checkpoint_slots, c.checkpoint_index, at, u64::MAX);
+                if is_live(slot, params.layer.write_windows_slots, c.null_slot) {
+                    let first = slot * c.write_windows_slot as u64 * bytes_of(c.x_element) as u64;
+                    let window = load(c, params, inputs, span, end as u32, channel);
+                    put(c, params.layer.write_windows + first, channel, window);
+                }
+                number += 1;
+            }
+        }
+        if c.update_state != 0 {
+            put(c, place.write_window(c, &params.layer), channel, last);
+        }
+    }
+}
+
+/// The inputs before token `end`, the last in the last place.
+#[inline(always)]
+unsafe fn load(
+    c: &StepConstants,
+    params: &PrefillParams,
+    inputs: Inputs,
+    span: &Span,
+    end: u32,
+    channel: u32,
+) -> [Raw<1>; TAPS - 1] {
+    let mut window = [Raw([0]); TAPS - 1];
+    let mut i = 0;
+    while i < TAPS - 1 {
+        if i as u32 >= TAPS as u32 - c.taps {
+            let t = end as i64 + i as i64 - (TAPS as i64 - 1);
+            // SAFETY: the caller's promise.
+            window[i] = unsafe { inputs.raw((c, params), span, t, channel) };
+        }
+        i += 1;
+    }
+    window
+}
+
+#[inline(always)]
+unsafe fn put(c: &StepConstants, window: u64, channel: u32, inputs: [Raw<1>; TAPS - 1]) {
+    let mut i = 0;
+    while i < TAPS - 1 {
+        let absent = TAPS as u32 - c.taps;
+        if i as u32 >= absent {
+            let element = channel as u64 * c.write_windows_channel as u64
+                + (i as u32 - absent) as u64 * c.write_windows_input as u64;
+            let address = window + element * bytes_of(c.x_element) as u64;
+            // SAFETY: the caller's promise.
+            unsafe { store_element(c.x_element, address, inputs[i]) };
+        }
+        i += 1;
+    }
+}

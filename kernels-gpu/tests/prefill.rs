@@ -1,0 +1,1090 @@
+//! GDN prefill in the simulator against the recurrence in f64.
+
+use gated_delta_kernels::constants::{Constants, Element, Index};
+use gated_delta_kernels::device::sim::{self, Fault, Launch, Region};
+use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::kernels::device_contract::{
+    DeviceContractConstants, DeviceContractParams, WARPGROUP_RESULTS, matrix_element,
+};
+use gated_delta_kernels::launch::{Family, LaunchShape, Layout};
+use gated_delta_kernels::prefill::units;
+use gated_delta_kernels::step::{Activation, PrefillParams, StepConstants};
+use half::{bf16, f16};
+
+/// A launch's tensors and how they are given.
+#[derive(Clone)]
+struct Case {
+    entry: Entry,
+    heads: usize,
+    ratio: usize,
+    tiled: bool,
+    l2norm: bool,
+    element: Element,
+    lengths: Vec<usize>,
+    positions: Option<Vec<i64>>,
+    /// Slots that each row starts from and leaves.
+    read: Vec<i64>,
+    write: Vec<i64>,
+    fresh: Option<Vec<i64>>,
+    every: usize,
+    checkpoints: Vec<Vec<i64>>,
+    slots: usize,
+    seed: u64,
+    /// Log decays go from this to 0.
+    fastest: f64,
+    beta: f64,
+    equal_keys: bool,
+    value: f64,
+    /// Lengths whose tokens are drawn, of which the rows have the first.
+    take: Option<Vec<usize>>,
+    /// A token whose k is NaN.
+    poison: Option<usize>,
+    /// What is launched instead, where rows have one token.
+    decode: Option<Entry>,
+    /// W of a convolution; 0: none.
+    taps: usize,
+    norm: bool,
+}
+
+/// Numbers in [0, 1).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as f64 / (1u64 << 31) as f64
+    }
+
+    /// About normal.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.next()).sum::<f64>() - 6.0
+    }
+}
+
+/// Elements of a tensor as they lie in memory.
+#[derive(Clone)]
+struct Tensor {
+    element: Element,
+    bytes: Vec<u128>,
+    len: usize,
+}
+
+impl Tensor {
+    fn new(element: Element, values: &[f64]) -> Self {
+        let size = if element == Element::F32 { 4 } else { 2 };
+        let mut bytes = vec![u128::MAX; (values.len() * size).div_ceil(16)];
+        let of: Vec<u8> = values
+            .iter()
+            .flat_map(|&value| match element {
+                Element::F32 => (value as f32).to_le_bytes().to_vec(),
+                Element::Bf16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+                Element::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+            })
+            .collect();
+        bytemuck::cast_slice_mut(&mut bytes)[..of.len()].copy_from_slice(&of);
+        Self {
+            element,
+            bytes,
+            len: values.len(),
+        }
+    }
+
+    fn values(&self) -> Vec<f64> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.bytes);
+        match self.element {
+            Element::F32 => bytemuck::cast_slice::<u8, f32>(bytes)[..self.len]
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect(),
+            _ => bytemuck::cast_slice::<u8, u16>(bytes)[..self.len]
+                .iter()
+                .map(|&bits| {
+                    if self.element == Element::Bf16 {
+                        bf16::from_bits(bits).to_f64()
+                    } else {
+                        f16::from_bits(bits).to_f64()
+                    }
+                })
+                .collect(),
+        }
+    }
+
+    fn address(&mut self) -> u64 {
+        self.bytes.as_mut_ptr().expose_provenance() as u64
+    }
+
+    fn region(&mut self, name: &'static str, writable: bool) -> Region {
+        region(
+            name,
+            self.address(),
+            if self.element == Element::F32 { 4 } else { 2 },
+            self.len,
+            writable,
+        )
+    }
+}
+
+fn region(
+    name: &'static str,
+    address: u64,
+    element_bytes: usize,
+    len: usize,
+    writable: bool,
+) -> Region {
+    Region {
+        name,
+        address,
+        element_bytes,
+        dims: vec![len],
+        strides: vec![1],
+        writable,
+    }
+}
+
+/// What a launch is of, and what it left.
+struct Done {
+    case: Case,
+    x: Vec<f64>,
+    weight: Vec<f64>,
+    windows_before: Vec<f64>,
+    windows: Vec<f64>,
+    z: Vec<f64>,
+    norm_weight: Vec<f64>,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    g: Vec<f64>,
+    b: Vec<f64>,
+    before: Vec<f64>,
+    o: Vec<f64>,
+    pool: Vec<f64>,
+}
+
+impl Case {
+    fn new(entry: Entry, lengths: &[usize]) -> Self {
+        let rows = lengths.len() as i64;
+        Self {
+            entry,
+            heads: 1,
+            ratio: 2,
+            tiled: false,
+            l2norm: true,
+            element: Element::Bf16,
+            lengths: lengths.to_vec(),
+            positions: None,
+            read: (0..rows).collect(),
+            write: (0..rows).collect(),
+            fresh: None,
+            every: 0,
+            checkpoints: Vec::new(),
+            slots: lengths.len() + 4,
+            seed: 1,
+            fastest: -0.2,
+            beta: 1.0,
+            equal_keys: false,
+            value: 1.0,
+            take: None,
+            poison: None,
+            decode: None,
+            taps: 0,
+            norm: false,
+        }
+    }
+
+    fn dims(&self) -> (usize, usize, usize) {
+        let computes = self.entry.computes().unwrap();
+        (
+            self.heads * self.ratio,
+            computes.k as usize,
+            computes.v as usize,
+        )
+    }
+
+    fn prepare(&self) -> Entry {
+        match self.dims().1 {
+            128 => Entry::gdn_prefill_prepare_k128,
+            _ => Entry::gdn_prefill_prepare_k64,
+        }
+    }
+
+    fn run(&self) -> Result<Done, Fault> {
+        let (value_heads, k_dim, v_dim) = self.dims();
+        let computes = self.entry.computes().unwrap();
+        let rows = self.lengths.len();
+        let total: usize = self.lengths.iter().sum();
+        let drawn = self
+            .take
+            .as_ref()
+            .map_or(total, |lengths| lengths.iter().sum());
+        let mut random = Random(self.seed);
+        let mut draw = |n: usize, f: &mut dyn FnMut(&mut Random) -> f64| -> Vec<f64> {
+            (0..n).map(|_| f(&mut random)).collect()
+        };
+        let qs = draw(drawn * self.heads * k_dim, &mut Random::normal);
+        let mut ks = draw(drawn * self.heads * k_dim, &mut Random::normal);
+        if self.equal_keys {
+            let first = ks[..self.heads * k_dim].to_vec();
+            for (i, k) in ks.iter_mut().enumerate() {
+                *k = first[i % first.len()] + 0.01 * *k;
+            }
+        }
+        if !self.l2norm {
+            ks.iter_mut().for_each(|k| *k /= (k_dim as f64).sqrt());
+        }
+        if let Some(token) = self.poison {
+            ks[token * self.heads * k_dim] = f64::NAN;
+        }
+        let vs = draw(drawn * value_heads * v_dim, &mut |r| {
+            self.value * r.normal()
+        });
+        let gs = draw(drawn * value_heads, &mut |r| self.fastest * r.next());
+        let bs = draw(drawn * value_heads, &mut |r| {
+            if self.equal_keys {
+                self.beta
+            } else {
+                self.beta * r.next()
+            }
+        });
+        let states = draw(self.slots * value_heads * k_dim * v_dim, &mut |r| {
+            self.value * 0.3 * r.normal()
+        });
+        let channels = (2 * self.heads + value_heads) * k_dim;
+        let inputs = self.taps.saturating_sub(1);
+        let xs = draw(drawn * channels * self.taps.min(1), &mut Random::normal);
+        let weights = draw(channels * self.taps, &mut |r| 0.5 * r.normal());
+        let olds = draw(self.slots * channels * inputs, &mut Random::normal);
+        let zs = draw(drawn * value_heads * v_dim, &mut Random::normal);
+        let norms = draw(v_dim, &mut |r| 1.0 + 0.1 * r.normal());
+        let mut x = Tensor::new(self.element, &xs);
+        let mut weight = Tensor::new(self.element, &weights);
+        let mut windows = Tensor::new(self.element, &olds);
+        let windows_before = windows.values();
+        let mut z = Tensor::new(self.element, &zs);
+        let mut norm_weight = Tensor::new(Element::F32, &norms);
+        let mut q = Tensor::new(self.element, &qs);
+        let mut k = Tensor::new(self.element, &ks);
+        let mut v = Tensor::new(self.element, &vs);
+        let mut g = Tensor::new(Element::F32, &gs);
+        let mut b = Tensor::new(Element::F32, &bs);
+        let mut o = Tensor::new(self.element, &vec![f64::NAN; total * value_heads * v_dim]);
+        let mut pool = Tensor::new(computes.state, &states);
+        let before = pool.values();
+        let mut seqlens = vec![0i32];
+        for &length in &self.lengths {
+            seqlens.push(seqlens.last().unwrap() + length as i32);
+        }
+        let mut positions = self.positions.clone().unwrap_or_default();
+        let (mut read, mut write) = (self.read.clone(), self.write.clone());
+        let mut fresh = self.fresh.clone().unwrap_or_default();
+        let columns = self.checkpoints.iter().map(Vec::len).max().unwrap_or(0);
+        let mut checkpoints: Vec<i64> = (0..rows * columns)
+            .map(|i| {
+                self.checkpoints
+                    .get(i / columns)
+                    .and_then(|row| row.get(i % columns))
+                    .copied()
+                    .unwrap_or(-1)
+            })
+            .collect();
+        let has_positions = self.positions.is_some();
+        let units = units(total as u64, rows as u64, has_positions);
+        let bytes = u64::from(
+            self.prepare()
+                .workspace_bytes_per_unit(self.ratio as u32, true),
+        ) * self.heads as u64
+            * units;
+        let mut workspace = vec![u128::MAX; bytes as usize / 16];
+
+        let at = |pointer: *mut i64| pointer.expose_provenance() as u64;
+        let mut params: PrefillParams = bytemuck::Zeroable::zeroed();
+        let step = &mut params.layer.step;
+        (step.q, step.k, step.v, step.o) = (q.address(), k.address(), v.address(), o.address());
+        (step.g, step.b) = (g.address(), b.address());
+        if self.taps > 0 {
+            (step.q, step.k, step.v) = (0, 0, 0);
+        }
+        (step.read_pool, step.write_pool) = (pool.address(), pool.address());
+        (step.read_pool_slots, step.write_pool_slots) = (self.slots as u32, self.slots as u32);
+        (step.read_slots, step.write_slots) = (at(read.as_mut_ptr()), at(write.as_mut_ptr()));
+        step.fresh = at(fresh.as_mut_ptr());
+        step.cu_seqlens = seqlens.as_mut_ptr().expose_provenance() as u64;
+        step.total_tokens = total as u32;
+        let layer = &mut params.layer;
+        (layer.x, layer.conv_weight) = (x.address(), weight.address());
+        (layer.read_windows, layer.write_windows) = (windows.address(), windows.address());
+        (layer.read_windows_slots, layer.write_windows_slots) =
+            (self.slots as u32, self.slots as u32);
+        (layer.z, layer.norm_weight) = (z.address(), norm_weight.address());
+        params.positions = at(positions.as_mut_ptr());
+        params.checkpoint_slots = at(checkpoints.as_mut_ptr());
+        (params.checkpoints, params.checkpoint_slots_row) = (columns as u32, columns as u32);
+        params.workspace = workspace.as_mut_ptr().expose_provenance() as u64;
+        params.rows = rows as u32;
+
+        let mut c: StepConstants = bytemuck::Zeroable::zeroed();
+        (c.h, c.ratio, c.tiled) = (self.heads as u32, self.ratio as u32, u32::from(self.tiled));
+        c.l2norm = u32::from(self.l2norm);
+        c.scale = (1.0 / (k_dim as f32).sqrt()).to_bits();
+        c.update_state = 1;
+        c.null_slot = u32::MAX;
+        (c.read_index, c.write_index) = (Index::I64 as u32, Index::I64 as u32);
+        c.cu_seqlens_index = Index::I32 as u32;
+        c.positions_index = if has_positions { Index::I64 as u32 } else { 0 };
+        c.fresh_index = if self.fresh.is_some() {
+            Index::I64 as u32
+        } else {
+            0
+        };
+        c.checkpoint_index = Index::I64 as u32;
+        c.checkpoint_every = self.every as u32;
+        (c.q_element, c.k_element, c.v_element, c.o_element) = (
+            self.element as u32,
+            self.element as u32,
+            self.element as u32,
+            self.element as u32,
+        );
+        (c.g_element, c.b_element) = (Element::F32 as u32, Element::F32 as u32);
+        (c.wide_io, c.wide_state) = (1, 1);
+        (c.q_token, c.q_head) = ((self.heads * k_dim) as u32, k_dim as u32);
+        (c.k_token, c.k_head) = (c.q_token, c.q_head);
+        (c.v_token, c.v_head) = ((value_heads * v_dim) as u32, v_dim as u32);
+        (c.o_token, c.o_head) = (c.v_token, c.v_head);
+        (c.g_token, c.g_head, c.b_token) = (value_heads as u32, 1, value_heads as u32);
+        c.read_slot = (value_heads * k_dim * v_dim) as u32;
+        c.write_slot = c.read_slot;
+
+        (c.taps, c.conv_activation) = (self.taps as u32, Activation::Silu as u32);
+        (c.x_element, c.conv_weight_element) = (self.element as u32, self.element as u32);
+        c.wide_conv_weight = u32::from(self.taps == 4);
+        (c.x_token, c.conv_weight_channel) = (channels as u32, self.taps as u32);
+        (c.read_windows_channel, c.read_windows_input) = (inputs as u32, 1);
+        c.read_windows_slot = (channels * inputs) as u32;
+        c.write_windows_slot = c.read_windows_slot;
+        (c.write_windows_channel, c.write_windows_input) = (inputs as u32, 1);
+        (c.has_norm, c.norm_activation) = (u32::from(self.norm), Activation::Silu as u32);
+        c.norm_eps = 1e-6f32.to_bits();
+        (c.z_element, c.norm_weight_element) = (self.element as u32, Element::F32 as u32);
+        (c.wide_norm, c.z_token, c.z_head) = (1, (value_heads * v_dim) as u32, v_dim as u32);
+
+        let regions = [
+            x.region("x", false),
+            weight.region("conv_weight", false),
+            windows.region("windows", true),
+            z.region("z", false),
+            norm_weight.region("norm_weight", false),
+            q.region("q", false),
+            k.region("k", false),
+            v.region("v", false),
+            g.region("g", false),
+            b.region("b", false),
+            o.region("o", true),
+            pool.region("pool", true),
+            region("read_slots", params.layer.step.read_slots, 8, rows, false),
+            region("write_slots", params.layer.step.write_slots, 8, rows, false),
+            region("fresh", params.layer.step.fresh, 8, fresh.len(), false),
+            region("positions", params.positions, 8, positions.len(), false),
+            region(
+                "checkpoint_slots",
+                params.checkpoint_slots,
+                8,
+                checkpoints.len(),
+                false,
+            ),
+            region(
+                "cu_seqlens",
+                params.layer.step.cu_seqlens,
+                4,
+                rows + 1,
+                false,
+            ),
+            region("workspace", params.workspace, 16, workspace.len(), true),
+        ];
+        let launch = |entry: Entry, grid: [u32; 3]| {
+            let launch = Launch {
+                kernel: entry.name(),
+                shape: LaunchShape {
+                    grid,
+                    block: entry.block(),
+                    shared_bytes: entry.shared_bytes(),
+                    cluster: 1,
+                },
+                constants: c.words(),
+                regions: &regions,
+            };
+            // SAFETY: the regions are buffers of this function.
+            unsafe { sim::launch(&launch, &|| entry.simulate(bytemuck::bytes_of(&params))) }
+        };
+        let is_short = computes.family == Family::GdnPrefillShort;
+        if let Some(decode) = self.decode {
+            // Rows of one token: those of a dense tensor.
+            assert!(self.lengths.iter().all(|&length| length == 1));
+            let c = StepConstants {
+                cu_seqlens_index: 0,
+                tokens: 1,
+                q_row: c.q_token,
+                k_row: c.k_token,
+                v_row: c.v_token,
+                o_row: c.o_token,
+                g_row: c.g_token,
+                b_row: c.b_token,
+                ..c
+            };
+            let grid = [
+                decode.tiles() * self.ratio as u32,
+                self.heads as u32,
+                rows as u32,
+            ];
+            let launch = Launch {
+                kernel: decode.name(),
+                shape: LaunchShape {
+                    grid,
+                    block: decode.block(),
+                    shared_bytes: decode.shared_bytes(),
+                    cluster: 1,
+                },
+                constants: c.words(),
+                regions: &regions,
+            };
+            let params = bytemuck::bytes_of(&params.layer.step);
+            // SAFETY: the regions are buffers of this function.
+            unsafe { sim::launch(&launch, &|| decode.simulate(params)) }?;
+        } else if units > 0 && !is_short {
+            let heads = self.heads * self.ratio.div_ceil(2);
+            launch(self.prepare(), [units as u32 * heads as u32, 1, 1])?;
+        }
+        let entry = if self.decode.is_some() {
+            None
+        } else {
+            Some(self.entry)
+        };
+        entry.map_or(Ok(()), |entry| {
+            launch(
+                entry,
+                [
+                    self.entry.tiles() * self.ratio as u32,
+                    self.heads as u32,
+                    rows as u32,
+                ],
+            )
+        })?;
+        if self.taps > 0 {
+            let entry = match k_dim {
+                128 => Entry::gdn_prefill_windows_k128,
+                _ => Entry::gdn_prefill_windows_k64,
+            };
+            let blocks = (channels as u32).div_ceil(entry.block());
+            launch(entry, [blocks, 1, rows as u32])?;
+        }
+        Ok(Done {
+            case: self.clone(),
+            x: x.values(),
+            weight: weight.values(),
+            windows_before,
+            windows: windows.values(),
+            z: z.values(),
+            norm_weight: norm_weight.values(),
+            q: q.values(),
+            k: k.values(),
+            v: v.values(),
+            g: g.values(),
+            b: b.values(),
+            before,
+            o: o.values(),
+            pool: pool.values(),
+        })
+    }
+}
+
+impl Done {
+    /// o of every token and the pool in f64; NaN of o where nothing is written.
+    fn truth(&self) -> (Vec<f64>, Vec<f64>) {
+        let case = &self.case;
+        let (value_heads, k_dim, v_dim) = case.dims();
+        let vlast = case.entry.computes().unwrap().layout == Layout::VLast;
+        let (mut o, mut pool) = (vec![f64::NAN; self.o.len()], self.before.clone());
+        let size = k_dim * v_dim;
+        let mut first = 0;
+        for (row, &length) in case.lengths.iter().enumerate() {
+            let (read, write) = (case.read[row], case.write[row]);
+            let is_fresh = case.fresh.as_ref().is_some_and(|fresh| fresh[row] != 0);
+            let in_pool = |slot: i64| (0..case.slots as i64).contains(&slot);
+            let live = (is_fresh || in_pool(read)) && in_pool(write);
+            let position = case
+                .positions
+                .as_ref()
+                .map_or(0, |positions| positions[row] as usize);
+            for hv in 0..value_heads {
+                let h = if case.tiled {
+                    hv % case.heads
+                } else {
+                    hv / case.ratio
+                };
+                let place = |v: usize, k: usize| if vlast { k * v_dim + v } else { v * k_dim + k };
+                let mut s = vec![0.0; size];
+                if live && !is_fresh {
+                    s.copy_from_slice(
+                        &self.before[(read as usize * value_heads + hv) * size..][..size],
+                    );
+                }
+                let mut due = 0;
+                for t in first..first + length {
+                    let token = &mut o[(t * value_heads + hv) * v_dim..][..v_dim];
+                    if !live {
+                        token.fill(0.0);
+                        continue;
+                    }
+                    let norm = |x: &[f64]| match case.l2norm {
+                        true => 1.0 / (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt(),
+                        false => 1.0,
+                    };
+                    let slot = if is_fresh { None } else { Some(read as usize) };
+                    let own = [
+                        self.input(0, h, (first, t, slot)),
+                        self.input(1, h, (first, t, slot)),
+                        self.input(2, hv, (first, t, slot)),
+                    ];
+                    let [q, k, values] = &own;
+                    let (kn, qn) = (norm(k), norm(q) / (k_dim as f64).sqrt());
+                    let (decay, beta) = (
+                        self.g[t * value_heads + hv].exp(),
+                        self.b[t * value_heads + hv],
+                    );
+                    for (v, o) in token.iter_mut().enumerate() {
+                        let sk: f64 = (0..k_dim).map(|i| s[place(v, i)] * k[i] * kn).sum();
+                        let delta = beta * (values[v] - decay * sk);
+                        *o = 0.0;
+                        for i in 0..k_dim {
+                            let s = &mut s[place(v, i)];
+                            *s = decay * *s + delta * k[i] * kn;
+                            *o += *s * q[i] * qn;
+                        }
+                    }
+                    if case.norm {
+                        let squares: f64 = token.iter().map(|o| o * o).sum();
+                        let size = (squares / v_dim as f64 + 1e-6).sqrt();
+                        for (v, o) in token.iter_mut().enumerate() {
+                            let z = self.z[(t * value_heads + hv) * v_dim + v];
+                            *o *= self.norm_weight[v] / size * z / (1.0 + (-z).exp());
+                        }
+                    }
+                    let end = position + t + 1 - first;
+                    if case.every > 0 && end.is_multiple_of(case.every) {
+                        let slot = case
+                            .checkpoints
+                            .get(row)
+                            .and_then(|slots| slots.get(due))
+                            .copied();
+                        due += 1;
+                        if let Some(slot) = slot.filter(|&slot| in_pool(slot)) {
+                            pool[(slot as usize * value_heads + hv) * size..][..size]
+                                .copy_from_slice(&s);
+                        }
+                    }
+                }
+                if live && length > 0 {
+                    pool[(write as usize * value_heads + hv) * size..][..size].copy_from_slice(&s);
+                }
+            }
+            first += length;
+        }
+        (o, pool)
+    }
+
+    /// q, k or v (0, 1, 2) of a head and token `t`, whose row begins with token `first` and has a window in `slot`.
+    fn input(
+        &self,
+        of: usize,
+        head: usize,
+        (first, t, slot): (usize, usize, Option<usize>),
+    ) -> Vec<f64> {
+        let case = &self.case;
+        let (value_heads, dim, _) = case.dims();
+        let heads = if of == 2 { value_heads } else { case.heads };
+        if case.taps == 0 {
+            let values = [&self.q, &self.k, &self.v][of];
+            return values[(t * heads + head) * dim..][..dim].to_vec();
+        }
+        let of_channel = |channel: usize| {
+            let terms = (0..case.taps).map(|i| {
+                self.before(
+                    first,
+                    t as i64 + i as i64 - (case.taps as i64 - 1),
+                    slot,
+                    channel,
+                ) * self.weight[channel * case.taps + i]
+            });
+            let sum: f64 = terms.sum();
+            sum / (1.0 + (-sum).exp())
+        };
+        let channel = (of * case.heads + head) * dim;
+        (channel..channel + dim).map(of_channel).collect()
+    }
+
+    /// Input `t` of a channel, from the window where it is before `first`.
+    fn before(&self, first: usize, t: i64, slot: Option<usize>, channel: usize) -> f64 {
+        let (value_heads, dim, _) = self.case.dims();
+        let channels = (2 * self.case.heads + value_heads) * dim;
+        if t >= first as i64 {
+            return self.x[t as usize * channels + channel];
+        }
+        let inputs = self.case.taps - 1;
+        let at = (t - first as i64 + inputs as i64) as usize;
+        slot.map_or(0.0, |slot| {
+            self.windows_before[(slot * channels + channel) * inputs + at]
+        })
+    }
+
+    /// The windows that every live row leaves are those of the truth, bit for bit, and no other has changed.
+    fn check_windows(&self) {
+        let case = &self.case;
+        let (value_heads, dim, _) = case.dims();
+        let channels = (2 * case.heads + value_heads) * dim;
+        let inputs = case.taps - 1;
+        let mut truth = self.windows_before.clone();
+        let mut first = 0;
+        for (row, &length) in case.lengths.iter().enumerate() {
+            let is_fresh = case.fresh.as_ref().is_some_and(|fresh| fresh[row] != 0);
+            let slot = if is_fresh {
+                None
+            } else {
+                Some(case.read[row] as usize)
+            };
+            let position = case
+                .positions
+                .as_ref()
+                .map_or(0, |positions| positions[row] as usize);
+            let mut leave = |end: usize, to: usize| {
+                for channel in 0..channels {
+                    for i in 0..inputs {
+                        let t = (end + i) as i64 - inputs as i64;
+                        truth[(to * channels + channel) * inputs + i] =
+                            self.before(first, t, slot, channel);
+                    }
+                }
+            };
+            let mut due = 0;
+            for t in 1..=length {
+                if case.every > 0 && (position + t).is_multiple_of(case.every) {
+                    if let Some(&to) = case.checkpoints.get(row).and_then(|slots| slots.get(due))
+                        && to >= 0
+                    {
+                        leave(first + t, to as usize);
+                    }
+                    due += 1;
+                }
+            }
+            if length > 0 {
+                leave(first + length, case.write[row] as usize);
+            }
+            first += length;
+        }
+        assert_eq!(self.windows, truth);
+    }
+
+    /// Errors of o and of states, root mean squares, each of that of the truth.
+    fn errors(&self) -> [f64; 2] {
+        let (o, pool) = self.truth();
+        let error = |got: &[f64], truth: &[f64]| {
+            let (mut error, mut size) = (0.0, 1e-60);
+            for (got, truth) in got.iter().zip(truth) {
+                if got.is_nan() && truth.is_nan() {
+                    continue;
+                }
+                let square = (got - truth) * (got - truth);
+                error += if square.is_nan() {
+                    f64::INFINITY
+                } else {
+                    square
+                };
+                size += truth * truth;
+            }
+            (error / size).sqrt()
+        };
+        [error(&self.o, &o), error(&self.pool, &pool)]
+    }
+}
+
+const KLAST: Entry = Entry::gdn_prefill_chain_klast_f32_k128_tile128;
+
+#[track_caller]
+fn check(what: &str, case: &Case) -> Done {
+    check_within(2.5e-3, what, case)
+}
+
+#[track_caller]
+fn check_within(most: f64, what: &str, case: &Case) -> Done {
+    let done = case.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
+    let [o, pool] = done.errors();
+    println!("{what}: o {o:.2e}, states {pool:.2e}");
+    assert!(
+        o < most && pool < 0.8 * most,
+        "{what}: o {o:e}, states {pool:e}"
+    );
+    done
+}
+
+/// Every entry of a family.
+fn entries(family: Family) -> impl Iterator<Item = Entry> {
+    let is_of = move |entry: &Entry| {
+        entry
+            .computes()
+            .is_some_and(|computes| computes.family == family)
+    };
+    Entry::ALL.iter().copied().filter(is_of)
+}
+
+fn chains() -> impl Iterator<Item = Entry> {
+    entries(Family::GdnPrefillChain)
+}
+
+#[test]
+fn short_rows_in_one_launch_have_the_bits_of_two() {
+    for entry in entries(Family::GdnPrefillShort) {
+        let case = Case {
+            heads: 2,
+            positions: Some(vec![0, 63, 100, 64, 62, 7]),
+            every: 64,
+            checkpoints: vec![vec![6], vec![7], vec![-1], vec![8], vec![9], vec![5]],
+            ..Case::new(entry, &[64, 64, 60, 1, 3, 0])
+        };
+        let done = check(entry.name(), &case);
+        let chain = chains().find(|chain| {
+            let (one, other) = (chain.computes().unwrap(), entry.computes().unwrap());
+            (one.layout, one.state, one.k) == (other.layout, other.state, other.k)
+        });
+        let other = Case {
+            entry: chain.unwrap(),
+            ..case
+        }
+        .run()
+        .unwrap();
+        let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|x| x.to_bits()).collect() };
+        assert_eq!(bits(&done.o), bits(&other.o), "{entry:?}: o");
+        assert_eq!(bits(&done.pool), bits(&other.pool), "{entry:?}: states");
+    }
+}
+
+#[test]
+fn rows_of_any_length() {
+    for entry in chains() {
+        let case = Case {
+            heads: 2,
+            tiled: true,
+            ..Case::new(entry, &[2, 63, 0, 64, 65, 130, 1])
+        };
+        check(entry.name(), &case);
+    }
+}
+
+#[test]
+fn any_dtype() {
+    for element in [Element::F32, Element::F16] {
+        check(
+            &format!("{element:?}"),
+            &Case {
+                element,
+                ..Case::new(KLAST, &[66, 5])
+            },
+        );
+    }
+}
+
+#[test]
+fn without_norms_of_q_and_k() {
+    let case = Case {
+        l2norm: false,
+        ..Case::new(KLAST, &[100, 3])
+    };
+    check("as they come", &case);
+}
+
+#[test]
+fn extreme_gates() {
+    for (fastest, beta, equal_keys) in [
+        (0.0, 1.0, true),
+        (0.0, 2.0, true),
+        (-1e30, 1.0, false),
+        (f64::NEG_INFINITY, 1.0, false),
+        (-20.0, 2.0, false),
+        (-20.0, 0.0, false),
+    ] {
+        let case = Case {
+            fastest,
+            beta,
+            equal_keys,
+            ..Case::new(KLAST, &[130, 40])
+        };
+        check_within(
+            if beta == 2.0 && equal_keys {
+                5e-2
+            } else {
+                2.5e-3
+            },
+            &format!("log decay from {fastest}, beta {beta}, equal keys: {equal_keys}"),
+            &case,
+        );
+    }
+}
+
+#[test]
+fn slots_fresh_rows_and_dead_ones() {
+    let case = Case {
+        read: vec![3, -1, 0, 9, 5],
+        write: vec![2, 1, -7, 4, 5],
+        fresh: Some(vec![0, 1, 0, 0, 1]),
+        ..Case::new(KLAST, &[70, 66, 3, 80, 1])
+    };
+    let done = check("slots", &case);
+    let states = done.before.len() / case.slots;
+    for slot in [0, 3, 4, 6, 7, 8] {
+        let of = slot * states..(slot + 1) * states;
+        assert_eq!(done.pool[of.clone()], done.before[of], "slot {slot}");
+    }
+}
+
+#[test]
+fn checkpoints_are_final_states_of_shorter_prompts() {
+    for entry in chains() {
+        let case = Case {
+            positions: Some(vec![0, 63, 100, 64]),
+            every: 64,
+            checkpoints: vec![vec![4, 5], vec![6, -1], vec![7], vec![-1]],
+            ..Case::new(entry, &[130, 67, 60, 63])
+        };
+        let done = check(entry.name(), &case);
+        let states = done.before.len() / case.slots;
+        let slot = |pool: &[f64], slot: usize| pool[slot * states..(slot + 1) * states].to_vec();
+        assert_ne!(slot(&done.pool, 4), slot(&done.before, 4), "{entry:?}");
+    }
+}
+
+/// A launch whose tokens are the first of another's.
+fn cut(case: &Case, lengths: &[usize]) -> Case {
+    Case {
+        take: Some(case.lengths.clone()),
+        lengths: lengths.to_vec(),
+        ..case.clone()
+    }
+}
+
+#[test]
+fn prompts_cut_at_multiples_of_64_keep_every_bit() {
+    let whole = Case {
+        every: 64,
+        checkpoints: vec![vec![2, 3]],
+        slots: 5,
+        ..Case::new(KLAST, &[150])
+    };
+    let done = check("whole", &whole);
+    let size = done.before.len() / whole.slots;
+    let state = |done: &Done, slot: usize| done.pool[slot * size..(slot + 1) * size].to_vec();
+    for (length, slot) in [(64, 2), (128, 3), (150, 0)] {
+        let part = check("part", &cut(&whole, &[length]));
+        assert_eq!(state(&part, 0), state(&done, slot), "{length} tokens");
+        assert_eq!(part.o[..], done.o[..part.o.len()], "{length} tokens");
+    }
+}
+
+#[test]
+fn a_nan_reaches_no_other_row() {
+    let case = Case {
+        poison: Some(70),
+        ..Case::new(KLAST, &[65, 40, 66])
+    };
+    let done = case.run().unwrap();
+    let clean = Case {
+        poison: None,
+        ..case
+    }
+    .run()
+    .unwrap();
+    let size = done.before.len() / done.case.slots;
+    let tokens = done.o.len() / 171;
+    for (row, (tokens_of, slot)) in [(0..65, 0), (65..105, 1), (105..171, 2)]
+        .into_iter()
+        .enumerate()
+    {
+        let of = |done: &Done| {
+            (
+                done.o[tokens_of.start * tokens..tokens_of.end * tokens].to_vec(),
+                done.pool[slot * size..(slot + 1) * size].to_vec(),
+            )
+        };
+        if row == 1 {
+            assert!(
+                of(&done).1.iter().any(|x| x.is_nan()),
+                "the NaN is not lost"
+            );
+        } else {
+            assert_eq!(of(&done), of(&clean), "row {row}");
+        }
+    }
+}
+
+#[test]
+fn a_token_by_itself_has_a_decodes_bits() {
+    for (entry, decode) in [
+        (
+            Entry::gdn_prefill_chain_klast_f32_k128_tile64,
+            Entry::gdn_decode_klast_f32_k128_tile8,
+        ),
+        (
+            Entry::gdn_prefill_chain_vlast_f32_k128_tile128,
+            Entry::gdn_decode_vlast_f32_k128_tile32,
+        ),
+        (
+            Entry::gdn_prefill_chain_klast_f32_k64_tile64,
+            Entry::gdn_decode_klast_f32_k64_tile8,
+        ),
+        (
+            Entry::gdn_prefill_short_vlast_f32_k64_tile64,
+            Entry::gdn_decode_vlast_f32_k64_tile32,
+        ),
+    ] {
+        for l2norm in [true, false] {
+            let case = Case {
+                l2norm,
+                element: Element::F32,
+                ..Case::new(entry, &[1, 1, 1])
+            };
+            let done = check(entry.name(), &case);
+            let other = Case {
+                decode: Some(decode),
+                ..case
+            }
+            .run()
+            .unwrap();
+            assert_eq!(done.o, other.o, "{entry:?}: o");
+            assert_eq!(done.pool, other.pool, "{entry:?}: states");
+        }
+    }
+}
+
+#[test]
+fn from_convolution_to_norm() {
+    let entries = [
+        KLAST,
+        Entry::gdn_prefill_chain_vlast_bf16_k64_tile64,
+        Entry::gdn_prefill_short_klast_f32_k128_tile128,
+        Entry::gdn_prefill_short_vlast_f32_k64_tile64,
+    ];
+    for entry in entries {
+        let is_short = entry.computes().unwrap().family == Family::GdnPrefillShort;
+        for (taps, norm) in [(4, true), (2, true), (4, false), (0, true), (3, true)] {
+            let lengths: &[usize] = if is_short {
+                &[64, 1, 2, 5, 33]
+            } else {
+                &[130, 1, 2, 67, 70]
+            };
+            let case = Case {
+                heads: 2,
+                taps,
+                norm,
+                fresh: Some(vec![0, 0, 0, 1, 0]),
+                positions: Some(vec![0, 5, 62, 63, 64]),
+                every: 64,
+                checkpoints: vec![vec![5, -1], vec![], vec![6], vec![7], vec![8]],
+                slots: 10,
+                ..Case::new(entry, lengths)
+            };
+            let done = check_within(
+                3e-3,
+                &format!("{}, {taps} taps, norm: {norm}", entry.name()),
+                &case,
+            );
+            if taps > 0 {
+                done.check_windows();
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_a_warpgroup_are_those_of_matrices() {
+    let entry = Entry::warpgroup_contract;
+    let threads = entry.block() as usize;
+    let mut output = vec![u128::MAX; WARPGROUP_RESULTS as usize * threads / 4];
+    let address = output.as_mut_ptr().expose_provenance() as u64;
+    let input: Vec<u128> = (0..threads as u128).map(|i| i << 64 | !i).collect();
+    let source = input.as_ptr().expose_provenance() as u64;
+    let regions = [
+        region("input", source, 4, input.len() * 4, false),
+        region("output", address, 4, output.len() * 4, true),
+    ];
+    let launch = Launch {
+        kernel: entry.name(),
+        shape: LaunchShape {
+            grid: [1; 3],
+            block: entry.block(),
+            shared_bytes: entry.shared_bytes(),
+            cluster: 1,
+        },
+        constants: DeviceContractConstants { number: 0 }.words(),
+        regions: &regions,
+    };
+    let params = DeviceContractParams {
+        input: source,
+        output: address,
+    };
+    // SAFETY: the region is a buffer of this function.
+    unsafe { sim::launch(&launch, &|| entry.simulate(bytemuck::bytes_of(&params))) }.unwrap();
+    let words: &[u32] = bytemuck::cast_slice(&output);
+    let at = matrix_element;
+    let triangle = |s: u32, t: u32| if s <= t { at(s, t) } else { 0.0 };
+    let sum = |terms: u32, term: &dyn Fn(u32) -> f32| (0..terms).map(term).sum::<f32>();
+    for id in 0..threads as u32 {
+        let got = |result: u32| words[result as usize * threads + id as usize];
+        let copied: [u32; 4] = std::array::from_fn(|i| got(230 + i as u32));
+        assert_eq!(
+            bytemuck::cast::<_, u128>(copied),
+            input[id as usize],
+            "copy_bulk {id}"
+        );
+        for i in 0..64 {
+            let row = id / 32 * 16 + id % 32 / 4 + i / 2 % 2 * 8;
+            let column = i / 4 * 8 + id % 4 * 2 + i % 2;
+            let of = |result: u32| f32::from_bits(got(result + i));
+            assert_eq!(
+                of(0),
+                sum(128, &|k| at(row, k) * at(column, k)),
+                "by_both {row} {column}"
+            );
+            assert_eq!(
+                of(128),
+                1.0 + sum(64, &|t| at(row, t) * at(t, column)),
+                "add {row} {column}"
+            );
+            if i < 32 {
+                assert_eq!(
+                    of(64),
+                    sum(64, &|k| at(row + 64, k) * at(column, k)),
+                    "by_rows {row} {column}"
+                );
+                let product = sum(64, &|s| at(row, s) * triangle(s, column));
+                assert_eq!(of(96), product, "by_triangle {row} {column}");
+                assert_eq!(of(192), 1.0 + product, "add {row} {column}");
+            }
+        }
+        // Row i of matrix m of what has columns in the lanes.
+        let (m, i) = (id % 32 / 8, id % 8);
+        for word in 0..4 {
+            let element = |j: u32| {
+                let lane = id / 32 * 32 + 4 * j + i / 2;
+                let row = lane / 32 * 16 + lane % 32 / 4 + m % 2 * 8;
+                at(row, m / 2 * 8 + lane % 4 * 2 + i % 2)
+            };
+            let pair = [element(2 * word), element(2 * word + 1)];
+            let bits = pair.map(|x| u32::from(f16::from_f32(x).to_bits()));
+            assert_eq!(
+                got(224 + word),
+                bits[1] << 16 | bits[0],
+                "thread {id}, word {word}"
+            );
+        }
+        let pair = 228 * threads + 2 * id as usize;
+        assert_eq!(words[pair..pair + 2], [!id, id]);
+    }
+}

@@ -1,0 +1,525 @@
+//! Prefills: where a prompt is cut, what it is cut beside and what is kept of it change no bit of it.
+
+use std::ops::Range;
+
+use gated_delta::{DType, Entry, Formulation};
+use gated_delta_harness::arguments::{Checkpoints, GateKind};
+use gated_delta_tests::backend::{Backend, backends};
+use gated_delta_tests::case::Case;
+use gated_delta_tests::compare::{assert_near, check};
+use gated_delta_tests::for_all;
+use gated_delta_tests::layout::Layout;
+use gated_delta_tests::problem::{Array, Change, Problem, Sizes, windows_mut};
+use gated_delta_tests::rows::{Row, of_problem};
+use gated_delta_tests::spec::{Family, PrefillChoice, Spec};
+use gated_delta_tests::strategy::any_specs;
+use gated_delta_tests::variants;
+
+/// Tokens of a whole piece.
+const CHUNK: usize = 64;
+
+/// Checks a law on random prefills, made fit for it by `adjust`, on every backend.
+fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
+    let families = Family::prefills();
+    let (of_64, others): (Vec<_>, Vec<_>) = families.iter().partition(|family| family.dim == 64);
+    for (families, cases) in [(of_64, 12), (others, 3)] {
+        if families.is_empty() {
+            continue;
+        }
+        for_all("laws", cases, &any_specs(families, 3), |mut spec| {
+            adjust(&mut spec);
+            backends().iter().for_each(|backend| holds(backend, &spec));
+        });
+    }
+}
+
+/// One pool of states, and of windows, to go on in.
+fn in_place(spec: &mut Spec) {
+    spec.slots.write_pool = None;
+    if let Some(conv) = &mut spec.conv {
+        conv.apart = false;
+    }
+}
+
+/// In f32 between launches.
+fn f32_states(spec: &mut Spec) {
+    in_place(spec);
+    spec.form.state = DType::F32;
+}
+
+/// Checkpoints every 64 tokens, as many as there may be.
+fn with_checkpoints(spec: &mut Spec) {
+    spec.prefill.checkpoints = Some([1, spec.tokens / CHUNK + 1]);
+}
+
+/// At least so many tokens.
+fn longer(spec: &mut Spec, tokens: usize) {
+    spec.tokens = spec.tokens.max(tokens);
+}
+
+/// The tokens `part` of row `b`, counted from its first, as a launch of one row.
+fn part_of(problem: &Problem, row: &Row, b: usize, part: Range<usize>) -> Problem {
+    let first = row.tokens.as_ref().map_or(0, |tokens| tokens.start);
+    let order: Vec<usize> = (first + part.start..first + part.end).collect();
+    let mut one = problem.each_new(|array| {
+        let total = array.dims[0] * array.dims[1];
+        let dims: Vec<usize> = [1, total].iter().chain(&array.dims[2..]).copied().collect();
+        *array = array.clone().reshape(&dims).take(1, &order);
+    });
+    let of_row = |indices: &Option<Array>| indices.as_ref().map(|array| array.take(0, &[b]));
+    one.packed = None;
+    one.read_slots = match of_row(&problem.read_slots) {
+        None => Some(Array::indices([b as i64])),
+        slots => slots,
+    };
+    one.write_slots = of_row(&problem.write_slots);
+    one.fresh = of_row(&problem.fresh);
+    let before = of_row(&problem.positions).map_or(0, |positions| positions.integers()[0] as usize);
+    one.positions = Some(Array::indices([(before + part.start) as i64]));
+    if part.start > 0 {
+        // It goes on from what the part before it left.
+        one.fresh = one.fresh.map(|_| Array::indices([0]));
+        one.read_slots = one.write_slots.clone().or(one.read_slots);
+    }
+    one.checkpoints = problem.checkpoints.as_ref().map(|of| {
+        let behind = (before + part.start) / of.every - before / of.every;
+        let slots = of.slots.take(0, &[b]).integers();
+        let slots = slots.into_iter().skip(behind).collect::<Vec<_>>();
+        Checkpoints {
+            every: of.every,
+            slots: Array::indices(slots.clone()).reshape(&[1, slots.len()]),
+        }
+    });
+    one
+}
+
+/// The problem on what `after` has left in its pools.
+fn go_on(mut problem: Problem, after: &Case) -> Problem {
+    let states = after.as_klast(after.written_pool());
+    problem.pool.values = after.floats(&states);
+    if let Some((windows, _)) = windows_mut(&mut problem) {
+        let [_, written] = after.windows().expect("there is a convolution");
+        windows.values = after.floats(written);
+    }
+    problem
+}
+
+/// The active rows, and their numbers.
+fn active(problem: &Problem) -> Vec<(usize, Row)> {
+    let rows = of_problem(problem).into_iter().enumerate();
+    rows.filter(|(_, row)| row.live.is_some() && row.tokens.is_some())
+        .collect()
+}
+
+/// Bits of o of the tokens `part` of a row.
+fn o_of(case: &Case, row: &Row, part: Range<usize>) -> Vec<u64> {
+    let first = row.tokens.as_ref().map_or(0, |tokens| tokens.start);
+    let tokens = first + part.start..first + part.end;
+    tokens
+        .flat_map(|token| case.bits(&case.o().entry(&case.token(token))))
+        .collect()
+}
+
+/// All that a row has written: states, and windows, in slots of the pools.
+fn written_by(case: &Case, row: &Row) -> Vec<(Vec<u64>, Vec<u64>)> {
+    let live = row.live.as_ref().expect("the row is active");
+    live.writes()
+        .map(|slot| (case.slot_bits(slot), case.slot_window_bits(slot)))
+        .collect()
+}
+
+fn len(row: &Row) -> usize {
+    row.tokens.as_ref().map_or(0, ExactSizeIterator::len)
+}
+
+/// Neither of the other rows, nor of their order, nor of whether rows are packed, nor of the longest of them, nor of which
+/// kernels follow from that.
+#[test]
+fn a_row_alone_has_the_same_bits() {
+    law(in_place, |backend, spec| {
+        let problem = spec.problem();
+        let together = backend.run(&problem.case(&spec.form), None);
+        for (b, row) in active(&problem) {
+            let alone = part_of(&problem, &row, b, 0..len(&row));
+            let alone = backend.run(&alone.case(&spec.form), None);
+            assert!(
+                o_of(&together, &row, 0..len(&row)) == alone.o_bits(),
+                "o of row {b} differs"
+            );
+            assert!(
+                written_by(&together, &row) == written_by(&alone, &row),
+                "what row {b} writes differs"
+            );
+        }
+    });
+}
+
+/// Whichever tile the states are cut in, and whether rows that are short are worked in one launch or in two.
+#[test]
+fn every_entry_has_the_same_bits() {
+    let adjust = |spec: &mut Spec| {
+        // Not rounded, so that the order of every sum is seen.
+        spec.form.qkvo[3] = DType::F32;
+    };
+    law(adjust, |backend, spec| {
+        let problem = match spec.problem() {
+            problem if problem.packed.is_some() => problem,
+            problem => problem.packed(),
+        };
+        let promised = problem.packed.as_ref().map(|packed| packed.max_tokens);
+        let mut runs: Vec<(Entry, Case)> = Vec::new();
+        for max_tokens in promised.into_iter().chain([usize::MAX]) {
+            let mut problem = problem.clone();
+            problem
+                .packed
+                .iter_mut()
+                .for_each(|packed| packed.max_tokens = max_tokens);
+            let case = problem.case(&spec.form);
+            for entry in variants(&case) {
+                let run = backend.run(&case, Some(entry));
+                runs.push((entry, run));
+            }
+        }
+        for (entry, run) in &runs[1..] {
+            let (first, wanted) = &runs[0];
+            assert!(
+                run.o_bits() == wanted.o_bits(),
+                "o of {} differs from that of {}",
+                entry.name(),
+                first.name()
+            );
+            for (_, row) in active(&problem) {
+                assert!(
+                    written_by(run, &row) == written_by(wanted, &row),
+                    "what {} writes differs from what {} does",
+                    entry.name(),
+                    first.name()
+                );
+            }
+        }
+    });
+}
+
+/// From the sequence's beginning on, whatever the positions.
+#[test]
+fn a_prompt_cut_at_multiples_of_64_keeps_every_bit() {
+    let adjust = |spec: &mut Spec| {
+        f32_states(spec);
+        longer(spec, 130);
+        with_checkpoints(spec);
+    };
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let whole = backend.run(&problem.case(&spec.form), None);
+        for (b, row) in active(&problem) {
+            let before = problem.positions.as_ref();
+            let before = before.map_or(0, |positions| positions.integers()[b] as usize);
+            // After one or two pieces each, as the seed has it.
+            let mut cuts = vec![0];
+            let multiples = (before / CHUNK + 1..).map(|i| i * CHUNK - before);
+            let multiples = multiples.take_while(|cut| *cut < len(&row)).enumerate();
+            let kept = multiples.filter(|(i, _)| spec.seed >> (i % 8) & 1 == 0);
+            cuts.extend(kept.map(|(_, cut)| cut));
+            cuts.push(len(&row));
+            let mut pools = None;
+            for part in cuts.windows(2).map(|cut| cut[0]..cut[1]) {
+                let mut problem = part_of(&problem, &row, b, part.clone());
+                if let Some(after) = &pools {
+                    problem = go_on(problem, after);
+                }
+                let after = backend.run(&problem.case(&spec.form), None);
+                assert!(
+                    o_of(&whole, &row, part.clone()) == after.o_bits(),
+                    "o of tokens {part:?} of row {b} differs"
+                );
+                pools = Some(after);
+            }
+            let last = pools.expect("the row has tokens");
+            assert!(
+                written_by(&whole, &row) == written_by(&last, &row),
+                "what row {b} leaves differs"
+            );
+        }
+    });
+}
+
+/// Rounded to the state's dtype as that is.
+#[test]
+fn a_checkpoint_is_the_final_state_of_the_shorter_prompt() {
+    let adjust = |spec: &mut Spec| {
+        in_place(spec);
+        longer(spec, 70);
+        with_checkpoints(spec);
+    };
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let whole = backend.run(&problem.case(&spec.form), None);
+        for (b, row) in active(&problem) {
+            let live = row.live.as_ref().expect("the row is active");
+            for &(t, slot) in &live.checkpoints {
+                let mut shorter = part_of(&problem, &row, b, 0..t + 1);
+                shorter.checkpoints = None;
+                let shorter = backend.run(&shorter.case(&spec.form), None);
+                let (_, end) = live.stores[0];
+                assert!(
+                    whole.slot_bits(slot) == shorter.slot_bits(end),
+                    "the state after {} tokens of row {b} differs",
+                    t + 1
+                );
+                assert!(
+                    whole.slot_window_bits(slot) == shorter.slot_window_bits(end),
+                    "the window after {} tokens of row {b} differs",
+                    t + 1
+                );
+            }
+        }
+    });
+}
+
+/// The same rows, of one token each, as decodes.
+fn decode(problem: &Problem) -> Problem {
+    Problem {
+        positions: None,
+        checkpoints: None,
+        options: problem.options.formulation(Formulation::Recurrent),
+        ..problem.clone()
+    }
+}
+
+/// With f32 states: a decode of bf16 ones adds in another order, that of wider loads.
+#[test]
+fn rows_of_one_token_have_the_bits_of_a_decode() {
+    let adjust = |spec: &mut Spec| {
+        f32_states(spec);
+        (spec.tokens, spec.prefill.checkpoints) = (1, None);
+        (spec.packed, spec.batch) = (false, spec.batch + 2);
+    };
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let [prefill, decode] = [problem.clone(), decode(&problem)]
+            .map(|problem| backend.run(&problem.case(&spec.form), None));
+        crate::assert_same_bits(&prefill, &decode);
+    });
+}
+
+/// Tails too, after a state in f32.
+#[test]
+fn a_piece_of_one_token_has_the_bits_of_a_decode() {
+    let adjust = |spec: &mut Spec| {
+        f32_states(spec);
+        (spec.tokens, spec.packed) = (CHUNK + 1, false);
+        spec.prefill = PrefillChoice::NONE;
+    };
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let whole = backend.run(&problem.case(&spec.form), None);
+        for (b, row) in active(&problem) {
+            let first = part_of(&problem, &row, b, 0..CHUNK);
+            let first = backend.run(&first.case(&spec.form), None);
+            let last = decode(&part_of(&problem, &row, b, CHUNK..CHUNK + 1));
+            let last = backend.run(&go_on(last, &first).case(&spec.form), None);
+            assert!(
+                o_of(&whole, &row, CHUNK..CHUNK + 1) == last.o_bits(),
+                "o of the last token of row {b} differs"
+            );
+            assert!(
+                written_by(&whole, &row) == written_by(&last, &row),
+                "what row {b} leaves differs"
+            );
+        }
+    });
+}
+
+/// By 16 at once, which have the bits of as many decodes.
+#[test]
+fn a_prefill_is_decodes_but_for_rounding() {
+    let adjust = |spec: &mut Spec| {
+        f32_states(spec);
+        (spec.conv, spec.norm, spec.packed) = (None, None, false);
+        spec.prefill = PrefillChoice::NONE;
+        spec.form.qkvo[3] = DType::F32;
+        spec.slots.inactive = false;
+        spec.options.null_slot = None;
+        longer(spec, 70);
+    };
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let whole = problem.case(&spec.form);
+        let prefill = backend.run(&whole, None);
+        // An inactive row has an output of zeros.
+        let mut steps = whole.clone();
+        for row in of_problem(&problem).iter().filter(|row| row.live.is_none()) {
+            for token in row.tokens.iter().flat_map(Clone::clone) {
+                let o = steps.o().entry(&steps.token(token));
+                write_bits(&mut steps, &o, &vec![0; o.positions().len()]);
+            }
+        }
+        for (b, row) in active(&problem) {
+            let mut pools: Option<Case> = None;
+            for start in (0..len(&row)).step_by(16) {
+                let part = start..len(&row).min(start + 16);
+                let mut problem = decode(&part_of(&problem, &row, b, part.clone()));
+                if let Some(after) = &pools {
+                    problem = go_on(problem, after);
+                }
+                let after = backend.run(&problem.case(&spec.form), None);
+                for (t, token) in part.enumerate() {
+                    let first = row.tokens.as_ref().map_or(0, |tokens| tokens.start);
+                    let to = steps.o().entry(&steps.token(first + token));
+                    let from = after.bits(&after.o().entry(&after.token(t)));
+                    write_bits(&mut steps, &to, &from);
+                }
+                pools = Some(after);
+            }
+            let (Some(after), Some(live)) = (pools, &row.live) else {
+                continue;
+            };
+            for slot in live.writes() {
+                let to = steps.as_klast(steps.written_pool()).entry(&[slot]);
+                write_bits(&mut steps, &to, &after.slot_bits(slot));
+            }
+        }
+        assert_near(&whole, &prefill, &steps);
+    });
+}
+
+fn write_bits(case: &mut Case, view: &gated_delta_tests::buffer::View, bits: &[u64]) {
+    let buffer = &mut case.buffers[view.buffer];
+    for (i, bits) in view.positions().into_iter().zip(bits) {
+        buffer.set_bits(i, *bits);
+    }
+}
+
+/// Whole pieces before a row change nothing: positions say where pieces end, and no more.
+#[test]
+fn whole_pieces_before_a_row_change_no_bit() {
+    let adjust = |spec: &mut Spec| spec.prefill.checkpoints = None;
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let shifted = Problem {
+            positions: Some(match &problem.positions {
+                Some(positions) => {
+                    let more = |position: i64| position + (7 * CHUNK) as i64;
+                    Array::indices(positions.integers().into_iter().map(more))
+                }
+                None => Array::indices(vec![(3 * CHUNK) as i64; spec.batch]),
+            }),
+            ..problem.clone()
+        };
+        let [one, other] =
+            [&problem, &shifted].map(|problem| backend.run(&problem.case(&spec.form), None));
+        crate::assert_same_bits(&one, &other);
+    });
+}
+
+/// No decay, decays to nothing, updates that do nothing, replace or reflect, and keys that are all equal: finite, and near
+/// the reference.
+#[test]
+fn extreme_gates_and_equal_keys_stay_finite() {
+    let adjust = |spec: &mut Spec| {
+        (spec.conv, spec.norm) = (None, None);
+        (spec.gates, spec.form.gates) = (GateKind::Given, [DType::F32; 2]);
+        longer(spec, 66);
+    };
+    law(adjust, |backend, spec| {
+        let decays = [0.0, -1e30, f64::NEG_INFINITY, -1e-3, -50.0];
+        for (turn, beta) in [0.0, 1.0, 2.0].into_iter().enumerate() {
+            let seed = spec.seed as usize;
+            let mut problem = spec.problem().map_gates(|gate, betas| {
+                let decay = |i: usize| decays[(i * 7 + i / 13 + seed + turn) % decays.len()];
+                for (i, gate) in gate.values.iter_mut().enumerate() {
+                    *gate = decay(i);
+                }
+                betas.values.fill(beta);
+            });
+            if let (Some(new), true) = (&mut problem.new, turn != 0) {
+                let (heads, dim) = (new.tokens.k.dims[2], spec.dim);
+                let key: Vec<f64> = (0..heads * dim).map(|i| 1.0 + (i % 5) as f64).collect();
+                for token in new.tokens.k.values.chunks_mut(heads * dim) {
+                    // What nobody reads stays so.
+                    if token[0].is_finite() {
+                        token.copy_from_slice(&key);
+                    }
+                }
+                let scale = 1.0 / 30.0;
+                new.tokens.k.values.iter_mut().for_each(|k| *k *= scale);
+            }
+            let before = problem.case(&spec.form);
+            let after = backend.run(&before, None);
+            check(&before, &after);
+            for (b, row) in active(&problem) {
+                for token in row.tokens.iter().flat_map(Clone::clone) {
+                    let o = after.floats(&after.o().entry(&after.token(token)));
+                    assert!(
+                        o.iter().all(|o| o.is_finite()),
+                        "o of row {b} is not finite"
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn nan_stays_in_its_row() {
+    let adjust = |spec: &mut Spec| {
+        in_place(spec);
+        spec.batch = spec.batch.max(3);
+        with_checkpoints(spec);
+    };
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let rows = active(&problem);
+        if rows.len() < 2 {
+            return;
+        }
+        let (_, sick) = &rows[spec.seed as usize % rows.len()];
+        let tokens = sick.tokens.clone().unwrap_or(0..0);
+        let nan = problem.each_new(|array| {
+            if array.values.is_empty() {
+                return;
+            }
+            for token in tokens.clone() {
+                array.entry_mut(2, token).fill(f64::NAN);
+            }
+        });
+        // NaN of a problem is not written, and so what memory holds: NaN.
+        let [well, ill] =
+            [&problem, &nan].map(|problem| backend.run(&problem.case(&spec.form), None));
+        for (b, row) in rows.iter().filter(|(_, row)| row != sick) {
+            let all = 0..len(row);
+            assert!(
+                o_of(&well, row, all.clone()) == o_of(&ill, row, all),
+                "o of row {b} differs"
+            );
+            assert!(
+                written_by(&well, row) == written_by(&ill, row),
+                "what row {b} writes differs"
+            );
+        }
+    });
+}
+
+/// Dense rows of no token, and packed ones: nothing is touched.
+#[test]
+fn rows_without_tokens_touch_nothing() {
+    let adjust = |spec: &mut Spec| spec.packed = false;
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let none = problem.each_new(|array| *array = array.take(1, &[]));
+        let before = none.case(&spec.form);
+        assert!(backend.run(&before, None) == before, "dense rows");
+        let packed = Problem {
+            packed: Some(gated_delta_harness::arguments::Packed {
+                cu_seqlens: Array::indices(vec![0; spec.batch + 1]),
+                max_tokens: usize::MAX,
+            }),
+            ..none.each_new(|array| {
+                let dims: Vec<usize> = [1, 0].iter().chain(&array.dims[2..]).copied().collect();
+                *array = array.clone().reshape(&dims);
+            })
+        };
+        let before = packed.case(&spec.form);
+        assert!(backend.run(&before, None) == before, "packed rows");
+    });
+}
