@@ -331,6 +331,7 @@ impl Weights {
                 activation: Activation::Silu,
             }),
             fresh: Some(&fresh),
+            checkpoints: None,
         };
         let pools = Pools {
             states,
