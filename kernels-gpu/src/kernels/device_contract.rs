@@ -258,13 +258,13 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
     }
 }
 
-/// Results of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_rows` with the next rows and K = 64, 32 of `by_triangle`, 64 and 32 of
-/// `add`, 4 words that `store_matrices_transposed` stored, 2 of `load_state_b64` of what `store_state_b64` stored, and the
-/// input's 16 bytes for each thread, by bulk copies.
+/// Results of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_rows` with the next rows and K = 64, 32 of
+/// `by_triangle`, 64 and 32 of `add`, 4 words that `store_matrices_transposed` stored, 2 of `load_state_b64` of what
+/// `store_state_b64` stored, and the input's 16 bytes for each thread, by bulk copies.
 pub const WARPGROUP_RESULTS: u32 = 64 + 32 + 32 + 64 + 32 + 4 + 2 + 4;
 
-/// Products of a warpgroup, all of the elements of [`matrix_element`]: A `[64, 128]`, the image `[128, 128]`, and the triangle
-/// `[64, 64]`; sums that are added to are 1.
+/// Products of a warpgroup, all of the elements of [`matrix_element`]: A `[64, 128]`, the image `[128, 128]`, and the
+/// triangle `[64, 64]`; sums that are added to are 1.
 pub struct Warpgroup<const BLOCK: u32>;
 
 impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
@@ -330,24 +330,24 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
                 x[i] = a[i];
                 i += 1;
             }
-            let some = warpgroup::by_rows::<64>(image + 1024, image);
+            let put = |first: u32, sums: &[f32]| {
+                let mut i = 0;
+                while i < sums.len() {
+                    global::store_b32(place(first + i as u32), sums[i].to_bits());
+                    i += 1;
+                }
+            };
+            // Each product is stored before the next, so that no register waits for it.
+            put(64, &warpgroup::by_rows::<64>(image + 1024, image));
             let (first, second) = warpgroup::by_both::<128>(&a, image);
+            put(0, &first);
             let (triangle, second) = warpgroup::by_triangle(&x, triangles[0], second);
+            put(32, &second);
+            put(96, &triangle);
             let mut d = [1.0; 32];
             let sums = warpgroup::add::<128>([1.0; 64], (&x, image), &mut d, (&x, triangles[1]));
-            let sums = warpgroup::settle::<128>(sums);
-            i = 0;
-            while i < 64 {
-                global::store_b32(place(128 + i as u32), sums[i].to_bits());
-                if i < 32 {
-                    global::store_b32(place(i as u32), first[i].to_bits());
-                    global::store_b32(place(32 + i as u32), second[i].to_bits());
-                    global::store_b32(place(64 + i as u32), some[i].to_bits());
-                    global::store_b32(place(96 + i as u32), triangle[i].to_bits());
-                    global::store_b32(place(192 + i as u32), d[i].to_bits());
-                }
-                i += 1;
-            }
+            put(128, &warpgroup::settle::<128>(sums));
+            put(192, &d);
             let own = tile + 16 * id;
             shared::store_matrices_transposed(own, [a[0], a[1], a[2], a[3]]);
             let words = shared::load_shared_b128(own);
