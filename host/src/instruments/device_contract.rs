@@ -39,7 +39,7 @@ impl Library {
         output.dtype(&[DType::U32], "u32")?;
         check_words(output, &["results", "threads"], [RESULTS.len(), threads])?;
         // SAFETY: the caller's promise; the tensors have the kernel's shapes.
-        unsafe { self.launch_contract(stream, entry, 1, [Some(input), Some(output)], number) }
+        unsafe { self.launch_contract(stream, entry, 1, [input, output], number) }
     }
 
     /// Enqueues two clusters of blocks, which exchange `input`, `[CLUSTER_BLOCKS, 64]` u32, and store what they get in
@@ -67,9 +67,8 @@ impl Library {
         let results = [CLUSTER_RESULTS.len(), blocks, threads];
         output.dtype(&[DType::U32], "u32")?;
         check_words(output, &["results", "blocks", "threads"], results)?;
-        let tensors = [Some(input), Some(output)];
         // SAFETY: the caller's promise; the tensors have the kernel's shapes.
-        unsafe { self.launch_contract(stream, entry, CLUSTER_BLOCKS, tensors, number) }
+        unsafe { self.launch_contract(stream, entry, CLUSTER_BLOCKS, [input, output], number) }
     }
 
     /// Enqueues one block whose warpgroup multiplies matrices that it makes up, and stores the sums in `output`,
@@ -97,20 +96,21 @@ impl Library {
         let dims = [WARPGROUP_RESULTS as usize, entry.block() as usize];
         check_words(output, &["results", "threads"], dims)?;
         // SAFETY: the caller's promise; the tensors have the kernel's shapes.
-        unsafe { self.launch_contract(stream, entry, 1, [Some(input), Some(output)], 0) }
+        unsafe { self.launch_contract(stream, entry, 1, [input, output], 0) }
     }
 
     /// # Safety
-    /// Those of the two tensors that `entry` reads, if any, and writes: they have its shapes, and outlive the launch.
+    /// Those of the two tensors that `entry` reads and writes: they have its shapes, and outlive the launch.
     unsafe fn launch_contract(
         &self,
         stream: StreamRef<'_>,
         entry: Entry,
         blocks: u32,
-        tensors: [Option<Named<'_>>; 2],
+        tensors: [Named<'_>; 2],
         number: u32,
     ) -> Result<(), Error> {
-        self.check_memory(&tensors, |name| name == "output")?;
+        let named = tensors.map(Some);
+        self.check_memory(&named, |name| name == "output")?;
         let constants = DeviceContractConstants { number };
         let shape = LaunchShape {
             grid: [blocks, 1, 1],
@@ -118,7 +118,7 @@ impl Library {
             shared_bytes: entry.shared_bytes(),
             cluster: entry.cluster(),
         };
-        let [input, output] = tensors.map(|named| named.map_or(0, |named| named.tensor.address()));
+        let [input, output] = tensors.map(|named| named.tensor.address());
         let params = DeviceContractParams { input, output };
         // SAFETY: the caller's promise.
         unsafe {
@@ -128,7 +128,7 @@ impl Library {
                 constants.words(),
                 shape,
                 bytemuck::bytes_of(&params),
-                &tensors,
+                &named,
             )
         }?;
         Ok(())
