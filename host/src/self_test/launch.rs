@@ -4,7 +4,6 @@ use super::cases::{Case, Keep, ROWS};
 use super::tensors::{Inputs, Outputs, Views};
 use crate::error::Error;
 use crate::library::Library;
-use crate::step::select::Operator;
 use crate::step::{
     self, Commit, Formulation, Gates, Options, Previous, States, Step, Stored, Update, Work,
 };
@@ -37,12 +36,10 @@ pub unsafe fn enqueue(
 }
 
 pub fn formulation(case: &Case) -> Formulation {
-    match case.kind.operator {
-        Operator::GdnMtpParallel(_)
-        | Operator::KdaRecurrentParallel(_)
-        | Operator::GdnLayerParallel(_)
-        | Operator::KdaLayerParallel(_) => Formulation::Parallel,
-        Operator::GdnPrefill | Operator::GdnPrefillShort => Formulation::Chunked,
+    let family = case.kind.operator.family();
+    match (family.is_chunked(), family.is_parallel()) {
+        (true, _) => Formulation::Chunked,
+        (_, true) => Formulation::Parallel,
         _ => Formulation::Recurrent,
     }
 }

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::shapes::range;
 use crate::tensor::DType;
 
-/// A family of kernels.
+/// A family of kernels, or a use of one that has thresholds of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Operator {
     GdnDecode,
@@ -35,22 +35,44 @@ pub(crate) enum Operator {
 }
 
 impl Operator {
+    /// That of its kernels.
+    pub fn family(self) -> Family {
+        match self {
+            Self::GdnDecode => Family::GdnDecode,
+            Self::GdnMtp => Family::GdnMtp,
+            Self::GdnMtpParallel(_) => Family::GdnMtpParallel,
+            Self::KdaDecode | Self::KdaRecurrent => Family::KdaRecurrent,
+            Self::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
+            Self::GdnLayer => Family::GdnLayer,
+            Self::KdaLayer => Family::KdaLayer,
+            Self::GdnLayerMtp => Family::GdnLayerMtp,
+            Self::KdaLayerMtp => Family::KdaLayerMtp,
+            Self::GdnLayerParallel(_) => Family::GdnLayerParallel,
+            Self::KdaLayerParallel(_) => Family::KdaLayerParallel,
+            Self::GdnPrefill => Family::GdnPrefillChain,
+            Self::GdnPrefillShort => Family::GdnPrefillShort,
+        }
+    }
+
     /// Whether a decay is one per key channel.
     pub fn per_channel(self) -> bool {
-        matches!(
-            self,
-            Self::KdaDecode
-                | Self::KdaRecurrent
-                | Self::KdaRecurrentParallel(_)
-                | Self::KdaLayer
-                | Self::KdaLayerMtp
-                | Self::KdaLayerParallel(_)
-        )
+        self.family().decays_channels()
     }
 
     /// Whether it is a prefill.
     pub fn is_chunked(self) -> bool {
-        matches!(self, Self::GdnPrefill | Self::GdnPrefillShort)
+        self.family().is_chunked()
+    }
+
+    /// What a launch of the parallel formulation does with states.
+    fn mode(self) -> Option<Mode> {
+        match self {
+            Self::GdnMtpParallel(mode)
+            | Self::KdaRecurrentParallel(mode)
+            | Self::GdnLayerParallel(mode)
+            | Self::KdaLayerParallel(mode) => Some(mode),
+            _ => None,
+        }
     }
 
     /// Whether a block has one value head, whatever is around the recurrence, or all of a query/key head.
@@ -435,13 +457,7 @@ impl Kind {
 
     /// Every entry that computes this kind, selected or not.
     pub fn variants(self) -> impl Iterator<Item = Entry> {
-        let selected_alone = matches!(
-            self.operator,
-            Operator::GdnMtpParallel(Mode::NarrowResume)
-                | Operator::KdaRecurrentParallel(Mode::NarrowResume)
-                | Operator::GdnLayerParallel(Mode::NarrowResume)
-                | Operator::KdaLayerParallel(Mode::NarrowResume)
-        );
+        let selected_alone = self.operator.mode() == Some(Mode::NarrowResume);
         Entry::ALL.iter().copied().filter(move |entry| {
             self.is_computed_by(*entry)
                 && self.has_room(*entry)
@@ -450,21 +466,6 @@ impl Kind {
     }
 
     fn is_computed_by(self, entry: Entry) -> bool {
-        let family = match self.operator {
-            Operator::GdnDecode => Family::GdnDecode,
-            Operator::GdnMtp => Family::GdnMtp,
-            Operator::GdnMtpParallel(_) => Family::GdnMtpParallel,
-            Operator::KdaDecode | Operator::KdaRecurrent => Family::KdaRecurrent,
-            Operator::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
-            Operator::GdnLayer => Family::GdnLayer,
-            Operator::KdaLayer => Family::KdaLayer,
-            Operator::GdnLayerMtp => Family::GdnLayerMtp,
-            Operator::KdaLayerMtp => Family::KdaLayerMtp,
-            Operator::GdnLayerParallel(_) => Family::GdnLayerParallel,
-            Operator::KdaLayerParallel(_) => Family::KdaLayerParallel,
-            Operator::GdnPrefill => Family::GdnPrefillChain,
-            Operator::GdnPrefillShort => Family::GdnPrefillShort,
-        };
         let layout = match self.layout {
             StateLayout::KLast => Layout::KLast,
             StateLayout::VLast => Layout::VLast,
@@ -474,8 +475,9 @@ impl Kind {
             DType::Bf16 => Element::Bf16,
             _ => return false,
         };
+        let wanted = (self.operator.family(), layout, state);
         entry.computes().is_some_and(|computes| {
-            (computes.family, computes.layout, computes.state) == (family, layout, state)
+            (computes.family, computes.layout, computes.state) == wanted
                 && [computes.k, computes.v] == [self.k_dim, self.v_dim]
         })
     }
