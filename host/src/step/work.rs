@@ -40,9 +40,11 @@ pub trait Work: sealed::Work {
         self.request().bytes()
     }
 
-    /// Bytes of the [workspace](super::Step::workspace) that a launch takes; 0 where it takes none. Of B, T or the `total` of
-    /// packed rows, heads and dims alone, and whether there are positions: it grows with each of B and T, so that the largest
-    /// launch's is enough for all.
+    /// Bytes of the [workspace](super::Step::workspace) that a launch takes; 0 where it takes none.
+    ///
+    /// They follow from B, T or the `total` of packed rows, heads and dims, whether there are positions, and whether v is
+    /// left there too: where it is convolved or f32, or a view of q, k, v or o is not 16-byte aligned. They grow with each
+    /// of B and T, so that the largest launch's are enough for all that are alike in the rest.
     ///
     /// # Errors
     /// As [`Work::variants`]'s.
