@@ -36,6 +36,13 @@ pub(crate) struct Calls {
     pub after: Option<(RawFunction, LaunchShape)>,
 }
 
+impl Calls {
+    /// The first one first.
+    pub fn in_order(self) -> impl Iterator<Item = (RawFunction, LaunchShape)> {
+        self.before.into_iter().chain([self.main]).chain(self.after)
+    }
+}
+
 /// All that a check looks at in a tensor.
 struct Layout {
     dtype: DType,

@@ -1,12 +1,12 @@
 //! Launches: through the cache of compiled kernels, with the variant that is selected or one of the caller's choice.
 
+use gated_delta_kernels::launch::LaunchShape;
+
 use super::Plan;
 use super::checks::one_of;
 use super::problem::Problem;
 use super::request::Request;
 use super::work::Work;
-use gated_delta_kernels::launch::LaunchShape;
-
 use crate::Entry;
 use crate::compile::on_threads;
 use crate::driver::RawFunction;
@@ -17,7 +17,8 @@ use crate::stream::StreamRef;
 
 impl Library {
     /// Enqueues a step or a commit: checks the arguments, looks the compiled kernel up (or compiles it, the first
-    /// time), launches; of a prefill up to three kernels, one after the other. Nothing is allocated or synchronised after the first time.
+    /// time), launches; of a prefill up to three kernels, one after the other. Nothing is allocated or synchronised
+    /// after the first time.
     ///
     /// # Errors
     /// Whatever the arguments break of their rules, named; compile and launch failures.
@@ -131,6 +132,23 @@ impl Library {
         problem.entry(&request.lengths(&problem), self.gpu())
     }
 
+    /// Enqueues compiled functions, one after the other.
+    ///
+    /// # Safety
+    /// As [`Library::launch`]'s; `bytes` are the parameters that the functions were compiled for.
+    pub(super) unsafe fn launch_calls(
+        &self,
+        stream: StreamRef<'_>,
+        calls: Calls,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        for (function, shape) in calls.in_order() {
+            // SAFETY: the caller's promise.
+            unsafe { self.launch_function(stream, function, shape, bytes) }?;
+        }
+        Ok(())
+    }
+
     /// Checks and enqueues `request`, with `variant` or the selected one.
     ///
     /// # Safety
@@ -151,17 +169,9 @@ impl Library {
             bytemuck::bytes_of(&params)
         };
         let last = self.last(request.sort());
-        if let Some(Calls {
-            before,
-            main,
-            after,
-        }) = last.recall(&switches, &tensors)
-        {
-            for (function, shape) in before.into_iter().chain([main]).chain(after) {
-                // SAFETY: the caller's promise; the function was compiled for these layouts.
-                unsafe { self.launch_function(stream, function, shape, bytes) }?;
-            }
-            return Ok(());
+        if let Some(calls) = last.recall(&switches, &tensors) {
+            // SAFETY: the caller's promise; the functions were compiled for these layouts.
+            return unsafe { self.launch_calls(stream, calls, bytes) };
         }
         let problem = request.check()?;
         let lengths = request.lengths(&problem);

@@ -12,6 +12,7 @@ use crate::Entry;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{Library, nothing_compiled};
+use crate::recall::Calls;
 use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 
@@ -57,8 +58,8 @@ impl Plan {
     /// parameter, of which a [`LayerParams`](crate::raw::LayerParams) has the bytes.
     ///
     /// # Errors
-    /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator, and for a prefill, whose launches follow from more
-    /// than B: [`Work::recipe`] says which they are.
+    /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator, and for a prefill, whose launches follow from
+    /// more than B: [`Work::recipe`] says which they are.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
         checks::batch(batch)?;
         if self.problem.is_chunked() {
@@ -100,12 +101,13 @@ impl Plan {
     /// simulator `work` is checked in full.
     ///
     /// # Errors
-    /// [`Error::Range`] for B and for a workspace that is too small, [`Error::Alignment`] for an address that is less aligned than the planned one; launch
-    /// failures. On the simulator, what a launch refuses, and [`Error::Contradiction`] for arguments that are not the
-    /// planned ones.
+    /// [`Error::Range`] for B and for a workspace that is too small, [`Error::Alignment`] for an address that is less
+    /// aligned than the planned one; launch failures. On the simulator, what a launch refuses, and
+    /// [`Error::Contradiction`] for arguments that are not the planned ones.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; `work` has the planned shapes (but for B, P and `total`, of a prefill T and C), strides, dtypes and options.
+    /// As [`Library::launch`]'s; `work` has the planned shapes (but for B, P and `total`, of a prefill T and C), strides,
+    /// dtypes and options.
     pub unsafe fn launch<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,
@@ -149,12 +151,13 @@ impl Plan {
                 |(entry, shape)| Ok::<_, Error>((self.function(entry, &lengths)?, shape));
             launch.map(function).transpose()
         };
-        let (before, after) = (of(before)?, of(after)?);
-        for (function, shape) in before.into_iter().chain([(function, shape)]).chain(after) {
-            // SAFETY: as above.
-            unsafe { (self.library).launch_function(stream, function, shape, params) }?;
-        }
-        Ok(())
+        let calls = Calls {
+            before: of(before)?,
+            main: (function, shape),
+            after: of(after)?,
+        };
+        // SAFETY: as above.
+        unsafe { self.library.launch_calls(stream, calls, params) }
     }
 }
 
