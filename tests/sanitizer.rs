@@ -172,7 +172,7 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         batch: 4,
         slots: SlotChoice::BOTH,
         seed: 4,
-        ratio: if entry.max_ratio() == 1 { 1 } else { 2 },
+        ratio: entry.max_ratio().min(2) as usize,
         ..Spec::plain(family)
     };
     let of = |form: Change, switches: Change| {

@@ -223,9 +223,10 @@ impl Cell {
         if self.op.is_layer() {
             let decode = matches!(self.mode, Mode::Update | Mode::Verify);
             let several = decode || matches!(self.mode, Mode::Snapshots | Mode::Resume);
-            return match (self.tokens, self.formulation) {
-                (1, formulation) => decode && formulation == Formulation::Recurrent,
-                (_, _) => several,
+            return if self.tokens == 1 {
+                decode && self.formulation == Formulation::Recurrent
+            } else {
+                several
             };
         }
         let decode = self.op.operator() == Operator::Gdn
