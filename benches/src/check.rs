@@ -10,8 +10,7 @@ use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
-use gated_delta_reference::recurrence::default_scale;
-use gated_delta_reference::recurrent::{HeadMap, Previous, Recurrent, TokenGates, recurrent};
+use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
 use half::bf16;
 
 use crate::buffers::Buffers;
@@ -140,26 +139,12 @@ impl Buffers {
         let token_slots = mode == Mode::TokenSlots;
         let has_snapshots = mode == Mode::Snapshots;
         let problem = Recurrent {
-            batch: rows.len(),
-            tokens: if commit { 0 } else { tokens },
-            heads: model.heads,
-            value_heads: model.value_heads,
-            key_dim: dim,
-            value_dim: dim,
             q: &q,
             k: &new.k,
             v: &new.v,
-            gates: new.gates(&self.cell, &a_log, &dt_bias),
-            l2norm: true,
-            scale: default_scale(dim),
-            head_map: HeadMap::Grouped,
             layout: self.cell.layout.into(),
-            read_slots: None,
-            write_slots: None,
             token_slots: token_slots.then_some(&local[..]),
             accepted: token_slots.then_some(&accepted[..]),
-            cu_seqlens: None,
-            null_slot: None,
             update_state: mode.updates(),
             snapshot_steps: has_snapshots.then_some(tokens),
             previous,
@@ -167,6 +152,12 @@ impl Buffers {
                 DType::Bf16 => |x| bf16::from_f64(x).to_f64(),
                 _ => |x| f64::from(x as f32),
             },
+            ..Recurrent::new(
+                [rows.len(), if commit { 0 } else { tokens }],
+                [model.heads, model.value_heads],
+                [dim, dim],
+                new.gates(&self.cell, &a_log, &dt_bias),
+            )
         };
         if let Some(around) = &inputs.around {
             let snapshots = has_snapshots.then_some(&snapshots[..]);

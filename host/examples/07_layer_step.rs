@@ -9,10 +9,9 @@ use common::{OUTPUT_TOLERANCE, STATE_TOLERANCE, Shape, doubles, rounded, uniform
 use gated_delta::{Convolution, Error, Gdn, GdnGates, Inputs, Norm, States, Tensor};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
-use gated_delta_reference::gdn::{Gates, HeadMap, Layout};
+use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::layer::{self, LayerOutput, Pools, Projection};
 use gated_delta_reference::norm::GatedNorm;
-use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates};
 use half::bf16;
 use rand::SeedableRng;
@@ -279,37 +278,18 @@ impl Weights {
         let (x, z) = (column(0, part.z), column(part.z, part.b));
         let (b, a) = (column(part.b, part.a), column(part.a, part.width));
         let (slots, fresh) = (token.slots.map(i64::from), token.fresh.map(i64::from));
+        let [a_log, dt_bias] = [&self.a_log, &self.dt_bias].map(|values| doubles(values));
+        let gates = TokenGates::Gdn(Gates::Raw {
+            a: &a,
+            b: &b,
+            a_log: &a_log,
+            dt_bias: &dt_bias,
+            beta_scale: 1.0,
+        });
+        let heads = [shape.heads, shape.value_heads];
         let step = Recurrent {
-            batch: shape.batch,
-            tokens: 1,
-            heads: shape.heads,
-            value_heads: shape.value_heads,
-            key_dim: shape.dim,
-            value_dim: shape.dim,
-            q: &[],
-            k: &[],
-            v: &[],
-            gates: TokenGates::Gdn(Gates::Raw {
-                a: &a,
-                b: &b,
-                a_log: &doubles(&self.a_log),
-                dt_bias: &doubles(&self.dt_bias),
-                beta_scale: 1.0,
-            }),
-            l2norm: true,
-            scale: default_scale(shape.dim),
-            head_map: HeadMap::Grouped,
-            layout: Layout::KLast,
             read_slots: Some(&slots),
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
-            cu_seqlens: None,
-            null_slot: None,
-            update_state: true,
-            snapshot_steps: None,
-            previous: None,
-            round_state: |state| state,
+            ..Recurrent::new([shape.batch, 1], heads, [shape.dim, shape.dim], gates)
         };
         let whole = layer::Layer {
             step,

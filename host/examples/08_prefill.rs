@@ -9,8 +9,7 @@ use anyhow::{Result, ensure};
 use common::engine::{Buffer, Engine};
 use common::{OUTPUT_TOLERANCE, Shape, doubles, rounded, same_bits, uniform, worst};
 use gated_delta::{Formulation, Gdn, GdnGates, Inputs, Options, States, Work};
-use gated_delta_reference::gdn::{Gates, HeadMap, Layout};
-use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::recurrent::{Output, Recurrent, TokenGates, recurrent};
 use half::bf16;
 use rand::SeedableRng;
@@ -329,37 +328,19 @@ impl Layer {
         } = self.shape;
         let [q, k, v, a, b] = sequence.tensors().map(|tensor| doubles(tensor));
         let [a_log, dt_bias] = self.parameters.each_ref().map(|values| doubles(values));
+        let gates = TokenGates::Gdn(Gates::Raw {
+            a: &a,
+            b: &b,
+            a_log: &a_log,
+            dt_bias: &dt_bias,
+            beta_scale: 1.0,
+        });
+        let rows = [1, a.len() / value_heads];
         let step = Recurrent {
-            batch: 1,
-            tokens: a.len() / value_heads,
-            heads,
-            value_heads,
-            key_dim: dim,
-            value_dim: dim,
             q: &q,
             k: &k,
             v: &v,
-            gates: TokenGates::Gdn(Gates::Raw {
-                a: &a,
-                b: &b,
-                a_log: &a_log,
-                dt_bias: &dt_bias,
-                beta_scale: 1.0,
-            }),
-            l2norm: true,
-            scale: default_scale(dim),
-            head_map: HeadMap::Grouped,
-            layout: Layout::KLast,
-            read_slots: None,
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
-            cu_seqlens: None,
-            null_slot: None,
-            update_state: true,
-            snapshot_steps: None,
-            previous: None,
-            round_state: |state| state,
+            ..Recurrent::new(rows, [heads, value_heads], [dim, dim], gates)
         };
         recurrent(&step, &vec![0.0; self.shape.state()], None, None)
     }

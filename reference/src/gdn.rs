@@ -114,30 +114,23 @@ pub fn decode_between(
         update_state,
     } = *problem;
     let one_token = Recurrent {
-        batch,
-        tokens: 1,
-        heads,
-        value_heads,
-        key_dim,
-        value_dim,
         q,
         k,
         v,
-        gates: TokenGates::Gdn(gates),
         l2norm,
         scale,
         head_map,
         layout,
         read_slots,
         write_slots,
-        token_slots: None,
-        accepted: None,
-        cu_seqlens: None,
         null_slot,
         update_state,
-        snapshot_steps: None,
-        previous: None,
-        round_state: |s| s,
+        ..Recurrent::new(
+            [batch, 1],
+            [heads, value_heads],
+            [key_dim, value_dim],
+            TokenGates::Gdn(gates),
+        )
     };
     let rows = Tokens {
         letters: "B",

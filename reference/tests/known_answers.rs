@@ -95,31 +95,14 @@ impl Fixture {
     fn recurrent<'a>(&'a self, gates: TokenGates<'a>, slots: &'a [i64]) -> Recurrent<'a> {
         let [batch, tokens, heads, key_dim] = self.dims("q");
         let [value_heads, value_dim] = self.dims("v");
+        let (heads, dims) = ([heads, value_heads], [key_dim, value_dim]);
         Recurrent {
-            batch,
-            tokens,
-            heads,
-            value_heads,
-            key_dim,
-            value_dim,
             q: self.get("q"),
             k: self.get("k"),
             v: self.get("v"),
-            gates,
-            l2norm: true,
-            scale: default_scale(key_dim),
-            head_map: HeadMap::Grouped,
-            layout: Layout::KLast,
             read_slots: Some(slots),
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
-            cu_seqlens: None,
-            null_slot: None,
             update_state: false,
-            snapshot_steps: None,
-            previous: None,
-            round_state: |s| s,
+            ..Recurrent::new([batch, tokens], heads, dims, gates)
         }
     }
 
@@ -303,31 +286,13 @@ fn layer_step(name: &str, tolerance: f64) {
             beta_kind: KdaBeta::Logit,
         })
     };
+    let rows = cu_seqlens.as_ref().map_or(rows, |bounds| bounds.len() - 1);
+    let (heads, dims) = ([heads, value_heads], [key_dim, value_dim]);
     let step = Recurrent {
-        batch: cu_seqlens.as_ref().map_or(rows, |bounds| bounds.len() - 1),
-        tokens,
-        heads,
-        value_heads,
-        key_dim,
-        value_dim,
-        q: &[],
-        k: &[],
-        v: &[],
-        gates,
-        l2norm: true,
-        scale: default_scale(key_dim),
-        head_map: HeadMap::Grouped,
         layout,
         read_slots: Some(&slots),
-        write_slots: None,
-        token_slots: None,
-        accepted: None,
         cu_seqlens: cu_seqlens.as_deref(),
-        null_slot: None,
-        update_state: true,
-        snapshot_steps: None,
-        previous: None,
-        round_state: |s| s,
+        ..Recurrent::new([rows, tokens], heads, dims, gates)
     };
     let problem = Layer {
         step,

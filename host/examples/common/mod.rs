@@ -7,8 +7,7 @@ pub mod layer;
 use anyhow::{Result, bail, ensure};
 use gated_delta::Error;
 use gated_delta::driver::Device;
-use gated_delta_reference::gdn::{Gates, HeadMap, Layout};
-use gated_delta_reference::recurrence::default_scale;
+use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::recurrent::{Output, Recurrent, TokenGates, recurrent};
 use half::bf16;
 use rand::rngs::StdRng;
@@ -141,37 +140,30 @@ impl Inputs {
             .cu_seqlens
             .as_ref()
             .map(|bounds| bounds.iter().map(|&bound| bound.into()).collect());
+        let Shape {
+            batch,
+            tokens,
+            heads,
+            value_heads,
+            dim,
+            ..
+        } = self.shape;
+        let [a, b] = [&self.a, &self.b].map(|values| doubles(values));
+        let [a_log, dt_bias] = [&self.a_log, &self.dt_bias].map(|values| doubles(values));
+        let gates = TokenGates::Gdn(Gates::Raw {
+            a: &a,
+            b: &b,
+            a_log: &a_log,
+            dt_bias: &dt_bias,
+            beta_scale: 1.0,
+        });
         let step = Recurrent {
-            batch: self.shape.batch,
-            tokens: self.shape.tokens,
-            heads: self.shape.heads,
-            value_heads: self.shape.value_heads,
-            key_dim: self.shape.dim,
-            value_dim: self.shape.dim,
             q: &doubles(&self.q),
             k: &doubles(&self.k),
             v: &doubles(&self.v),
-            gates: TokenGates::Gdn(Gates::Raw {
-                a: &doubles(&self.a),
-                b: &doubles(&self.b),
-                a_log: &doubles(&self.a_log),
-                dt_bias: &doubles(&self.dt_bias),
-                beta_scale: 1.0,
-            }),
-            l2norm: true,
-            scale: default_scale(self.shape.dim),
-            head_map: HeadMap::Grouped,
-            layout: Layout::KLast,
             read_slots: Some(&slots),
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
             cu_seqlens: cu_seqlens.as_deref(),
-            null_slot: None,
-            update_state: true,
-            snapshot_steps: None,
-            previous: None,
-            round_state: |state| state,
+            ..Recurrent::new([batch, tokens], [heads, value_heads], [dim, dim], gates)
         };
         Ok(recurrent(&step, &doubles(states), None, None)?)
     }

@@ -8,7 +8,6 @@ use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
-use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates};
 
 use super::LOWER_BOUND;
@@ -310,31 +309,16 @@ static NOTHING: Tokens = Tokens {
 fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
     let (h, hv) = case.heads();
     let given = |given: &'a [f64]| if case.way.conv { &[] } else { given };
+    let (rows, dims) = ([ROWS, case.way.tokens], [case.dim(); 2]);
+    let gates = gates(case, values, &values.tokens);
     Recurrent {
-        batch: ROWS,
-        tokens: case.way.tokens,
-        heads: h,
-        value_heads: hv,
-        key_dim: case.dim(),
-        value_dim: case.dim(),
         q: given(&values.q),
         k: given(&values.tokens.k),
         v: given(&values.tokens.v),
-        gates: gates(case, values, &values.tokens),
         l2norm: case.l2norm,
-        scale: default_scale(case.dim()),
         head_map: case.head_map.into(),
         layout: case.kind.layout.into(),
-        read_slots: None,
-        write_slots: None,
-        token_slots: None,
-        accepted: None,
-        cu_seqlens: None,
-        null_slot: None,
-        update_state: true,
-        snapshot_steps: None,
-        previous: None,
-        round_state: |x| x,
+        ..Recurrent::new(rows, [h, hv], dims, gates)
     }
 }
 

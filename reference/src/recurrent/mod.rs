@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::gdn::Gates;
 pub use crate::heads::{HeadMap, Layout};
 use crate::kda::KdaGates;
+use crate::recurrence::default_scale;
 
 /// Tokens of `B` rows. The leading `[B, T]` of `q`, `k`, `v` and the gates is `[total]` with `cu_seqlens`.
 ///
@@ -40,7 +41,7 @@ pub struct Recurrent<'a> {
     pub gates: TokenGates<'a>,
     /// Whether q and k are L2-normalised first.
     pub l2norm: bool,
-    /// Factor of q, usually [`default_scale`](crate::recurrence::default_scale).
+    /// Factor of q, usually [`default_scale`].
     pub scale: f64,
     /// Which query/key head a value head reads.
     pub head_map: HeadMap,
@@ -73,6 +74,46 @@ pub struct Recurrent<'a> {
     /// What storing does to an element of a state. The new tokens start from the committed state as it is stored;
     /// the states of [`Output`] are not rounded.
     pub round_state: fn(f64) -> f64,
+}
+
+impl<'a> Recurrent<'a> {
+    /// Rows `[B, T]` of heads `[H, HV]` with dims `[K, V]`, each in the slot of its number, in place: q and k
+    /// L2-normalised, the default scale, grouped heads, K-last states, which are not rounded. q, k and v are empty, as a
+    /// projection wants them. The rest is said over it: `Recurrent { q, k, v, ..Recurrent::new(…) }`.
+    #[must_use]
+    pub fn new(
+        [batch, tokens]: [usize; 2],
+        [heads, value_heads]: [usize; 2],
+        [key_dim, value_dim]: [usize; 2],
+        gates: TokenGates<'a>,
+    ) -> Self {
+        Self {
+            batch,
+            tokens,
+            heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            q: &[],
+            k: &[],
+            v: &[],
+            gates,
+            l2norm: true,
+            scale: default_scale(key_dim),
+            head_map: HeadMap::default(),
+            layout: Layout::default(),
+            read_slots: None,
+            write_slots: None,
+            token_slots: None,
+            accepted: None,
+            cu_seqlens: None,
+            null_slot: None,
+            update_state: true,
+            snapshot_steps: None,
+            previous: None,
+            round_state: |s| s,
+        }
+    }
 }
 
 /// Gates of every token.

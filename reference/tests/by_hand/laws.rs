@@ -104,30 +104,17 @@ impl Tokens {
 
     fn problem<'a>(&'a self, gates: TokenGates<'a>) -> Recurrent<'a> {
         Recurrent {
-            batch: BATCH,
-            tokens: self.tokens,
-            heads: HEADS,
-            value_heads: VALUE_HEADS,
-            key_dim: KEY_DIM,
-            value_dim: VALUE_DIM,
             q: &self.q,
             k: &self.k,
             v: &self.v,
-            gates,
-            l2norm: true,
             scale: 0.5,
-            head_map: HeadMap::Grouped,
-            layout: Layout::KLast,
             read_slots: Some(&[2, 4, 1]),
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
-            cu_seqlens: None,
-            null_slot: None,
-            update_state: true,
-            snapshot_steps: None,
-            previous: None,
-            round_state: |s| s,
+            ..Recurrent::new(
+                [BATCH, self.tokens],
+                [HEADS, VALUE_HEADS],
+                [KEY_DIM, VALUE_DIM],
+                gates,
+            )
         }
     }
 
