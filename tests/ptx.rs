@@ -224,13 +224,7 @@ fn prefills_are_of_the_expected_instructions() {
 /// Which part of a prefill an entry is.
 fn prefill_of(entry: Entry) -> Option<launch::Family> {
     let of = entry.computes()?.family;
-    let parts = [
-        launch::Family::GdnPrefillPrepare,
-        launch::Family::GdnPrefillChain,
-        launch::Family::GdnPrefillShort,
-        launch::Family::GdnPrefillWindows,
-    ];
-    parts.contains(&of).then_some(of)
+    of.is_chunked().then_some(of)
 }
 
 /// A state may be read before the branch on its slot, but never without the predicate that the slot is valid.

@@ -123,10 +123,10 @@ struct Around {
 
 impl<'a> Buffers<'a> {
     fn new(library: &Library, case: &'a Case, heads: [usize; 2], values: &Values) -> Result<Self> {
-        let [h, hv] = heads;
+        let [_, hv] = heads;
         let (total, rows, dim) = (case.tokens(), case.lengths.len(), case.dim);
         let state = values.states(case);
-        let channels = (2 * h + hv) * dim;
+        let channels = case.channels(heads);
         let of_launch = total * 2 * (channels + hv * dim) + 2 * rows * state.len();
         let sets = cold_sets(of_launch);
         // Only what is read has values: of the rest, one token's.
@@ -146,7 +146,7 @@ impl<'a> Buffers<'a> {
         let kept: Vec<i32> = (0..(rows * case.checkpoints()) as i32)
             .map(|i| 2 * count + i)
             .collect();
-        let slots = 2 * rows + kept.len();
+        let slots = case.slots();
         let layer = match case.layer {
             true => Some(Around {
                 x: tokens(x, bytemuck::cast_slice(&values.x))?,
@@ -187,8 +187,7 @@ impl<'a> Buffers<'a> {
         let case = self.case;
         let (total, rows, dim) = (case.tokens(), case.lengths.len(), case.dim);
         let [h, hv] = self.heads;
-        let slots = 2 * rows + rows * case.checkpoints();
-        let channels = (2 * h + hv) * dim;
+        let (slots, channels) = (case.slots(), case.channels(self.heads));
         let inputs = match &self.layer {
             Some(layer) => Inputs::conv(Convolution::new(
                 layer.x.tensor(set, DType::Bf16, &[1, total, channels])?,

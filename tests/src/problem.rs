@@ -4,7 +4,6 @@ use gated_delta::{Activation, Entry, Formulation};
 use gated_delta_harness::arguments::{
     Arguments, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
 };
-
 use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::prefill;
 

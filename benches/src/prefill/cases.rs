@@ -73,6 +73,16 @@ impl Case {
         self.every.map_or(0, |every| self.longest() / every)
     }
 
+    /// P: each row starts from one slot, and ends in another.
+    pub(super) fn slots(&self) -> usize {
+        self.lengths.len() * (2 + self.checkpoints())
+    }
+
+    /// D of H and HV heads.
+    pub(super) fn channels(&self, [h, hv]: [usize; 2]) -> usize {
+        (2 * h + hv) * self.dim
+    }
+
     /// Whether a time that is recorded under this name is of the same.
     pub(super) fn is_peers(&self, name: &str) -> bool {
         self.title() == name && self.state == DType::F32

@@ -261,23 +261,16 @@ impl Case {
         (self.way.keep == Keep::EachToken).then_some(TOKEN_SLOTS)
     }
 
-    /// What is launched before the entry.
-    fn prepare(&self) -> Option<Entry> {
-        self.kind.prepare()
-    }
-
     /// All that is launched.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
         let windows = self.kind.windows().filter(|_| self.way.conv);
-        self.prepare()
-            .into_iter()
-            .chain([self.entry])
-            .chain(windows)
+        let prepare = self.kind.prepare().into_iter();
+        prepare.chain([self.entry]).chain(windows)
     }
 
     /// f32 elements of the workspace.
     pub fn workspace_elements(&self) -> usize {
-        self.prepare().map_or(0, |prepare| {
+        self.kind.prepare().map_or(0, |prepare| {
             let (h, hv) = self.heads();
             let of_unit = prepare.workspace_bytes_per_unit((hv / h) as u32, true) as usize;
             let units = units((ROWS * self.way.tokens) as u64, ROWS as u64, false) as usize;

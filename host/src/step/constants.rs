@@ -156,9 +156,7 @@ impl Request<'_> {
             z_head: found.z.head,
             positions_index: index(self.positions),
             checkpoint_index: index(self.checkpoints.map(Checkpoints::named)),
-            checkpoint_every: self
-                .checkpoints
-                .map_or(0, |checkpoints| checkpoints.every as u32),
+            checkpoint_every: self.checkpoint_every() as u32,
         }
     }
 }

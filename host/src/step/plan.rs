@@ -5,7 +5,7 @@ use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
 use super::checks::{self, aligned};
-use super::prefill::Lengths;
+use super::prefill::{Lengths, WORKSPACE_ALIGNMENT};
 use super::problem::Problem;
 use super::work::Work;
 use crate::Entry;
@@ -69,12 +69,7 @@ impl Plan {
                 allowed: "Plan::launch, or Work::recipe",
             });
         }
-        self.main(&Lengths {
-            rows: batch as u32,
-            total: 0,
-            are_short: false,
-            positions: false,
-        })
+        self.main(&Lengths::of_rows(batch as u32))
     }
 
     /// The compiled function of rows of these lengths, whatever is around it.
@@ -142,7 +137,7 @@ impl Plan {
             };
         }
         let params = request.prefill_params(params);
-        aligned(16, [("workspace", params.workspace)])?;
+        aligned(WORKSPACE_ALIGNMENT, [("workspace", params.workspace)])?;
         self.problem.check_workspace(&lengths, request.workspace)?;
         let params = bytemuck::bytes_of(&params);
         let [before, after] = self.problem.around(&lengths);

@@ -5,7 +5,7 @@ use gated_delta_kernels::prefill::{CHUNK, units};
 use gated_delta_kernels::step::{LayerParams, PrefillParams};
 
 use super::check::Found;
-use super::checks::indices;
+use super::checks::{aligned, indices};
 use super::problem::Problem;
 use super::request::Request;
 use super::{Checkpoints, Formulation, Inputs};
@@ -15,7 +15,7 @@ use crate::shapes::{Named, named, range};
 use crate::tensor::DType;
 
 /// Alignment of a workspace, bytes.
-const WORKSPACE_ALIGNMENT: usize = 16;
+pub(super) const WORKSPACE_ALIGNMENT: usize = 16;
 
 /// How long the rows of a launch are: of a prefill, no constant says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,16 @@ pub(crate) struct Lengths {
 }
 
 impl Lengths {
+    /// Of what has them in its constants, or needs none.
+    pub fn of_rows(rows: u32) -> Self {
+        Self {
+            rows,
+            total: 0,
+            are_short: false,
+            positions: false,
+        }
+    }
+
     /// Nothing is launched.
     pub fn are_nothing(&self, problem: &Problem) -> bool {
         self.rows == 0 || (problem.is_chunked() && self.total == 0)
@@ -75,12 +85,7 @@ impl<'a> Request<'a> {
     pub(crate) fn lengths(&self, problem: &Problem) -> Lengths {
         let rows = self.batch();
         if !problem.is_chunked() {
-            return Lengths {
-                rows,
-                total: 0,
-                are_short: false,
-                positions: false,
-            };
+            return Lengths::of_rows(rows);
         }
         let total = self.tokens();
         let longest = match self.cu_seqlens {
@@ -93,6 +98,11 @@ impl<'a> Request<'a> {
             are_short: longest <= u64::from(CHUNK),
             positions: self.positions.is_some(),
         }
+    }
+
+    /// Tokens from one checkpoint to the next; 0: there are none.
+    pub(crate) fn checkpoint_every(&self) -> usize {
+        self.checkpoints.map_or(0, |checkpoints| checkpoints.every)
     }
 
     /// Most checkpoints that rows which begin their sequences may write.
@@ -252,15 +262,7 @@ fn check_workspace_view(workspace: Named<'_>) -> Result<(), Error> {
             got: *tensor.strides(),
         });
     }
-    let address = tensor.address();
-    if !address.is_multiple_of(WORKSPACE_ALIGNMENT as u64) {
-        return Err(Error::Alignment {
-            tensor: workspace.name,
-            wanted: WORKSPACE_ALIGNMENT,
-            got: 1 << address.trailing_zeros(),
-        });
-    }
-    Ok(())
+    aligned(WORKSPACE_ALIGNMENT, [(workspace.name, tensor.address())])
 }
 
 impl Problem {
@@ -276,7 +278,6 @@ impl Problem {
             return [None; 2];
         }
         let c = &self.constants;
-        let heads = c.h * c.ratio;
         let kind = self.kind_of(lengths);
         let of = |entry: Entry, grid| LaunchShape {
             grid,
@@ -289,7 +290,7 @@ impl Problem {
         let before = kind
             .prepare()
             .map(|entry| (entry, of(entry, [units * c.h * c.ratio.div_ceil(2), 1, 1])));
-        let channels = 2 * c.h * kind.k_dim + heads * kind.v_dim;
+        let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
         let after = kind.windows().filter(|_| c.taps > 0).map(|entry| {
             let blocks = channels.div_ceil(entry.block_of(c.ratio));
             (entry, of(entry, [blocks, 1, lengths.rows]))

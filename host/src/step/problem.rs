@@ -85,7 +85,7 @@ impl Problem {
         self.constants.words()
     }
 
-    fn value_heads(&self) -> u32 {
+    pub(super) fn value_heads(&self) -> u32 {
         self.constants.h * self.constants.ratio
     }
 }

@@ -296,8 +296,7 @@ impl<'a> Request<'a> {
                 true => u64::from(self.promises_short_rows()),
                 false => self.max_tokens as u64,
             },
-            self.checkpoints
-                .map_or(0, |checkpoints| checkpoints.every as u64),
+            self.checkpoint_every() as u64,
             conv.map_or(0, |conv| conv.heads as u64),
             activation(conv.map(|conv| conv.activation)) << 32
                 | activation(self.norm.map(|norm| norm.activation)),

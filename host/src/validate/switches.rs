@@ -102,9 +102,7 @@ impl<'a> Switches<'a, Named<'a>> {
             fresh: request.fresh,
             positions: request.positions,
             checkpoint_slots: request.checkpoints.map(Checkpoints::named),
-            every: request
-                .checkpoints
-                .map_or(0, |checkpoints| checkpoints.every),
+            every: request.checkpoint_every(),
         })
     }
 }
