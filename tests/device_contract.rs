@@ -269,7 +269,7 @@ fn sanitizer_blocks_of_a_cluster_exchange_words_on_the_gpu() {
     assert_eq!(got, exchanged());
 }
 
-/// It reads nothing, and has no number.
+/// It has no number.
 unsafe fn warpgroup(
     library: &Library,
     stream: StreamRef<'_>,

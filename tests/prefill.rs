@@ -1,5 +1,5 @@
-//! Prefills against the reference: every entry on every backend, over random problems: ragged rows, positions, checkpoints,
-//! with and without a convolution and a norm.
+//! Prefills against the reference: every entry on every backend, over random problems: ragged rows, positions,
+//! checkpoints, with and without a convolution and a norm.
 
 use gated_delta_kernels::for_each_entry;
 

@@ -79,8 +79,8 @@ fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
     }
 }
 
-/// The lowest that the instructions need: CUDA 11.4, Ampere; of clusters, CUDA 12.1, Hopper; of warpgroups, CUDA 12.0, Hopper
-/// and no later.
+/// The lowest that the instructions need: CUDA 11.4, Ampere; of clusters, CUDA 12.1, Hopper; of warpgroups, CUDA 12.0,
+/// Hopper and no later.
 #[test]
 fn old_drivers_and_gpus_can_load_it() {
     for (entry, text) in TEXTS {

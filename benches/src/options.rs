@@ -72,8 +72,8 @@ pub struct Options {
     /// Leave level-2 cache warm: one set of buffers instead of a rotation.
     #[arg(long)]
     pub warm: bool,
-    /// Measure every variant of a cell, not only the selected one, and print what host/src/step/select.rs should say; of
-    /// prefills, the rows.
+    /// Measure every variant of a cell, not only the selected one, and print what host/src/step/select.rs should say;
+    /// of prefills, the rows.
     #[arg(long)]
     pub tune: bool,
     /// Write the rows to a CSV file: record/GPU/DATE.csv where no other is named.
@@ -101,7 +101,7 @@ pub struct Options {
     /// Of --prefill, the cases alone whose titles begin so: 1x4096; 8 tails.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub rows: Vec<String>,
-    /// Of --prefill, every entry whose name has such a part, selected or not: chain, short, tile64. All of them: --tune.
+    /// Of --prefill, every entry whose name has such a part, selected or not: chain, short, tile64. All: --tune.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub entry: Vec<String>,
     /// Print the ms of getting ready in this process, and end.

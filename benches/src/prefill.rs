@@ -1,6 +1,6 @@
-//! Prefills of Qwen3-Next's heads (log decay and β given): prompts of all sizes, batches of them, and mixed ones, with other
-//! states and with a convolution and a norm, beside the fastest other library. Each row is checked against the reference
-//! before it is timed.
+//! Prefills of Qwen3-Next's heads (log decay and β given): prompts of all sizes, batches of them, and mixed ones, with
+//! other states and with a convolution and a norm, beside the fastest other library. Each row is checked against the
+//! reference before it is timed.
 
 mod cases;
 mod values;
@@ -382,8 +382,8 @@ impl Bench<'_> {
                 Some((timer, _)) => timer.stream.as_ref(),
                 None => StreamRef::default_stream(),
             };
-            // SAFETY: the buffers outlive the launches, which are waited for; rows have slots of their own, and the launches of
-            // a stream, which share a workspace, follow each other.
+            // SAFETY: the buffers outlive the launches, which are waited for; rows have slots of their own, and the
+            // launches of a stream, which share a workspace, follow each other.
             unsafe { self.library.launch_with(stream, &step, entry) }
         };
         launch(0)?;

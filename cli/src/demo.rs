@@ -1,5 +1,5 @@
-//! `demo`: a model's layer takes a random prompt, decodes, then verifies drafts, its convolution and norm included; each step
-//! is checked against plain decoding by the reference.
+//! `demo`: a model's layer takes a random prompt, decodes, then verifies drafts, its convolution and norm included;
+//! each step is checked against plain decoding by the reference.
 
 mod session;
 

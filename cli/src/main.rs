@@ -33,8 +33,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Prefill a random prompt of a model's layer, convolution and norm included, then decode tokens and verify drafts, each
-    /// step checked against the reference (the default)
+    /// Prefill a random prompt of a model's layer, convolution and norm included, then decode tokens and verify drafts,
+    /// each step checked against the reference (the default)
     Demo(DemoArgs),
     /// Run the layer of a safetensors file (docs/files.md) and write what comes out
     Run {

@@ -1,5 +1,5 @@
-//! Prefill: a prompt in two launches, with the bits of one; a sequence that begins as another one did, from its checkpoint,
-//! beside a row that decodes (a mixed batch); then decodes of both. Without a GPU, in the simulator.
+//! Prefill: a prompt in two launches, with the bits of one; a sequence that begins as another one did, from its
+//! checkpoint, beside a row that decodes (a mixed batch); then decodes of both. Without a GPU, in the simulator.
 
 mod common;
 

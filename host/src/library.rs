@@ -54,7 +54,7 @@ struct Inner {
     unloaded: Option<Mutex<Vec<Module>>>,
 }
 
-/// Sorts of launches, of each of which the last is remembered: an engine that has several in turn has all of them at hand.
+/// Sorts of launches, of each of which the last is remembered: an engine that has several in turn has all at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
     Decode,
@@ -274,8 +274,8 @@ impl Library {
         })
     }
 
-    /// Kernels that this library and its clones have compiled so far: 0 on the simulator. Where it is the same after launches
-    /// as after [`Library::prewarm`], none of them compiled.
+    /// Kernels that this library and its clones have compiled so far: 0 on the simulator. Where it is the same after
+    /// launches as after [`Library::prewarm`], none of them compiled.
     #[must_use]
     pub fn compiled(&self) -> usize {
         self.0.caches.iter().map(ModuleCache::compiled).sum()

@@ -13,12 +13,13 @@
 //! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`]. The PTX asks for them, so that such a
 //! launch is as any other. None is selected for a GPU below compute capability 9.0.
 //!
-//! A prefill may be several such launches, one after the other: [`Recipe::launches`]. Of rows of more than 64 tokens there is one
-//! before the kernel's, with a convolution one behind it.
+//! A prefill may be several such launches, one after the other: [`Recipe::launches`]. Of rows of more than 64 tokens
+//! there is one before the kernel's, with a convolution one behind it.
 //!
-//! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the grid too, which is
-//! of its lengths. Nothing is launched where the grid is empty, as for B = 0. What is promised to a launch of this crate is promised to such a launch: tensors stay valid
-//! until the stream has passed it, what is written is used by nobody else, and no two live rows write one slot.
+//! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the grid too,
+//! which is of its lengths. Nothing is launched where the grid is empty, as for B = 0. What is promised to a launch of
+//! this crate is promised to such a launch: tensors stay valid until the stream has passed it, what is written is used
+//! by nobody else, and no two live rows write one slot.
 //!
 //! ```
 //! use gated_delta::{DType, Gdn, GdnGates, Inputs, States, Tensor, Work};
@@ -48,7 +49,8 @@ pub use crate::kernel::{Kernel, template};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Recipe {
-    /// What is launched before, on the same stream with the same parameter: of a prefill of rows of more than 64 tokens.
+    /// What is launched before, on the same stream with the same parameter: of a prefill of rows of more than 64
+    /// tokens.
     pub before: Option<(Kernel, LaunchShape)>,
     /// What is compiled.
     pub kernel: Kernel,

@@ -44,10 +44,10 @@ impl Library {
     /// with the CPU reference: outputs, states written, states not to be written.
     ///
     /// Between them the launches have every operator, state dtype and layout with one token and with several, with
-    /// snapshots, token slots, a resume and a commit, both formulations, convolutions, norms and fresh rows. Entries that
-    /// run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their kernels are compiled for the occasion and
-    /// unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a stream of its own; the caller waits, so that
-    /// no stream of this thread may be under capture.
+    /// snapshots, token slots, a resume and a commit, every formulation, convolutions, norms and fresh rows. Entries
+    /// that run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their kernels are
+    /// compiled for the occasion and unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a stream of its
+    /// own; the caller waits, so that no stream of this thread may be under capture.
     ///
     /// ```no_run
     /// use gated_delta::Library;

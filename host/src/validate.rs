@@ -28,8 +28,8 @@ pub struct IndexReport {
     pub inactive: Vec<InactiveRow>,
     /// Rows without a token, packed ones or of a prefill, which touch nothing.
     pub empty: usize,
-    /// Entries of `token_slots` of active rows, or of their checkpoints' slots, that are out of range or the null slot, and
-    /// skip a store.
+    /// Entries of `token_slots` of active rows, or of their checkpoints' slots, that are out of range or the null slot,
+    /// and skip a store.
     pub skipped_stores: usize,
     /// Tokens of packed tensors behind the last row's, whose output is not written.
     pub unused_tokens: usize,

@@ -43,8 +43,8 @@ impl DType {
         }
     }
 
-    /// The same after tokens in chunks, of whose products each factor is rounded to f16: half an ulp is 2⁻¹², and errors of
-    /// a state are those of many tokens.
+    /// The same after tokens in chunks, of whose products each factor is rounded to f16: half an ulp is 2⁻¹², and
+    /// errors of a state are those of many tokens.
     #[must_use]
     pub const fn tolerance_in_chunks(self) -> f64 {
         match self {
@@ -94,8 +94,8 @@ pub struct Tolerance {
     pub state: f64,
     /// Of o, as a part of the norms of q̂ and of the state that it is read from.
     pub output: f64,
-    /// Of a state, and of an output, there times the norm of q̂ where that is more than 1, however small states are, among values
-    /// around 1: what is lost below the smallest normal numbers of f16.
+    /// Of a state, and of an output, there times the norm of q̂ where that is more than 1, however small states are,
+    /// among values around 1: what is lost below the smallest normal numbers of f16.
     pub least: f64,
 }
 
@@ -116,13 +116,13 @@ impl Tolerance {
 
     /// In chunks: products of f16, summed in f32, each chunk's after the state that the one before left in f32.
     ///
-    /// `least` is what f16 loses of factors below 2⁻¹⁴, where half the distance of neighbours is 2⁻²⁵ however small they are. P
-    /// and T of a chunk of 64 tokens have decays in them, and T has β: where the tokens since have put nothing into a state (β,
-    /// k or v of 0), all that there is of it is what such factors leave. Of values around 1, V = 128 and β up to 2, a token's δ
-    /// has norm 2√128; errors of even distribution, 2⁻²⁵ / √3 each, add up over 64 tokens to √64 · 2⁻²⁵ / √3 · 2√128 = 3.1e-6 by
-    /// P or by δ's own decay, and half of that by T: 4e-6 with both. P has q̂ in it: its part of o stays where q̂ is short. It is
-    /// no more than `state` of a state of norm 4e-3, whose elements are around 2⁻¹⁵, and then only where larger ones have
-    /// decayed to that.
+    /// `least` is what f16 loses of factors below 2⁻¹⁴, where half the distance of neighbours is 2⁻²⁵ however small
+    /// they are. P and T of a chunk of 64 tokens have decays in them, and T has β: where the tokens since have put
+    /// nothing into a state (β, k or v of 0), all that there is of it is what such factors leave. Of values around 1, V
+    /// = 128 and β up to 2, a token's δ has norm 2√128; errors of even distribution, 2⁻²⁵ / √3 each, add up over 64
+    /// tokens to √64 · 2⁻²⁵ / √3 · 2√128 = 3.1e-6 by P or by δ's own decay, and half of that by T: 4e-6 with both. P
+    /// has q̂ in it: its part of o stays where q̂ is short. It is no more than `state` of a state of norm 4e-3, whose
+    /// elements are around 2⁻¹⁵, and then only where larger ones have decayed to that.
     pub const CHUNKED: Self = Self {
         state: 1e-3,
         output: 1e-3,

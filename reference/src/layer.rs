@@ -23,8 +23,8 @@ pub struct Layer<'a> {
     /// `accepted` are. The slot that it writes, by default that to read, makes it inactive as it does any row; of token
     /// slots, that of its window does.
     pub fresh: Option<&'a [i64]>,
-    /// States and windows that are kept besides those after the last tokens, where these are written and there are neither
-    /// token slots nor previous tokens.
+    /// States and windows that are kept besides those after the last tokens, where these are written and there are
+    /// neither token slots nor previous tokens.
     pub checkpoints: Option<Checkpoints<'a>>,
 }
 

@@ -1,4 +1,5 @@
-//! What only a GPU shows: graphs, long prompts, foreign streams and threads, plans, pools and snapshots beyond 2³² elements, registers.
+//! What only a GPU shows: graphs, long prompts, foreign streams and threads, plans, pools and snapshots beyond 2³²
+//! elements, registers.
 
 mod large_pool;
 mod large_snapshots;

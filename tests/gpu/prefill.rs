@@ -222,7 +222,8 @@ fn one_prewarm_serves_prompts_of_every_length() {
                     Rows::Packed => rows,
                 };
                 let step = prompt.step(rows, tokens).unwrap();
-                // SAFETY: the buffers outlive the wait below; rows have slots of their own, and launches follow each other.
+                // SAFETY: the buffers outlive the wait below; rows have slots of their own, and launches follow each
+                // other.
                 unsafe { library.launch(stream.as_ref(), &step) }.unwrap();
                 assert_eq!(library.compiled(), compiled, "{rows:?} of {tokens} tokens");
             }

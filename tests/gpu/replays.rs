@@ -183,8 +183,8 @@ fn a_replayed_graph_sees_changed_lengths() {
     });
 }
 
-/// Prompts of any lengths, rows that decode among them, cut wherever positions say, checkpoints to other slots: nothing of it
-/// is settled when the graph is captured.
+/// Prompts of any lengths, rows that decode among them, cut wherever positions say, checkpoints to other slots: nothing
+/// of it is settled when the graph is captured.
 #[test]
 fn a_replayed_prefill_sees_changed_lengths_and_positions() {
     const TOKENS: i64 = 260;

@@ -132,8 +132,8 @@ fn len(row: &Row) -> usize {
     row.tokens.as_ref().map_or(0, ExactSizeIterator::len)
 }
 
-/// Neither of the other rows, nor of their order, nor of whether rows are packed, nor of the longest of them, nor of which
-/// kernels follow from that.
+/// Neither of the other rows, nor of their order, nor of whether rows are packed, nor of the longest of them, nor of
+/// which kernels follow from that.
 #[test]
 fn a_row_alone_has_the_same_bits() {
     law(in_place, |backend, spec| {
@@ -412,8 +412,8 @@ fn whole_pieces_before_a_row_change_no_bit() {
     });
 }
 
-/// No decay, decays to nothing, updates that do nothing, replace or reflect, and keys that are all equal: finite, and near
-/// the reference.
+/// No decay, decays to nothing, updates that do nothing, replace or reflect, and keys that are all equal: finite, and
+/// near the reference.
 #[test]
 fn extreme_gates_and_equal_keys_stay_finite() {
     let adjust = |spec: &mut Spec| {

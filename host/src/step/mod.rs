@@ -22,8 +22,8 @@
 //! Each of them is for any T and goes with every way of keeping states. Where there is a convolution, windows are kept as
 //! states are: see [`Convolution`].
 //!
-//! A *prefill* has any number of tokens, with [`Formulation::Chunked`], from slot to slot ([`States::update`]); snapshots and
-//! previous tokens it has not. It has options of its own:
+//! A *prefill* has any number of tokens, with [`Formulation::Chunked`], from slot to slot ([`States::update`]);
+//! snapshots and previous tokens it has not. It has options of its own:
 //!
 //! | option of a prefill | |
 //! |---|---|
@@ -117,7 +117,8 @@ pub type GdnCommit<'a> = Commit<'a, GdnGates<'a>>;
 /// A commit of a KDA layer: see [`Commit`].
 pub type KdaCommit<'a> = Commit<'a, KdaGates<'a>>;
 
-/// A decode, a verify, a resume or a prefill. T in 1..=16, in a prefill any number; K = V in {64, 128}; HV a multiple of H.
+/// A decode, a verify, a resume or a prefill. T in 1..=16, in a prefill any number; K = V in {64, 128}; HV a multiple
+/// of H.
 ///
 /// With [`Step::packed`], the `[B, T, …]` tensors are `[1, total, …]`. Strides of rows, tokens and heads, of slots and
 /// of snapshots are free, but what is written must not overlap itself; the innermost dim is contiguous. Views that are
@@ -163,16 +164,16 @@ pub struct Step<'a, G> {
 /// States, and windows of a convolution, after every so many tokens of a sequence, for later ones to start from: prefix
 /// caching. Each is bit for bit the final one of a prefill that ended there.
 ///
-/// They go to the pool (and the windows) that the row's final state goes to. An entry of `slots` that is out of range or
-/// the null slot skips that store alone; one that names the slot of another store of the launch is a race, which
+/// They go to the pool (and the windows) that the row's final state goes to. An entry of `slots` that is out of range
+/// or the null slot skips that store alone; one that names the slot of another store of the launch is a race, which
 /// [`Library::validate`](crate::Library::validate) finds.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Checkpoints<'a> {
     /// Tokens from one to the next, counted from the sequence's first: a multiple of 64.
     pub every: usize,
-    /// `[B, C]`, i32, i64 or u32: entry j of a row takes its j-th multiple of `every` in this launch, the one at its last
-    /// token included; those beyond C are not kept. The stride of rows is free.
+    /// `[B, C]`, i32, i64 or u32: entry j of a row takes its j-th multiple of `every` in this launch, the one at its
+    /// last token included; those beyond C are not kept. The stride of rows is free.
     pub slots: Tensor<'a>,
 }
 
@@ -231,8 +232,8 @@ pub struct Packed<'a> {
     /// `[B + 1]`, i32, i64 or u32: row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`.
     pub cu_seqlens: Tensor<'a>,
     /// T: no row is longer. A longer one is out of range. Of a prefill, T up to 64 promises short rows, for which one
-    /// launch without a workspace is enough; a larger one, which may be any, promises nothing, and only rows of more than 64
-    /// tokens in a launch of short ones are out of range.
+    /// launch without a workspace is enough; a larger one, which may be any, promises nothing, and only rows of more
+    /// than 64 tokens in a launch of short ones are out of range.
     pub max_tokens: usize,
 }
 
@@ -338,16 +339,16 @@ impl<'a, G> Step<'a, G> {
 
     /// A prefill of which rows go on: `positions` `[B]` tokens of its sequence came before each.
     ///
-    /// Pieces, and so bits, and [`Step::checkpoints`] are counted from the sequence's first token. Without positions every
-    /// row begins its sequence, or is counted as if it did.
+    /// Pieces, and so bits, and [`Step::checkpoints`] are counted from the sequence's first token. Without positions
+    /// every row begins its sequence, or is counted as if it did.
     #[must_use]
     pub fn positions(mut self, positions: Tensor<'a>) -> Self {
         self.positions = Some(positions);
         self
     }
 
-    /// A prefill that keeps the state (and window) after every `every` tokens of a sequence, a multiple of 64, in `slots`
-    /// `[B, C]`. See [`Checkpoints`].
+    /// A prefill that keeps the state (and window) after every `every` tokens of a sequence, a multiple of 64, in
+    /// `slots` `[B, C]`. See [`Checkpoints`].
     #[must_use]
     pub fn checkpoints(mut self, every: usize, slots: Tensor<'a>) -> Self {
         self.checkpoints = Some(Checkpoints { every, slots });
@@ -357,9 +358,9 @@ impl<'a, G> Step<'a, G> {
     /// A prefill with memory to work in: f32, of any dims, contiguous and 16-byte aligned, of at least
     /// [`Work::workspace_bytes`].
     ///
-    /// Its contents mean nothing before or after a launch. It belongs to one stream at a time, and has to live as long as
-    /// graphs that captured a launch with it. Where T, or the `total` of packed rows, is at most 64 none is needed, nor where
-    /// T of packed rows [promises](Packed::max_tokens) so much; one that is given is not used then.
+    /// Its contents mean nothing before or after a launch. It belongs to one stream at a time, and has to live as long
+    /// as graphs that captured a launch with it. Where T, or the `total` of packed rows, is at most 64 none is needed,
+    /// nor where T of packed rows [promises](Packed::max_tokens) so much; one that is given is not used then.
     #[must_use]
     pub fn workspace(mut self, workspace: Tensor<'a>) -> Self {
         self.workspace = Some(workspace);

@@ -124,12 +124,13 @@ pub enum Formulation {
     /// The tokens of a row at once, on tensor cores: bf16 K-last states and at most 8 tokens, new or previous, without
     /// snapshots and token slots.
     Parallel,
-    /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill of GDN, with [`States::update`]. It takes a GPU
-    /// of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a [workspace](super::Step::workspace).
+    /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill of GDN, with [`States::update`]. It takes
+    /// a GPU of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a
+    /// [workspace](super::Step::workspace).
     ///
-    /// Pieces end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)), states between
-    /// them are f32, and a piece of one token has the bits of a decode of f32 states. So a prompt that is cut into launches at
-    /// multiples of 64 keeps every bit with f32 states.
+    /// Pieces end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)), states
+    /// between them are f32, and a piece of one token has the bits of a decode of f32 states. So a prompt that is cut
+    /// into launches at multiples of 64 keeps every bit with f32 states.
     ///
     /// [`States::update`]: super::States::update
     Chunked,

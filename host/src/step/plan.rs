@@ -101,8 +101,8 @@ impl Plan {
     /// [`Error::Contradiction`] for arguments that are not the planned ones.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; `work` has the planned shapes (but for B, P and `total`, of a prefill T and C), strides,
-    /// dtypes and options.
+    /// As [`Library::launch`]'s; `work` has the planned shapes (but for B, P and `total`, of a prefill T and C),
+    /// strides, dtypes and options.
     pub unsafe fn launch<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,

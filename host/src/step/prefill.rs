@@ -168,7 +168,7 @@ impl<'a> Request<'a> {
         )
     }
 
-    /// Lengths that no table of kernels bounds, positions, checkpoints and what a workspace has to be whatever its size.
+    /// Lengths that no table of kernels bounds, positions, checkpoints, and a workspace but for its size.
     pub(super) fn check_lengths(&self, found: &mut Found) -> Result<(), Error> {
         if !self.is_chunked() {
             return Ok(());
@@ -271,8 +271,8 @@ impl Problem {
         self.kind.operator.is_chunked()
     }
 
-    /// What is launched before the entry of rows of these lengths, and behind it, on the same stream with the same parameters:
-    /// of a prefill, the preparation of rows that are not short, and the windows of a convolution.
+    /// What is launched before the entry of rows of these lengths, and behind it, on the same stream with the same
+    /// parameters: of a prefill, the preparation of rows that are not short, and the windows of a convolution.
     pub fn around(&self, lengths: &Lengths) -> [Option<(Entry, LaunchShape)>; 2] {
         if !self.is_chunked() {
             return [None; 2];

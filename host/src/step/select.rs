@@ -306,7 +306,7 @@ impl Kind {
         }
     }
 
-    /// What is launched behind its entries where there is a convolution, with the same constants: it writes the windows.
+    /// What is launched behind its entries where there is a convolution, with the same constants: it writes windows.
     pub fn windows(self) -> Option<Entry> {
         match (self.operator.is_chunked(), self.k_dim) {
             (true, 64) => Some(Entry::gdn_prefill_windows_k64),

@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::raw::Recipe;
 use crate::step::select::{Gpu, MEASURED_ON};
 
-/// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit of either.
+/// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit
+/// of either.
 pub trait Work: sealed::Work {
     /// Every compiled variant that computes these arguments, best or not; of a prefill, of the last of its launches.
     ///
@@ -42,9 +43,9 @@ pub trait Work: sealed::Work {
 
     /// Bytes of the [workspace](super::Step::workspace) that a launch takes; 0 where it takes none.
     ///
-    /// They follow from B, T or the `total` of packed rows, heads and dims, whether there are positions, and whether v is
-    /// left there too: where it is convolved or f32, or a view of q, k, v or o is not 16-byte aligned. They grow with each
-    /// of B and T, so that the largest launch's are enough for all that are alike in the rest.
+    /// They follow from B, T or the `total` of packed rows, heads and dims, whether there are positions, and whether v
+    /// is left there too: where it is convolved or f32, or a view of q, k, v or o is not 16-byte aligned. They grow
+    /// with each of B and T, so that the largest launch's are enough for all that are alike in the rest.
     ///
     /// # Errors
     /// As [`Work::variants`]'s.

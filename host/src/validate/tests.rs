@@ -552,8 +552,8 @@ fn rows_of_a_prefill_are_of_any_length() {
     );
 }
 
-/// Which entries are taken follows from positions: row 0 comes to no multiple of 64, row 1 to one at its fourth token, row
-/// 2 to one at its last.
+/// Which entries are taken follows from positions: row 0 comes to no multiple of 64, row 1 to one at its fourth token,
+/// row 2 to one at its last.
 #[test]
 fn slots_of_checkpoints_are_those_of_no_other_store() {
     let at = [0, 60, 4];

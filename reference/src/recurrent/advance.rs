@@ -13,8 +13,8 @@ use crate::recurrence::{Token, normalise, recurrence};
 pub struct Checkpoints<'a> {
     /// Tokens from one to the next, counted from the sequence's first.
     pub every: usize,
-    /// `[B, C]`: slot of the write pool for the row's j-th multiple of `every` in this launch; a dead one skips that store
-    /// alone, and multiples beyond C have none.
+    /// `[B, C]`: slot of the write pool for the row's j-th multiple of `every` in this launch; a dead one skips that
+    /// store alone, and multiples beyond C have none.
     pub slots: &'a [i64],
     /// `[B]`: tokens of the sequence before the row's first; without it 0.
     pub positions: Option<&'a [i64]>,

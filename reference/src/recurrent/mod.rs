@@ -78,8 +78,8 @@ pub struct Recurrent<'a> {
 
 impl<'a> Recurrent<'a> {
     /// Rows `[B, T]` of heads `[H, HV]` with dims `[K, V]`, each in the slot of its number, in place: q and k
-    /// L2-normalised, the default scale, grouped heads, K-last states, which are not rounded. q, k and v are empty, as a
-    /// projection wants them. The rest is said over it: `Recurrent { q, k, v, ..Recurrent::new(…) }`.
+    /// L2-normalised, the default scale, grouped heads, K-last states, which are not rounded. q, k and v are empty, as
+    /// a projection wants them. The rest is said over it: `Recurrent { q, k, v, ..Recurrent::new(…) }`.
     #[must_use]
     pub fn new(
         [batch, tokens]: [usize; 2],

@@ -177,8 +177,8 @@ fn read_and_write_slots_and_pools() {
 }
 
 /// Row 0 starts from zeros: its first v is 5, not 8.
-/// Row 0 has its second multiple of 2 after all of its tokens, row 1, of whose sequence one token came before, its first
-/// after the first one.
+/// Row 0 has its second multiple of 2 after all of its tokens, row 1, of whose sequence one token came before, its
+/// first after the first one.
 #[test]
 fn checkpoints_by_hand() {
     let checkpoints = |slots, positions| Layer {
