@@ -173,7 +173,6 @@ fn before(path: &Path) -> Result<Before> {
     })
 }
 
-/// `record/h200/2026-01-31.csv`.
 /// Measures prefills.
 fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> Result<Outcome> {
     let context = library.context().context("a library without a GPU")?;
@@ -224,6 +223,7 @@ fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> R
     })
 }
 
+/// `record/h200/2026-01-31.csv`.
 fn default_record(gpu: &str, suffix: &str) -> PathBuf {
     let gpu = gpu.to_lowercase().replace("nvidia ", "");
     let now = format_rfc3339_seconds(SystemTime::now()).to_string();
