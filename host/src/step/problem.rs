@@ -5,7 +5,7 @@ use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::StepConstants;
 
 use super::prefill::Lengths;
-use super::select::{Gpu, Kind, Operator};
+use super::select::{Gpu, Kind};
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Kernel;
@@ -25,13 +25,8 @@ impl Problem {
 
     /// The kernels of rows of these lengths.
     pub fn kind_of(&self, lengths: &Lengths) -> Kind {
-        match self.kind.operator {
-            Operator::GdnPrefill if lengths.are_short => Kind {
-                operator: Operator::GdnPrefillShort,
-                ..self.kind
-            },
-            _ => self.kind,
-        }
+        let short = self.kind.of_short_rows().filter(|_| lengths.are_short);
+        short.unwrap_or(self.kind)
     }
 
     /// The variant for rows of these lengths on a GPU.

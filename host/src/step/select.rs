@@ -317,14 +317,18 @@ impl Kind {
 
     /// The kinds that a launch may be of, by lengths that are no constants.
     pub fn of_any_lengths(self) -> Vec<Self> {
-        let mut kinds = vec![self];
-        if self.operator == Operator::GdnPrefill {
-            kinds.push(Self {
-                operator: Operator::GdnPrefillShort,
-                ..self
-            });
-        }
-        kinds
+        [Some(self), self.of_short_rows()]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    /// That of rows of at most 64 tokens, where these have kernels of their own.
+    pub fn of_short_rows(self) -> Option<Self> {
+        (self.operator == Operator::GdnPrefill).then_some(Self {
+            operator: Operator::GdnPrefillShort,
+            ..self
+        })
     }
 
     /// Most value heads of a query/key head, where its kernels compute all of these together.
