@@ -149,6 +149,15 @@ fn what_the_simulator_computes_is_right() {
         }
         assert_eq!(row("load-time constant")[id], NUMBER);
         let x = inputs[id];
+        let half = |x: f32| f16::from_f32(x).to_f64();
+        let products = [half(x) * half(x), half(-x) * 1.5].map(f16::from_f64);
+        let name = "multiply_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))";
+        let got = row(name)[id];
+        for (i, right) in products.into_iter().enumerate() {
+            let got = f16::from_bits((got >> (16 * i)) as u16);
+            let agree = got.to_bits() == right.to_bits() || got.is_nan() && right.is_nan();
+            assert!(agree, "{name} of {x}: {got}, not {right}");
+        }
         if x.is_finite() {
             assert_eq!(row("fma(x, x, 1.5)")[id], x.mul_add(x, 1.5).to_bits());
             assert!(
@@ -167,8 +176,10 @@ fn what_the_simulator_computes_is_right() {
         ] {
             let at = |row: usize, column: usize| matrix_element(row as u32, column as u32);
             let sum = at(i, j) + (0..16).map(|k| at(i, k) * at(k, j)).sum::<f32>();
-            let name = format!("mma_m16n8k16_bf16 {place}");
-            assert_eq!(row(&name)[id], sum.to_bits(), "{name}");
+            for element in ["bf16", "f16"] {
+                let name = format!("mma_m16n8k16_{element} {place}");
+                assert_eq!(row(&name)[id], sum.to_bits(), "{name}");
+            }
         }
         let element = |matrix: usize, row: usize, column: usize| {
             let thread = id / 32 * 32 + 8 * matrix + row;

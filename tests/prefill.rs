@@ -3,7 +3,22 @@
 
 use gated_delta_kernels::for_each_entry;
 
-macro_rules! entries {
-    ($($table:tt)*) => { gated_delta_tests::differential_tests!(gdn_prefill: $($table)*); };
+/// GDN's, and the windows of both.
+mod gdn {
+    use super::for_each_entry;
+
+    macro_rules! entries {
+        ($($table:tt)*) => { gated_delta_tests::differential_tests!(gdn_prefill: $($table)*); };
+    }
+    for_each_entry!(entries);
 }
-for_each_entry!(entries);
+
+/// KDA's.
+mod kda {
+    use super::for_each_entry;
+
+    macro_rules! entries {
+        ($($table:tt)*) => { gated_delta_tests::differential_tests!(kda_prefill: $($table)*); };
+    }
+    for_each_entry!(entries);
+}

@@ -187,24 +187,31 @@ fn prefills_are_of_the_expected_instructions() {
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ';']))
             })
         };
+        use launch::Family::{
+            GdnPrefillChain, GdnPrefillPrepare, GdnPrefillShort, KdaPrefillChain,
+            KdaPrefillPrepare, KdaPrefillShort,
+        };
+        let convolves = of.convolves();
         let (prepares, walks) = match of {
-            launch::Family::GdnPrefillPrepare => (true, false),
-            launch::Family::GdnPrefillChain => (false, true),
-            launch::Family::GdnPrefillShort => (true, true),
+            GdnPrefillPrepare | KdaPrefillPrepare => (true, false),
+            GdnPrefillChain | KdaPrefillChain => (false, true),
+            GdnPrefillShort | KdaPrefillShort => (true, true),
             _ => (false, false),
         };
         let name = entry.name();
-        let multiplies = prepares || walks;
+        let computes = prepares || walks;
+        // KDA's preparation has products of warps alone.
+        let multiplies = computes && of != KdaPrefillPrepare;
         for (wanted, has) in [
             ("wgmma.mma_async.sync.aligned", multiplies),
             ("wgmma.fence.sync.aligned", multiplies),
             ("fence.proxy.async", multiplies),
             ("mma.sync.aligned.m16n8k16", prepares),
-            ("cvt.rn.f16x2.f32", multiplies),
-            ("ex2.approx.ftz.f32", multiplies),
+            ("cvt.rn.f16x2.f32", computes || convolves),
+            ("ex2.approx.ftz.f32", computes || convolves),
             (
                 "cp.async.bulk.shared::cluster.global",
-                of == launch::Family::GdnPrefillChain,
+                (walks && !prepares) || of == GdnPrefillPrepare,
             ),
         ] {
             assert_eq!(starts(wanted), has, "{name}: {wanted}");
@@ -287,7 +294,7 @@ const NOT_OF_A_LAYER: [&str; 9] = [
 ];
 
 /// The same that no kernel of a prefill has a use for: nothing that varies with lengths is a constant.
-const NOT_OF_A_PREFILL: [&str; 11] = [
+const NOT_OF_A_PREFILL: [&str; 7] = [
     "_ROW",
     "GD_TOKENS",
     "TOKEN_INDEX",
@@ -295,10 +302,15 @@ const NOT_OF_A_PREFILL: [&str; 11] = [
     "SNAPSHOT",
     "ACCEPTED",
     "KEEP",
-    "BETA_LOGIT",
-    "LOWER_BOUND",
-    "HAS_A_LOG",
-    "HAS_DT_BIAS",
+];
+
+/// Constants that a prefill of KDA has a use for, and GDN's has not.
+const OF_GATES_OF_CHANNELS: [&str; 5] = [
+    "GD_BETA_LOGIT",
+    "GD_LOWER_BOUND",
+    "GD_HAS_A_LOG",
+    "GD_HAS_DT_BIAS",
+    "GD_GATE_ROWS_H",
 ];
 
 /// Constants that other operators have no use for.
@@ -341,20 +353,50 @@ const OF_WINDOWS: [&str; 12] = [
     "GD_X_",
 ];
 
+/// What a convolution before a preparation has a use for.
+const OF_A_CONVOLUTION: [&str; 15] = [
+    "_CONV_",
+    "CU_SEQLENS_INDEX",
+    "FRESH_INDEX",
+    "GD_L2NORM",
+    "GD_NULL_SLOT",
+    "POSITIONS_INDEX",
+    "GD_RATIO",
+    "READ_INDEX",
+    "READ_WINDOWS",
+    "GD_TAPS",
+    "GD_TILED",
+    "UPDATE_STATE",
+    "GD_WIDE_IO",
+    "GD_WRITE_INDEX",
+    "GD_X_",
+];
+
+/// What a preparation has not, where a launch before it convolves.
+const OF_INPUTS_OF_A_CONVOLUTION: [&str; 3] = ["_CONV_", "READ_WINDOWS", "GD_X_"];
+
 /// Whether a part of a prefill uses a constant.
 fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
+    if OF_GATES_OF_CHANNELS.contains(&symbol) {
+        return of.decays_channels() && !of.convolves();
+    }
     if has(&NOT_OF_A_PREFILL) {
         return false;
     }
-    if of == launch::Family::GdnPrefillWindows {
+    if of.convolves() {
+        return ["GD_H", "GD_SCALE"].contains(&symbol) || has(&OF_A_CONVOLUTION);
+    }
+    if of == launch::Family::PrefillWindows {
         return symbol == "GD_H" || has(&OF_WINDOWS);
     }
     if has(&[OF_WRITTEN_WINDOWS]) {
         return false;
     }
-    if of == launch::Family::GdnPrefillPrepare {
-        return !has(&NOT_OF_A_PREPARATION) && !has(&OF_A_NORM);
+    if of.prepares() {
+        return !has(&NOT_OF_A_PREPARATION)
+            && !has(&OF_A_NORM)
+            && !has(&OF_INPUTS_OF_A_CONVOLUTION);
     }
     // A norm is of who has all of a head; columns of a state in memory are stored one by one.
     let vlast = entry

@@ -8,7 +8,6 @@ use std::env;
 
 use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
-use gated_delta_kernels::launch;
 use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::{Form, Spacing};
@@ -154,7 +153,7 @@ const NORM: NormChoice = NormChoice {
 /// Whether it is for rows of at most 64 tokens.
 fn is_short(entry: Entry) -> bool {
     let computes = entry.computes();
-    computes.is_some_and(|computes| computes.family == launch::Family::GdnPrefillShort)
+    computes.is_some_and(|computes| computes.family.max_tokens() == 64)
 }
 
 /// The operator's gates.

@@ -68,8 +68,8 @@ fn thresholds(family: Family) -> Vec<usize> {
         .collect()
 }
 
-/// `threshold` rows and one more, of which the first, the middle and the last two are active.
-fn both_sides(backend: &Backend, family: Family, threshold: usize) {
+/// `threshold` rows of `ratio` value heads and one more, of which the first, the middle and the last two are active.
+fn both_sides(backend: &Backend, family: Family, threshold: usize, ratio: usize) {
     let slots = SlotChoice {
         read: true,
         ..SlotChoice::NONE
@@ -77,7 +77,7 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
     let mut spec = Spec {
         batch: 4,
         heads: 1,
-        ratio: 1,
+        ratio,
         slots,
         ..Spec::plain(family)
     };
@@ -125,13 +125,29 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize) {
     }
 }
 
+/// Rows of at most 64 tokens: from more than 132 value heads on a block has two.
+#[test]
+fn results_are_the_same_with_two_heads_a_block() {
+    let families = Family::prefills().into_iter();
+    for family in families.filter(|it| it.dim == 128 && it.operator == Operator::Gdn) {
+        let family = Family {
+            layer: false,
+            ..family
+        };
+        for backend in backends() {
+            println!("{family:?}, {}", backend.name());
+            both_sides(backend, family, 66, 2);
+        }
+    }
+}
+
 #[test]
 fn results_are_the_same_on_both_sides_of_each_threshold() {
     for family in Family::all() {
         for threshold in thresholds(family) {
             for backend in backends() {
                 println!("{family:?} at {threshold} heads, {}", backend.name());
-                both_sides(backend, family, threshold);
+                both_sides(backend, family, threshold, 1);
             }
         }
     }

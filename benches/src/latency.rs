@@ -23,7 +23,7 @@ use crate::prefill;
 use crate::prewarm;
 use crate::record::{Csv, Row, Run, read};
 use crate::report::{Before, tables};
-use crate::shapes::GDN;
+use crate::shapes::{GDN, KDA, Model};
 use crate::tune::advice;
 
 /// What a run has to show.
@@ -187,11 +187,11 @@ fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> R
         };
         cases.retain(|case| asked(&case.title()));
     }
-    let model = GDN[0];
+    let heads = |model: &Model| [model.heads, model.value_heads];
     let bench = prefill::Bench {
         library,
         timer: Some((timer, copy)),
-        heads: [model.heads, model.value_heads],
+        heads: [heads(&GDN[0]), heads(&KDA[0])],
         every_entry: options.tune,
         entries: &options.entry,
     };

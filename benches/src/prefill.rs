@@ -1,5 +1,5 @@
-//! Prefills of Qwen3-Next's heads (log decay and β given): prompts of all sizes, batches of them, and mixed ones, with
-//! other states and with a convolution and a norm, beside the fastest other library. Each row is checked against the
+//! Prefills of Qwen3-Next's heads, and of Kimi-Linear's (log decay and β given, or the gate computed): prompts of all sizes,
+//! batches of them, and mixed ones, with other states and with a convolution and a norm, beside the fastest other library. Each row is checked against the
 //! reference before it is timed.
 
 mod cases;
@@ -12,9 +12,10 @@ use std::rc::Rc;
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::{
-    Convolution, DType, Entry, Error, Formulation, Gdn, GdnGates, Inputs, Library, Norm, Options,
-    StateLayout, States, StreamRef, Work,
+    Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaBeta, KdaGate,
+    KdaGates, Library, Norm, Options, StateLayout, States, Step, StreamRef, Work,
 };
+use gated_delta_harness::arguments::Operator;
 use gated_delta_harness::timing::{Micros, Timer, cold_sets};
 use gated_delta_reference::compare;
 use half::bf16;
@@ -46,8 +47,8 @@ pub struct Bench<'a> {
     pub library: &'a Library,
     /// Without one, rows are checked alone; else with the GB/s of a copy.
     pub timer: Option<(&'a Timer, f64)>,
-    /// H and HV.
-    pub heads: [usize; 2],
+    /// H and HV of GDN, and of KDA.
+    pub heads: [[usize; 2]; 2],
     /// Every entry that computes a case, not only the selected one.
     pub every_entry: bool,
     /// Parts of the names of the entries that are measured; none: all.
@@ -101,6 +102,8 @@ struct Buffers<'a> {
     k: Slab,
     v: Slab,
     gate: Slab,
+    a_log: Slab,
+    dt_bias: Slab,
     beta: Slab,
     o: Slab,
     pool: Slab,
@@ -167,7 +170,15 @@ impl<'a> Buffers<'a> {
             q: tokens(qkv, bytemuck::cast_slice(&values.q))?,
             k: tokens(qkv, bytemuck::cast_slice(&values.k))?,
             v: tokens(qkv, bytemuck::cast_slice(&values.v))?,
-            gate: tokens(total, bytemuck::cast_slice(&values.gate))?,
+            gate: match case.operator {
+                Operator::Gdn => tokens(total, bytemuck::cast_slice(&values.gate))?,
+                Operator::Kda => {
+                    let gates = &values.gates[usize::from(case.softplus)];
+                    tokens(total, bytemuck::cast_slice(gates))?
+                }
+            },
+            a_log: upload(library, 1, &values.a_log)?,
+            dt_bias: upload(library, 1, &values.dt_bias)?,
             beta: tokens(total, bytemuck::cast_slice(&values.beta))?,
             o: Slab::new(library, sets, total * hv * dim * 2)?,
             pool: Slab::filled(library, sets, slots * state.len(), &state)?,
@@ -183,7 +194,35 @@ impl<'a> Buffers<'a> {
     }
 
     /// Row b starts from slot b, and ends in slot B + b. `longest` is what is said of the rows.
-    fn step(&self, set: usize, longest: usize) -> Result<Gdn<'_>, Error> {
+    fn step(&self, set: usize, longest: usize) -> Result<Box<dyn Work + '_>, Error> {
+        let (total, dim, hv) = (self.case.tokens(), self.case.dim, self.heads[1]);
+        let beta = self.beta.tensor(set, DType::F32, &[1, total, hv])?;
+        if self.case.operator == Operator::Gdn {
+            let gate = self.gate.tensor(set, DType::F32, &[1, total, hv])?;
+            return self.step_of(set, longest, GdnGates::given(gate, beta));
+        }
+        let gate = self.gate.tensor(set, DType::Bf16, &[1, total, hv, dim])?;
+        if !self.case.softplus {
+            let gates = KdaGates::new(gate, KdaGate::Log, beta, KdaBeta::Given);
+            return self.step_of(set, longest, gates);
+        }
+        let kind = KdaGate::Softplus {
+            a_log: self.a_log.tensor(0, DType::F32, &[hv])?,
+            dt_bias: Some(self.dt_bias.tensor(0, DType::F32, &[hv, dim])?),
+        };
+        let gates = KdaGates::new(gate, kind, beta, KdaBeta::Given);
+        self.step_of(set, longest, gates)
+    }
+
+    fn step_of<'b, G: Gates + 'b>(
+        &'b self,
+        set: usize,
+        longest: usize,
+        gates: G,
+    ) -> Result<Box<dyn Work + 'b>, Error>
+    where
+        Step<'b, G>: Work,
+    {
         let case = self.case;
         let (total, rows, dim) = (case.tokens(), case.lengths.len(), case.dim);
         let [h, hv] = self.heads;
@@ -203,10 +242,6 @@ impl<'a> Buffers<'a> {
                 self.v.tensor(set, DType::Bf16, &[1, total, hv, dim])?,
             ),
         };
-        let gates = GdnGates::given(
-            self.gate.tensor(set, DType::F32, &[1, total, hv])?,
-            self.beta.tensor(set, DType::F32, &[1, total, hv])?,
-        );
         let pool = self.pool.tensor(set, case.state, &[slots, hv, dim, dim])?;
         let states =
             States::update(pool).write_slots(self.write_slots.tensor(0, DType::I32, &[rows])?);
@@ -215,7 +250,7 @@ impl<'a> Buffers<'a> {
         let options = Options::default()
             .formulation(Formulation::Chunked)
             .state_layout(case.layout);
-        let mut step = Gdn::new(inputs, gates, o, states)
+        let mut step = Step::new(inputs, gates, o, states)
             .packed(bounds, longest)
             .options(options);
         if let Some(layer) = &self.layer {
@@ -233,7 +268,7 @@ impl<'a> Buffers<'a> {
         if 0 < bytes && bytes <= self.workspace.bytes() {
             step = step.workspace(self.workspace.tensor(0, DType::F32, &[bytes / 4])?);
         }
-        Ok(step)
+        Ok(Box::new(step))
     }
 
     /// What the last launch on the first set must have written again: NaN until then.
@@ -310,19 +345,21 @@ impl Bench<'_> {
         let mut measured = Measured::default();
         for case in cases {
             begins(&case.title());
+            let heads = self.heads[usize::from(case.operator == Operator::Kda)];
             let values = values
-                .entry(case.dim)
-                .or_insert_with(|| Values::new(self.heads, case.dim));
-            let key = (case.lengths.clone(), case.dim, case.layer);
+                .entry((heads, case.dim))
+                .or_insert_with(|| Values::new(heads, case.dim));
+            let what = (case.operator, case.softplus, case.layer);
+            let key = (case.lengths.clone(), case.dim, what);
             let truths = match known.get(&key) {
                 Some(truths) => Rc::clone(truths),
                 None => {
-                    let truths = Rc::new(truths(case, self.heads, values)?);
+                    let truths = Rc::new(truths(case, heads, values)?);
                     known.insert(key, Rc::clone(&truths));
                     truths
                 }
             };
-            let mut buffers = Buffers::new(self.library, case, self.heads, values)?;
+            let mut buffers = Buffers::new(self.library, case, heads, values)?;
             let selected = self.selected(&buffers)?;
             for (entry, longest) in self.chosen(&buffers, selected)? {
                 buffers.spoil(values)?;
@@ -346,7 +383,7 @@ impl Bench<'_> {
     fn selected(&self, buffers: &Buffers<'_>) -> Result<Entry> {
         Ok(self
             .library
-            .selected(&buffers.step(0, buffers.case.longest())?)?)
+            .selected(&*buffers.step(0, buffers.case.longest())?)?)
     }
 
     /// The entries to measure, and what each is told of the rows' lengths.
@@ -384,7 +421,7 @@ impl Bench<'_> {
             };
             // SAFETY: the buffers outlive the launches, which are waited for; rows have slots of their own, and the
             // launches of a stream, which share a workspace, follow each other.
-            unsafe { self.library.launch_with(stream, &step, entry) }
+            unsafe { self.library.launch_with(stream, &*step, entry) }
         };
         launch(0)?;
         if let Some((timer, _)) = self.timer {
@@ -458,7 +495,7 @@ pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
 
 /// All rows, one a line, and what checkpoints cost.
 #[must_use]
-pub fn table(rows: &[Row], [h, hv]: [usize; 2]) -> String {
+pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN);
     table.set_header([
@@ -499,8 +536,9 @@ pub fn table(rows: &[Row], [h, hv]: [usize; 2]) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut text = format!(
-        "prefill, H = {h}, HV = {hv}, bf16 q, k, v and o; the recurrence with K = V = 128 and K-last states where nothing else is \
-         said\n{table}\n"
+        "prefill, H = {}, HV = {} (KDA {}, {}), bf16 q, k, v and o, of KDA g; the recurrence with K = V = 128 and K-last states \
+         where nothing else is said\n{table}\n",
+        gdn[0], gdn[1], kda[0], kda[1]
     );
     for kept in rows.iter().filter(|row| row.case.contains(cases::KEPT)) {
         let plain = rows.iter().find(|row| {
@@ -571,7 +609,7 @@ mod tests {
             bytes_us: Some(32.5),
             ..row(0.0, 0.0)
         };
-        let text = table(&[row(0.0, 0.0), kept], [16, 32]);
+        let text = table(&[row(0.0, 0.0), kept], [[16, 32], [32, 32]]);
         let line = "| 1x4096 | f32 | chain tile64 | 0.00e0 | 0.00e0 | 105.0 | 25.0 | 160.4 FlashInfer | 0.65 |";
         let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(squeezed.contains(line), "{squeezed}");

@@ -2,8 +2,9 @@
 
 use gated_delta::{DType, Library, StateLayout};
 use gated_delta_benches::prefill::{Bench, Case, cases, table};
+use gated_delta_harness::arguments::Operator;
 
-const HEADS: [usize; 2] = [1, 2];
+const HEADS: [[usize; 2]; 2] = [[1, 2]; 2];
 
 fn bench<'a>(library: &'a Library, every_entry: bool, entries: &'a [String]) -> Bench<'a> {
     Bench {
@@ -36,6 +37,16 @@ fn rows_of_a_prefill_are_checked() {
             every: Some(64),
             ..case("kept", &[65])
         },
+        Case {
+            operator: Operator::Kda,
+            ..case("3 rows", &[1, 66, 5])
+        },
+        Case {
+            operator: Operator::Kda,
+            softplus: true,
+            layer: true,
+            ..case("short", &[16, 3])
+        },
     ];
     let library = Library::simulator();
     let measured = bench(&library, false, &[]).run(&small, |_| {}).unwrap();
@@ -46,6 +57,8 @@ fn rows_of_a_prefill_are_checked() {
         "short, layer, K = V = 64",
         "short tile64",
         "chain tile64",
+        "KDA 3 rows, K = V = 64",
+        "KDA short, softplus, layer, K = V = 64",
     ] {
         assert!(table.contains(&format!("| {name} ")), "{table}");
     }

@@ -188,7 +188,7 @@ impl Problem {
             name if CONV.contains(&name) => "convolutions",
             name if NORM.contains(&name) => "norms",
             "a" | "b" => "raw gates",
-            "g" | "beta" if self.op != Op::KdaRecurrent => "given gates",
+            "g" | "beta" if Op::GDN.contains(&self.op) => "given gates",
             _ => self.op.plural(),
         };
         Error::MissingTensor { tensor, needed_by }

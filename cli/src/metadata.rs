@@ -80,7 +80,7 @@ impl Metadata {
             beta: KdaBeta::Given,
             lower_bound: None,
         };
-        if parsed.op == Op::GdnPrefill {
+        if parsed.op.is_prefill() {
             parsed.options.formulation = Formulation::Chunked;
         }
         for (key, value) in metadata {
@@ -90,13 +90,13 @@ impl Metadata {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent};
+        use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaPrefill, KdaRecurrent};
         let takers: &[Op] = match key {
             "beta_scale" => &[GdnDecode, GdnMtp, GdnPrefill],
-            "beta" | "lower_bound" => &[KdaRecurrent],
+            "beta" | "lower_bound" => &[KdaRecurrent, KdaPrefill],
             "formulation" => &[GdnMtp, KdaRecurrent],
-            "max_tokens" => &[GdnMtp, GdnPrefill, KdaRecurrent],
-            "checkpoint_every" => &[GdnPrefill],
+            "max_tokens" => &[GdnMtp, GdnPrefill, KdaRecurrent, KdaPrefill],
+            "checkpoint_every" => &[GdnPrefill, KdaPrefill],
             _ => &Op::ALL,
         };
         if !takers.contains(&self.op) {
@@ -140,7 +140,7 @@ impl Metadata {
             "null_slot" => options.null_slot = Some(number(key, value, "a slot, 0 or more")?),
             "snapshots" => {
                 self.snapshots = flag(key, value)?;
-                if self.snapshots && matches!(self.op, GdnDecode | GdnPrefill) {
+                if self.snapshots && matches!(self.op, GdnDecode | GdnPrefill | KdaPrefill) {
                     let op = self.op.name();
                     return Err(format!("snapshots: {op} has none, wanted false"));
                 }
@@ -149,7 +149,7 @@ impl Metadata {
                 let wanted = "a number of tokens, a multiple of 64";
                 self.checkpoint_every = Some(number(key, value, wanted)?);
             }
-            "max_tokens" if self.op == GdnPrefill => {
+            "max_tokens" if self.op.is_prefill() => {
                 self.max_tokens = Some(number(key, value, "a number of tokens")?);
             }
             "max_tokens" => {
@@ -163,7 +163,7 @@ impl Metadata {
             "gate" => {
                 let gates = match self.op {
                     GdnDecode | GdnMtp | GdnPrefill => GDN_GATES,
-                    KdaRecurrent => KDA_GATES,
+                    KdaRecurrent | KdaPrefill => KDA_GATES,
                 };
                 self.gate = Some(one_of(key, value, gates)?);
             }
@@ -227,7 +227,7 @@ impl Metadata {
         }
         match self.op {
             Op::GdnDecode | Op::GdnMtp | Op::GdnPrefill => self.gdn_gates(has),
-            Op::KdaRecurrent => self.kda_gates(),
+            Op::KdaRecurrent | Op::KdaPrefill => self.kda_gates(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 
-use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent};
+use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaPrefill, KdaRecurrent};
 
 /// An operator, as `op` of a file names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,11 +15,12 @@ pub enum Op {
     GdnPrefill,
     /// KDA, up to 16 tokens per row, or a commit.
     KdaRecurrent,
+    /// KDA, any number of tokens per row.
+    KdaPrefill,
 }
 
 const ALL: &[Op] = &Op::ALL;
-const GDN: &[Op] = &[GdnDecode, GdnMtp, GdnPrefill];
-const PREFILL: &[Op] = &[GdnPrefill];
+const PREFILL: &[Op] = &[GdnPrefill, KdaPrefill];
 const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
 
 /// Tensors of a problem that are given, and the operators that take them.
@@ -27,8 +28,8 @@ const INPUTS: [(&str, &[Op]); 32] = [
     ("q", ALL),
     ("k", ALL),
     ("v", ALL),
-    ("a", GDN),
-    ("b", GDN),
+    ("a", Op::GDN),
+    ("b", Op::GDN),
     ("A_log", ALL),
     ("dt_bias", ALL),
     ("g", ALL),
@@ -45,7 +46,10 @@ const INPUTS: [(&str, &[Op]); 32] = [
     ("fresh", ALL),
     ("token_slots", SEVERAL_TOKENS),
     ("accepted", SEVERAL_TOKENS),
-    ("cu_seqlens", &[GdnMtp, GdnPrefill, KdaRecurrent]),
+    (
+        "cu_seqlens",
+        &[GdnMtp, GdnPrefill, KdaRecurrent, KdaPrefill],
+    ),
     ("positions", PREFILL),
     ("checkpoint_slots", PREFILL),
     ("keep", SEVERAL_TOKENS),
@@ -68,8 +72,25 @@ const OUTPUTS: [(&str, &[Op]); 5] = [
 ];
 
 impl Op {
+    /// Those of GDN.
+    pub(crate) const GDN: &[Self] = &[GdnDecode, GdnMtp, GdnPrefill];
     /// All of them.
-    pub const ALL: [Self; 4] = [GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent];
+    pub const ALL: [Self; 5] = [GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent, KdaPrefill];
+
+    /// Whether rows have any number of tokens.
+    #[must_use]
+    pub fn is_prefill(self) -> bool {
+        PREFILL.contains(&self)
+    }
+
+    /// That of a layer's dense rows of any number of tokens.
+    #[must_use]
+    pub fn prefill(operator: Operator) -> Self {
+        match operator {
+            Operator::Gdn => GdnPrefill,
+            Operator::Kda => KdaPrefill,
+        }
+    }
 
     /// That of a layer's dense rows of so many tokens, up to 16.
     #[must_use]
@@ -89,6 +110,7 @@ impl Op {
             GdnMtp => "gdn_mtp",
             GdnPrefill => "gdn_prefill",
             KdaRecurrent => "kda_recurrent",
+            KdaPrefill => "kda_prefill",
         }
     }
 
@@ -108,7 +130,8 @@ impl Op {
             GdnDecode => "all GDN decodes",
             GdnMtp => "all GDN MTP verifies",
             GdnPrefill => "all GDN prefills",
-            KdaRecurrent => "all KDA launches",
+            KdaRecurrent => "all KDA launches of up to 16 tokens",
+            KdaPrefill => "all KDA prefills",
         }
     }
 }

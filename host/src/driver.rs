@@ -46,8 +46,8 @@ mod stream;
 
 pub use context::{Context, Current, Device};
 pub use functions::{
-    Driver, RawContext, RawEvent, RawFunction, RawGraph, RawGraphExec, RawKernel, RawLibrary,
-    RawModule, RawStream,
+    Driver, LaunchAttribute, LaunchConfig, RawContext, RawEvent, RawFunction, RawGraph,
+    RawGraphExec, RawKernel, RawLibrary, RawModule, RawStream,
 };
 pub use graph::Graph;
 pub use memory::DeviceMemory;

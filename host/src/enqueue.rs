@@ -6,7 +6,7 @@ use gated_delta_kernels::launch::LaunchShape;
 #[cfg(feature = "simulator")]
 use gated_delta_kernels::{device::sim, entries::Entry};
 
-use crate::driver::{Driver, RawFunction};
+use crate::driver::{Driver, LaunchAttribute, LaunchConfig, RawFunction};
 use crate::error::Error;
 #[cfg(feature = "simulator")]
 use crate::shapes::Named;
@@ -26,6 +26,26 @@ pub(crate) unsafe fn enqueue(
 ) -> Result<(), Error> {
     let mut parameters = [params.as_ptr().cast_mut().cast::<c_void>()];
     let [x, y, z] = shape.grid;
+    if shape.overlaps {
+        let mut attribute = LaunchAttribute::OVERLAPS;
+        let config = LaunchConfig {
+            grid: shape.grid,
+            block: [shape.block, 1, 1],
+            shared_bytes: shape.shared_bytes,
+            stream: stream.raw(),
+            attributes: &raw mut attribute,
+            count: 1,
+        };
+        // SAFETY: the caller's promise; the driver copies the parameter and the attribute before it returns.
+        return unsafe {
+            driver.launch_kernel_ex(
+                &raw const config,
+                function,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+    }
     // SAFETY: the caller's promise; the driver copies the parameter before it returns.
     unsafe {
         driver.launch_kernel(

@@ -16,6 +16,7 @@ use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
 use crate::shapes::{Named, check_memory};
+use crate::step::ALONE_BYTES;
 use crate::step::select::{Gpu, MEASURED_ON};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
@@ -325,6 +326,11 @@ fn compile(
     let function = module.function(&name)?;
     // Under lazy loading, asking for an attribute brings the code in now rather than at the first launch.
     function.attribute(attribute::FUNCTION_NUM_REGS)?;
+    // What a launch may take besides.
+    let shared_bytes = match entry.overlaps() {
+        true => shared_bytes.max(ALONE_BYTES),
+        false => shared_bytes,
+    };
     if shared_bytes > DEFAULT_SHARED_BYTES {
         function.set_shared_bytes(shared_bytes)?;
     }

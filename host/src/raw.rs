@@ -14,7 +14,8 @@
 //! launch is as any other. None is selected for a GPU below compute capability 9.0.
 //!
 //! A prefill may be several such launches, one after the other: [`Recipe::launches`]. Of rows of more than 64 tokens
-//! there is one before the kernel's, with a convolution one behind it.
+//! there are one or two before the kernel's, with a convolution one behind it. Recipes say [`LaunchShape::overlaps`] of none:
+//! what [`Library::launch`](crate::Library::launch) lets overlap takes more shared memory too.
 //!
 //! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the grid too,
 //! which is of its lengths. Nothing is launched where the grid is empty, as for B = 0. What is promised to a launch of
@@ -49,9 +50,9 @@ pub use crate::kernel::{Kernel, template};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Recipe {
-    /// What is launched before, on the same stream with the same parameter: of a prefill of rows of more than 64
-    /// tokens.
-    pub before: Option<(Kernel, LaunchShape)>,
+    /// What is launched before, the first one first, on the same stream with the same parameter: of a prefill of rows of more
+    /// than 64 tokens, the convolution, where there is one, and the preparation.
+    pub before: [Option<(Kernel, LaunchShape)>; 2],
     /// What is compiled.
     pub kernel: Kernel,
     /// Grid, block and dynamic shared memory of the launch.
@@ -64,10 +65,11 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Every launch, in order: one, of a prefill one to three.
+    /// Every launch, in order: one, of a prefill one to four.
     pub fn launches(&self) -> impl Iterator<Item = (Kernel, LaunchShape)> {
         let last = [(self.kernel, self.shape)];
-        self.before.into_iter().chain(last).chain(self.after)
+        let before = self.before.into_iter().flatten();
+        before.chain(last).chain(self.after)
     }
 
     /// The bytes of the parameter, for a launch that takes no Rust struct.

@@ -6,6 +6,7 @@ use gated_delta_kernels::launch::LaunchShape;
 
 use crate::driver::RawFunction;
 use crate::shapes::Named;
+use crate::step::Beside;
 use crate::tensor::{DType, Dims, Memory, Tensor};
 
 /// Words of [`Switches`].
@@ -28,18 +29,15 @@ struct Launched<const N: usize> {
 /// What was launched, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Calls {
-    /// Of several.
-    pub before: Option<(RawFunction, LaunchShape)>,
     /// The only one, or that which has variants.
     pub main: (RawFunction, LaunchShape),
-    /// Of several.
-    pub after: Option<(RawFunction, LaunchShape)>,
+    pub beside: Beside<(RawFunction, LaunchShape)>,
 }
 
 impl Calls {
     /// The first one first.
     pub fn in_order(self) -> impl Iterator<Item = (RawFunction, LaunchShape)> {
-        self.before.into_iter().chain([self.main]).chain(self.after)
+        self.beside.with(self.main)
     }
 }
 
@@ -121,11 +119,14 @@ mod tests {
         block: 64,
         shared_bytes: 5,
         cluster: 1,
+        overlaps: false,
     };
     const CALLS: Calls = Calls {
-        before: Some((FUNCTION, SHAPE)),
         main: (FUNCTION, LaunchShape { block: 96, ..SHAPE }),
-        after: None,
+        beside: Beside {
+            before: [None, Some((FUNCTION, SHAPE))],
+            after: None,
+        },
     };
 
     fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {

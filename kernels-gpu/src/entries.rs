@@ -155,6 +155,8 @@ macro_rules! for_each_entry {
             kda_layer_parallel_klast_bf16_k128_tile128_alone = kda_layer_mtp::Parallel<128, 128, 4, 2, false>;
             kda_layer_parallel_klast_bf16_k128_tile128_warps8 = kda_layer_mtp::Parallel<128, 128, 8, 1, true>;
             kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = kda_layer_mtp::Parallel<128, 128, 8, 1, false>;
+            gdn_prefill_convolve_k64 = gdn_prefill::Convolve<64, 64>;
+            gdn_prefill_convolve_k128 = gdn_prefill::Convolve<128, 128>;
             gdn_prefill_prepare_k64 = gdn_prefill::Prepare<64, 64>;
             gdn_prefill_prepare_k128 = gdn_prefill::Prepare<128, 128>;
             gdn_prefill_chain_klast_bf16_k64_tile64 = gdn_prefill::Chain<Bf16, 64, 64, false, 1>;
@@ -177,8 +179,32 @@ macro_rules! for_each_entry {
             gdn_prefill_short_vlast_bf16_k128_tile128 = gdn_prefill::Short<Bf16, 128, 128, true, 2>;
             gdn_prefill_short_vlast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, true, 1>;
             gdn_prefill_short_vlast_f32_k128_tile128 = gdn_prefill::Short<F32, 128, 128, true, 2>;
-            gdn_prefill_windows_k64 = gdn_prefill::Windows<64, 64>;
-            gdn_prefill_windows_k128 = gdn_prefill::Windows<128, 128>;
+            kda_prefill_convolve_k64 = kda_prefill::Convolve<64, 64>;
+            kda_prefill_convolve_k128 = kda_prefill::Convolve<128, 128>;
+            kda_prefill_prepare_k64 = kda_prefill::Prepare<64, 64>;
+            kda_prefill_prepare_k128 = kda_prefill::Prepare<128, 128>;
+            kda_prefill_chain_klast_bf16_k64_tile64 = kda_prefill::Chain<Bf16, 64, 64, false, 1>;
+            kda_prefill_chain_klast_bf16_k128_tile64 = kda_prefill::Chain<Bf16, 128, 128, false, 1>;
+            kda_prefill_chain_klast_bf16_k128_tile128 = kda_prefill::Chain<Bf16, 128, 128, false, 2>;
+            kda_prefill_chain_klast_f32_k64_tile64 = kda_prefill::Chain<F32, 64, 64, false, 1>;
+            kda_prefill_chain_klast_f32_k128_tile64 = kda_prefill::Chain<F32, 128, 128, false, 1>;
+            kda_prefill_chain_klast_f32_k128_tile128 = kda_prefill::Chain<F32, 128, 128, false, 2>;
+            kda_prefill_chain_vlast_bf16_k64_tile64 = kda_prefill::Chain<Bf16, 64, 64, true, 1>;
+            kda_prefill_chain_vlast_bf16_k128_tile64 = kda_prefill::Chain<Bf16, 128, 128, true, 1>;
+            kda_prefill_chain_vlast_bf16_k128_tile128 = kda_prefill::Chain<Bf16, 128, 128, true, 2>;
+            kda_prefill_chain_vlast_f32_k64_tile64 = kda_prefill::Chain<F32, 64, 64, true, 1>;
+            kda_prefill_chain_vlast_f32_k128_tile64 = kda_prefill::Chain<F32, 128, 128, true, 1>;
+            kda_prefill_chain_vlast_f32_k128_tile128 = kda_prefill::Chain<F32, 128, 128, true, 2>;
+            kda_prefill_short_klast_bf16_k64_tile64 = kda_prefill::Short<Bf16, 64, 64, false, 1>;
+            kda_prefill_short_klast_bf16_k128_tile128 = kda_prefill::Short<Bf16, 128, 128, false, 2>;
+            kda_prefill_short_klast_f32_k64_tile64 = kda_prefill::Short<F32, 64, 64, false, 1>;
+            kda_prefill_short_klast_f32_k128_tile128 = kda_prefill::Short<F32, 128, 128, false, 2>;
+            kda_prefill_short_vlast_bf16_k64_tile64 = kda_prefill::Short<Bf16, 64, 64, true, 1>;
+            kda_prefill_short_vlast_bf16_k128_tile128 = kda_prefill::Short<Bf16, 128, 128, true, 2>;
+            kda_prefill_short_vlast_f32_k64_tile64 = kda_prefill::Short<F32, 64, 64, true, 1>;
+            kda_prefill_short_vlast_f32_k128_tile128 = kda_prefill::Short<F32, 128, 128, true, 2>;
+            prefill_windows_k64 = prefill_windows::Windows<64, 64>;
+            prefill_windows_k128 = prefill_windows::Windows<128, 128>;
             device_contract = device_contract::EveryPrimitive<64>;
             cluster_contract = device_contract::Cluster<64>;
             warpgroup_contract = device_contract::Warpgroup<128>;
@@ -264,6 +290,21 @@ macro_rules! define_entries {
             pub const fn min_blocks_per_sm(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MIN_BLOCKS_PER_SM,)*
+                }
+            }
+
+            /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H)
+            /// blocks along x instead of HV/H.
+            pub const fn makes_pairs(self) -> bool {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MAKES_PAIRS,)*
+                }
+            }
+
+            /// Whether it waits itself for the launch before it on its stream, and may begin while that still runs.
+            pub const fn overlaps(self) -> bool {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::OVERLAPS,)*
                 }
             }
 
@@ -364,8 +405,7 @@ macro_rules! define_entries {
             }
 
             /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, whose v is left
-            /// too if it `makes_values`: a multiple
-            /// of 128. There are [`crate::prefill::units`].
+            /// too if it `makes_values`: a multiple of 128. There are [`crate::prefill::units`].
             pub const fn workspace_bytes_per_unit(self, ratio: u32, makes_values: bool) -> u32 {
                 match self {
                     $(Entry::$symbol => {
@@ -446,10 +486,15 @@ mod tests {
             Family::KdaLayerMtp => "kda_layer_mtp",
             Family::GdnLayerParallel => "gdn_layer_parallel",
             Family::KdaLayerParallel => "kda_layer_parallel",
+            Family::GdnPrefillConvolve => "gdn_prefill_convolve",
             Family::GdnPrefillPrepare => "gdn_prefill_prepare",
             Family::GdnPrefillChain => "gdn_prefill_chain",
             Family::GdnPrefillShort => "gdn_prefill_short",
-            Family::GdnPrefillWindows => "gdn_prefill_windows",
+            Family::KdaPrefillConvolve => "kda_prefill_convolve",
+            Family::KdaPrefillPrepare => "kda_prefill_prepare",
+            Family::KdaPrefillChain => "kda_prefill_chain",
+            Family::KdaPrefillShort => "kda_prefill_short",
+            Family::PrefillWindows => "prefill_windows",
         };
         let layout = match layout {
             Layout::KLast => "klast",
@@ -466,10 +511,7 @@ mod tests {
             format!("k{k}v{v}")
         };
         let tile = v / entry.tiles();
-        if matches!(
-            computes.family,
-            Family::GdnPrefillPrepare | Family::GdnPrefillWindows
-        ) {
+        if !computes.family.knows_states() {
             return format!("{family}_{dims}");
         }
         format!("{family}_{layout}_{state}_{dims}_tile{tile}")

@@ -12,6 +12,11 @@ pub trait Kernel {
     const BLOCK: u32;
     /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
     const MIN_BLOCKS_PER_SM: u32 = 0;
+    /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
+    /// along x instead of HV/H.
+    const MAKES_PAIRS: bool = false;
+    /// Whether it waits itself for the launch before it on its stream, and may begin while that still runs.
+    const OVERLAPS: bool = false;
     /// Blocks that share one head's state.
     const TILES: u32;
     /// Dynamic shared memory of a block, bytes.
@@ -98,8 +103,12 @@ pub enum Family {
     GdnLayerParallel,
     /// KDA, the same.
     KdaLayerParallel,
-    /// GDN, any number of tokens, in chunks: what their operands are, which do not depend on states. The grid is x =
-    /// unit, y = HV/H · query/key head + which of its value heads. It knows no states: layout and element say nothing.
+    /// GDN, any number of tokens, in chunks, with a convolution: q, k and v are convolved, before
+    /// [`Family::GdnPrefillPrepare`] with the same parameters and constants. The grid is x = n · unit + which of q, k
+    /// (H each) and v (HV). It knows no states: layout and element say nothing.
+    GdnPrefillConvolve,
+    /// GDN, any number of tokens, in chunks: what their operands are, which do not depend on states. The grid is x = n · unit +
+    /// ⌈HV/H / 2⌉ · query/key head + which pair of its value heads. It knows no states: layout and element say nothing.
     GdnPrefillPrepare,
     /// GDN, any number of tokens, in chunks: from state to state, after [`Family::GdnPrefillPrepare`] with the same
     /// parameters and constants.
@@ -107,9 +116,18 @@ pub enum Family {
     /// GDN, rows of at most 64 tokens: [`Family::GdnPrefillPrepare`] and [`Family::GdnPrefillChain`] in one, without a
     /// workspace.
     GdnPrefillShort,
-    /// The windows that a prefill with a convolution leaves: behind the others, with the same parameters and constants. The
-    /// grid is x = ⌈D / block⌉, z = B. It knows no states, as [`Family::GdnPrefillPrepare`].
-    GdnPrefillWindows,
+    /// KDA, the same: [`Family::GdnPrefillConvolve`], with q and k of every value head.
+    KdaPrefillConvolve,
+    /// KDA, any number of tokens, in chunks: what their operands are. The grid is x = n · unit + HV/H · query/key head + which of
+    /// its value heads. It knows no states, as [`Family::GdnPrefillPrepare`].
+    KdaPrefillPrepare,
+    /// KDA, from state to state, after [`Family::KdaPrefillPrepare`].
+    KdaPrefillChain,
+    /// KDA, rows of at most 64 tokens, both in one.
+    KdaPrefillShort,
+    /// The windows that a prefill of either with a convolution leaves: behind the others, with the same parameters and
+    /// constants. The grid is x = ⌈D / block⌉, z = B. It knows no states, as [`Family::GdnPrefillPrepare`].
+    PrefillWindows,
 }
 
 impl Family {
@@ -123,8 +141,14 @@ impl Family {
             | Self::KdaRecurrentParallel
             | Self::GdnLayerParallel
             | Self::KdaLayerParallel => 8,
-            Self::GdnPrefillPrepare | Self::GdnPrefillChain | Self::GdnPrefillWindows => u32::MAX,
-            Self::GdnPrefillShort => 64,
+            Self::GdnPrefillConvolve
+            | Self::GdnPrefillPrepare
+            | Self::GdnPrefillChain
+            | Self::KdaPrefillConvolve
+            | Self::KdaPrefillPrepare
+            | Self::KdaPrefillChain
+            | Self::PrefillWindows => u32::MAX,
+            Self::GdnPrefillShort | Self::KdaPrefillShort => 64,
         }
     }
 
@@ -152,11 +176,47 @@ impl Family {
     pub const fn is_chunked(self) -> bool {
         matches!(
             self,
-            Self::GdnPrefillPrepare
+            Self::GdnPrefillConvolve
+                | Self::GdnPrefillPrepare
                 | Self::GdnPrefillChain
                 | Self::GdnPrefillShort
-                | Self::GdnPrefillWindows
+                | Self::KdaPrefillConvolve
+                | Self::KdaPrefillPrepare
+                | Self::KdaPrefillChain
+                | Self::KdaPrefillShort
+                | Self::PrefillWindows
         )
+    }
+
+    /// Whether it prepares a prefill: makes what does not depend on states.
+    #[must_use]
+    pub const fn prepares(self) -> bool {
+        matches!(self, Self::GdnPrefillPrepare | Self::KdaPrefillPrepare)
+    }
+
+    /// Whether it convolves for a prefill: leaves q, k and v for who prepares it.
+    #[must_use]
+    pub const fn convolves(self) -> bool {
+        matches!(self, Self::GdnPrefillConvolve | Self::KdaPrefillConvolve)
+    }
+
+    /// Whether it has to do with states: their layout and element mean something.
+    #[must_use]
+    pub const fn knows_states(self) -> bool {
+        !self.convolves() && !self.prepares() && !matches!(self, Self::PrefillWindows)
+    }
+
+    /// Blocks of a unit of a prefill, of what convolves or prepares one with H query/key heads of `ratio` value heads each; 0 of
+    /// others.
+    #[must_use]
+    pub const fn blocks_of_unit(self, h: u32, ratio: u32) -> u32 {
+        match self {
+            Self::GdnPrefillConvolve => h * (2 + ratio),
+            Self::KdaPrefillConvolve => h * 3 * ratio,
+            Self::GdnPrefillPrepare => h * ratio.div_ceil(2),
+            Self::KdaPrefillPrepare => h * ratio,
+            _ => 0,
+        }
     }
 
     /// Whether each key channel has its own decay: KDA's.
@@ -169,6 +229,10 @@ impl Family {
                 | Self::KdaLayer
                 | Self::KdaLayerMtp
                 | Self::KdaLayerParallel
+                | Self::KdaPrefillConvolve
+                | Self::KdaPrefillPrepare
+                | Self::KdaPrefillChain
+                | Self::KdaPrefillShort
         )
     }
 }
@@ -194,4 +258,7 @@ pub struct LaunchShape {
     /// Blocks that share a cluster, neighbours along x and, where these are all of a row, along y; 1: none. The PTX says it
     /// too: a launcher need not.
     pub cluster: u32,
+    /// The launch may begin before the one before it on its stream has ended
+    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for which the kernel waits itself.
+    pub overlaps: bool,
 }

@@ -1,4 +1,4 @@
-//! GDN prefill in the simulator against the recurrence in f64.
+//! Prefill in the simulator against the recurrence in f64.
 
 use gated_delta_kernels::constants::{Constants, Element, Index};
 use gated_delta_kernels::device::sim::{self, Fault, Launch, Region};
@@ -44,6 +44,8 @@ struct Case {
     /// W of a convolution; 0: none.
     taps: usize,
     norm: bool,
+    /// Two value heads a block.
+    pairs: bool,
 }
 
 /// Numbers in [0, 1).
@@ -191,6 +193,7 @@ impl Case {
             decode: None,
             taps: 0,
             norm: false,
+            pairs: false,
         }
     }
 
@@ -203,10 +206,35 @@ impl Case {
         )
     }
 
+    /// Whether decays are of key channels.
+    fn per_channel(&self) -> bool {
+        self.entry.computes().unwrap().family.decays_channels()
+    }
+
     fn prepare(&self) -> Entry {
-        match self.dims().1 {
-            128 => Entry::gdn_prefill_prepare_k128,
-            _ => Entry::gdn_prefill_prepare_k64,
+        match (self.per_channel(), self.dims().1) {
+            (false, 128) => Entry::gdn_prefill_prepare_k128,
+            (false, _) => Entry::gdn_prefill_prepare_k64,
+            (true, 128) => Entry::kda_prefill_prepare_k128,
+            (true, _) => Entry::kda_prefill_prepare_k64,
+        }
+    }
+
+    fn convolve(&self) -> Entry {
+        match (self.per_channel(), self.dims().1) {
+            (false, 128) => Entry::gdn_prefill_convolve_k128,
+            (false, _) => Entry::gdn_prefill_convolve_k64,
+            (true, 128) => Entry::kda_prefill_convolve_k128,
+            (true, _) => Entry::kda_prefill_convolve_k64,
+        }
+    }
+
+    /// A log decay.
+    fn decay(&self, random: &mut Random) -> f64 {
+        match self.per_channel() {
+            false => self.fastest * random.next(),
+            // Channels that forget at once beside those that forget little.
+            true => self.fastest * random.next().powi(6),
         }
     }
 
@@ -240,7 +268,8 @@ impl Case {
         let vs = draw(drawn * value_heads * v_dim, &mut |r| {
             self.value * r.normal()
         });
-        let gs = draw(drawn * value_heads, &mut |r| self.fastest * r.next());
+        let decays = if self.per_channel() { k_dim } else { 1 };
+        let gs = draw(drawn * value_heads * decays, &mut |r| self.decay(r));
         let bs = draw(drawn * value_heads, &mut |r| {
             if self.equal_keys {
                 self.beta
@@ -352,7 +381,8 @@ impl Case {
         (c.k_token, c.k_head) = (c.q_token, c.q_head);
         (c.v_token, c.v_head) = ((value_heads * v_dim) as u32, v_dim as u32);
         (c.o_token, c.o_head) = (c.v_token, c.v_head);
-        (c.g_token, c.g_head, c.b_token) = (value_heads as u32, 1, value_heads as u32);
+        c.g_token = (value_heads * decays) as u32;
+        (c.g_head, c.b_token) = (decays as u32, value_heads as u32);
         c.read_slot = (value_heads * k_dim * v_dim) as u32;
         c.write_slot = c.read_slot;
 
@@ -410,6 +440,7 @@ impl Case {
                     block: entry.block(),
                     shared_bytes: entry.shared_bytes(),
                     cluster: 1,
+                    overlaps: false,
                 },
                 constants: c.words(),
                 regions: &regions,
@@ -417,7 +448,7 @@ impl Case {
             // SAFETY: the regions are buffers of this function.
             unsafe { sim::launch(&launch, &|| entry.simulate(bytemuck::bytes_of(&params))) }
         };
-        let is_short = computes.family == Family::GdnPrefillShort;
+        let is_short = is_short(self.entry);
         if let Some(decode) = self.decode {
             // Rows of one token: those of a dense tensor.
             assert!(self.lengths.iter().all(|&length| length == 1));
@@ -442,8 +473,9 @@ impl Case {
                 shape: LaunchShape {
                     grid,
                     block: decode.block(),
-                    shared_bytes: decode.shared_bytes(),
+                    shared_bytes: decode.shared_bytes() + decode.shared_bytes_per_token(),
                     cluster: 1,
+                    overlaps: false,
                 },
                 constants: c.words(),
                 regions: &regions,
@@ -452,8 +484,12 @@ impl Case {
             // SAFETY: the regions are buffers of this function.
             unsafe { sim::launch(&launch, &|| decode.simulate(params)) }?;
         } else if units > 0 && !is_short {
-            let heads = self.heads * self.ratio.div_ceil(2);
-            launch(self.prepare(), [units as u32 * heads as u32, 1, 1])?;
+            let convolve = Some(self.convolve()).filter(|_| self.taps > 0);
+            for entry in convolve.into_iter().chain([self.prepare()]) {
+                let family = entry.computes().unwrap().family;
+                let blocks = family.blocks_of_unit(self.heads as u32, self.ratio as u32);
+                launch(entry, [units as u32 * blocks, 1, 1])?;
+            }
         }
         let entry = if self.decode.is_some() {
             None
@@ -461,10 +497,11 @@ impl Case {
             Some(self.entry)
         };
         entry.map_or(Ok(()), |entry| {
+            let heads = if self.pairs { 2 } else { 1 };
             launch(
                 entry,
                 [
-                    self.entry.tiles() * self.ratio as u32,
+                    self.entry.tiles() * (self.ratio / heads) as u32,
                     self.heads as u32,
                     rows as u32,
                 ],
@@ -472,8 +509,8 @@ impl Case {
         })?;
         if self.taps > 0 {
             let entry = match k_dim {
-                128 => Entry::gdn_prefill_windows_k128,
-                _ => Entry::gdn_prefill_windows_k64,
+                128 => Entry::prefill_windows_k128,
+                _ => Entry::prefill_windows_k64,
             };
             let blocks = (channels as u32).div_ceil(entry.block());
             launch(entry, [blocks, 1, rows as u32])?;
@@ -548,17 +585,17 @@ impl Done {
                     ];
                     let [q, k, values] = &own;
                     let (kn, qn) = (norm(k), norm(q) / (k_dim as f64).sqrt());
-                    let (decay, beta) = (
-                        self.g[t * value_heads + hv].exp(),
-                        self.b[t * value_heads + hv],
-                    );
+                    let decays = if case.per_channel() { k_dim } else { 1 };
+                    let of_head = &self.g[(t * value_heads + hv) * decays..][..decays];
+                    let decay = |i: usize| of_head[i % decays].exp();
+                    let beta = self.b[t * value_heads + hv];
                     for (v, o) in token.iter_mut().enumerate() {
-                        let sk: f64 = (0..k_dim).map(|i| s[place(v, i)] * k[i] * kn).sum();
-                        let delta = beta * (values[v] - decay * sk);
+                        let sk = (0..k_dim).map(|i| decay(i) * s[place(v, i)] * k[i] * kn);
+                        let delta = beta * (values[v] - sk.sum::<f64>());
                         *o = 0.0;
                         for i in 0..k_dim {
                             let s = &mut s[place(v, i)];
-                            *s = decay * *s + delta * k[i] * kn;
+                            *s = decay(i) * *s + delta * k[i] * kn;
                             *o += *s * q[i] * qn;
                         }
                     }
@@ -708,6 +745,11 @@ impl Done {
 }
 
 const KLAST: Entry = Entry::gdn_prefill_chain_klast_f32_k128_tile128;
+const KDA: Entry = Entry::kda_prefill_chain_klast_f32_k128_tile128;
+
+fn is_short(entry: Entry) -> bool {
+    entry.computes().unwrap().family.max_tokens() == 64
+}
 
 #[track_caller]
 fn check(what: &str, case: &Case) -> Done {
@@ -737,12 +779,16 @@ fn entries(family: Family) -> impl Iterator<Item = Entry> {
 }
 
 fn chains() -> impl Iterator<Item = Entry> {
-    entries(Family::GdnPrefillChain)
+    entries(Family::GdnPrefillChain).chain(entries(Family::KdaPrefillChain))
+}
+
+fn shorts() -> impl Iterator<Item = Entry> {
+    entries(Family::GdnPrefillShort).chain(entries(Family::KdaPrefillShort))
 }
 
 #[test]
 fn short_rows_in_one_launch_have_the_bits_of_two() {
-    for entry in entries(Family::GdnPrefillShort) {
+    for entry in shorts() {
         let case = Case {
             heads: 2,
             positions: Some(vec![0, 63, 100, 64, 62, 7]),
@@ -753,7 +799,9 @@ fn short_rows_in_one_launch_have_the_bits_of_two() {
         let done = check(entry.name(), &case);
         let chain = chains().find(|chain| {
             let (one, other) = (chain.computes().unwrap(), entry.computes().unwrap());
+            let of_family = |family: Family| family.decays_channels();
             (one.layout, one.state, one.k) == (other.layout, other.state, other.k)
+                && of_family(one.family) == of_family(other.family)
         });
         let other = Case {
             entry: chain.unwrap(),
@@ -768,6 +816,44 @@ fn short_rows_in_one_launch_have_the_bits_of_two() {
 }
 
 #[test]
+fn two_heads_of_a_block_have_the_bits_of_one() {
+    let mut pairs = 0;
+    for entry in shorts().filter(|entry| entry.makes_pairs()) {
+        pairs += 1;
+        for (around, element) in [(false, Element::Bf16), (true, Element::F32)] {
+            let case = Case {
+                ratio: if around { 4 } else { 2 },
+                tiled: around,
+                element,
+                positions: Some(vec![0, 63, 100, 30]),
+                // A row without a place.
+                write: vec![0, 1, 2, -1],
+                every: 64,
+                checkpoints: vec![vec![6], vec![7], vec![-1], vec![5]],
+                taps: if around { 4 } else { 0 },
+                norm: around,
+                ..Case::new(entry, &[64, 64, 60, 3])
+            };
+            let one = case
+                .run()
+                .unwrap_or_else(|fault| panic!("{entry:?}: {fault}"));
+            let done = check(
+                entry.name(),
+                &Case {
+                    pairs: true,
+                    ..case
+                },
+            );
+            let bits =
+                |values: &[f64]| -> Vec<u64> { values.iter().map(|x| x.to_bits()).collect() };
+            assert_eq!(bits(&done.o), bits(&one.o), "{entry:?}: o");
+            assert_eq!(bits(&done.pool), bits(&one.pool), "{entry:?}: states");
+        }
+    }
+    assert_eq!(pairs, 4);
+}
+
+#[test]
 fn rows_of_any_length() {
     for entry in chains() {
         let case = Case {
@@ -776,6 +862,18 @@ fn rows_of_any_length() {
             ..Case::new(entry, &[2, 63, 0, 64, 65, 130, 1])
         };
         check(entry.name(), &case);
+    }
+}
+
+/// Longer rows are begun first: each row once, where a warp looks at all of them together and where it cannot.
+#[test]
+fn rows_in_turn() {
+    for rows in [2, 32, 33, 70] {
+        let mut lengths: Vec<usize> = (0..rows).map(|b| b % 4).collect();
+        lengths[rows / 2] = 66;
+        lengths[rows - 1] = 65;
+        let entry = Entry::gdn_prefill_chain_klast_f32_k64_tile64;
+        check(&format!("{rows} rows"), &Case::new(entry, &lengths));
     }
 }
 
@@ -789,16 +887,25 @@ fn any_dtype() {
                 ..Case::new(KLAST, &[66, 5])
             },
         );
+        check(
+            &format!("KDA {element:?}"),
+            &Case {
+                element,
+                ..Case::new(KDA, &[66, 5])
+            },
+        );
     }
 }
 
 #[test]
 fn without_norms_of_q_and_k() {
-    let case = Case {
-        l2norm: false,
-        ..Case::new(KLAST, &[100, 3])
-    };
-    check("as they come", &case);
+    for entry in [KLAST, KDA] {
+        let case = Case {
+            l2norm: false,
+            ..Case::new(entry, &[100, 3])
+        };
+        check(entry.name(), &case);
+    }
 }
 
 #[test]
@@ -811,21 +918,21 @@ fn extreme_gates() {
         (-20.0, 2.0, false),
         (-20.0, 0.0, false),
     ] {
-        let case = Case {
-            fastest,
-            beta,
-            equal_keys,
-            ..Case::new(KLAST, &[130, 40])
-        };
-        check_within(
-            if beta == 2.0 && equal_keys {
+        for entry in [KLAST, KDA] {
+            let case = Case {
+                fastest,
+                beta,
+                equal_keys,
+                ..Case::new(entry, &[130, 40])
+            };
+            let most = if beta == 2.0 && equal_keys {
                 5e-2
             } else {
                 2.5e-3
-            },
-            &format!("log decay from {fastest}, beta {beta}, equal keys: {equal_keys}"),
-            &case,
-        );
+            };
+            let what = format!("log decay from {fastest}, beta {beta}, equal keys: {equal_keys}");
+            check_within(most, &format!("{}, {what}", entry.name()), &case);
+        }
     }
 }
 
@@ -943,6 +1050,22 @@ fn a_token_by_itself_has_a_decodes_bits() {
             Entry::gdn_prefill_short_vlast_f32_k64_tile64,
             Entry::gdn_decode_vlast_f32_k64_tile32,
         ),
+        (
+            Entry::kda_prefill_chain_klast_f32_k128_tile64,
+            Entry::kda_recurrent_klast_f32_k128_tile8,
+        ),
+        (
+            Entry::kda_prefill_chain_vlast_f32_k128_tile128,
+            Entry::kda_recurrent_vlast_f32_k128_tile32,
+        ),
+        (
+            Entry::kda_prefill_chain_vlast_f32_k64_tile64,
+            Entry::kda_recurrent_vlast_f32_k64_tile32,
+        ),
+        (
+            Entry::kda_prefill_short_klast_f32_k64_tile64,
+            Entry::kda_recurrent_klast_f32_k64_tile16,
+        ),
     ] {
         for l2norm in [true, false] {
             let case = Case {
@@ -970,9 +1093,11 @@ fn from_convolution_to_norm() {
         Entry::gdn_prefill_chain_vlast_bf16_k64_tile64,
         Entry::gdn_prefill_short_klast_f32_k128_tile128,
         Entry::gdn_prefill_short_vlast_f32_k64_tile64,
+        KDA,
+        Entry::kda_prefill_short_vlast_bf16_k64_tile64,
     ];
     for entry in entries {
-        let is_short = entry.computes().unwrap().family == Family::GdnPrefillShort;
+        let is_short = is_short(entry);
         for (taps, norm) in [(4, true), (2, true), (4, false), (0, true), (3, true)] {
             let lengths: &[usize] = if is_short {
                 &[64, 1, 2, 5, 33]
@@ -1021,6 +1146,7 @@ fn products_of_a_warpgroup_are_those_of_matrices() {
             block: entry.block(),
             shared_bytes: entry.shared_bytes(),
             cluster: 1,
+            overlaps: false,
         },
         constants: DeviceContractConstants { number: 0 }.words(),
         regions: &regions,

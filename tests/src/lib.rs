@@ -69,11 +69,16 @@ pub fn differential(entry: Entry) {
         let [Some((prepare, k)), Some((chain, of))] = computes else {
             return false;
         };
-        let around = matches!(
-            prepare,
-            launch::Family::GdnPrefillPrepare | launch::Family::GdnPrefillWindows
-        );
-        around && chain == launch::Family::GdnPrefillChain && k == of
+        let wanted = match prepare {
+            launch::Family::GdnPrefillConvolve
+            | launch::Family::GdnPrefillPrepare
+            | launch::Family::PrefillWindows => launch::Family::GdnPrefillChain,
+            launch::Family::KdaPrefillConvolve | launch::Family::KdaPrefillPrepare => {
+                launch::Family::KdaPrefillChain
+            }
+            _ => return false,
+        };
+        chain == wanted && k == of
     };
     let last = Entry::ALL.iter().find(prepares).copied();
     let family = Family::of(last.unwrap_or(entry)).expect("an entry of an operator on states");
@@ -125,6 +130,8 @@ macro_rules! differential_tests {
     (@ gdn_layer gdn_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_layer kda_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_prefill gdn_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ gdn_prefill prefill_windows $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ kda_prefill kda_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_layer_mtp gdn_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_layer_mtp kda_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ $operator:ident $of:ident $entry:ident) => {};

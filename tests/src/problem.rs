@@ -2,7 +2,7 @@
 
 use gated_delta::{Activation, Entry, Formulation};
 use gated_delta_harness::arguments::{
-    Arguments, Convolved, GatedNorm, Kept, KeptX, New, Packed, Tokens,
+    Arguments, Convolved, GatedNorm, Kept, KeptX, New, Operator, Packed, Tokens,
 };
 use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::prefill;
@@ -285,9 +285,13 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
         (None, None) => return None,
     };
     let ratio = (problem.value_heads() / heads) as u32;
+    let wanted = match problem.gates.operator() {
+        Operator::Gdn => Family::GdnPrefillPrepare,
+        Operator::Kda => Family::KdaPrefillPrepare,
+    };
     let prepares = |entry: &&Entry| {
         let computes = entry.computes();
-        computes.is_some_and(|it| (it.family, it.k) == (Family::GdnPrefillPrepare, dim as u32))
+        computes.is_some_and(|it| (it.family, it.k) == (wanted, dim as u32))
     };
     let entry = Entry::ALL.iter().find(prepares)?;
     let units = prefill::units(total as u64, rows as u64, problem.positions.is_some());

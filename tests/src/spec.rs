@@ -129,10 +129,7 @@ impl Family {
     pub fn of(entry: Entry) -> Option<Self> {
         let computes = entry.computes()?;
         let family = computes.family;
-        if matches!(
-            family,
-            launch::Family::GdnPrefillPrepare | launch::Family::GdnPrefillWindows
-        ) {
+        if !family.knows_states() {
             return None;
         }
         Some(Self {

@@ -1,6 +1,7 @@
 //! Rows of the table.
 
 use gated_delta::{DType, StateLayout};
+use gated_delta_harness::arguments::Operator;
 
 /// Before how often checkpoints are.
 pub(super) const KEPT: &str = ", a checkpoint every ";
@@ -8,8 +9,12 @@ pub(super) const KEPT: &str = ", a checkpoint every ";
 /// Rows of a launch, and what it computes of them.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// For the table; what a peer's time is recorded by.
+    /// For the table.
     pub name: &'static str,
+    /// Whose layer.
+    pub operator: Operator,
+    /// Of KDA: log decays are computed from what is given.
+    pub softplus: bool,
     /// Tokens of each row.
     pub lengths: Vec<usize>,
     /// Tokens from one checkpoint to the next.
@@ -25,11 +30,13 @@ pub struct Case {
 }
 
 impl Case {
-    /// The recurrence with f32 K-last states, K = V = 128.
+    /// GDN's recurrence with f32 K-last states, K = V = 128.
     #[must_use]
     pub fn new(name: &'static str, lengths: Vec<usize>) -> Self {
         Self {
             name,
+            operator: Operator::Gdn,
+            softplus: false,
             lengths,
             every: None,
             state: DType::F32,
@@ -39,10 +46,16 @@ impl Case {
         }
     }
 
-    /// The name, and what is not usual.
+    /// The name, and what is not usual; what a peer's time is recorded by.
     #[must_use]
     pub fn title(&self) -> String {
         let mut title = self.name.to_owned();
+        if self.operator == Operator::Kda {
+            title = format!("KDA {title}");
+        }
+        if self.softplus {
+            title += ", softplus";
+        }
         if self.layer {
             title += ", layer";
         }
@@ -109,6 +122,19 @@ pub fn cases() -> Vec<Case> {
         Case::new("8 tails", tails()),
         Case::new("8x16", vec![16; 8]),
     ];
+    let operators = [Operator::Gdn, Operator::Kda].into_iter();
+    operators
+        .flat_map(|operator| {
+            of_operator(
+                plain.clone().map(|case| Case { operator, ..case }),
+                operator,
+            )
+        })
+        .collect()
+}
+
+/// What is measured of an operator, of whose rows `plain` are.
+fn of_operator(plain: [Case; 13], operator: Operator) -> Vec<Case> {
     let find = |names: &[&str]| -> Vec<Case> {
         let of = |name: &&str| plain.iter().find(|case| case.name == *name).cloned();
         names.iter().filter_map(of).collect()
@@ -130,8 +156,15 @@ pub fn cases() -> Vec<Case> {
         "2048 + 63x1",
         "8 tails",
     ];
+    if operator == Operator::Kda {
+        cases.extend(find(&some).into_iter().map(|case| Case {
+            softplus: true,
+            ..case
+        }));
+    }
     cases.extend(find(&some).into_iter().map(|case| Case {
         layer: true,
+        softplus: operator == Operator::Kda,
         ..case
     }));
     let few = ["1x4096", "8x1024", "8 tails"];

@@ -4,6 +4,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
 use gated_delta::{DType, StateLayout};
+use gated_delta_harness::arguments::Operator;
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
@@ -33,9 +34,14 @@ pub struct Values {
     /// q, k and v side by side, `[D]` of each token.
     pub x: Vec<bf16>,
     pub z: Vec<bf16>,
-    /// `[HV]` of each token.
+    /// `[HV]` of each token: GDN's log decays, and β.
     pub gate: Vec<f32>,
     pub beta: Vec<f32>,
+    /// `[HV, K]` of each token: KDA's log decays, and what they are computed from.
+    pub gates: [Vec<bf16>; 2],
+    /// `[HV]`, `[HV, K]`
+    pub a_log: Vec<f32>,
+    pub dt_bias: Vec<f32>,
     /// `[D, W]`, `[D, W − 1]`, `[V]`
     pub weight: Vec<bf16>,
     pub window: Vec<bf16>,
@@ -78,6 +84,15 @@ impl Values {
                 .into_iter()
                 .map(|x| 1.0 / (1.0 + (-2.0 * x).exp()))
                 .collect(),
+            gates: {
+                let slow = draw(all, tokens)
+                    .into_iter()
+                    .map(|x| -(2.0 * x).exp() / 20.0);
+                let slow = slow.collect();
+                [rounded(slow), rounded(draw(all, tokens))]
+            },
+            a_log: draw(value_heads, 1),
+            dt_bias: draw(all, 1).into_iter().map(|x| x - 2.0).collect(),
             weight: rounded(draw(channels, TAPS)),
             window: rounded(draw(channels, TAPS - 1)),
             norm: rounded(draw(dim, 1)),
@@ -86,6 +101,29 @@ impl Values {
                 .map(|x| bf16::from_f32(x).to_f32())
                 .collect(),
         }
+    }
+
+    /// Log decays of the key channels of a token of `hv` value heads.
+    fn log_decays(&self, case: &Case, (token, head, hv): (usize, usize, usize)) -> Vec<f64> {
+        let (row, dim) = (token % DISTINCT_TOKENS * hv + head, case.dim);
+        if case.operator == Operator::Gdn {
+            return vec![self.gate[row].into(); dim];
+        }
+        let [given, raw] = &self.gates;
+        let of_row = |values: &[bf16]| -> Vec<f64> {
+            let values = &values[row * dim..][..dim];
+            values.iter().map(|x| x.to_f64()).collect()
+        };
+        if !case.softplus {
+            return of_row(given);
+        }
+        let bias = &self.dt_bias[head * dim..][..dim];
+        let rate = f64::from(self.a_log[head]).exp();
+        let of_channel = |(x, &bias): (f64, &f32)| {
+            let x = x + f64::from(bias);
+            -rate * (x.max(0.0) + (-x.abs()).exp().ln_1p())
+        };
+        of_row(raw).into_iter().zip(bias).map(of_channel).collect()
     }
 
     /// Bytes of a slot of the case's pool.
@@ -205,7 +243,7 @@ fn truth(
             q: normalise(q, true, default_scale(dim)),
             k: normalise(k, true, 1.0),
             v: v.to_vec(),
-            log_decay: vec![values.gate[gate].into(); dim],
+            log_decay: values.log_decays(case, (token, head, hv)),
             beta: values.beta[gate].into(),
         };
         let after = recurrence(&state, &[step])?.pop();

@@ -70,7 +70,7 @@ fn files_that_lie_are_refused() {
             [&4u64.to_le_bytes()[..], b"{\"\xff\""].concat(),
         ),
         (
-            "metadata op: wanted gdn_decode, gdn_mtp, gdn_prefill or kda_recurrent, got none",
+            "metadata op: wanted gdn_decode, gdn_mtp, gdn_prefill, kda_recurrent or kda_prefill, got none",
             raw("{}", 0),
         ),
         ("bytes behind the header: wanted 0", raw("{}", 5)),
@@ -172,7 +172,7 @@ fn metadata_that_is_unknown_or_contradicts_is_refused() {
     let given = || gates(fixture()).without(&["a", "b", "A_log", "dt_bias"]);
     let cases = [
         (
-            "op: wanted gdn_decode, gdn_mtp, gdn_prefill or kda_recurrent, got \"gdn\"",
+            "op: wanted gdn_decode, gdn_mtp, gdn_prefill, kda_recurrent or kda_prefill, got \"gdn\"",
             fixture().with_metadata("op", "gdn"),
         ),
         (

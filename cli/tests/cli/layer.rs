@@ -12,6 +12,8 @@ const KDA: &str = "layer_kimi_linear_decode";
 const CHANNELS: usize = 1024;
 /// B = 3 packed rows, one of them fresh, of 221 tokens in all; the rest as [`GDN`]. P = 5.
 const PREFILL: &str = "layer_qwen3_next_prefill";
+/// B = 2 packed rows, one of them fresh, of 107 tokens in all; the rest as [`KDA`]. P = 4.
+const KDA_PREFILL: &str = "layer_kimi_linear_prefill";
 
 fn backends() -> Vec<&'static str> {
     let mut backends = vec!["reference", "sim"];
@@ -32,7 +34,7 @@ fn filled(contents: Contents, name: &str, value: f32) -> Contents {
 
 #[test]
 fn known_answers_of_layers_hold() {
-    for name in [GDN, KDA, PREFILL] {
+    for name in [GDN, KDA, PREFILL, KDA_PREFILL] {
         for backend in backends() {
             let stdout = check(&fixture_path(name), &["--backend", backend])
                 .succeeds()

@@ -36,7 +36,7 @@ fn keys_that_are_unknown_or_contradict() {
             mtp().with_metadata("max_tokens", "4"),
         ),
         (
-            "beta: gdn_mtp takes none, kda_recurrent does",
+            "beta: gdn_mtp takes none, kda_recurrent or kda_prefill does",
             mtp().with_metadata("beta", "given"),
         ),
         (

@@ -177,6 +177,13 @@ functions! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     );
+    /// Enqueues a kernel with attributes; in drivers of CUDA 11.8 and newer.
+    launch_kernel_ex = cuLaunchKernelEx(
+        config: *const LaunchConfig,
+        function: RawFunction,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    );
     /// Name of a result code.
     get_error_name = cuGetErrorName(code: i32, name: *mut *const c_char);
     /// Sentence about a result code.
@@ -223,6 +230,42 @@ functions! {
     memset_d8 = cuMemsetD8_v2(address: u64, value: u8, bytes: usize);
     /// Free and total bytes of memory of the current context's GPU.
     mem_get_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+}
+
+/// What [`Driver::launch_kernel_ex`] takes: the driver's `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchConfig {
+    /// Blocks along x, y, z.
+    pub grid: [c_uint; 3],
+    /// Threads of a block along x, y, z.
+    pub block: [c_uint; 3],
+    /// Dynamic shared memory of a block, bytes.
+    pub shared_bytes: c_uint,
+    /// Where it is enqueued.
+    pub stream: RawStream,
+    /// So many attributes.
+    pub attributes: *mut LaunchAttribute,
+    /// How many.
+    pub count: c_uint,
+}
+
+/// The driver's `CUlaunchAttribute`.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchAttribute {
+    id: c_uint,
+    padding: u32,
+    value: [u32; 16],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    pub const OVERLAPS: Self = Self {
+        id: 6,
+        padding: 0,
+        value: [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    };
 }
 
 impl Driver {

@@ -117,6 +117,7 @@ impl Library {
             block: entry.block(),
             shared_bytes: entry.shared_bytes(),
             cluster: entry.cluster(),
+            overlaps: false,
         };
         let [input, output] = tensors.map(|named| named.tensor.address());
         let params = DeviceContractParams { input, output };

@@ -56,6 +56,7 @@ impl Library {
             block: entry.block(),
             shared_bytes: entry.shared_bytes(),
             cluster: entry.cluster(),
+            overlaps: false,
         };
         let params = StateFloorParams {
             states: states.address(),

@@ -212,6 +212,10 @@ const PREFILL: &[Way] = &[
         norm: true,
         ..Way::new("a layer's prefill of 67 tokens", 67, 0, Keep::Elsewhere)
     },
+    Way {
+        conv: true,
+        ..Way::new("a convolved prefill of 66 tokens", 66, 0, Keep::InPlace)
+    },
 ];
 
 const SHORT_PREFILL: &[Way] = &[
@@ -263,9 +267,11 @@ impl Case {
 
     /// All that is launched.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        let windows = self.kind.windows().filter(|_| self.way.conv);
-        let prepare = self.kind.prepare().into_iter();
-        prepare.chain([self.entry]).chain(windows)
+        let convolves = |entry: Option<Entry>| entry.filter(|_| self.way.conv);
+        let before = [convolves(self.kind.convolve()), self.kind.prepare()];
+        let before = before.into_iter().flatten();
+        let windows = convolves(self.kind.windows());
+        before.chain([self.entry]).chain(windows)
     }
 
     /// f32 elements of the workspace.
@@ -365,9 +371,12 @@ pub fn cases() -> Vec<Case> {
                 state,
                 &recurrent,
             );
-            family(&mut cases, Operator::GdnPrefill, layout, state, PREFILL);
-            let short = Operator::GdnPrefillShort;
-            family(&mut cases, short, layout, state, SHORT_PREFILL);
+            for operator in [Operator::GdnPrefill, Operator::KdaPrefill] {
+                family(&mut cases, operator, layout, state, PREFILL);
+            }
+            for operator in [Operator::GdnPrefillShort, Operator::KdaPrefillShort] {
+                family(&mut cases, operator, layout, state, SHORT_PREFILL);
+            }
             family(&mut cases, Operator::GdnLayer, layout, state, LAYER);
             family(&mut cases, Operator::KdaLayer, layout, state, LAYER);
             family(&mut cases, Operator::GdnLayerMtp, layout, state, LAYER_MTP);

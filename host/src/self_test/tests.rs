@@ -44,6 +44,7 @@ fn every_family_is_launched_in_every_way() {
                 | Operator::GdnLayerParallel(_)
                 | Operator::KdaLayerParallel(_)
                 | Operator::GdnPrefill
+                | Operator::KdaPrefill
         );
         assert_eq!(in_place, !several_alone);
         let is_layer = matches!(case.kind.operator, Operator::GdnLayer | Operator::KdaLayer);

@@ -4,6 +4,7 @@ use gated_delta_kernels::launch::LaunchShape;
 
 use super::Plan;
 use super::checks::one_of;
+use super::prefill::Beside;
 use super::problem::Problem;
 use super::request::Request;
 use super::work::Work;
@@ -113,8 +114,8 @@ impl Library {
         let problem = request.check()?;
         let lengths = request.lengths(&problem);
         let mut variants: Vec<Entry> = problem.kind_of(&lengths).variants().collect();
-        let around = problem.around(&lengths).into_iter().flatten();
-        variants.extend(around.map(|(entry, _)| entry));
+        let beside = problem.beside(&lengths);
+        variants.extend(beside.all().map(|(entry, _)| entry));
         on_threads(&variants, |&entry| {
             let shared_bytes = problem.shared_bytes(entry);
             let resources = self.function_resources(entry, problem.words(), shared_bytes)?;
@@ -191,10 +192,10 @@ impl Library {
             };
             launched.map(|function| function.map(|function| (function, shape)))
         };
-        let [before, after] = problem.around(&lengths);
-        if before.is_some() || after.is_some() {
+        let beside = problem.beside(&lengths);
+        if beside != Beside::NOTHING {
             // Compiled before anything is enqueued, so that a failure leaves nothing half done.
-            let all = before.iter().chain(&after).map(|(entry, _)| *entry);
+            let all = beside.all().map(|(entry, _)| entry);
             for entry in all.chain([entry]).filter(|_| self.context().is_some()) {
                 self.function(entry, problem.words(), problem.shared_bytes(entry))?;
             }
@@ -203,16 +204,17 @@ impl Library {
             Some((entry, shape)) => launch(entry, shape),
             None => Ok(None),
         };
-        let before = optional(before)?;
-        let main = launch(entry, problem.shape(entry, &lengths))?;
-        let after = optional(after)?;
+        let [first, second] = beside.before;
+        let before = [optional(first)?, optional(second)?];
+        let shape = match self.context() {
+            Some(_) => problem.shape_on(entry, &lengths, self.gpu()),
+            None => problem.shape(entry, &lengths),
+        };
+        let main = launch(entry, shape)?;
+        let after = optional(beside.after)?;
         if let Some(main) = main {
-            let calls = Calls {
-                before,
-                main,
-                after,
-            };
-            last.remember(switches, &tensors, calls);
+            let beside = Beside { before, after };
+            last.remember(switches, &tensors, Calls { main, beside });
         }
         Ok(())
     }

@@ -96,6 +96,7 @@ pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
 pub use layer::{Activation, Convolution, Norm};
 pub use options::{Formulation, HeadMap, Options, StateLayout};
 pub use plan::Plan;
+pub(crate) use prefill::{ALONE_BYTES, Beside};
 pub(crate) use request::Request;
 pub use states::{PerToken, ReadOnly, States, Update};
 pub use work::Work;

@@ -124,8 +124,8 @@ pub enum Formulation {
     /// The tokens of a row at once, on tensor cores: bf16 K-last states and at most 8 tokens, new or previous, without
     /// snapshots and token slots.
     Parallel,
-    /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill of GDN, with [`States::update`]. It takes
-    /// a GPU of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a
+    /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill, with [`States::update`]. It takes a
+    /// GPU of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a
     /// [workspace](super::Step::workspace).
     ///
     /// Pieces end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)), states

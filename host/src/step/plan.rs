@@ -5,7 +5,7 @@ use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
 use super::checks::{self, aligned};
-use super::prefill::{Lengths, WORKSPACE_ALIGNMENT};
+use super::prefill::{Beside, Lengths, WORKSPACE_ALIGNMENT};
 use super::problem::Problem;
 use super::work::Work;
 use crate::Entry;
@@ -72,10 +72,10 @@ impl Plan {
         self.main(&Lengths::of_rows(batch as u32))
     }
 
-    /// The compiled function of rows of these lengths, whatever is around it.
+    /// The compiled function of rows of these lengths, whatever is beside it.
     fn main(&self, lengths: &Lengths) -> Result<(RawFunction, LaunchShape), Error> {
         let entry = self.problem.entry(lengths, self.library.gpu())?;
-        let shape = self.problem.shape(entry, lengths);
+        let shape = self.problem.shape_on(entry, lengths, self.library.gpu());
         Ok((self.function(entry, lengths)?, shape))
     }
 
@@ -140,16 +140,19 @@ impl Plan {
         aligned(WORKSPACE_ALIGNMENT, [("workspace", params.workspace)])?;
         self.problem.check_workspace(&lengths, request.workspace)?;
         let params = bytemuck::bytes_of(&params);
-        let [before, after] = self.problem.around(&lengths);
         let of = |launch: Option<(Entry, LaunchShape)>| {
             let function =
                 |(entry, shape)| Ok::<_, Error>((self.function(entry, &lengths)?, shape));
             launch.map(function).transpose()
         };
+        let beside = self.problem.beside(&lengths);
+        let [first, second] = beside.before;
         let calls = Calls {
-            before: of(before)?,
             main: (function, shape),
-            after: of(after)?,
+            beside: Beside {
+                before: [of(first)?, of(second)?],
+                after: of(beside.after)?,
+            },
         };
         // SAFETY: as above.
         unsafe { self.library.launch_calls(stream, calls, params) }

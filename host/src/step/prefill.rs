@@ -14,6 +14,9 @@ use crate::error::{Error, excludes};
 use crate::shapes::{Named, named, range};
 use crate::tensor::DType;
 
+/// Shared memory of which a multiprocessor has no two.
+pub(crate) const ALONE_BYTES: u32 = 116 * 1024;
+
 /// Alignment of a workspace, bytes.
 pub(super) const WORKSPACE_ALIGNMENT: usize = 16;
 
@@ -44,6 +47,40 @@ impl Lengths {
     /// Nothing is launched.
     pub fn are_nothing(&self, problem: &Problem) -> bool {
         self.rows == 0 || (problem.is_chunked() && self.total == 0)
+    }
+}
+
+/// What is launched with an entry, on the same stream with the same parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Beside<T> {
+    /// Before it, the first one first.
+    pub before: [Option<T>; 2],
+    /// Behind it.
+    pub after: Option<T>,
+}
+
+impl<T> Beside<T> {
+    pub const NOTHING: Self = Self {
+        before: [const { None }; 2],
+        after: None,
+    };
+
+    /// All of them.
+    pub fn all(self) -> impl Iterator<Item = T> {
+        self.before.into_iter().flatten().chain(self.after)
+    }
+
+    /// All, with the entry's.
+    pub fn with(self, main: T) -> impl Iterator<Item = T> {
+        let before = self.before.into_iter().flatten();
+        before.chain([main]).chain(self.after)
+    }
+
+    pub fn map<U>(self, f: impl Fn(T) -> U) -> Beside<U> {
+        Beside {
+            before: self.before.map(|launch| launch.map(&f)),
+            after: self.after.map(&f),
+        }
     }
 }
 
@@ -137,13 +174,6 @@ impl<'a> Request<'a> {
     }
 
     fn check_prefill(&self) -> Result<(), Error> {
-        if self.gates.per_channel {
-            return Err(Error::Unsupported {
-                what: "formulation of KDA",
-                got: "chunked".to_owned(),
-                allowed: "recurrent, or parallel; chunked is GDN's as yet",
-            });
-        }
         let chunked = (true, "formulation = chunked");
         excludes(
             chunked,
@@ -271,11 +301,11 @@ impl Problem {
         self.kind.operator.is_chunked()
     }
 
-    /// What is launched before the entry of rows of these lengths, and behind it, on the same stream with the same
-    /// parameters: of a prefill, the preparation of rows that are not short, and the windows of a convolution.
-    pub fn around(&self, lengths: &Lengths) -> [Option<(Entry, LaunchShape)>; 2] {
+    /// What is launched with the entry of rows of these lengths: of a prefill, the preparation of rows that are not short,
+    /// before it the convolution that they have, and behind all the windows of a convolution.
+    pub fn beside(&self, lengths: &Lengths) -> Beside<(Entry, LaunchShape)> {
         if !self.is_chunked() {
-            return [None; 2];
+            return Beside::NOTHING;
         }
         let c = &self.constants;
         let kind = self.kind_of(lengths);
@@ -284,18 +314,23 @@ impl Problem {
             block: entry.block_of(c.ratio),
             shared_bytes: self.shared_bytes(entry),
             cluster: entry.cluster_of(c.ratio),
+            overlaps: false,
         };
         // Rows of single tokens alone have no unit.
         let units = lengths.units().max(1) as u32;
-        let before = kind
-            .prepare()
-            .map(|entry| (entry, of(entry, [units * c.h * c.ratio.div_ceil(2), 1, 1])));
+        let of_units = |entry: Entry| {
+            let family = entry.computes().map(|computes| computes.family);
+            let of_unit = family.map_or(0, |family| family.blocks_of_unit(c.h, c.ratio));
+            (entry, of(entry, [units * of_unit, 1, 1]))
+        };
+        let convolve = kind.convolve().filter(|_| c.taps > 0);
+        let before = [convolve, kind.prepare()].map(|entry| entry.map(of_units));
         let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
         let after = kind.windows().filter(|_| c.taps > 0).map(|entry| {
             let blocks = channels.div_ceil(entry.block_of(c.ratio));
             (entry, of(entry, [blocks, 1, lengths.rows]))
         });
-        [before, after]
+        Beside { before, after }
     }
 
     /// Bytes of the workspace that rows of these lengths take.

@@ -4,11 +4,14 @@ use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::StepConstants;
 
-use super::prefill::Lengths;
+use super::prefill::{ALONE_BYTES, Lengths};
 use super::select::{Gpu, Kind};
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Kernel;
+
+/// From more value heads than these on a block has two where it may: each has a multiprocessor then (H200: 132).
+const PAIRED_FROM: u32 = 132;
 
 /// What a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,8 +42,10 @@ impl Problem {
     pub fn entries(&self, gpu: Gpu) -> Vec<Entry> {
         let kinds = self.kind.of_any_lengths();
         let entries = kinds.iter().flat_map(|kind| kind.entries(gpu));
-        let windows = self.kind.windows().filter(|_| self.constants.taps > 0);
-        entries.chain(self.kind.prepare()).chain(windows).collect()
+        let convolves = [self.kind.convolve(), self.kind.windows()];
+        let convolves = convolves.into_iter().flatten();
+        let around = convolves.filter(|_| self.constants.taps > 0);
+        entries.chain(self.kind.prepare()).chain(around).collect()
     }
 
     pub fn kernel(&self, entry: Entry) -> Kernel {
@@ -49,8 +54,13 @@ impl Problem {
 
     pub fn shape(&self, entry: Entry, lengths: &Lengths) -> LaunchShape {
         let (c, batch) = (&self.constants, lengths.rows);
-        // A block has one value head, or all those of a query/key head.
-        let across = if entry.max_heads() == 1 { c.ratio } else { 1 };
+        // A block has one value head, or all those of a query/key head, or two where one each would take turns.
+        let take_turns = batch.saturating_mul(self.value_heads()) > PAIRED_FROM;
+        let across = match entry.max_heads() {
+            1 if entry.makes_pairs() && c.ratio.is_multiple_of(2) && take_turns => c.ratio / 2,
+            1 => c.ratio,
+            _ => 1,
+        };
         let grid = if entry.has_cluster_of_heads() {
             [entry.tiles(), c.h * c.ratio, batch]
         } else {
@@ -61,6 +71,26 @@ impl Problem {
             block: entry.block_of(c.ratio),
             shared_bytes: self.shared_bytes(entry),
             cluster: entry.cluster_of(c.ratio),
+            overlaps: false,
+        }
+    }
+
+    /// The same in a launch of this library's on a GPU: it overlaps the one before where the entry may. Blocks that all run at
+    /// once have a multiprocessor each then, though they come before all of these are free.
+    pub fn shape_on(&self, entry: Entry, lengths: &Lengths, gpu: Gpu) -> LaunchShape {
+        let shape = self.shape(entry, lengths);
+        if !entry.overlaps() {
+            return shape;
+        }
+        let blocks = shape.grid.into_iter().map(u64::from).product::<u64>();
+        let mut shared_bytes = shape.shared_bytes;
+        if blocks <= u64::from(gpu.multiprocessors) {
+            shared_bytes = shared_bytes.max(ALONE_BYTES);
+        }
+        LaunchShape {
+            shared_bytes,
+            overlaps: true,
+            ..shape
         }
     }
 

@@ -390,14 +390,13 @@ impl<'a> Request<'a> {
         let lengths = self.lengths(&problem);
         problem.check_workspace(&lengths, self.workspace)?;
         let entry = problem.entry(&lengths, gpu)?;
-        let around = problem.around(&lengths);
-        let [before, after] =
-            around.map(|launch| launch.map(|(entry, shape)| (problem.kernel(entry), shape)));
+        let beside = problem.beside(&lengths);
+        let beside = beside.map(|(entry, shape)| (problem.kernel(entry), shape));
         Ok(Recipe {
-            before,
+            before: beside.before,
             kernel: problem.kernel(entry),
             shape: problem.shape(entry, &lengths),
-            after,
+            after: beside.after,
             params: self.prefill_params(self.params()),
         })
     }

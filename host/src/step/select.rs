@@ -30,8 +30,10 @@ pub(crate) enum Operator {
     KdaLayerParallel(Mode),
     /// Any number of tokens, after a preparation, with or without a convolution and a norm.
     GdnPrefill,
+    KdaPrefill,
     /// Rows of at most 64 tokens, without a preparation.
     GdnPrefillShort,
+    KdaPrefillShort,
 }
 
 impl Operator {
@@ -50,7 +52,9 @@ impl Operator {
             Self::GdnLayerParallel(_) => Family::GdnLayerParallel,
             Self::KdaLayerParallel(_) => Family::KdaLayerParallel,
             Self::GdnPrefill => Family::GdnPrefillChain,
+            Self::KdaPrefill => Family::KdaPrefillChain,
             Self::GdnPrefillShort => Family::GdnPrefillShort,
+            Self::KdaPrefillShort => Family::KdaPrefillShort,
         }
     }
 
@@ -185,7 +189,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -293,6 +297,22 @@ impl Kind {
             (GdnPrefill, VLast, F32, [128, 128]) => &[(128, E::gdn_prefill_chain_vlast_f32_k128_tile64), (ANY, E::gdn_prefill_chain_vlast_f32_k128_tile128)],
             (GdnPrefillShort, VLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k64_tile64)],
             (GdnPrefillShort, VLast, F32, [128, 128]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k128_tile128)],
+            (KdaPrefill, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_chain_klast_bf16_k64_tile64)],
+            (KdaPrefill, KLast, Bf16, [128, 128]) => &[(128, E::kda_prefill_chain_klast_bf16_k128_tile64), (ANY, E::kda_prefill_chain_klast_bf16_k128_tile128)],
+            (KdaPrefillShort, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_short_klast_bf16_k64_tile64)],
+            (KdaPrefillShort, KLast, Bf16, [128, 128]) => &[(ANY, E::kda_prefill_short_klast_bf16_k128_tile128)],
+            (KdaPrefill, KLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_chain_klast_f32_k64_tile64)],
+            (KdaPrefill, KLast, F32, [128, 128]) => &[(128, E::kda_prefill_chain_klast_f32_k128_tile64), (ANY, E::kda_prefill_chain_klast_f32_k128_tile128)],
+            (KdaPrefillShort, KLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_short_klast_f32_k64_tile64)],
+            (KdaPrefillShort, KLast, F32, [128, 128]) => &[(ANY, E::kda_prefill_short_klast_f32_k128_tile128)],
+            (KdaPrefill, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_chain_vlast_bf16_k64_tile64)],
+            (KdaPrefill, VLast, Bf16, [128, 128]) => &[(128, E::kda_prefill_chain_vlast_bf16_k128_tile64), (ANY, E::kda_prefill_chain_vlast_bf16_k128_tile128)],
+            (KdaPrefillShort, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_short_vlast_bf16_k64_tile64)],
+            (KdaPrefillShort, VLast, Bf16, [128, 128]) => &[(ANY, E::kda_prefill_short_vlast_bf16_k128_tile128)],
+            (KdaPrefill, VLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_chain_vlast_f32_k64_tile64)],
+            (KdaPrefill, VLast, F32, [128, 128]) => &[(128, E::kda_prefill_chain_vlast_f32_k128_tile64), (ANY, E::kda_prefill_chain_vlast_f32_k128_tile128)],
+            (KdaPrefillShort, VLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_short_vlast_f32_k64_tile64)],
+            (KdaPrefillShort, VLast, F32, [128, 128]) => &[(ANY, E::kda_prefill_short_vlast_f32_k128_tile128)],
             _ => &[],
         }
     }
@@ -302,6 +322,19 @@ impl Kind {
         match (self.operator, self.k_dim) {
             (Operator::GdnPrefill, 64) => Some(Entry::gdn_prefill_prepare_k64),
             (Operator::GdnPrefill, 128) => Some(Entry::gdn_prefill_prepare_k128),
+            (Operator::KdaPrefill, 64) => Some(Entry::kda_prefill_prepare_k64),
+            (Operator::KdaPrefill, 128) => Some(Entry::kda_prefill_prepare_k128),
+            _ => None,
+        }
+    }
+
+    /// What is launched before [`Self::prepare`] where there is a convolution, with the same constants.
+    pub fn convolve(self) -> Option<Entry> {
+        match (self.operator, self.k_dim) {
+            (Operator::GdnPrefill, 64) => Some(Entry::gdn_prefill_convolve_k64),
+            (Operator::GdnPrefill, 128) => Some(Entry::gdn_prefill_convolve_k128),
+            (Operator::KdaPrefill, 64) => Some(Entry::kda_prefill_convolve_k64),
+            (Operator::KdaPrefill, 128) => Some(Entry::kda_prefill_convolve_k128),
             _ => None,
         }
     }
@@ -309,8 +342,8 @@ impl Kind {
     /// What is launched behind its entries where there is a convolution, with the same constants: it writes windows.
     pub fn windows(self) -> Option<Entry> {
         match (self.operator.is_chunked(), self.k_dim) {
-            (true, 64) => Some(Entry::gdn_prefill_windows_k64),
-            (true, 128) => Some(Entry::gdn_prefill_windows_k128),
+            (true, 64) => Some(Entry::prefill_windows_k64),
+            (true, 128) => Some(Entry::prefill_windows_k128),
             _ => None,
         }
     }
@@ -325,10 +358,12 @@ impl Kind {
 
     /// That of rows of at most 64 tokens, where these have kernels of their own.
     pub fn of_short_rows(self) -> Option<Self> {
-        (self.operator == Operator::GdnPrefill).then_some(Self {
-            operator: Operator::GdnPrefillShort,
-            ..self
-        })
+        let operator = match self.operator {
+            Operator::GdnPrefill => Operator::GdnPrefillShort,
+            Operator::KdaPrefill => Operator::KdaPrefillShort,
+            _ => return None,
+        };
+        Some(Self { operator, ..self })
     }
 
     /// Most value heads of a query/key head, where its kernels compute all of these together.
@@ -494,8 +529,8 @@ mod tests {
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
             GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill,
-            GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaRecurrent,
-            KdaRecurrentParallel,
+            GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill,
+            KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -510,6 +545,8 @@ mod tests {
             KdaLayerMtp,
             GdnPrefill,
             GdnPrefillShort,
+            KdaPrefill,
+            KdaPrefillShort,
         ];
         let families = token_by_token.into_iter().flat_map(|operator| {
             [KLast, VLast].into_iter().flat_map(move |layout| {
@@ -558,7 +595,10 @@ mod tests {
 
     #[test]
     fn every_variant_is_of_some_kind() {
-        let of_kind = |kind: Kind| kind.variants().chain(kind.prepare()).chain(kind.windows());
+        let of_kind = |kind: Kind| {
+            let around = [kind.convolve(), kind.prepare(), kind.windows()];
+            kind.variants().chain(around.into_iter().flatten())
+        };
         let mut of_kinds: Vec<Entry> = kinds().flat_map(of_kind).collect();
         of_kinds.sort();
         of_kinds.dedup();

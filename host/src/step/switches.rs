@@ -74,14 +74,17 @@ impl Request<'_> {
         previous_tokens: Option<usize>,
     ) -> Result<Operator, Error> {
         if self.is_chunked() {
-            return Ok(Operator::GdnPrefill);
+            return Ok(match self.gates.per_channel {
+                false => Operator::GdnPrefill,
+                true => Operator::KdaPrefill,
+            });
         }
         if self.options.formulation == Formulation::Recurrent {
             up_to(
                 "T",
                 tokens,
                 MAX_TOKENS,
-                self.or_chunked("1 to 16", "1 to 16, or any with Formulation::Chunked"),
+                "1 to 16, or any with Formulation::Chunked",
             )?;
             up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
             let (per_channel, is_one) = (self.gates.per_channel, tokens == Some(1));
@@ -125,7 +128,7 @@ impl Request<'_> {
             "T of the parallel formulation",
             tokens,
             MAX_PARALLEL_TOKENS,
-            self.or_chunked("1 to 8", "1 to 8, or any with Formulation::Chunked"),
+            "1 to 8, or any with Formulation::Chunked",
         )?;
         up_to(
             "T' of the parallel formulation",
@@ -146,14 +149,6 @@ impl Request<'_> {
             (true, false) => Operator::KdaRecurrentParallel(mode),
             (true, true) => Operator::KdaLayerParallel(mode),
         })
-    }
-
-    /// What T is allowed to be, `with_chunked` where more tokens have a formulation.
-    fn or_chunked(&self, without: &'static str, with_chunked: &'static str) -> &'static str {
-        match self.gates.per_channel {
-            true => without,
-            false => with_chunked,
-        }
     }
 
     /// Dense rows, whose states go to one place at most.

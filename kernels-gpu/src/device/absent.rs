@@ -33,6 +33,7 @@ fn nothing_runs() -> ! {
 absent! {
     thread_idx_x() -> u32;
     block_idx_x() -> u32;
+    grid_dim_x() -> u32;
     block_idx_y() -> u32;
     block_idx_z() -> u32;
     sync_threads();
@@ -40,10 +41,15 @@ absent! {
     arrive_at_barrier(barrier: u32, threads: u32);
     lane_id() -> u32;
     sync_warp(mask: u32);
+    warp_ballot(is: bool) -> u32;
     warp_shuffle_xor(value: f32, lane_mask: u32) -> f32;
     warp_shuffle_idx(value: f32, source: u32) -> f32;
     mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
+    mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
     fence_shared();
+    let_next_begin();
+    wait_for_previous();
+    store_bulk_wait();
     dynamic_shared_mem() -> u32;
     copy_async_commit();
     cluster_arrive_relaxed();
@@ -58,6 +64,7 @@ absent! {
     maximum(a: f32, b: f32) -> f32;
     pack_bf16x2(low: f32, high: f32) -> u32;
     pack_f16x2(low: f32, high: f32) -> u32;
+    multiply_f16x2(a: u32, b: u32) -> u32;
     f16_to_f32(bits: u16) -> f32;
 }
 
@@ -145,6 +152,11 @@ pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, co
     nothing_runs()
 }
 
+pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
+    let _ = (global_address, shared_address, bytes);
+    nothing_runs()
+}
+
 pub unsafe fn copy_bulk_commit(counter: u32) {
     let _ = counter;
     nothing_runs()
@@ -184,12 +196,17 @@ pub unsafe fn warpgroup_by_triangle(
     nothing_runs()
 }
 
+pub fn warpgroup_settle_first(sums: &mut [f32; 32]) {
+    let _ = sums;
+    nothing_runs()
+}
+
 pub fn warpgroup_settle<const K: u32>(sums: &mut [f32; 64]) {
     let _ = sums;
     nothing_runs()
 }
 
-pub unsafe fn warpgroup_add<const K: u32>(
+pub unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
     sums: &mut [f32; 64],
     product: (&[u32; 16], u32),
     d: &mut [f32; 32],

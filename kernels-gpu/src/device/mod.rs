@@ -46,6 +46,12 @@ pub mod thread {
         backend::block_idx_z()
     }
 
+    /// Blocks along x.
+    #[inline(always)]
+    pub fn grid_dim_x() -> u32 {
+        backend::grid_dim_x()
+    }
+
     /// Waits until every thread of the block is here; orders their shared and global accesses.
     #[inline(always)]
     pub fn sync_threads() {
@@ -67,6 +73,24 @@ pub mod thread {
     }
 }
 
+/// Launches of a stream that overlap, where the second one may
+/// ([`LaunchShape::overlaps`](crate::launch::LaunchShape::overlaps)). Else these do nothing: launches come one after the other.
+pub mod overlap {
+    use super::backend;
+
+    /// Lets the launch behind this one begin, when all blocks have said so or ended.
+    #[inline(always)]
+    pub fn let_next_begin() {
+        backend::let_next_begin()
+    }
+
+    /// Waits until the launch before has ended, whose writes this thread sees then.
+    #[inline(always)]
+    pub fn wait_for_previous() {
+        backend::wait_for_previous()
+    }
+}
+
 /// What the 32 lanes of a warp do together.
 pub mod warp {
     use super::backend;
@@ -84,6 +108,12 @@ pub mod warp {
     #[inline(always)]
     pub fn sync_warp(mask: u32) {
         backend::sync_warp(mask)
+    }
+
+    /// A bit for each lane: whether `is` there. Every lane of the warp calls it; orders no memory.
+    #[inline(always)]
+    pub fn warp_ballot(is: bool) -> u32 {
+        backend::warp_ballot(is)
     }
 
     /// `value` of lane `lane_id() ^ lane_mask`. Every lane of the warp calls it; orders no memory.
@@ -117,6 +147,12 @@ pub mod warp {
     pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         backend::mma_m16n8k16_bf16(a, b, c)
     }
+
+    /// [`mma_m16n8k16_bf16`] with A and B in f16.
+    #[inline(always)]
+    pub fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+        backend::mma_m16n8k16_f16(a, b, c)
+    }
 }
 
 /// What four warps do together, those of threads 128 g .. 128 g + 128 of a block: matrices of 64 rows in registers times
@@ -130,12 +166,12 @@ pub mod warp {
 ///
 /// | | core of elements \[i, j\] | its row | in the row |
 /// |---|---|---|---|
-/// | image `[N, K]`, tokens n and channels k | k/8 · 2048 + n/8 · 128 | n % 8 | k % 8 |
+/// | image `[N, K]`, tokens n and channels k | k/8 · 16 N + n/8 · 128 | n % 8 | k % 8 |
 /// | triangle `[64, 64]` of (s, t), s ≤ t, zero where s > t | t/32 · 2048 + s/16 · 1024 + t%32/8 · 256 + s%16/8 · 128 | | |
 /// | … for [`warpgroup::by_triangle`] | | s % 8 | t % 8 |
 /// | … for [`warpgroup::add`] | | t % 8 | s % 8 |
 ///
-/// There is no place for s ≥ 32 with t < 32.
+/// There is no place for s ≥ 32 with t < 32. N is 128, but where it is said.
 ///
 /// Products are exact; how sums are ordered and rounded is the machine's own, as `mma_m16n8k16_bf16`'s. All threads of the
 /// group call each. What the block wrote to the operand has to be fenced by who wrote it ([`warpgroup::fence_shared`]) before
@@ -167,18 +203,22 @@ pub mod warpgroup {
         unsafe { backend::warpgroup_by_rows::<K>(rows, image) }
     }
 
-    /// D = A Bᵀ, with A `[64, K]` and B the first 64 rows of the image; and the same with B the next 64, which
-    /// [`by_triangle`] waits for. Only the first K / 4 words of `a` mean something.
+    /// D = A Bᵀ, with A `[64, K]` and B the first 64 rows of the image, which [`first`] waits for; and the same with B the next
+    /// 64, which [`by_triangle`] waits for. Only the first K / 4 words of `a` mean something.
     ///
     /// # Safety
     /// As [`by_rows`]'; nobody writes the image before that.
     #[inline(always)]
-    pub unsafe fn by_both<const K: u32>(
-        a: &[u32; 32],
-        image: u32,
-    ) -> ([f32; 32], Pending<[f32; 32]>) {
+    pub unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
-        let [first, second] = unsafe { backend::warpgroup_by_both::<K>(a, image) };
+        Pending(unsafe { backend::warpgroup_by_both::<K>(a, image) })
+    }
+
+    /// The first sums of [`by_both`] when they are there, and those that are still under way.
+    #[inline(always)]
+    pub fn first(pending: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>) {
+        let [mut first, second] = pending.0;
+        backend::warpgroup_settle_first(&mut first);
         (first, Pending(second))
     }
 
@@ -198,20 +238,21 @@ pub mod warpgroup {
         (d, other)
     }
 
-    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of the image, of K channels, which [`settle`] waits
-    /// for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first K / 2 of `sums` mean something.
+    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K channels,
+    /// which [`settle`] waits for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first K / 2 of `sums`
+    /// mean something.
     ///
     /// # Safety
     /// As [`by_rows`]' and [`by_triangle`]'s; nobody writes the image before [`settle`].
     #[inline(always)]
-    pub unsafe fn add<const K: u32>(
+    pub unsafe fn add<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],
         (a, image): (&[u32; 16], u32),
         d: &mut [f32; 32],
         (x, triangle): (&[u32; 16], u32),
     ) -> Pending<[f32; 64]> {
         // SAFETY: the caller's promise.
-        unsafe { backend::warpgroup_add::<K>(&mut sums, (a, image), d, (x, triangle)) };
+        unsafe { backend::warpgroup_add::<K, TOKENS>(&mut sums, (a, image), d, (x, triangle)) };
         Pending(sums)
     }
 
@@ -475,6 +516,23 @@ pub mod shared {
         unsafe { backend::copy_bulk_commit(counter) }
     }
 
+    /// Starts to store `bytes`, a multiple of 16, from shared to global memory. What this thread sees of shared memory behind
+    /// [`fence_shared`](super::warpgroup::fence_shared) by those who wrote it and a barrier is what is stored.
+    ///
+    /// # Safety
+    /// Both addresses are 16-byte aligned and valid; nobody writes the source before [`store_bulk_wait`].
+    #[inline(always)]
+    pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::store_bulk(global_address, shared_address, bytes) }
+    }
+
+    /// Waits until this thread's bulk stores have read what they store; the launch ends with them.
+    #[inline(always)]
+    pub fn store_bulk_wait() {
+        backend::store_bulk_wait()
+    }
+
     /// Waits for the group of this number, modulo 2, which is the last one that was closed.
     ///
     /// # Safety
@@ -643,6 +701,12 @@ pub mod float {
     #[inline(always)]
     pub fn pack_f16x2(low: f32, high: f32) -> u32 {
         backend::pack_f16x2(low, high)
+    }
+
+    /// Products of the f16 of two words, half by half, rounded to nearest-even f16.
+    #[inline(always)]
+    pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
+        backend::multiply_f16x2(a, b)
     }
 
     /// The f16 in the low half of `bits`.

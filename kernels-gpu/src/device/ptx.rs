@@ -10,6 +10,7 @@ use core::arch::{asm, global_asm, nvptx};
 mod warpgroup;
 pub use warpgroup::{
     warpgroup_add, warpgroup_by_both, warpgroup_by_rows, warpgroup_by_triangle, warpgroup_settle,
+    warpgroup_settle_first,
 };
 
 global_asm!(".extern .shared .align 16 .b8 dynamic_shared_memory[];");
@@ -17,6 +18,8 @@ global_asm!(".extern .shared .align 16 .b8 dynamic_shared_memory[];");
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.shfl.sync.bfly.f32"]
     fn shuffle_bfly(mask: u32, value: f32, lane_mask: u32, clamp: u32) -> f32;
+    #[link_name = "llvm.nvvm.vote.ballot.sync"]
+    fn ballot(mask: u32, is: bool) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.f32"]
     fn shuffle_idx(mask: u32, value: f32, source: u32, clamp: u32) -> f32;
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
@@ -52,6 +55,7 @@ macro_rules! index {
 index! {
     thread_idx_x = _thread_idx_x;
     block_idx_x = _block_idx_x;
+    grid_dim_x = _grid_dim_x;
     block_idx_y = _block_idx_y;
     block_idx_z = _block_idx_z;
 }
@@ -86,6 +90,12 @@ pub fn sync_warp(mask: u32) {
 }
 
 #[inline(always)]
+pub fn warp_ballot(is: bool) -> u32 {
+    // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
+    unsafe { ballot(u32::MAX, is) }
+}
+
+#[inline(always)]
 pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32 {
     // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
     unsafe { shuffle_bfly(u32::MAX, value, lane_mask, 31) }
@@ -98,20 +108,29 @@ pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
 }
 
 /// In `asm!`, because LLVM's own intrinsic is not convergent either; not `pure`, so that it stays where it is.
-#[inline(always)]
-pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
-    let [mut x, mut y, mut z, mut w] = c;
-    // SAFETY: arithmetic; that the whole warp comes here is the kernel's duty (synccheck).
-    unsafe {
-        asm!(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
-            "{{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
-            inout(reg32) x, inout(reg32) y, inout(reg32) z, inout(reg32) w,
-            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0], in(reg32) b[1],
-            options(nomem, nostack)
-        )
-    };
-    [x, y, z, w]
+macro_rules! multiply_matrices {
+    ($($name:ident = $op:literal;)*) => {$(
+        #[inline(always)]
+        pub fn $name(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+            let [mut x, mut y, mut z, mut w] = c;
+            // SAFETY: arithmetic; that the whole warp comes here is the kernel's duty (synccheck).
+            unsafe {
+                asm!(
+                    $op,
+                    "{{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
+                    inout(reg32) x, inout(reg32) y, inout(reg32) z, inout(reg32) w,
+                    in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0], in(reg32) b[1],
+                    options(nomem, nostack)
+                )
+            };
+            [x, y, z, w]
+        }
+    )*};
+}
+
+multiply_matrices! {
+    mma_m16n8k16_bf16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32";
+    mma_m16n8k16_f16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32";
 }
 
 macro_rules! load_matrices {
@@ -141,6 +160,18 @@ pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
         asm!("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
             in(reg32) address, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w, options(nostack))
     };
+}
+
+#[inline(always)]
+pub fn let_next_begin() {
+    // SAFETY: says that the next launch may begin.
+    unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) };
+}
+
+#[inline(always)]
+pub fn wait_for_previous() {
+    // SAFETY: waits.
+    unsafe { asm!("griddepcontrol.wait;", options(nostack)) };
 }
 
 #[inline(always)]
@@ -473,6 +504,25 @@ pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, co
 }
 
 #[inline(always)]
+pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
+            "cp.async.bulk.commit_group;",
+            to = in(reg64) global_address, from = in(reg32) shared_address, bytes = in(reg32) bytes,
+            options(nostack)
+        )
+    };
+}
+
+#[inline(always)]
+pub fn store_bulk_wait() {
+    // SAFETY: waits.
+    unsafe { asm!("cp.async.bulk.wait_group.read 0;", options(nostack)) };
+}
+
+#[inline(always)]
 pub unsafe fn copy_bulk_commit(counter: u32) {
     // SAFETY: the caller's promise.
     unsafe { asm!("mbarrier.arrive.shared.b64 _, [{}];", in(reg32) counter, options(nostack)) };
@@ -545,6 +595,17 @@ macro_rules! pack {
 pack! {
     pack_bf16x2 = "cvt.rn.bf16x2.f32";
     pack_f16x2 = "cvt.rn.f16x2.f32";
+}
+
+#[inline(always)]
+pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
+    let product: u32;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("mul.rn.f16x2 {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack))
+    };
+    product
 }
 
 #[inline(always)]

@@ -10,8 +10,9 @@ macro_rules! list {
     };
 }
 
-/// Groups of products, of an operand whose columns' cores are so many 16 bytes apart, one after the other, each `shape [D] accumulates [A] operand + offset / 16, transposed`, of operands
-/// `name = array[index]`; as many of the last groups as `pending` says are still under way behind it.
+/// Groups of products, of an operand whose columns' cores are so many 16 bytes apart, one after the other, each `shape [D]
+/// accumulates [A] operand + offset / 16, transposed`, of operands `name = array[index]`; as many of the last groups as
+/// `pending` says are still under way behind it.
 macro_rules! multiply {
     (
         $(group $apart:literal {
@@ -22,6 +23,7 @@ macro_rules! multiply {
         $(inout $sum:ident [$($sum_name:ident $sum_index:literal)*])*
         $(in $in:ident [$($in_name:ident $in_index:literal)*])*
         $(shared $operand:ident)*
+        $(constant $constant:ident $value:expr)?
     ) => {
         // SAFETY: the caller's promise; that the whole warpgroup comes here is the kernel's duty (synccheck).
         unsafe {
@@ -45,19 +47,20 @@ macro_rules! multiply {
                 $($($sum_name = inout(reg32) $sum[$sum_index],)*)*
                 $($($in_name = in(reg32) $in[$in_index],)*)*
                 $($operand = in(reg32) $operand,)*
+                $($constant = const $value,)?
                 options(nostack)
             )
         }
     };
 }
 
-/// Waits for the products under way, of which these are the sums.
+/// Waits for the products under way but the `pending` last, of which these are the sums.
 macro_rules! settle {
-    ($sum:ident [$($name:ident $index:literal)*]) => {
+    (pending $pending:literal $sum:ident [$($name:ident $index:literal)*]) => {
         // SAFETY: the caller's promise.
         unsafe {
             asm!(
-                "wgmma.wait_group.sync.aligned 0;",
+                concat!("wgmma.wait_group.sync.aligned ", stringify!($pending), ";"),
                 concat!("// ", list!($($name)*)),
                 $($name = inout(reg32) $sum[$index],)*
                 options(nostack)
@@ -189,7 +192,7 @@ unsafe fn both_k128(a: [u32; 32], b: u32) -> [[f32; 32]; 2] {
         "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
         q25 q26 q27 q28 q29 q30 q31] "on" [a28 a29 a30 a31] b + 1856 0;
         }
-        pending 1
+        pending 2
         out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
         16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
         31]
@@ -229,7 +232,7 @@ unsafe fn both_k64(a: [u32; 16], b: u32) -> [[f32; 32]; 2] {
         "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
         q25 q26 q27 q28 q29 q30 q31] "on" [a12 a13 a14 a15] b + 832 0;
         }
-        pending 1
+        pending 2
         out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
         16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
         31]
@@ -274,7 +277,7 @@ unsafe fn multiply_triangle(a: [u32; 16], b: u32, q: &mut [f32; 32]) -> [f32; 32
 
 #[inline(always)]
 #[rustfmt::skip]
-unsafe fn accumulate_k128(
+unsafe fn accumulate_k128<const TOKENS: u32>(
     sums: &mut [f32; 64],
     (a, b): ([u32; 16], u32),
     d: &mut [f32; 32],
@@ -293,7 +296,7 @@ unsafe fn accumulate_k128(
         "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
         triangle + 320 0;
         }
-        group "128" {
+        group "{apart}" {
         "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
         s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
         s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a0 a1 a2 a3] b + 0 1;
@@ -319,12 +322,13 @@ unsafe fn accumulate_k128(
         in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
         in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
         shared b shared triangle
+        constant apart TOKENS
     }
 }
 
 #[inline(always)]
 #[rustfmt::skip]
-unsafe fn accumulate_k64(
+unsafe fn accumulate_k64<const TOKENS: u32>(
     sums: &mut [f32; 32],
     (a, b): ([u32; 16], u32),
     d: &mut [f32; 32],
@@ -343,7 +347,7 @@ unsafe fn accumulate_k64(
         "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
         triangle + 320 0;
         }
-        group "128" {
+        group "{apart}" {
         "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
         s25 s26 s27 s28 s29 s30 s31] "on" [a0 a1 a2 a3] b + 0 1;
         "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
@@ -363,6 +367,7 @@ unsafe fn accumulate_k64(
         in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
         in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
         shared b shared triangle
+        constant apart TOKENS
     }
 }
 
@@ -371,6 +376,7 @@ unsafe fn accumulate_k64(
 #[rustfmt::skip]
 unsafe fn settle_64(sums: &mut [f32; 64]) {
     settle! {
+        pending 0
         sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
         s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
         s31 31 s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45
@@ -384,6 +390,19 @@ unsafe fn settle_64(sums: &mut [f32; 64]) {
 #[rustfmt::skip]
 unsafe fn settle_32(sums: &mut [f32; 32]) {
     settle! {
+        pending 0
+        sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
+        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
+        s31 31]
+    }
+}
+
+/// Behind it but one product is under way.
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn settle_first(sums: &mut [f32; 32]) {
+    settle! {
+        pending 1
         sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
         s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
         s31 31]
@@ -447,6 +466,12 @@ pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f3
 }
 
 #[inline(always)]
+pub fn warpgroup_settle_first(sums: &mut [f32; 32]) {
+    // SAFETY: all threads of the group come, as they have to the products.
+    unsafe { settle_first(sums) }
+}
+
+#[inline(always)]
 pub unsafe fn warpgroup_by_triangle(
     a: &[u32; 16],
     triangle: u32,
@@ -457,7 +482,7 @@ pub unsafe fn warpgroup_by_triangle(
 }
 
 #[inline(always)]
-pub unsafe fn warpgroup_add<const K: u32>(
+pub unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
     sums: &mut [f32; 64],
     (a, image): (&[u32; 16], u32),
     d: &mut [f32; 32],
@@ -467,10 +492,10 @@ pub unsafe fn warpgroup_add<const K: u32>(
     // SAFETY: the caller's promise.
     unsafe {
         if K == 128 {
-            accumulate_k128(sums, b, d, triangle);
+            accumulate_k128::<TOKENS>(sums, b, d, triangle);
         } else {
             let mut half = first(sums);
-            accumulate_k64(&mut half, b, d, triangle);
+            accumulate_k64::<TOKENS>(&mut half, b, d, triangle);
             put_half(sums, half);
         }
     }

@@ -25,9 +25,11 @@ mod workers;
 
 pub use fault::{Fault, FaultKind};
 pub(super) use float::{
-    exp2, f16_to_f32, fma, log2, maximum, minimum, pack_bf16x2, pack_f16x2, reciprocal, rsqrt,
+    exp2, f16_to_f32, fma, log2, maximum, minimum, multiply_f16x2, pack_bf16x2, pack_f16x2,
+    reciprocal, rsqrt,
 };
 
+use crate::constants::Element;
 use crate::launch::LaunchShape;
 use barrier::Barrier;
 use block::current;
@@ -88,6 +90,7 @@ fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
         block,
         shared_bytes,
         cluster,
+        overlaps: _,
     } = launch.shape;
     if x == 0 || y == 0 || z == 0 || y > 65535 || z > 65535 {
         return Err(format!(
@@ -159,6 +162,10 @@ pub(super) fn block_idx_x() -> u32 {
     current(|block| block.block()[0])
 }
 
+pub(super) fn grid_dim_x() -> u32 {
+    current(|block| block.grid()[0])
+}
+
 pub(super) fn block_idx_y() -> u32 {
     current(|block| block.block()[1])
 }
@@ -169,6 +176,14 @@ pub(super) fn block_idx_z() -> u32 {
 
 pub(super) fn lane_id() -> u32 {
     thread_idx_x() % 32
+}
+
+pub(super) fn warp_ballot(is: bool) -> u32 {
+    let mut bits = u32::from(is) << lane_id();
+    for mask in [1, 2, 4, 8, 16] {
+        bits |= warp_shuffle_xor(f32::from_bits(bits), mask).to_bits();
+    }
+    bits
 }
 
 pub(super) fn sync_threads() {
@@ -196,7 +211,11 @@ pub(super) fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
 }
 
 pub(super) fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
-    current(|block| block.multiply(a, b, c))
+    current(|block| block.multiply(a, b, c, At::Mma(Element::Bf16)))
+}
+
+pub(super) fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+    current(|block| block.multiply(a, b, c, At::Mma(Element::F16)))
 }
 
 pub(super) unsafe fn load_matrices(address: u32) -> [u32; 4] {
@@ -212,6 +231,12 @@ pub(super) unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4])
 }
 
 pub(super) fn fence_shared() {}
+
+pub(super) fn let_next_begin() {}
+
+pub(super) fn wait_for_previous() {}
+
+pub(super) fn warpgroup_settle_first(_: &mut [f32; 32]) {}
 
 pub(super) unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
     current(|block| {
@@ -235,14 +260,14 @@ pub(super) unsafe fn warpgroup_by_triangle(
 
 pub(super) fn warpgroup_settle<const K: u32>(_: &mut [f32; 64]) {}
 
-pub(super) unsafe fn warpgroup_add<const K: u32>(
+pub(super) unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
     sums: &mut [f32; 64],
     (a, image): (&[u32; 16], u32),
     d: &mut [f32; 32],
     (x, triangle): (&[u32; 16], u32),
 ) {
     current(|block| {
-        block.add_by_tokens(&mut sums[..K as usize / 2], a, image);
+        block.add_by_tokens(&mut sums[..K as usize / 2], a, image, TOKENS);
         block.add_by_triangle(d, x, triangle);
     });
 }
@@ -364,6 +389,15 @@ pub(super) unsafe fn open_counter(counter: u32) {
 pub(super) unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
     // SAFETY: the region that covers the address is live, by the promise made to `launch`.
     current(|block| unsafe { block.copy_bulk(shared_address, global_address, bytes, counter) });
+}
+
+pub(super) unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
+    current(|block| block.store_bulk(global_address, shared_address, bytes));
+}
+
+pub(super) fn store_bulk_wait() {
+    // SAFETY: the regions that cover what is stored are live, by the promise made to `launch`.
+    current(|block| unsafe { block.store_bulk_wait() });
 }
 
 pub(super) unsafe fn copy_bulk_commit(counter: u32) {

@@ -42,7 +42,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 39] = [
+pub const RESULTS: [&str; 44] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -82,6 +82,11 @@ pub const RESULTS: [&str; 39] = [
     "shared b16 of the next thread",
     "minimum(x, 1)",
     "maximum(x, 1)",
+    "multiply_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))",
+    "mma_m16n8k16_f16 [r, 2c]",
+    "mma_m16n8k16_f16 [r, 2c+1]",
+    "mma_m16n8k16_f16 [r+8, 2c]",
+    "mma_m16n8k16_f16 [r+8, 2c+1]",
 ];
 
 /// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
@@ -133,6 +138,7 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(10, bf16);
             put(11, f16);
             put(12, float::f16_to_f32(f16 as u16).to_bits());
+            put(39, float::multiply_f16x2(f16, float::pack_f16x2(x, 1.5)));
 
             let (words, pairs, quads) = (base, base + 4 * BLOCK, base + 16 * BLOCK);
             shared::store_shared_b32(words + 4 * id, x.to_bits());
@@ -168,7 +174,8 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             let of_next = base + 32 * BLOCK + 16 * next;
             put(36, shared::load_shared_b16(of_next) as u32);
 
-            let products = multiply();
+            let products = multiply(float::pack_bf16x2, warp::mma_m16n8k16_bf16);
+            let of_f16 = multiply(float::pack_f16x2, warp::mma_m16n8k16_f16);
             let (rows, columns) = (
                 shared::load_matrices(quads + 16 * id),
                 shared::load_matrices_transposed(quads + 16 * id),
@@ -176,6 +183,7 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             let mut i = 0;
             while i < 4 {
                 put(24 + i as u32, products[i].to_bits());
+                put(40 + i as u32, of_f16[i].to_bits());
                 put(28 + i as u32, rows[i]);
                 put(32 + i as u32, columns[i]);
                 i += 1;
@@ -339,13 +347,14 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             };
             // Each product is stored before the next, so that no register waits for it.
             put(64, &warpgroup::by_rows::<64>(image + 1024, image));
-            let (first, second) = warpgroup::by_both::<128>(&a, image);
+            let (first, second) = warpgroup::first(warpgroup::by_both::<128>(&a, image));
             put(0, &first);
             let (triangle, second) = warpgroup::by_triangle(&x, triangles[0], second);
             put(32, &second);
             put(96, &triangle);
             let mut d = [1.0; 32];
-            let sums = warpgroup::add::<128>([1.0; 64], (&x, image), &mut d, (&x, triangles[1]));
+            let sums =
+                warpgroup::add::<128, 128>([1.0; 64], (&x, image), &mut d, (&x, triangles[1]));
             put(128, &warpgroup::settle::<128>(sums));
             put(192, &d);
             let own = tile + 16 * id;
@@ -390,14 +399,17 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
     }
 }
 
-/// A B + C, all with the elements of [`matrix_element`].
+/// A B + C, all with the elements of [`matrix_element`], of which `pack` makes words.
 #[inline(always)]
-fn multiply() -> [f32; 4] {
+fn multiply(
+    pack: impl Fn(f32, f32) -> u32,
+    product: impl Fn([u32; 4], [u32; 2], [f32; 4]) -> [f32; 4],
+) -> [f32; 4] {
     let (r, c) = (warp::lane_id() / 4, warp::lane_id() % 4);
     let at = matrix_element;
-    let a = |row: u32, column: u32| float::pack_bf16x2(at(row, column), at(row, column + 1));
-    let b = |row: u32| float::pack_bf16x2(at(row, r), at(row + 1, r));
-    warp::mma_m16n8k16_bf16(
+    let a = |row: u32, column: u32| pack(at(row, column), at(row, column + 1));
+    let b = |row: u32| pack(at(row, r), at(row + 1, r));
+    product(
         [
             a(r, 2 * c),
             a(r + 8, 2 * c),

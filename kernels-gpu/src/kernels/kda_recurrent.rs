@@ -36,6 +36,9 @@ impl Gating for PerChannel {
     const PER_CHANNEL: bool = true;
     const RECURRENT: Family = Family::KdaRecurrent;
     const PARALLEL: Family = Family::KdaRecurrentParallel;
+    const CHAIN: Family = Family::KdaPrefillChain;
+    const CONVOLVE: Family = Family::KdaPrefillConvolve;
+    const SHORT: Family = Family::KdaPrefillShort;
 }
 
 /// K-last states.

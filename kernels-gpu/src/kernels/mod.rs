@@ -8,5 +8,7 @@ pub mod gdn_mtp;
 pub mod gdn_prefill;
 pub mod kda_layer;
 pub mod kda_layer_mtp;
+pub mod kda_prefill;
 pub mod kda_recurrent;
+pub mod prefill_windows;
 pub mod state_floor;

@@ -7,6 +7,7 @@ use crate::step::{LayerParams, StepConstants};
 
 /// The slots of a row, which its windows share with its states. With token slots there is one window for all of them, in the
 /// slot of the first token.
+#[derive(Clone, Copy)]
 pub struct Place {
     pub slots: Slots,
     /// The slot of the window that it starts from, and of the one that it leaves.

@@ -3,20 +3,29 @@
 //!     R = Vᵀ − (S k̂ᵀ)·2^G_t    δ = R Tᵀ    o = (S q̂ᵀ)·2^G_t + δ Pᵀ    S ← 2^G_C S + (δ·2^(G_C − G_t)) k̂
 
 use core::array;
+use core::marker::PhantomData;
 
 use super::convolution::Inputs;
+use super::load::{Convolved, THREADS};
+use super::operands::Shared;
 use super::output;
-use super::prepare::{Makes, SCRATCH_BYTES, Shared, THREADS, Unit};
+use super::prepare::{self, Makes, Unit};
 use super::rows::{Piece, Span};
 use super::single;
+use super::solve::SCRATCH_BYTES;
 use super::state::Places;
-use super::values::{self, TILE_BYTES, tiles_bytes};
-use super::{CHUNK, FACTOR_BYTES, FACTORS, HEAD_BYTES, P, anew, image_bytes};
+use super::values::{self, TILE_BYTES};
+use super::workspace::{Operands, own_bytes, unit_bytes};
+use super::{
+    CHUNK, FACTOR_BYTES, FACTORS, P, anew, channels, head_bytes, image_bytes, images_bytes,
+};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::global::{prefetch, prefetch_bulk};
+use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
     COUNTER_BYTES, copy_bulk, copy_bulk_commit, copy_bulk_wait, dynamic_shared_mem,
-    load_shared_b32, load_shared_b64, open_counter, store_shared_b32,
+    load_shared_b32, load_shared_b64, load_shared_b128, open_counter, store_shared_b32,
+    store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, sync_threads, thread_idx_x};
 use crate::device::warp::{lane_id, warp_shuffle_xor};
@@ -24,6 +33,7 @@ use crate::device::warpgroup::{self, fence_shared};
 use crate::layer::Place;
 use crate::layer::norm::{normed, sum_of};
 use crate::math::elements;
+use crate::recurrent::Gating;
 use crate::row::Row;
 use crate::state::{Head, StateElement, is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
@@ -34,45 +44,94 @@ pub const GROUPS: u32 = 2;
 const SUM_BYTES: u32 = 512;
 /// Pieces in shared memory.
 const STAGES: u32 = 2;
+/// Of the row's tokens, and of where the next copies are from.
+const SPAN_BYTES: u32 = 48;
+const SOURCES: u32 = 32;
 
-/// Shared memory of a stage: the image, the head's operands, and a tile for each warpgroup.
-pub const fn stage_bytes(k: u32, groups: u32) -> u32 {
-    tiles_at(k) + groups * TILE_BYTES
+/// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
+pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
+    images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
 }
 
 /// Shared memory of a block.
-pub const fn shared_bytes(k: u32, groups: u32) -> u32 {
-    128 + STAGES * stage_bytes(k, groups) + SUM_BYTES + STAGES * COUNTER_BYTES
+pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
+    let stages = STAGES * stage_bytes(k, per_channel, groups);
+    128 + stages + SUM_BYTES + SPAN_BYTES + STAGES * COUNTER_BYTES
 }
 
-/// Byte of the head's operands in a stage.
-const fn head_at(k: u32) -> u32 {
-    image_bytes(k)
+/// Shared memory behind it that a unit is made in, where the block makes it.
+pub const fn room_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
+    if per_channel {
+        channels::room_bytes(k) + channels::SCALE_BYTES
+    } else if makes_pairs(per_channel, groups) {
+        2 * SCRATCH_BYTES + prepare::SCALE_BYTES + 128 + STAGES * head_bytes(k, false)
+    } else {
+        SCRATCH_BYTES + prepare::SCALE_BYTES
+    }
 }
 
-/// Byte of the tiles, behind the head's operands as they are in a workspace.
-const fn tiles_at(k: u32) -> u32 {
-    head_at(k) + HEAD_BYTES
+/// Whether both warpgroups may make a value head each, of two that share a query/key head.
+pub const fn makes_pairs(per_channel: bool, groups: u32) -> bool {
+    !per_channel && groups == 2
 }
 
-/// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state.
-pub struct Chain<'a, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32> {
-    /// Of the layer.
-    pub c: &'a StepConstants,
-    /// Of the launch.
-    pub params: &'a PrefillParams,
+/// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
+pub struct Chain<'a, G, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+{
+    c: &'a StepConstants,
+    params: &'a PrefillParams,
     /// What the block works on.
-    pub row: Row,
+    row: Row,
     /// The row's tokens.
-    pub span: Span,
+    span: Span,
     /// What they are convolved from.
-    pub inputs: Inputs,
+    inputs: Inputs,
+    gating: PhantomData<G>,
 }
 
-impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, K, V, V_LAST, GROUPS_OF_BLOCK>
+impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+    Chain<'a, G, K, V, V_LAST, GROUPS_OF_BLOCK>
 {
     const THREADS: u32 = 128 * GROUPS_OF_BLOCK;
+    const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK);
+    /// Byte of the head's operands in a stage.
+    const HEAD: u32 = images_bytes(K, G::PER_CHANNEL);
+    const HEAD_BYTES: u32 = head_bytes(K, G::PER_CHANNEL);
+    /// Byte of the tiles, behind the head's operands as they are in a workspace.
+    const TILES: u32 = Self::HEAD + Self::HEAD_BYTES;
+    /// Byte of the image that is added to the state, and tokens of which it is one.
+    const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
+
+    /// That of a block that has `row`, and where the row's states and windows are; nothing of one without tokens or with more
+    /// than `most`.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn of_row(
+        c: &'a StepConstants,
+        params: &'a PrefillParams,
+        row: Row,
+        most: u32,
+    ) -> Option<(Self, Place)> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let span = Span::load(c, params, row.b);
+            if span.count == 0 || span.count > most {
+                return None;
+            }
+            let place = Place::load(c, &params.layer, row.b);
+            let chain = Self {
+                c,
+                params,
+                row,
+                span,
+                inputs: Inputs::new(c, params, &place),
+                gating: PhantomData,
+            };
+            Some((chain, place))
+        }
+    }
 
     /// First row of the state that this thread's warpgroup has.
     #[inline(always)]
@@ -84,24 +143,70 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     fn stage(j: u32) -> u32 {
         // The base is a multiple of 16.
         let base = dynamic_shared_mem().next_multiple_of(128);
-        base + j % STAGES * stage_bytes(K, GROUPS_OF_BLOCK)
+        base + j % STAGES * Self::STAGE_BYTES
     }
 
     /// Words of the norm, behind the stages.
     #[inline(always)]
     fn sums() -> u32 {
-        Self::stage(0) + STAGES * stage_bytes(K, GROUPS_OF_BLOCK)
+        Self::stage(0) + STAGES * Self::STAGE_BYTES
     }
 
     /// Counter of the copies to the stage of piece `j`.
     #[inline(always)]
     fn counter(j: u32) -> u32 {
-        Self::sums() + SUM_BYTES + j % STAGES * COUNTER_BYTES
+        Self::kept() + SPAN_BYTES + j % STAGES * COUNTER_BYTES
+    }
+
+    /// Where the row's tokens are said, behind the sums.
+    #[inline(always)]
+    fn kept() -> u32 {
+        Self::sums() + SUM_BYTES
+    }
+
+    /// Says there which tokens are the row's, and behind that where its units begin, since there are not registers to keep
+    /// that from piece to piece. For one thread, that which copies.
+    ///
+    /// # Safety
+    /// The place is free.
+    #[inline(always)]
+    unsafe fn keep_span(&self) {
+        let [first, second] = self.span.words();
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_shared_b128(Self::kept(), first);
+            store_shared_b128(Self::kept() + 16, second);
+        }
+        let (c, unit) = (self.c, self.span.first_unit());
+        let of = (self.row.h, self.r());
+        let first = Operands::new::<K, V>(c, self.params, G::PER_CHANNEL, unit, of);
+        // SAFETY: the caller's promise.
+        unsafe { Self::keep_sources(first.images, first.head) };
+    }
+
+    /// # Safety
+    /// As [`Self::keep_span`]'s.
+    #[inline(always)]
+    unsafe fn keep_sources(images: u64, head: u64) {
+        let words = |x: u64| (x as u32, (x >> 32) as u32);
+        let ((a, b), (c, d)) = (words(images), words(head));
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b128(Self::kept() + SOURCES, [a, b, c, d]) };
+    }
+
+    /// The row's tokens, as [`Self::keep_span`] said, for its thread, or behind a barrier.
+    #[inline(always)]
+    fn kept_span() -> Span {
+        // SAFETY: they are there.
+        unsafe {
+            let words = [0, 16].map(|byte| load_shared_b128(Self::kept() + byte));
+            Span::of_words(words)
+        }
     }
 
     #[inline(always)]
     fn tile(stage: u32) -> u32 {
-        stage + tiles_at(K) + thread_idx_x() / 128 * TILE_BYTES
+        stage + Self::TILES + thread_idx_x() / 128 * TILE_BYTES
     }
 
     /// Which of the value heads of its query/key head.
@@ -115,12 +220,24 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
         }
     }
 
-    /// Zeros for the tokens of a row that has no place in the pool.
+    /// Zeros for the tokens of a row that has no place in the pool, of so many value heads from this one on.
     ///
     /// # Safety
     /// The tensors of `params` are live.
     #[inline(always)]
-    pub unsafe fn store_zeros(&self) {
+    pub unsafe fn store_zeros(&self, heads: u32) {
+        let mut of = 0;
+        while of < heads {
+            // SAFETY: the caller's promise.
+            unsafe { self.of_head(of).store_zeros_of_head() };
+            of += 1;
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::store_zeros`]'.
+    #[inline(always)]
+    unsafe fn store_zeros_of_head(&self) {
         let (c, params) = (self.c, self.params);
         let width = 64 * GROUPS_OF_BLOCK;
         let head = self.row.hv * c.o_head + self.row.tile * width;
@@ -136,33 +253,45 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
         }
     }
 
-    /// Starts to copy what the preparation left of piece `j` to its stage; nothing behind the last. For one thread.
+    /// Starts to copy what the preparation left of piece `j` to its stage; nothing behind the last. For one thread, one piece
+    /// after the other.
     ///
     /// # Safety
-    /// The tensors of `params` are live; nobody reads the stage any more.
+    /// The tensors of `params` are live, the row's tokens kept; nobody reads the stage any more.
     #[inline(always)]
     unsafe fn copy(&self, j: u32) {
-        let (c, params) = (self.c, self.params);
+        let c = self.c;
         let (stage, counter) = (Self::stage(j), Self::counter(j));
+        let span = Self::kept_span();
         // SAFETY: the caller's promise; the thread opened the counter.
         unsafe {
-            if self.span.piece(j).count > 1 {
-                let of_head = HEAD_BYTES + tiles_bytes(c, V);
-                let unit = image_bytes(K) + of_head * c.ratio;
-                let first = (self.span.unit(j) * c.h as u64 + self.row.h as u64) * unit as u64;
-                let image = params.workspace + first;
-                let head = image + (image_bytes(K) + self.r() * of_head) as u64;
-                if self.r() == 0 && self.row.tile == 0 && self.span.piece(j + 2).count > 1 {
-                    // What follows the piece behind the next: bytes of this unit and its heads are neighbours.
-                    let bytes = unit * c.h;
-                    prefetch_bulk(image + 2 * bytes as u64, unit);
+            if span.piece(j).count > 1 {
+                let [a, b, d, e] = load_shared_b128(Self::kept() + SOURCES);
+                let long = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+                let (image, head) = (long(a, b), long(d, e));
+                // What follows the piece behind the next: bytes of this unit and its heads are neighbours.
+                let unit = unit_bytes(c, K, V, G::PER_CHANNEL);
+                let next = (unit * c.h) as u64;
+                Self::keep_sources(image + next, head + next);
+                let ahead = 2 * next;
+                let is_followed = self.row.tile == 0 && span.piece(j + 2).count > 1;
+                if G::PER_CHANNEL {
+                    if is_followed {
+                        prefetch_bulk(image + ahead, own_bytes(c, K, V, true));
+                    }
+                    let bytes = Self::HEAD + Self::HEAD_BYTES;
+                    copy_bulk(stage, image, bytes, counter);
+                } else {
+                    if self.r() == 0 && is_followed {
+                        prefetch_bulk(image + ahead, unit);
+                    }
+                    copy_bulk(stage, image, Self::HEAD, counter);
+                    copy_bulk(stage + Self::HEAD, head, Self::HEAD_BYTES, counter);
                 }
-                copy_bulk(stage, image, image_bytes(K), counter);
-                copy_bulk(stage + head_at(K), head, HEAD_BYTES, counter);
                 if c.makes_values() {
                     let bytes = GROUPS_OF_BLOCK * TILE_BYTES;
-                    let tiles = head + (HEAD_BYTES + self.row.tile * bytes) as u64;
-                    copy_bulk(stage + tiles_at(K), tiles, bytes, counter);
+                    let tiles = head + (Self::HEAD_BYTES + self.row.tile * bytes) as u64;
+                    copy_bulk(stage + Self::TILES, tiles, bytes, counter);
                 }
             }
             copy_bulk_commit(counter);
@@ -171,10 +300,10 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
 
     /// Says that v of `piece` will be wanted.
     #[inline(always)]
-    fn expect_values(&self, piece: Piece) {
+    fn expect_values(&self, span: &Span, piece: Piece) {
         if !self.c.makes_values() {
             let channel = self.row.hv * self.c.v_head + self.first();
-            values::prefetch(self.c, self.params, (&self.span, piece), channel);
+            values::prefetch(self.c, self.params, (span, piece), channel);
         }
     }
 
@@ -183,13 +312,13 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     /// # Safety
     /// The tensors of `params` are live.
     #[inline(always)]
-    unsafe fn values(&self, piece: Piece) -> values::Raw {
+    unsafe fn values(&self, span: &Span, piece: Piece) -> values::Raw {
         if self.c.makes_values() {
             return [[0; 4]; 4];
         }
         let channel = self.row.hv * self.c.v_head + self.first();
         // SAFETY: the caller's promise.
-        unsafe { values::load(self.c, self.params, (&self.span, piece), channel) }
+        unsafe { values::load(self.c, self.params, (span, piece), channel) }
     }
 
     /// Puts them where [`Self::advance`] finds them.
@@ -212,22 +341,27 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     pub unsafe fn walk<S: StateElement>(&self, place: &Place) {
         let (c, params) = (self.c, self.params);
         let step = &params.layer.step;
-        let places = Places::<K, V, V_LAST>::new(self.first());
+        let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
         let shape = if V_LAST { [K, V] } else { [V, K] };
         let head = (self.row.hv, shape);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
             let is_first = thread_idx_x() == 0;
             if is_first {
+                self.keep_span();
                 open_counter(Self::counter(0));
                 open_counter(Self::counter(1));
+            }
+            let first = self.values(&self.span, self.span.piece(0));
+            self.expect_values(&self.span, self.span.piece(1));
+            let start = place.slots.start::<S>(c, step, head);
+            let mut s = places.load::<S>(start, !place.is_fresh());
+            // The preparation is done, which may have been under way until now.
+            wait_for_previous();
+            if is_first {
                 self.copy(0);
                 self.copy(1);
             }
-            let first = self.values(self.span.piece(0));
-            self.expect_values(self.span.piece(1));
-            let start = place.slots.start::<S>(c, step, head);
-            let mut s = places.load::<S>(start, !place.is_fresh());
             self.put(first, Self::stage(0));
             if is_first {
                 copy_bulk_wait(Self::counter(0), 0);
@@ -235,21 +369,35 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
             sync_threads();
             let mut j = 0;
             loop {
-                let piece = here(self.span.piece(j));
-                if piece.count == 0 && piece.start >= self.span.count {
+                let span = Self::kept_span();
+                let piece = span.piece(j);
+                if piece.count == 0 && piece.start >= span.count {
                     break;
                 }
-                if is_first && j > 0 {
-                    self.copy(j + 1);
+                let next = span.piece(j + 1);
+                self.expect_values(&span, span.piece(j + 2));
+                // Beside products; of two warpgroups the other has them meanwhile.
+                let beside = GROUPS_OF_BLOCK == 1 && piece.count > 1;
+                let copy = || {
+                    if is_first && j > 0 {
+                        self.copy(j + 1);
+                    }
+                };
+                if !beside {
+                    copy();
                 }
-                self.expect_values(here(self.span.piece(j + 2)));
-                let next = here(self.span.piece(j + 1));
                 let values;
                 if piece.count > 1 {
-                    (s, values) = self.advance(s, (piece, next), Self::stage(j));
+                    let stage = Self::stage(j);
+                    let at = (stage, stage + Self::HEAD);
+                    (s, values) = self.advance(s, (piece, next), at, || {
+                        if beside {
+                            copy();
+                        }
+                    });
                 } else {
                     self.advance_by_one(&mut s, piece.start, Self::stage(j));
-                    values = self.values(next);
+                    values = self.values(&Self::kept_span(), next);
                     // What was stored to the stage is before what is copied to it.
                     fence_shared();
                 }
@@ -263,61 +411,47 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
                 sync_threads();
             }
             if c.update_state != 0 {
+                let place = self.again(place);
                 places.store::<S>(place.slots.write::<S>(c, step, head), &s);
             }
         }
     }
 
-    /// All pieces of a row of at most [`CHUNK`] tokens, of which there are two at most, whose operands are made here. All
-    /// 256 threads come, of which those of the block's warpgroups have rows; `scratch` is in shared memory.
+    /// All pieces of a row of at most [`CHUNK`] tokens, of which there are two at most, whose operands are made here, and of
+    /// `heads` value heads of its query/key head, this one and the next; two where [`makes_pairs`]. All 256 threads come, of which those of the block's warpgroups have rows.
     ///
     /// # Safety
     /// As [`Self::walk`]'s, but for the workspace.
     #[inline(always)]
-    pub unsafe fn walk_short<S: StateElement>(&self, place: &Place, scratch: u32) {
+    pub unsafe fn walk_short<S: StateElement>(&self, place: &Place, heads: u32) {
         let (c, params) = (self.c, self.params);
         let step = &params.layer.step;
         let has_rows = thread_idx_x() < Self::THREADS;
-        let pieces = if self.span.piece(0).count < self.span.count {
-            2
-        } else {
-            1
-        };
+        let pieces = Self::pieces(&self.span);
+        let shape = if V_LAST { [K, V] } else { [V, K] };
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
-            let places = Places::<K, V, V_LAST>::new(self.first());
-            let shape = if V_LAST { [K, V] } else { [V, K] };
-            let head = (self.row.hv, shape);
-            let start = place.slots.start::<S>(c, step, head);
             if GROUPS_OF_BLOCK * 64 == V && !place.is_fresh() {
-                // All of the head, long before there are registers for it.
-                let mut byte = 128 * thread_idx_x();
-                while byte < V * K * S::BYTES {
-                    prefetch(start.address + byte as u64);
-                    byte += 128 * THREADS;
+                // All of the heads, long before there are registers for them.
+                let mut of = 0;
+                while of < heads {
+                    let head = (self.of_head(of).row.hv, shape);
+                    let start = place.slots.start::<S>(c, step, head);
+                    let mut byte = 128 * thread_idx_x();
+                    while byte < V * K * S::BYTES {
+                        prefetch(start.address + byte as u64);
+                        byte += 128 * THREADS;
+                    }
+                    of += 1;
                 }
+            }
+            if thread_idx_x() == 0 {
+                self.keep_span();
             }
             let mut j = 0;
             while j < pieces {
-                let (piece, stage) = (self.span.piece(j), Self::stage(j));
-                if piece.count > 1 {
-                    let with = (&self.span, piece);
-                    let mut values = [[0; 4]; 4];
-                    if c.makes_values() {
-                        let with = (&self.span, piece, self.inputs);
-                        let (of, threads) = ((self.row.hv, V), (thread_idx_x(), THREADS));
-                        values::make(c, params, with, of, threads, Shared(stage + tiles_at(K)));
-                    } else if has_rows {
-                        values = self.values(piece);
-                    }
-                    let at = (stage, scratch, scratch + SCRATCH_BYTES);
-                    let of = (self.row.h, self.row.hv, self.inputs);
-                    let makes = Makes::of_thread(1);
-                    let unit = Unit::new::<K>(c, params, with, of, makes, at, |_, _| {});
-                    if has_rows {
-                        self.put(values, stage);
-                    }
-                    unit.give_head::<K>(Shared(stage + head_at(K)));
+                if self.span.piece(j).count > 1 {
+                    self.make(j, heads, has_rows);
                     // The scratch is free.
                     sync_threads();
                 }
@@ -328,18 +462,177 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
             if !has_rows {
                 return;
             }
+            let mut of = 0;
+            loop {
+                self.of_head(of).advance_short::<S>(of);
+                of += 1;
+                if of == heads {
+                    return;
+                }
+                // The tiles are read.
+                Self::sync_rows();
+                let (next, span) = (self.of_head(of), Self::kept_span());
+                let mut j = 0;
+                while j < Self::pieces(&span) {
+                    if span.piece(j).count > 1 {
+                        next.bring_values(j);
+                    }
+                    j += 1;
+                }
+                Self::sync_rows();
+            }
+        }
+    }
+
+    /// Pieces of a short row.
+    #[inline(always)]
+    fn pieces(span: &Span) -> u32 {
+        if span.piece(0).count < span.count {
+            2
+        } else {
+            1
+        }
+    }
+
+    /// The same of the value head so many behind this one.
+    #[inline(always)]
+    fn of_head(&self, of: u32) -> Self {
+        let row = if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) {
+            self.row.with_head(self.c, self.r() + of)
+        } else {
+            self.row
+        };
+        Self {
+            c: self.c,
+            params: self.params,
+            row,
+            span: self.span,
+            inputs: self.inputs,
+            gating: PhantomData,
+        }
+    }
+
+    /// Where the scratch is that a unit is made in.
+    #[inline(always)]
+    fn scratch() -> u32 {
+        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK)
+    }
+
+    /// Operands of piece `j` of the value head so many behind the first of the block.
+    #[inline(always)]
+    fn head(j: u32, of: u32) -> u32 {
+        if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) && of > 0 {
+            let room = 2 * SCRATCH_BYTES + prepare::SCALE_BYTES;
+            (Self::scratch() + room).next_multiple_of(128) + j * Self::HEAD_BYTES
+        } else {
+            Self::stage(j) + Self::HEAD
+        }
+    }
+
+    /// Makes the operands of piece `j`, of more than one token, and brings v of the first head.
+    ///
+    /// # Safety
+    /// As [`Self::walk_short`]'s; the stage is free.
+    #[inline(always)]
+    unsafe fn make(&self, j: u32, heads: u32, has_rows: bool) {
+        let (c, params) = (self.c, self.params);
+        let (piece, stage, scratch) = (self.span.piece(j), Self::stage(j), Self::scratch());
+        let with = (&self.span, piece);
+        let mut values = [[0; 4]; 4];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.makes_values() {
+                self.make_values(&self.span, j);
+            } else if has_rows {
+                values = self.values(&self.span, piece);
+            }
+            if G::PER_CHANNEL {
+                let at = (stage, scratch, scratch + channels::room_bytes(K));
+                if has_rows {
+                    self.put(values, stage);
+                }
+                let (of, head) = ((self.row, Convolved::Here(self.inputs)), Self::head(j, 0));
+                channels::give::<K>((c, params), with, of, at, Shared(stage), Shared(head));
+            } else {
+                let scratches = if makes_pairs(false, GROUPS_OF_BLOCK) {
+                    2
+                } else {
+                    1
+                };
+                let at = (stage, scratch, scratch + scratches * SCRATCH_BYTES);
+                let own = if heads == 2 { thread_idx_x() / 128 } else { 0 };
+                let of = (self.row.h, self.of_head(own).row.hv, self.inputs);
+                let makes = Makes::of_thread(heads);
+                let unit = Unit::new::<K>(c, params, with, of, makes, at);
+                if has_rows {
+                    self.put(values, stage);
+                }
+                unit.give_head::<K>(Shared(Self::head(j, own)));
+            }
+        }
+    }
+
+    /// v of piece `j` where the preparation would leave it. All 256 threads come.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; the tiles are free.
+    #[inline(always)]
+    unsafe fn make_values(&self, span: &Span, j: u32) {
+        let with = (span, span.piece(j), self.inputs);
+        let (of, threads) = ((self.row.hv, V), (thread_idx_x(), THREADS));
+        let tiles = Shared(Self::stage(j) + Self::TILES);
+        // SAFETY: the caller's promise.
+        unsafe { values::make(self.c, self.params, with, of, threads, tiles) };
+    }
+
+    /// v of piece `j`, of a block all of whose threads have rows.
+    ///
+    /// # Safety
+    /// As [`Self::make_values`]'s.
+    #[inline(always)]
+    unsafe fn bring_values(&self, j: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let span = Self::kept_span();
+            if self.c.makes_values() {
+                self.make_values(&span, j);
+            } else {
+                self.put(self.values(&span, span.piece(j)), Self::stage(j));
+            }
+        }
+    }
+
+    /// From state to state through the pieces of a short row, of the value head so many behind the first of the block.
+    ///
+    /// # Safety
+    /// As [`Self::walk_short`]'s; the operands and v are there.
+    #[inline(always)]
+    unsafe fn advance_short<S: StateElement>(&self, of: u32) {
+        let (c, layer) = (self.c, &self.params.layer);
+        let shape = if V_LAST { [K, V] } else { [V, K] };
+        let head = (self.row.hv, shape);
+        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        unsafe {
+            let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
+            let place = Place::load(c, layer, Self::kept_span().b);
+            let start = place.slots.start::<S>(c, &layer.step, head);
             let mut s = places.load::<S>(start, !place.is_fresh());
-            j = 0;
-            while j < pieces {
-                let piece = self.span.piece(j);
+            let mut j = 0;
+            loop {
+                let span = Self::kept_span();
+                if j == Self::pieces(&span) {
+                    break;
+                }
+                let piece = span.piece(j);
                 if c.has_norm != 0 {
                     // The sums of the last piece are read.
-                    sync_barrier(output::BLOCK, Self::THREADS);
+                    Self::sync_rows();
                 }
                 if piece.count > 1 {
                     // v of both pieces is there.
                     let next = Piece { start: 0, count: 0 };
-                    (s, _) = self.advance(s, (piece, next), Self::stage(j));
+                    let at = (Self::stage(j), Self::head(j, of));
+                    (s, _) = self.advance(s, (piece, next), at, || {});
                 } else {
                     self.advance_by_one(&mut s, piece.start, Self::stage(j));
                 }
@@ -347,24 +640,36 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
                 j += 1;
             }
             if c.update_state != 0 {
-                places.store::<S>(place.slots.write::<S>(c, step, head), &s);
+                let place = Place::load(c, layer, Self::kept_span().b);
+                places.store::<S>(place.slots.write::<S>(c, &layer.step, head), &s);
             }
         }
     }
 
-    /// The state after a piece of more than one token, and v of the `next` one.
+    /// Waits for all threads that have rows.
+    #[inline(always)]
+    fn sync_rows() {
+        if Self::THREADS == THREADS {
+            sync_threads();
+        } else {
+            sync_barrier(output::BLOCK, Self::THREADS);
+        }
+    }
+
+    /// The state after a piece of more than one token, and v of the `next` one; does `beside` while nothing else can be done.
     ///
     /// # Safety
-    /// Its operands are in `stage`.
+    /// Images and v are in `stage`, the other operands at `head`.
     #[inline(always)]
     unsafe fn advance(
         &self,
         mut s: [f32; 64],
         (piece, next): (Piece, Piece),
-        stage: u32,
+        (stage, head): (u32, u32),
+        beside: impl FnOnce(),
     ) -> ([f32; 64], values::Raw) {
         let (c, params) = (self.c, self.params);
-        let (head, tile) = (stage + head_at(K), Self::tile(stage));
+        let tile = Self::tile(stage);
         let factors = head + FACTORS + lane_id() % 4 * 8;
         // SAFETY: the caller's promise.
         unsafe {
@@ -372,18 +677,32 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
                 load_shared_b64(factors + kind * FACTOR_BYTES + 32 * j as u32).map(f32::from_bits)
             };
             let a: [u32; 32] = array::from_fn(|i| pack_f16x2(s[2 * i], s[2 * i + 1]));
-            let (of_keys, of_queries) = warpgroup::by_both::<K>(&a, stage);
+            let products = warpgroup::by_both::<K>(&a, stage);
+            beside();
+            let (of_keys, of_queries) = warpgroup::first(products);
+            if G::PER_CHANNEL {
+                let mut j = 0;
+                while j < K as usize / 8 {
+                    let [x, y] = factor(3, j);
+                    s[4 * j] *= x;
+                    s[4 * j + 1] *= y;
+                    s[4 * j + 2] *= x;
+                    s[4 * j + 3] *= y;
+                    j += 1;
+                }
+            } else {
+                let decay = f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES));
+                let mut i = 0;
+                while i < K as usize / 2 {
+                    s[i] *= decay;
+                    i += 1;
+                }
+            }
             // Beside the products of queries.
             let mut r = [0; 16];
             rest_of(&mut r, 0, &values::of_tile(c, tile, 0), &of_keys, factors);
             rest_of(&mut r, 4, &values::of_tile(c, tile, 32), &of_keys, factors);
-            let decay = f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES));
-            let mut i = 0;
-            while i < K as usize / 2 {
-                s[i] *= decay;
-                i += 1;
-            }
-            let values = self.values(next);
+            let values = self.values(&Self::kept_span(), next);
             let (delta, of_queries) = warpgroup::by_triangle(&r, head, of_queries);
             let (mut plain, mut decayed, mut o) = ([0; 16], [0; 16], [0.0; 32]);
             let mut j = 0;
@@ -400,11 +719,16 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
                 o[at + 3] = of_queries[at + 3] * w;
                 j += 1;
             }
-            let s = warpgroup::add::<K>(s, (&decayed, stage), &mut o, (&plain, head + P));
+            let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
+            let s = if G::PER_CHANNEL {
+                warpgroup::add::<K, 64>(s, state, &mut o, products)
+            } else {
+                warpgroup::add::<K, 128>(s, state, &mut o, products)
+            };
             // Beside the products that are added to the state.
             let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
             let at = (tile, barrier, Self::sums());
-            output::store::<V>(c, params, (&self.span, piece), of, &o, at);
+            output::store::<V>(c, params, (&Self::kept_span(), piece), of, &o, at);
             (warpgroup::settle::<K>(s), values)
         }
     }
@@ -419,17 +743,18 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
         let row = anew(self.first() + thread_idx_x() / 32 % 4 * 16 + lane_id() / 4);
         // SAFETY: the caller's promise; one lane of four stores a row's o.
         unsafe {
-            let (with, of) = ((c, params), (&self.span, self.inputs));
+            let span = Self::kept_span();
+            let (with, of) = ((c, params), (&span, self.inputs));
             if c.taps != 0 {
                 single::stage::<K>(with, of, (self.row.h, t), stage, Self::THREADS);
-                sync_barrier(output::BLOCK, Self::THREADS);
+                Self::sync_rows();
             }
-            let o = single::advance::<K, V_LAST>(with, of, self.row, t, s, (row, stage));
+            let o = single::advance::<G, K, V_LAST>(with, of, self.row, t, s, (row, stage));
             let o = self.normed(o, t, row);
             if lane_id().is_multiple_of(4) {
                 let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
                 let head = self.row.hv * c.o_head + row;
-                let at = |row| self.span.at(base, strides, t, head + row, c.o_element);
+                let at = |row| span.at(base, strides, t, head + row, c.o_element);
                 elements::store([o[0]], at(0), c.o_element, false);
                 elements::store([o[1]], at(8), c.o_element, false);
             }
@@ -452,18 +777,17 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
         let count = 4 * GROUPS_OF_BLOCK;
         // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier.
         unsafe {
-            sync_barrier(output::BLOCK, Self::THREADS);
+            Self::sync_rows();
             if lane_id() == 0 {
                 store_shared_b32(sums + 4 * warp, (a + b).to_bits());
             }
-            sync_barrier(output::BLOCK, Self::THREADS);
+            Self::sync_rows();
             let sum = sum_of(sums, count);
             let scale = |o: f32, channel: u32| {
                 let strides = (params.z_row, c.z_token);
                 let (z, element) = (params.layer.z, c.z_element);
-                let z = self
-                    .span
-                    .at(z, strides, t, self.row.hv * c.z_head + channel, element);
+                let channel_of_token = self.row.hv * c.z_head + channel;
+                let z = Self::kept_span().at(z, strides, t, channel_of_token, element);
                 let [z] = elements::load_one(z, element).to_f32(element);
                 let element = c.norm_weight_element;
                 let at = (channel * elements::bytes_of(element)) as u64;
@@ -473,6 +797,19 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
             };
             [scale(o[0], row), scale(o[1], row + 8)]
         }
+    }
+
+    /// The row's place once more, where there are not registers to keep it.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    unsafe fn again(&self, place: &Place) -> Place {
+        if !G::PER_CHANNEL {
+            return *place;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Place::load(self.c, &self.params.layer, Self::kept_span().b) }
     }
 
     /// Stores the state after a piece that ends where a checkpoint is due.
@@ -490,16 +827,16 @@ impl<const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
         if c.checkpoint_every == 0 {
             return;
         }
-        let every = c.checkpoint_every as u64;
-        let end = self.span.position + (piece.start + piece.count) as u64;
+        let (every, span) = (c.checkpoint_every as u64, Self::kept_span());
+        let end = span.position + (piece.start + piece.count) as u64;
         if !end.is_multiple_of(CHUNK as u64) || !end.is_multiple_of(every) {
             return;
         }
-        let number = end / every - self.span.position / every - 1;
+        let number = end / every - span.position / every - 1;
         if number >= params.checkpoints as u64 {
             return;
         }
-        let at = self.span.b as u64 * params.checkpoint_slots_row as u64 + number;
+        let at = span.b as u64 * params.checkpoint_slots_row as u64 + number;
         let step = &params.layer.step;
         // SAFETY: the caller's promise.
         unsafe {
@@ -528,16 +865,6 @@ fn butterfly_sum_of_rows(mut squares: [f32; 2]) -> [f32; 2] {
         mask *= 2;
     }
     squares
-}
-
-/// The same piece, of which the compiler does not know how it follows from the one before: else it carries the addresses of
-/// all that a thread loads of a piece along, in registers that there are not. All lanes of the warp come.
-#[inline(always)]
-fn here(piece: Piece) -> Piece {
-    Piece {
-        start: anew(piece.start),
-        count: piece.count,
-    }
 }
 
 /// R, rounded, of four times 8 tokens, those from 8 `first` on, whose v this is.

@@ -147,61 +147,39 @@ impl Inputs {
         }
     }
 
-    /// y of token `t` and `N` channels, 1, 2, 4 or 8, from `channel` of all D on.
+    /// y of token `t` and `channel` of all D.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; the token is there.
     #[inline(always)]
-    pub unsafe fn convolve<const N: usize>(
+    pub unsafe fn convolve(
         self,
         (c, params): (&StepConstants, &PrefillParams),
         span: &Span,
         t: u32,
         channel: u32,
-    ) -> [f32; N] {
-        let mut sums = [0.0f32; N];
-        let mut taps = [[0.0f32; TAPS]; N];
+    ) -> f32 {
+        let mut sum = 0.0;
         // SAFETY: the caller's promise.
         unsafe {
-            let mut n = 0;
-            while n < N {
-                let own = channel + n as u32;
-                taps[n] = load_taps(c, &params.layer, own).to_f32(c.conv_weight_element);
-                if c.has_conv_bias != 0 {
-                    let element = c.conv_bias_element;
-                    let at = params.layer.conv_bias + own as u64 * bytes_of(element) as u64;
-                    [sums[n]] = load_one(at, element).to_f32(element);
-                }
-                n += 1;
+            let taps = load_taps(c, &params.layer, channel).to_f32(c.conv_weight_element);
+            if c.has_conv_bias != 0 {
+                let element = c.conv_bias_element;
+                let at = params.layer.conv_bias + channel as u64 * bytes_of(element) as u64;
+                [sum] = load_one(at, element).to_f32(element);
             }
             let mut i = 0;
             while i < TAPS {
                 if i as u32 >= TAPS as u32 - c.taps {
                     let input = t as i64 + i as i64 - (TAPS as i64 - 1);
-                    let mut x = [0.0f32; N];
-                    if input >= 0 {
-                        let strides = (params.x_row, c.x_token);
-                        let (base, wide) = (params.layer.x, c.wide_io != 0);
-                        let at = span.at(base, strides, input as u32, channel, c.x_element);
-                        x = load::<N>(at, c.x_element, wide).to_f32(c.x_element);
-                    } else {
-                        n = 0;
-                        while n < N {
-                            let raw = self.raw((c, params), span, input, channel + n as u32);
-                            [x[n]] = raw.to_f32(c.x_element);
-                            n += 1;
-                        }
-                    }
-                    n = 0;
-                    while n < N {
-                        sums[n] = fma(taps[n][i], x[n], sums[n]);
-                        n += 1;
-                    }
+                    let raw = self.raw((c, params), span, input, channel);
+                    let [x] = raw.to_f32(c.x_element);
+                    sum = fma(taps[i], x, sum);
                 }
                 i += 1;
             }
         }
-        sums.map(|sum| activate(c.conv_activation, sum))
+        activate(c.conv_activation, sum)
     }
 }
 

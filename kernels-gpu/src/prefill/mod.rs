@@ -4,14 +4,20 @@
 //! than one token: what a block of the preparation works on, and what has a place in the workspace.
 
 pub mod chain;
+pub mod channels;
 pub mod convolution;
+pub mod kernels;
+pub mod load;
+pub mod operands;
 pub mod output;
 pub mod prepare;
 pub mod rows;
 pub mod single;
+pub mod solve;
 pub mod state;
 pub mod values;
 pub mod windows;
+pub mod workspace;
 
 use crate::device::warp::{lane_id, warp_shuffle_idx};
 use crate::device::warpgroup::TRIANGLE_BYTES;
@@ -20,24 +26,35 @@ use crate::device::warpgroup::TRIANGLE_BYTES;
 pub const CHUNK: u32 = 64;
 
 // What the preparation makes of a unit and a query/key head, in the workspace as in shared memory: an image of k̂ and q̂, and
-// of each of its value heads T, P and factors.
+// of each of its value heads T, P and factors. Where decays are of channels, each value head has images of its own.
 
 /// Byte of the image's q̂: its tokens are 64 to 128.
 pub const QUERIES: u32 = 1024;
 /// Byte of a head's P; T is at its beginning.
 pub const P: u32 = TRIANGLE_BYTES;
 /// Byte of a head's factors, f32: of every token that of S k̂, that of S q̂ and that of δ where it becomes a part of the state;
-/// and the decay of the whole piece.
+/// and the decays of the whole piece.
 pub const FACTORS: u32 = 2 * TRIANGLE_BYTES;
 /// Bytes of the factors of one kind.
 pub const FACTOR_BYTES: u32 = 4 * CHUNK;
-/// Bytes of what is a value head's.
-pub const HEAD_BYTES: u32 = FACTORS + 3 * FACTOR_BYTES + 128;
 
 /// Bytes of an image of K channels.
 #[must_use]
 pub const fn image_bytes(k: u32) -> u32 {
     k / 8 * 2048
+}
+
+/// Bytes of the images of a unit: of k̂ and q̂; and of k̂ behind them as it is added to a state, where decays are of channels.
+#[must_use]
+pub const fn images_bytes(k: u32, per_channel: bool) -> u32 {
+    image_bytes(k) + if per_channel { image_bytes(k) / 2 } else { 0 }
+}
+
+/// Bytes of T, P and factors of a value head; the last factors are the decays of the whole piece, one of every channel or a
+/// whole line of the same.
+#[must_use]
+pub const fn head_bytes(k: u32, per_channel: bool) -> u32 {
+    FACTORS + 3 * FACTOR_BYTES + if per_channel { 4 * k } else { 128 }
 }
 
 /// The same number of this thread, of which the compiler does not know that it is the same for every piece: else it keeps what

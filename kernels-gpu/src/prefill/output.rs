@@ -11,8 +11,8 @@ use crate::device::global::store_b128;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_matrices_transposed, store_shared_b32,
 };
-use crate::device::thread::{sync_barrier, thread_idx_x};
-use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::device::thread::{sync_barrier, sync_threads, thread_idx_x};
+use crate::device::warp::warp_shuffle_xor;
 use crate::device::warpgroup::fence_shared;
 use crate::layer::norm::normed;
 use crate::math::elements;
@@ -91,10 +91,11 @@ pub unsafe fn store<const V: u32>(
             }
             return;
         }
-        let row = thread_idx_x() / 32 % 4 * 16 + lane_id() / 4;
+        let thread = anew(thread_idx_x());
+        let row = thread / 32 % 4 * 16 + thread % 32 / 4;
         let mut i = 0;
         while i < 32 {
-            let token = 8 * (i as u32 / 4) + lane_id() % 4 * 2 + i as u32 % 2;
+            let token = 8 * (i as u32 / 4) + thread % 4 * 2 + i as u32 % 2;
             if token < piece.count {
                 let (t, channel) = (piece.start + token, head + row + i as u32 / 2 % 2 * 8);
                 let address = span.at(base, strides, t, channel, c.o_element);
@@ -114,7 +115,7 @@ fn release(c: &StepConstants) {
     }
 }
 
-/// Barrier of a block whose warpgroups have the halves of a head.
+/// Barrier of the threads that have rows, where they are not all of the block.
 pub const BLOCK: u32 = 4;
 
 /// Both halves of the tokens go through the tile, so that a thread has 16 channels of a token, and four of them all that
@@ -128,9 +129,11 @@ unsafe fn store_normed<const V: u32>(
     o: &[f32; 32],
     (tile, barrier, sums): (u32, u32, u32),
 ) {
-    let (thread, group) = (thread_idx_x() % 128, thread_idx_x() / 128);
-    let row = thread / 32 * 16 + lane_id() / 4;
-    let part = anew(thread % 4 * 16);
+    // Else the compiler keeps all addresses from piece to piece.
+    let thread = anew(thread_idx_x());
+    let (thread, group, lane) = (thread % 128, thread / 128, thread % 32);
+    let row = thread / 32 * 16 + lane / 4;
+    let part = thread % 4 * 16;
     let mut own = [[0.0f32; 16]; 2];
     // SAFETY: the caller's promise; the tile and a group's sums are the warpgroup's own.
     unsafe {
@@ -140,7 +143,7 @@ unsafe fn store_normed<const V: u32>(
             sync_barrier(barrier, 128);
             let mut i = 0;
             while i < 16 {
-                let token = 8 * (i as u32 / 4) + lane_id() % 4 * 2 + i as u32 % 2;
+                let token = 8 * (i as u32 / 4) + lane % 4 * 2 + i as u32 % 2;
                 let place = tile + half_tile(token, row + i as u32 / 2 % 2 * 8);
                 store_shared_b32(place, o[16 * half + i].to_bits());
                 i += 1;
@@ -169,7 +172,7 @@ unsafe fn store_normed<const V: u32>(
         }
         release(c);
         if V == 128 {
-            sync_barrier(BLOCK, 256);
+            sync_threads();
         } else {
             sync_barrier(barrier, 128);
         }

@@ -1,7 +1,9 @@
 //! Which tokens are a row's, and which of them are a piece's.
 
 use super::{CHUNK, units};
+use crate::device::warp::{lane_id, warp_ballot};
 use crate::math::elements::bytes_of;
+use crate::math::reduce::butterfly_sum;
 use crate::state::slot_of;
 use crate::step::{PrefillParams, StepConstants};
 
@@ -62,10 +64,38 @@ impl Span {
         }
     }
 
+    /// In words, of one that is live.
+    #[inline(always)]
+    pub fn words(&self) -> [[u32; 4]; 2] {
+        let [a, b, c] =
+            [self.position, self.first, self.units].map(|x| [x as u32, (x >> 32) as u32]);
+        [[self.b, self.count, a[0], a[1]], [b[0], b[1], c[0], c[1]]]
+    }
+
+    /// From [`Self::words`].
+    #[inline(always)]
+    pub fn of_words([[b, count, low, high], rest]: [[u32; 4]; 2]) -> Self {
+        let long = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+        Self {
+            b,
+            count,
+            position: long(low, high),
+            first: long(rest[0], rest[1]),
+            units: long(rest[2], rest[3]),
+            live: true,
+        }
+    }
+
     /// Tokens between the last multiple of [`CHUNK`] and the first.
     #[inline(always)]
     fn phase(&self) -> u32 {
         self.position as u32 % CHUNK
+    }
+
+    /// The first unit.
+    #[inline(always)]
+    pub fn first_unit(&self) -> u64 {
+        self.units
     }
 
     /// Piece `j`; empty behind the last.
@@ -107,4 +137,103 @@ impl Span {
             self.b as u64 * row as u64 + (self.first + t as u64) * token as u64 + i as u64;
         base + element_index * bytes_of(element) as u64
     }
+}
+
+/// Most rows whose blocks come in an order of their own.
+const MOST_IN_TURN: u32 = 1024;
+
+/// The row that is the turn of: of packed rows those of more tokens than the mean come first, since what takes longest is to begin
+/// first; else all are in order. Each warp looks for itself.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
+#[inline(always)]
+pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) -> u32 {
+    let rows = params.rows;
+    if c.cu_seqlens_index == 0 || !(2..=MOST_IN_TURN).contains(&rows) {
+        return turn;
+    }
+    let mut longer = 0;
+    let mut first = 0;
+    while first < rows {
+        // SAFETY: the caller's promise.
+        longer += unsafe { longer_rows(c, params, first) }.count_ones();
+        first += 32;
+    }
+    if longer == 0 || longer == rows {
+        return turn;
+    }
+    let (is_longer, mut before) = if turn < longer {
+        (true, turn)
+    } else {
+        (false, turn - longer)
+    };
+    first = 0;
+    loop {
+        // SAFETY: as above.
+        let longer = unsafe { longer_rows(c, params, first) };
+        let there = u32::MAX >> (32 - (rows - first).min(32));
+        let mut those = if is_longer { longer } else { there & !longer };
+        let count = those.count_ones();
+        if before < count {
+            while before > 0 {
+                those &= those - 1;
+                before -= 1;
+            }
+            return first + those.trailing_zeros();
+        }
+        before -= count;
+        first += 32;
+    }
+}
+
+/// Which of the 32 rows from `first` on have more tokens than the mean: a bit of each.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the rows are packed.
+#[inline(always)]
+unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> u32 {
+    let b = first + lane_id();
+    let mut longer = false;
+    if b < params.rows {
+        // SAFETY: the caller's promise.
+        let span = unsafe { Span::load(c, params, b) };
+        let total = params.layer.step.total_tokens as u64;
+        longer = span.count as u64 * params.rows as u64 > total;
+    }
+    warp_ballot(longer)
+}
+
+/// The row that a unit is of, and its piece. Each warp looks for itself.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
+#[inline(always)]
+pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, unit: u64) -> Option<(Span, u32)> {
+    if params.rows == 1 {
+        // SAFETY: the caller's promise.
+        let span = unsafe { Span::load(c, params, 0) };
+        return span.piece_of(unit).map(|j| (span, j));
+    }
+    let mut first = 0;
+    while first < params.rows {
+        let b = first + lane_id();
+        // A row and one: more than a grid has are exact in f32. A ballot would take more registers than three blocks have.
+        let mut found = [0.0f32];
+        if b < params.rows {
+            // SAFETY: the caller's promise.
+            let span = unsafe { Span::load(c, params, b) };
+            if span.piece_of(unit).is_some() {
+                found = [(b + 1) as f32];
+            }
+        }
+        let [found] = butterfly_sum(found, 1, 32);
+        if found != 0.0 {
+            // SAFETY: as above.
+            let span = unsafe { Span::load(c, params, found as u32 - 1) };
+            return span.piece_of(unit).map(|j| (span, j));
+        }
+        first += 32;
+    }
+    None
 }

@@ -1,4 +1,4 @@
-//! A piece of one token: what GDN decode does with an f32 state, sum by sum in its order, from a state that lies as
+//! A piece of one token: what a decode does with an f32 state, sum by sum in its order, from a state that lies as
 //! [`super::state::Places`] has it.
 //!
 //! K-last: K/8 lanes, l of which has channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then the farthest lanes
@@ -7,6 +7,7 @@
 use super::anew;
 use super::convolution::{Inputs, channel_of};
 use super::rows::Span;
+use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{load_shared_b32, store_shared_b32};
 use crate::device::thread::thread_idx_x;
@@ -15,9 +16,12 @@ use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load, load_one};
 use crate::math::gate;
 use crate::math::reduce::{butterfly_sum, dot};
+use crate::recurrent::Gating;
+use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
 use crate::row::Row;
 use crate::step::{PrefillParams, StepConstants};
 
+use super::channels::beta_of;
 use super::prepare::gates_of;
 
 /// q or k of a token.
@@ -56,10 +60,11 @@ impl Source<'_> {
     #[inline(always)]
     unsafe fn own<const K: u32>(self) -> [f32; 32] {
         let mut own = [0.0; 32];
+        let first = anew(lane_id() % 4 * 2);
         let mut j = 0;
         while j < K as usize / 8 {
             // SAFETY: the caller's promise.
-            let pair: [f32; 2] = unsafe { self.load::<2>(8 * j as u32 + lane_id() % 4 * 2) };
+            let pair: [f32; 2] = unsafe { self.load::<2>(8 * j as u32 + first) };
             [own[2 * j], own[2 * j + 1]] = pair;
             j += 1;
         }
@@ -153,10 +158,51 @@ pub unsafe fn stage<const K: u32>(
         let channel = channel_of(c, i / K, h, K) + i % K;
         // SAFETY: the caller's promise.
         unsafe {
-            let [y] = inputs.convolve::<1>((c, params), span, t, channel);
+            let y = inputs.convolve((c, params), span, t, channel);
             store_shared_b32(staged + 4 * i, y.to_bits());
         }
         i += threads;
+    }
+}
+
+/// KDA: decays the rows, of which a lane has channels 8 j + 2 c and the next.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the token is there.
+#[inline(always)]
+unsafe fn decay_channels<const K: u32>(
+    (c, params): (&StepConstants, &PrefillParams),
+    span: &Span,
+    of: Row,
+    t: u32,
+    s: &mut [f32; 64],
+) {
+    let step = &params.layer.step;
+    let (strides, element, wide) = ((params.g_row, c.g_token), c.g_element, c.wide_io != 0);
+    let own = anew(lane_id() % 4 * 2);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let a_log = load_a_log(c, step, of);
+        let mut j = 0;
+        while j < K as usize / 8 {
+            let channel = 8 * j as u32 + own;
+            let at = span.at(step.g, strides, t, of.hv * c.g_head + channel, element);
+            let x = load::<2>(at, element, wide).to_f32(element);
+            let mut dt_bias = [0.0f32; 2];
+            if c.has_dt_bias != 0 {
+                let at = step.dt_bias + 4 * (gate_row(c, of) * K + channel) as u64;
+                let element = Element::F32 as u32;
+                dt_bias = load::<2>(at, element, wide).to_f32(element);
+            }
+            let mut e = 0;
+            while e < 2 {
+                let decay = gate::exp(log_decay(c, x[e], a_log, dt_bias[e]));
+                s[4 * j + e] *= decay;
+                s[4 * j + 2 + e] *= decay;
+                e += 1;
+            }
+            j += 1;
+        }
     }
 }
 
@@ -166,7 +212,7 @@ pub unsafe fn stage<const K: u32>(
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; all lanes of the warp come.
 #[inline(always)]
-pub unsafe fn advance<const K: u32, const V_LAST: bool>(
+pub unsafe fn advance<G: Gating, const K: u32, const V_LAST: bool>(
     (c, params): (&StepConstants, &PrefillParams),
     (span, inputs): (&Span, Inputs),
     of: Row,
@@ -175,6 +221,8 @@ pub unsafe fn advance<const K: u32, const V_LAST: bool>(
     (row, staged): (u32, u32),
 ) -> [f32; 2] {
     let step = &params.layer.step;
+    // Else the compiler keeps all addresses from piece to piece.
+    let lane = anew(lane_id());
     let (q, k) = ((params.q_row, c.q_token), (params.k_row, c.k_token));
     let q = Source {
         address: span.at(step.q, q, t, of.h * c.q_head, c.q_element),
@@ -192,17 +240,14 @@ pub unsafe fn advance<const K: u32, const V_LAST: bool>(
     unsafe {
         let norms = if V_LAST {
             let (k, q) = if K == 128 {
-                (k.load::<4>(4 * lane_id()), q.load::<4>(4 * lane_id()))
+                (k.load::<4>(4 * lane), q.load::<4>(4 * lane))
             } else {
                 let pad = |[x, y]: [f32; 2]| [x, y, 0.0, 0.0];
-                (
-                    pad(k.load::<2>(2 * lane_id())),
-                    pad(q.load::<2>(2 * lane_id())),
-                )
+                (pad(k.load::<2>(2 * lane)), pad(q.load::<2>(2 * lane)))
             };
             butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
         } else {
-            let lane = lane_id() % (K / 8);
+            let lane = lane % (K / 8);
             let both = |x: Source| {
                 let (a, b) = (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane));
                 [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
@@ -210,9 +255,19 @@ pub unsafe fn advance<const K: u32, const V_LAST: bool>(
             let (k, q) = (both(k), both(q));
             butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, K / 8)
         };
-        let (log, beta) = gates_of(c, params, span, t, of.hv);
-        let scale = f32::from_bits(c.scale);
-        let factors = Factors::new(c.l2norm != 0, scale, norms, (gate::exp(log), beta));
+        let gates = if G::PER_CHANNEL {
+            let of = Row {
+                h: anew(of.h),
+                hv: anew(of.hv),
+                ..of
+            };
+            decay_channels::<K>((c, params), span, of, t, s);
+            (1.0, beta_of(c, params, span, (t, of.hv)))
+        } else {
+            let (log, beta) = gates_of(c, params, span, t, of.hv);
+            (gate::exp(log), beta)
+        };
+        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
         let (k, q) = (k.own::<K>(), q.own::<K>());
         let sk = products::<K, V_LAST>(s, &k);
         let sq = products::<K, V_LAST>(s, &q);
@@ -222,8 +277,7 @@ pub unsafe fn advance<const K: u32, const V_LAST: bool>(
             let own = row + 8 * half as u32;
             let v = if c.taps != 0 {
                 let channel = channel_of(c, 2, of.hv, K) + own;
-                let [v] = inputs.convolve::<1>((c, params), span, t, channel);
-                v
+                inputs.convolve((c, params), span, t, channel)
             } else {
                 let strides = (params.v_row, c.v_token);
                 let at = span.at(step.v, strides, t, of.hv * c.v_head + own, c.v_element);

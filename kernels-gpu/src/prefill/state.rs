@@ -5,8 +5,6 @@ use crate::device::global::{
     load_state_b16, load_state_b32, load_state_b64, store_state_b16, store_state_b32,
     store_state_b64,
 };
-use crate::device::thread::thread_idx_x;
-use crate::device::warp::lane_id;
 use crate::math::elements::bf16_to_f32;
 use crate::state::{Head, StateElement};
 
@@ -18,24 +16,38 @@ pub struct Places<const K: u32, const V: u32, const V_LAST: bool> {
 }
 
 impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
-    /// With the warpgroup's rows from `first` on.
+    /// Of a thread, with its warpgroup's rows from `first` on.
     #[inline(always)]
-    pub fn new(first: u32) -> Self {
+    pub fn new(thread: u32, first: u32) -> Self {
         Self {
-            row: first + thread_idx_x() / 32 % 4 * 16 + lane_id() / 4,
-            channel: lane_id() % 4 * 2,
+            row: first + thread / 32 % 4 * 16 + thread % 32 / 4,
+            channel: thread % 4 * 2,
         }
     }
 
-    /// Element of the head's state, of `j` and `half`; the next channel's is this many behind.
+    /// Address of the first of the thread's elements in a head's state.
     #[inline(always)]
-    fn element(self, j: u32, half: u32) -> (u32, u32) {
-        let (row, channel) = (self.row + 8 * half, self.channel + 8 * j);
-        if V_LAST {
-            (channel * V + row, V)
+    fn first<S: StateElement>(self, head: Head) -> u64 {
+        let element = if V_LAST {
+            self.channel * V + self.row
         } else {
-            (row * K + channel, 1)
-        }
+            self.row * K + self.channel
+        };
+        head.address + (element * S::BYTES) as u64
+    }
+
+    /// Bytes from there to the element of `j` and `half`, and to the next channel's.
+    #[inline(always)]
+    const fn offsets<S: StateElement>(j: u32, half: u32) -> [u64; 2] {
+        let (element, next) = if V_LAST {
+            (8 * j * V + 8 * half, V)
+        } else {
+            (8 * half * K + 8 * j, 1)
+        };
+        [
+            (element * S::BYTES) as u64,
+            ((element + next) * S::BYTES) as u64,
+        ]
     }
 
     /// Zeros where not `live`.
@@ -45,40 +57,43 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     #[inline(always)]
     pub unsafe fn load<S: StateElement>(self, head: Head, live: bool) -> [f32; 64] {
         let mut s = [0.0; 64];
+        if !live {
+            return s;
+        }
+        let first = self.first::<S>(head);
         let mut i = 0;
         while i < K as usize / 4 {
-            let (element, next) = self.element(i as u32 / 2, i as u32 % 2);
-            let address = head.address + (element * S::BYTES) as u64;
-            let other = address + (next * S::BYTES) as u64;
+            let [address, other] = Self::offsets::<S>(i as u32 / 2, i as u32 % 2);
+            let (address, other) = (first + address, first + other);
             // SAFETY: the caller's promise.
             let pair = unsafe {
                 match (S::BYTES, !V_LAST && head.wide) {
-                    (4, true) => load_state_b64(address, live).map(f32::from_bits),
+                    (4, true) => load_state_b64(address, true).map(f32::from_bits),
                     (4, false) => {
-                        [address, other].map(|at| f32::from_bits(load_state_b32(at, live)))
+                        [address, other].map(|at| f32::from_bits(load_state_b32(at, true)))
                     }
                     (_, true) => {
-                        let word = load_state_b32(address, live);
+                        let word = load_state_b32(address, true);
                         [bf16_to_f32(word as u16), f32::from_bits(word & 0xffff_0000)]
                     }
-                    _ => [address, other].map(|at| bf16_to_f32(load_state_b16(at, live))),
+                    _ => [address, other].map(|at| bf16_to_f32(load_state_b16(at, true))),
                 }
             };
             [s[2 * i], s[2 * i + 1]] = pair;
             i += 1;
         }
-        if live { s } else { [0.0; 64] }
+        s
     }
 
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
     #[inline(always)]
     pub unsafe fn store<S: StateElement>(self, head: Head, s: &[f32; 64]) {
+        let first = self.first::<S>(head);
         let mut i = 0;
         while i < K as usize / 4 {
-            let (element, next) = self.element(i as u32 / 2, i as u32 % 2);
-            let address = head.address + (element * S::BYTES) as u64;
-            let other = address + (next * S::BYTES) as u64;
+            let [address, other] = Self::offsets::<S>(i as u32 / 2, i as u32 % 2);
+            let (address, other) = (first + address, first + other);
             let pair = [s[2 * i], s[2 * i + 1], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
             let raw = S::narrow(pair);
             // SAFETY: the caller's promise.

@@ -5,10 +5,10 @@
 //! v is of 16 bits and can be loaded 16 bytes at a time it is; else the preparation leaves tiles in f16
 //! ([`StepConstants::makes_values`]).
 
-use super::CHUNK;
 use super::convolution::{Inputs, RUN, channel_of};
-use super::prepare::Place;
+use super::operands::Place;
 use super::rows::{Piece, Span};
+use super::{CHUNK, anew};
 use crate::constants::Element;
 use crate::device::float::{f16_to_f32, pack_f16x2};
 use crate::device::global::{load_b128, prefetch as prefetch_line};
@@ -65,7 +65,7 @@ pub type Raw = [[u32; 4]; 4];
 /// Loads this thread's part of `piece`, of its warpgroup's 64 channels from `channel` of a token on; zeros for tokens that are
 /// not there.
 ///
-/// By way of registers: a copy that is under way holds up the next product.
+/// By way of registers: a copy that is under way holds up the next product. All lanes of the warp come.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time.
@@ -76,7 +76,8 @@ pub unsafe fn load(
     (span, piece): (&Span, Piece),
     channel: u32,
 ) -> Raw {
-    let (token, part) = (thread_idx_x() % 128 / 8, thread_idx_x() % 8);
+    let thread = anew(thread_idx_x());
+    let (token, part) = (thread % 128 / 8, thread % 8);
     let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
     let (t, channel) = (piece.start + token, channel + 8 * part);
     let from = span.at(base, strides, t, channel, c.v_element);
@@ -92,7 +93,7 @@ pub unsafe fn load(
     raw
 }
 
-/// Says that they will be wanted.
+/// Says that they will be wanted. All lanes of the warp come.
 #[inline(always)]
 pub fn prefetch(
     c: &StepConstants,
@@ -101,7 +102,7 @@ pub fn prefetch(
     channel: u32,
 ) {
     // A line of a token has 64 channels.
-    let token = thread_idx_x() % 128;
+    let token = anew(thread_idx_x()) % 128;
     if token < piece.count {
         let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
         prefetch_line(span.at(base, strides, piece.start + token, channel, c.v_element));
@@ -137,7 +138,7 @@ pub unsafe fn make(
     (thread, threads): (u32, u32),
     out: impl Place,
 ) {
-    let part = thread % (dim / 8);
+    let part = anew(thread % (dim / 8));
     let give = |token: u32, v: [f32; 8]| {
         let pair = |i: usize| pack_f16x2(v[2 * i], v[2 * i + 1]);
         let byte = part / 8 * TILE_BYTES + tile_piece(token, part % 8);

@@ -5,6 +5,7 @@ use crate::state::{Head, Shape, StateElement, is_fresh, is_live, slot_of};
 use crate::step::{StepConstants, StepParams};
 
 /// The start and the final slot of a row; its state after each token goes elsewhere besides.
+#[derive(Clone, Copy)]
 pub struct Slots {
     start: u64,
     write: u64,

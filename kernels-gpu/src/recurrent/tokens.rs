@@ -18,6 +18,12 @@ pub trait Gating {
     const RECURRENT: Family;
     /// Of the kernels that take all tokens at once.
     const PARALLEL: Family;
+    /// Of a prefill's kernels, from state to state.
+    const CHAIN: Family;
+    /// That of a prefill's convolution, before it.
+    const CONVOLVE: Family;
+    /// Of those that take rows of at most a chunk.
+    const SHORT: Family;
 }
 
 /// One tensor of one row and head: element `i` of token t is `i` behind `first + t · token`.
@@ -413,7 +419,7 @@ impl RawGates<8> {
 
 /// log α of one x.
 #[inline(always)]
-fn log_decay(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
+pub fn log_decay(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
     if c.gate == Gate::Log as u32 {
         x
     } else if c.gate == Gate::Softplus as u32 {

@@ -47,6 +47,7 @@ fn run_clusters<R>(
 ) -> Result<(), Fault> {
     let shape = LaunchShape {
         cluster,
+        overlaps: false,
         grid,
         block,
         shared_bytes: 512,

@@ -129,6 +129,7 @@ fn launches_that_cannot_be() {
     let message = |grid, block, shared_bytes, regions: &[Region]| {
         let shape = LaunchShape {
             cluster: 1,
+            overlaps: false,
             grid,
             block,
             shared_bytes,

@@ -197,11 +197,6 @@ fn what_a_prefill_is_not_for_is_refused_by_name() {
         |args| args.options.formulation = Formulation::Chunked,
         &both("a commit"),
     );
-    refused(
-        kda(KdaGate::Log),
-        |args| args.options.formulation = Formulation::Chunked,
-        &["formulation of KDA = chunked is not supported"],
-    );
 }
 
 #[test]
@@ -260,7 +255,10 @@ fn more_than_16_tokens_name_the_formulation_that_takes_them() {
     let (qk, v) = (tensor(Bf16, &[2, 17, 2, 64]), tensor(Bf16, &[2, 17, 4, 64]));
     let step = Kda::new(Inputs::qkv(qk, qk, v), gates, v, States::update(pool()));
     let message = step.bytes().unwrap_err().to_string();
-    assert_eq!(message, "T = 17 is not supported: 1 to 16");
+    let wanted = "T = 17 is not supported: 1 to 16, or any with Formulation::Chunked";
+    assert_eq!(message, wanted);
+    let options = Options::default().formulation(Formulation::Chunked);
+    assert!(step.options(options).bytes().is_ok());
 }
 
 #[test]

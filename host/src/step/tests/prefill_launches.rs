@@ -3,7 +3,7 @@
 use super::prefill::{dense, full, layer, of_total};
 use super::*;
 
-/// Rows of more than 64 tokens take two launches and a workspace, of short ones one launch and none.
+/// Rows of more than 64 tokens take two launches and a workspace, with a convolution one more, of short ones one launch and none.
 #[test]
 fn launches_and_workspaces_follow_from_lengths() {
     let names = |step: &Gdn<'_>| -> Vec<&'static str> {
@@ -17,10 +17,15 @@ fn launches_and_workspaces_follow_from_lengths() {
     ];
     let short = ["gdn_prefill_short_klast_bf16_k64_tile64"];
     assert_eq!(names(&full()), long);
-    let windows = "gdn_prefill_windows_k64";
+    let windows = "prefill_windows_k64";
     let whole = layer().workspace(tensor(F32, &[1 << 20]));
-    assert_eq!(names(&whole), [long[0], long[1], windows]);
-    let (_, shape) = whole.recipe().unwrap().after.unwrap();
+    let convolve = "gdn_prefill_convolve_k64";
+    assert_eq!(names(&whole), [convolve, long[0], long[1], windows]);
+    let recipe = whole.recipe().unwrap();
+    let [convolve, prepare] = recipe.before.map(|launch| launch.unwrap().1.grid[0]);
+    // Of two query/key heads q and k, and of the four value heads v; two of these are a block of the preparation's.
+    assert_eq!(convolve, prepare / 2 * (2 + 2 + 4));
+    let (_, shape) = recipe.after.unwrap();
     assert_eq!(shape.grid, [512_u32.div_ceil(shape.block), 1, 3]);
     assert_eq!(names(&dense(64)), short);
     assert_eq!(names(&of_total(4096, 64)), short);
@@ -35,7 +40,9 @@ fn launches_and_workspaces_follow_from_lengths() {
     assert_eq!(of_unit % 128, 0);
     assert!(of_unit > 0);
     let recipe = full().recipe().unwrap();
-    let (_, shape) = recipe.before.unwrap();
+    let [None, Some((_, shape))] = recipe.before else {
+        panic!("{:?}", recipe.before);
+    };
     let units = bytes(&full()) / 2 / of_unit;
     // A block has two value heads of a query/key head, of which there are two.
     assert_eq!(shape.grid, [2 * units as u32, 1, 1]);
@@ -95,5 +102,6 @@ fn a_prewarm_is_of_every_length() {
         }
     }
     assert_eq!(all.len(), 3);
-    assert_eq!(entries(&layer()).len(), 4);
+    // With a convolution, one before and one behind.
+    assert_eq!(entries(&layer()).len(), 5);
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::driver::RawFunction;
 use crate::library::TENSORS;
 use crate::recall::{Calls, Last};
+use crate::step::Beside;
 
 /// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
 /// of the good ones is not taken for one of theirs.
@@ -18,12 +19,12 @@ pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: 
         block: 32,
         shared_bytes: 0,
         cluster: 1,
+        overlaps: false,
     };
     let switches = request.switches(None);
     let calls = Calls {
-        before: None,
+        beside: Beside::NOTHING,
         main: (RawFunction::NULL, shape),
-        after: None,
     };
     last.remember(switches, &request.tensors(), calls);
     assert!(last.recall(&switches, &request.tensors()).is_some());

@@ -59,6 +59,8 @@ pub struct Thread {
     /// Counters of bulk copies: groups closed, groups waited for.
     counters: Cell<Vec<(u32, [u32; 2])>>,
     committed_groups: Cell<u32>,
+    /// Bulk stores under way: from, to, bytes.
+    stores: Cell<Vec<(u32, u64, u32)>>,
 }
 
 /// What a lane brings to a collective, or takes from it; of most collectives the first few matter.
@@ -120,6 +122,7 @@ impl<'a> Block<'a> {
             copies: Cell::default(),
             counters: Cell::default(),
             committed_groups: Cell::new(0),
+            stores: Cell::default(),
         };
         Self {
             launch,
@@ -199,6 +202,11 @@ impl Block<'_> {
         block_index(self.launch.shape.grid, linear)
     }
 
+    /// Blocks along each axis.
+    pub fn grid(&self) -> [u32; 3] {
+        self.launch.shape.grid
+    }
+
     pub fn thread(&self) -> u32 {
         self.running.get() as u32
     }
@@ -244,8 +252,8 @@ impl Block<'_> {
         thread.words.get()
     }
 
-    pub fn multiply(&self, a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
-        let [x, y, z, w, ..] = self.exchange(matrix::fragments(a, b, c), At::Mma);
+    pub fn multiply(&self, a: [u32; 4], b: [u32; 2], c: [f32; 4], at: At) -> [f32; 4] {
+        let [x, y, z, w, ..] = self.exchange(matrix::fragments(a, b, c), at);
         [x, y, z, w].map(f32::from_bits)
     }
 
@@ -433,6 +441,31 @@ impl Block<'_> {
             let (to, from) = (shared_address + byte, global_address + u64::from(byte));
             // SAFETY: the caller's promise.
             unsafe { self.start_copy(to, from, (counter, group)) };
+        }
+    }
+
+    pub fn store_bulk(&self, global_address: u64, shared_address: u32, bytes: u32) {
+        if !bytes.is_multiple_of(16) {
+            let message = format!("a bulk store of {bytes} bytes: wanted a multiple of 16");
+            Problem::sync(message).raise();
+        }
+        let thread = self.running();
+        let mut stores = thread.stores.take();
+        stores.push((shared_address, global_address, bytes));
+        thread.stores.set(stores);
+    }
+
+    /// Reads what is to be stored as late as it may be read.
+    ///
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn store_bulk_wait(&self) {
+        for (from, to, bytes) in self.running().stores.take() {
+            for byte in (0..bytes).step_by(16) {
+                let words: [u32; 4] = self.load_shared(from + byte);
+                // SAFETY: the caller's promise.
+                unsafe { self.store_global(to + u64::from(byte), words) };
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use super::barrier::Barrier;
 use super::block::{Block, CURRENT, LANES, Thread, Words};
 use super::fault::{Fault, Problem};
 use super::matrix;
+use crate::constants::Element;
 
 pub type Fiber = Coroutine<(), (), ()>;
 
@@ -22,8 +23,8 @@ pub enum At {
     ShuffleXor(u32),
     /// Waits for its warp to take the value of lane `.0`.
     ShuffleIdx(u32),
-    /// Waits for its warp to multiply matrices.
-    Mma,
+    /// Waits for its warp to multiply matrices of these elements.
+    Mma(Element),
     /// Waits for its warp to spread the rows of matrices.
     LoadMatrices,
     /// Waits for its warp to spread the columns of matrices.
@@ -54,7 +55,7 @@ impl At {
         match self {
             Self::ShuffleXor(_)
             | Self::ShuffleIdx(_)
-            | Self::Mma
+            | Self::Mma(_)
             | Self::LoadMatrices
             | Self::LoadMatricesTransposed
             | Self::StoreMatricesTransposed
@@ -89,7 +90,8 @@ impl At {
             Self::Running => "is running".into(),
             Self::ShuffleXor(_) => "waits in warp_shuffle_xor".into(),
             Self::ShuffleIdx(_) => "waits in warp_shuffle_idx".into(),
-            Self::Mma => "waits in mma_m16n8k16_bf16".into(),
+            Self::Mma(Element::F16) => "waits in mma_m16n8k16_f16".into(),
+            Self::Mma(_) => "waits in mma_m16n8k16_bf16".into(),
             Self::LoadMatrices => "waits in load_matrices".into(),
             Self::LoadMatricesTransposed => "waits in load_matrices_transposed".into(),
             Self::StoreMatricesTransposed => "waits in store_matrices_transposed".into(),
@@ -222,7 +224,7 @@ impl Block<'_> {
                 thread.words.set(match thread.at.get() {
                     At::ShuffleXor(lane_mask) => brought[lane ^ lane_mask as usize],
                     At::ShuffleIdx(source) => brought[source as usize],
-                    At::Mma => matrix::multiply(lane, &brought),
+                    At::Mma(element) => matrix::multiply(lane, &brought, element),
                     At::LoadMatrices => matrix::rows(lane, &brought),
                     At::LoadMatricesTransposed => matrix::columns(lane, &brought),
                     At::StoreMatricesTransposed => matrix::stored_rows(lane, &brought),

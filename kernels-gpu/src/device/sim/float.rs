@@ -38,6 +38,12 @@ pub fn pack_f16x2(low: f32, high: f32) -> u32 {
     pack(low, high, |x| f16::from_f32(x).to_bits())
 }
 
+pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
+    // Exact in f32.
+    let half = |shift: u32| f16_to_f32((a >> shift) as u16) * f16_to_f32((b >> shift) as u16);
+    pack_f16x2(half(0), half(16))
+}
+
 pub fn f16_to_f32(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }

@@ -2,10 +2,11 @@
 
 use std::array;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::block::{LANES, Words};
 use super::float::fma;
+use crate::constants::Element;
 
 /// What a lane brings to a multiplication.
 pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
@@ -17,7 +18,7 @@ pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
 }
 
 /// D of `lane`, from the [`fragments`] of all.
-pub fn multiply(lane: usize, brought: &[Words; LANES]) -> Words {
+pub fn multiply(lane: usize, brought: &[Words; LANES], of: Element) -> Words {
     let mut d = Words::default();
     for (i, d) in d.iter_mut().take(4).enumerate() {
         let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
@@ -26,8 +27,8 @@ pub fn multiply(lane: usize, brought: &[Words; LANES]) -> Words {
             let a = &brought[row % 8 * 4 + k % 8 / 2];
             let b = &brought[column * 4 + k % 8 / 2];
             fma(
-                element(a[k / 8 * 2 + row / 8], k),
-                element(b[4 + k / 8], k),
+                element(a[k / 8 * 2 + row / 8], k, of),
+                element(b[4 + k / 8], k, of),
                 sum,
             )
         });
@@ -36,9 +37,13 @@ pub fn multiply(lane: usize, brought: &[Words; LANES]) -> Words {
     d
 }
 
-/// The bf16 of a word whose index in its row is even (the low half) or odd.
-fn element(word: u32, index: usize) -> f32 {
-    bf16::from_bits(half_of(word, index)).to_f32()
+/// The element of a word, of 16 bits, whose index in its row is even (the low half) or odd.
+fn element(word: u32, index: usize, of: Element) -> f32 {
+    let bits = half_of(word, index);
+    match of {
+        Element::F16 => f16::from_bits(bits).to_f32(),
+        _ => bf16::from_bits(bits).to_f32(),
+    }
 }
 
 fn half_of(word: u32, index: usize) -> u16 {

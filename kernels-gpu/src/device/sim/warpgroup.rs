@@ -20,7 +20,7 @@ fn pair(word: u32) -> [f32; 2] {
     [word, word >> 16].map(|half| f16::from_bits(half as u16).to_f32())
 }
 
-/// Byte of the core of 8 tokens and 8 channels in an image.
+/// Byte of the core of 8 tokens and 8 channels in an image of 128 tokens.
 pub(super) fn of_image(tokens: usize, channels: usize) -> u32 {
     (channels * 2048 + tokens * 128) as u32
 }
@@ -117,8 +117,8 @@ impl Block<'_> {
         d
     }
 
-    pub fn add_by_tokens(&self, sums: &mut [f32], a: &[u32], image: u32) {
-        let core = |token, n| Some(image + of_image(token, n));
+    pub fn add_by_tokens(&self, sums: &mut [f32], a: &[u32], image: u32, tokens: u32) {
+        let core = |token, n| Some(image + 16 * tokens * n as u32 + of_image(token, 0));
         self.add_product(sums, a, Rows::OfTerms, core);
     }
 

@@ -37,6 +37,9 @@ impl Gating for PerHead {
     const PER_CHANNEL: bool = false;
     const RECURRENT: Family = Family::GdnMtp;
     const PARALLEL: Family = Family::GdnMtpParallel;
+    const CHAIN: Family = Family::GdnPrefillChain;
+    const CONVOLVE: Family = Family::GdnPrefillConvolve;
+    const SHORT: Family = Family::GdnPrefillShort;
 }
 
 /// Token by token on K-last states.

@@ -1,0 +1,681 @@
+//! What of a unit of KDA, whose decays are of key channels, does not depend on states: of a value head T, P, and f16 images
+//! of k̂ and q̂, decayed. A block makes one.
+//!
+//! With α the decays of the piece's tokens, channel by channel:
+//!     A_ts = β_t Σ k̂_t k̂_s Π_{s < j ≤ t} α_j   s < t        P_ts = Σ q̂_t k̂_s Π_{s < j ≤ t} α_j   s ≤ t
+//! Nothing is divided by a decay. Of any t > s there is one n, a power of two, with t in the upper half of a block of 2 n tokens
+//! and s in the lower half of the same; the decays between them are those from the middle of the block to t times those
+//! from s to the middle. For each n, all of k and q are multiplied by their part, and the products of all such pairs are one
+//! product of matrices:
+//!     below_n(t) = Π α_j from the beginning of t's block of n to t        above_n(s) = Π α_j behind s to the end of its block of n
+//! A block of 2 n has these from its halves: below of the upper half times all of the lower one's decays, and above of the lower
+//! half times all of the upper one's. At n = 64 they are what the states want:
+//!     images of below_64 k̂, below_64 q̂ (both with the state before the piece) and above_64 k̂ (for the state after it)
+//!
+//! A warp has 8 tokens, and of each four lanes, as the rows of a product: up to n = 4 a lane has all that it wants. From n = 8 on
+//! a lower half leaves its part in shared memory, in words as the lanes have them, k and q of which wait there too.
+
+use super::load::{Convolved, Load, Rows, THREADS, Words};
+use super::operands::Place;
+use super::rows::{Piece, Span};
+use super::solve::{SCRATCH_BYTES, Solver};
+use super::{CHUNK, FACTOR_BYTES, FACTORS, P, QUERIES, image_bytes};
+use crate::constants::Element;
+use crate::device::float::{multiply_f16x2, pack_f16x2};
+use crate::device::shared::{
+    load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32, store_shared_b128,
+};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_f16, sync_warp, warp_shuffle_idx};
+use crate::math::elements;
+use crate::math::gate;
+use crate::prefill::convolution::Inputs;
+use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
+use crate::row::Row;
+use crate::step::{PrefillParams, StepConstants};
+
+/// Behind the scales of k and q: β.
+const BETAS: u32 = 2 * FACTOR_BYTES;
+/// Bytes of what is said of tokens.
+pub const SCALE_BYTES: u32 = 3 * FACTOR_BYTES;
+/// Tokens of a warp, and warps.
+const TOKENS: u32 = 8;
+const WARPS: u32 = CHUNK / TOKENS;
+
+/// Bytes of one warp's decays, all of its tokens', in f32.
+const fn total_bytes(k: u32) -> u32 {
+    4 * k
+}
+
+/// Bytes of what a warp of a lower half leaves: k of its tokens.
+const fn part_bytes(k: u32) -> u32 {
+    16 * k
+}
+
+/// Byte of the parts, of 4 warps for each n from 8 to 32, behind the totals.
+const fn parts_at(k: u32) -> u32 {
+    WARPS * total_bytes(k)
+}
+
+/// Byte of where A is solved.
+const fn solver_at(k: u32) -> u32 {
+    parts_at(k) + 12 * part_bytes(k)
+}
+
+/// Bytes of shared memory that a unit is made in: q and k in f32 first, where they are convolved.
+pub const fn room_bytes(k: u32) -> u32 {
+    // Decays behind each token wait where A is solved later.
+    let waiting = 4 * CHUNK * k;
+    let last = if waiting > SCRATCH_BYTES {
+        waiting
+    } else {
+        SCRATCH_BYTES
+    };
+    let bytes = solver_at(k) + last;
+    if bytes > image_bytes(k) {
+        bytes
+    } else {
+        image_bytes(k)
+    }
+}
+
+/// Products of decays, of this lane's channels: as [`Load`] has them, 8 of every 32.
+type Decays = [[f32; 8]; 4];
+
+/// Bytes of shared memory where k and q wait: those of the images of k̂ and q̂, which may be the same.
+pub const fn words_bytes(k: u32) -> u32 {
+    image_bytes(k)
+}
+
+/// This lane's channels of a token.
+struct Token<const K: u32> {
+    below: Decays,
+    words: u32,
+    room: u32,
+    scales: u32,
+}
+
+/// Makes the unit `piece` of a value head: the image of k̂ and q̂ goes to `images` with the one that is added to the state behind
+/// it, the rest to `head`. All [`THREADS`] come.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; `piece` is of `span`; [`words_bytes`] from `words`, [`room_bytes`] from `room` and
+/// [`SCALE_BYTES`] from `scales` on are the block's shared memory; what is at `images` and `head` is the block's to write. The
+/// image of k̂ and q̂ may be at `words`.
+#[inline(always)]
+pub unsafe fn give<const K: u32>(
+    (c, params): (&StepConstants, &PrefillParams),
+    (span, piece): (&Span, Piece),
+    (row, convolved): (Row, Convolved),
+    at: (u32, u32, u32),
+    images: impl Place,
+    head: impl Place,
+) {
+    // SAFETY: the caller's promise; what other warps left is behind a barrier.
+    unsafe {
+        let mut token = Token::<K>::load((c, params), (span, piece), (row, convolved), at);
+        let [a, b, c, d] = token.advance_in_warp();
+        // Scales of a warp's tokens are its own.
+        sync_warp(FULL_MASK);
+        token.give_p(warp(), [c, d], head);
+        token.give_factors(head);
+        sync_threads();
+        token.give_parts(images);
+        sync_threads();
+        token.give_a(warp(), [a, b]);
+        let last = token.multiply_parts(head);
+        sync_threads();
+        // All words are read.
+        token.give_images(&last, images);
+        if thread_idx_x() < 128 {
+            let row = warp() * 16 + lane_id() / 4;
+            let beta = |t: u32| f32::from_bits(load_shared_b32(token.scales + BETAS + 4 * t));
+            let solver = Solver(token.room + solver_at(K));
+            solver.solve([beta(row), beta(row + 8)], head);
+        }
+    }
+}
+
+/// Which warp of the block this is.
+#[inline(always)]
+fn warp() -> u32 {
+    thread_idx_x() / 32
+}
+
+impl<const K: u32> Token<K> {
+    /// Of every 32 channels a lane has 8.
+    const RUNS: usize = K as usize / 32;
+
+    /// # Safety
+    /// As [`give`]'s.
+    #[inline(always)]
+    unsafe fn load(
+        (c, params): (&StepConstants, &PrefillParams),
+        (span, piece): (&Span, Piece),
+        (row, convolved): (Row, Convolved),
+        (words, room, scales): (u32, u32, u32),
+    ) -> Self {
+        let step = &params.layer.step;
+        let load: Load<'_, true> = Load {
+            with: (c, params),
+            inputs: match convolved {
+                Convolved::Here(inputs) => inputs,
+                Convolved::Before(_) => Inputs::NONE,
+            },
+            head: row.h,
+            span,
+            piece,
+        };
+        let source = |base, row, token, first, element| (base, (row, token), first, element);
+        let k = source(
+            step.k,
+            params.k_row,
+            c.k_token,
+            row.h * c.k_head,
+            c.k_element,
+        );
+        let q = source(
+            step.q,
+            params.q_row,
+            c.q_token,
+            row.h * c.q_head,
+            c.q_element,
+        );
+        let g = source(
+            step.g,
+            params.g_row,
+            c.g_token,
+            row.hv * c.g_head,
+            c.g_element,
+        );
+        let t = load.token();
+        let is_there = t < piece.count;
+        let mut token = Self {
+            below: [[1.0; 8]; 4],
+            words,
+            room,
+            scales,
+        };
+        // SAFETY: the caller's promise; a lane's words are its own.
+        unsafe {
+            let mut beta = 0.0;
+            if is_there {
+                beta = beta_of(c, params, span, (piece.start + t, row.hv));
+            }
+            if load.part() == 0 {
+                store_shared_b32(scales + BETAS + 4 * t, beta.to_bits());
+            }
+            let raw;
+            if c.taps != 0
+                && let Convolved::Before(operands) = convolved
+            {
+                token.keep(0, load.left::<K>(0, operands, scales));
+                token.keep(1, load.left::<K>(1, operands, scales));
+                raw = load.rows::<K>(g);
+            } else if c.taps != 0 {
+                load.stage::<K, 1>(room);
+                sync_threads();
+                token.keep(1, load.scaled::<K, 1>(load.staged::<K>(room), true, scales));
+                sync_threads();
+                load.stage::<K, 0>(room);
+                sync_threads();
+                token.keep(0, load.scaled::<K, 0>(load.staged::<K>(room), true, scales));
+                raw = load.rows::<K>(g);
+                // What is there is read.
+                sync_threads();
+            } else {
+                let rows = (load.rows::<K>(k), load.rows::<K>(q));
+                raw = load.rows::<K>(g);
+                token.keep(0, load.words::<K, 0>(rows.0, k.3, scales));
+                token.keep(1, load.words::<K, 1>(rows.1, q.3, scales));
+            }
+            token.below = decays::<K>((c, params), row, (load.part(), is_there), raw);
+        }
+        token
+    }
+
+    /// Where this lane's words of k (0) or q (1) are, of its channels of those from 32 `i` on.
+    #[inline(always)]
+    fn place_of_words(&self, of: u32, i: usize) -> u32 {
+        let number = of * Self::RUNS as u32 + i as u32;
+        self.words + (number * THREADS + thread_idx_x()) * 16
+    }
+
+    #[inline(always)]
+    unsafe fn keep(&self, of: u32, words: Words) {
+        let mut i = 0;
+        while i < Self::RUNS {
+            // SAFETY: a lane's words are its own.
+            unsafe { store_shared_b128(self.place_of_words(of, i), words[i]) };
+            i += 1;
+        }
+    }
+
+    /// k (0) or q (1) of this lane, of its channels of those from 32 `i` on.
+    #[inline(always)]
+    unsafe fn kept(&self, of: u32, i: usize) -> [u32; 4] {
+        // SAFETY: this lane has stored them.
+        unsafe { load_shared_b128(self.place_of_words(of, i)) }
+    }
+
+    /// Up to n = 4: the products of the warp's own tokens, as the lane of a product has them, of k two and of q two; and the
+    /// decays of its 8 tokens as a block.
+    #[inline(always)]
+    unsafe fn advance_in_warp(&mut self) -> [f32; 4] {
+        let (r, c) = (lane_id() / 4, lane_id() % 4);
+        let mut tile = [0.0f32; 4];
+        let mut i = 0;
+        while i < Self::RUNS {
+            // SAFETY: they are kept.
+            let [k, q] = unsafe { [self.kept(0, i), self.kept(1, i)] };
+            // Nothing decays q̂_t·k̂_t.
+            let own = multiply(k, q, k, tile);
+            let [first, second] = [r == 2 * c, r == 2 * c + 1];
+            tile = [
+                tile[0],
+                tile[1],
+                choose(first, own[2], tile[2]),
+                choose(second, own[3], tile[3]),
+            ];
+            let mut above = [1.0f32; 8];
+            let mut n = 1;
+            while n < TOKENS {
+                let is_upper = r & n != 0;
+                let last = 4 * (((r ^ n) & !(n - 1)) + n - 1) + c;
+                let mut decays = [0.0f32; 8];
+                let mut j = 0;
+                while j < 8 {
+                    let below = self.below[i][j];
+                    decays[j] = if is_upper { below } else { above[j] };
+                    let next = decays[j] * warp_shuffle_idx(below, last);
+                    self.below[i][j] = if is_upper { next } else { below };
+                    above[j] = if is_upper { above[j] } else { next };
+                    j += 1;
+                }
+                let decays = rounded(&decays);
+                let k = times(k, decays);
+                let sums = multiply(k, times(q, decays), k, tile);
+                // The highest bit in which t and s differ is n, and t has it.
+                let [first, second] = [0, 1].map(|e| is_upper && (r ^ (2 * c + e)) / n == 1);
+                tile = [
+                    choose(first, sums[0], tile[0]),
+                    choose(second, sums[1], tile[1]),
+                    choose(first, sums[2], tile[2]),
+                    choose(second, sums[3], tile[3]),
+                ];
+                n *= 2;
+            }
+            if r == TOKENS - 1 {
+                // SAFETY: a warp's total is its own.
+                unsafe { self.give_total(i) };
+            }
+            let [a, b, c, d, e, f, g, h] = above.map(f32::to_bits);
+            let place = self.place_of_above(i);
+            // SAFETY: a lane has its own.
+            unsafe {
+                store_shared_b128(place, [a, b, c, d]);
+                store_shared_b128(place + 16 * THREADS, [e, f, g, h]);
+            }
+            i += 1;
+        }
+        tile
+    }
+
+    /// Where this lane's decays behind its token wait, since there are not registers for them: where A comes later.
+    #[inline(always)]
+    fn place_of_above(&self, i: usize) -> u32 {
+        self.room + solver_at(K) + (2 * i as u32 * THREADS + thread_idx_x()) * 16
+    }
+
+    /// Stores all decays of the warp's tokens, for the others.
+    #[inline(always)]
+    unsafe fn give_total(&self, i: usize) {
+        let place = self.total(warp(), i as u32);
+        let [a, b, c, d, e, f, g, h] = self.below[i].map(f32::to_bits);
+        // SAFETY: a warp's total is its own.
+        unsafe {
+            store_shared_b128(place, [a, b, c, d]);
+            store_shared_b128(place + 16, [e, f, g, h]);
+        }
+    }
+
+    /// Where the total of a warp is, of this lane's channels of those from 32 `i` on.
+    #[inline(always)]
+    fn total(&self, warp: u32, i: u32) -> u32 {
+        self.room + warp * total_bytes(K) + 128 * i + lane_id() % 4 * 32
+    }
+
+    /// Where a warp of a lower half leaves its part, the `number`-th of 4 for n = 8 · 2^`level`.
+    #[inline(always)]
+    fn part(&self, level: u32, number: u32) -> u32 {
+        self.room + parts_at(K) + (4 * level + number) * part_bytes(K) + lane_id() * 16
+    }
+
+    /// Decays of channels from 32 `i` on times the totals of `count` warps from `first` on.
+    #[inline(always)]
+    unsafe fn behind(&self, decays: &mut [f32; 8], i: usize, (first, count): (u32, u32)) {
+        let mut warp = first;
+        while warp < first + count {
+            let place = self.total(warp, i as u32);
+            // SAFETY: it is there, behind a barrier.
+            let [a, b] = unsafe { [load_shared_b128(place), load_shared_b128(place + 16)] };
+            let mut j = 0;
+            while j < 4 {
+                decays[j] *= f32::from_bits(a[j]);
+                decays[4 + j] *= f32::from_bits(b[j]);
+                j += 1;
+            }
+            warp += 1;
+        }
+    }
+
+    /// For n from 8 on, what this warp's tokens are to those of the upper half, where they are in the lower; and the image that is
+    /// added to the state.
+    #[inline(always)]
+    unsafe fn give_parts(&self, images: impl Place) {
+        let own = warp();
+        let mut i = 0;
+        // SAFETY: a warp's parts and tokens are its own.
+        unsafe {
+            while i < Self::RUNS {
+                let place = self.place_of_above(i);
+                let first = load_shared_b128(place).map(f32::from_bits);
+                let second = load_shared_b128(place + 16 * THREADS).map(f32::from_bits);
+                let mut above = [0.0f32; 8];
+                let mut j = 0;
+                while j < 4 {
+                    (above[j], above[4 + j]) = (first[j], second[j]);
+                    j += 1;
+                }
+                let k = self.kept(0, i);
+                let mut level = 0;
+                while level < 3 {
+                    let n = 1 << level;
+                    if own & n == 0 {
+                        let number = (own >> (level + 1) << level) | (own & (n - 1));
+                        let place = self.part(level, number) + 512 * i as u32;
+                        store_shared_b128(place, times(k, rounded(&above)));
+                        self.behind(&mut above, i, ((own & !(n - 1)) + n, n));
+                    }
+                    level += 1;
+                }
+                let core = lane_id() % 4 + 4 * i as u32;
+                let byte = image_bytes(K) + core * 1024 + self.token() * 16;
+                images.store_b128(byte, times(k, rounded(&above)));
+                i += 1;
+            }
+        }
+    }
+
+    /// The token, of the piece.
+    #[inline(always)]
+    fn token(&self) -> u32 {
+        TOKENS * warp() + lane_id() / 4
+    }
+
+    /// For n from 8 on, the products of this warp's tokens with those of the lower half, where they are in the upper. Returns the
+    /// last image's k and q.
+    #[inline(always)]
+    unsafe fn multiply_parts(&self, head: impl Place) -> [Words; 2] {
+        let own = warp();
+        let (mut ones, mut twos, mut fours) = ([[0.0; 4]; 1], [[0.0; 4]; 2], [[0.0; 4]; 4]);
+        let mut last: [Words; 2] = [[[0; 4]; 4]; 2];
+        let mut i = 0;
+        // SAFETY: the caller's promise; parts are there, behind a barrier.
+        unsafe {
+            while i < Self::RUNS {
+                let (k, q) = (self.kept(0, i), self.kept(1, i));
+                let mut below = self.below[i];
+                self.multiply_part((k, q), &mut below, i, &mut ones);
+                self.multiply_part((k, q), &mut below, i, &mut twos);
+                self.multiply_part((k, q), &mut below, i, &mut fours);
+                let decays = rounded(&below);
+                (last[0][i], last[1][i]) = (times(k, decays), times(q, decays));
+                if self.token() == CHUNK - 1 {
+                    let byte = FACTORS + 3 * FACTOR_BYTES + 128 * i as u32 + lane_id() % 4 * 32;
+                    let [a, b, c, d, e, f, g, h] = below.map(f32::to_bits);
+                    head.store_b128(byte, [a, b, c, d]);
+                    head.store_b128(byte + 16, [e, f, g, h]);
+                }
+                i += 1;
+            }
+            self.give_tiles(&ones, head);
+            self.give_tiles(&twos, head);
+            self.give_tiles(&fours, head);
+            // No place is left out that a product reads.
+            let mut s = own + 1;
+            while s < if own < 4 { 4 } else { 8 } {
+                head.store_b32(Self::place_of_p(s), 0);
+                s += 1;
+            }
+        }
+        last
+    }
+
+    /// Of one n, of `HALF` warps: adds the products over the channels from 32 `i` on, of k and q with these decays, which then
+    /// are those of the block of 2 n.
+    #[inline(always)]
+    unsafe fn multiply_part<const HALF: usize>(
+        &self,
+        (k, q): ([u32; 4], [u32; 4]),
+        below: &mut [f32; 8],
+        i: usize,
+        tiles: &mut [[f32; 4]; HALF],
+    ) {
+        let (own, half, level) = (warp(), HALF as u32, HALF.ilog2());
+        if own & half == 0 {
+            return;
+        }
+        let place = self.part(level, own >> (level + 1) << level) + 512 * i as u32;
+        let decays = rounded(below);
+        let (k, q) = (times(k, decays), times(q, decays));
+        let mut n = 0;
+        // SAFETY: the parts and totals are there, behind a barrier.
+        unsafe {
+            while n < HALF {
+                let columns = load_shared_b128(place + n as u32 * part_bytes(K));
+                tiles[n] = multiply(k, q, columns, tiles[n]);
+                n += 1;
+            }
+            self.behind(below, i, (own & !(2 * half - 1), half));
+        }
+    }
+
+    /// Stores the tiles of one n.
+    #[inline(always)]
+    unsafe fn give_tiles<const HALF: usize>(&self, tiles: &[[f32; 4]; HALF], head: impl Place) {
+        let (own, half) = (warp(), HALF as u32);
+        let mut n = 0;
+        while own & half != 0 && n < half {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (s, [a, b, c, d]) = ((own & !(2 * half - 1)) + n, tiles[n as usize]);
+                self.give_a(s, [a, b]);
+                self.give_p(s, [c, d], head);
+            }
+            n += 1;
+        }
+    }
+
+    /// The images of k̂ and q̂.
+    #[inline(always)]
+    unsafe fn give_images(&self, [k, q]: &[Words; 2], images: impl Place) {
+        let mut i = 0;
+        while i < Self::RUNS {
+            let core = lane_id() % 4 + 4 * i as u32;
+            let byte = core * 2048 + self.token() * 16;
+            // SAFETY: the caller's promise; a lane's channels of a token are its own.
+            unsafe {
+                images.store_b128(byte, k[i]);
+                images.store_b128(byte + QUERIES, q[i]);
+            }
+            i += 1;
+        }
+    }
+
+    /// Byte of this lane's two elements of P of its token and tokens 8 `s` and on.
+    #[inline(always)]
+    fn place_of_p(s: u32) -> u32 {
+        let (t, r, c) = (warp(), lane_id() / 4, lane_id() % 4);
+        P + t / 4 * 2048 + s / 2 * 1024 + t % 4 * 256 + s % 2 * 128 + r * 16 + 4 * c
+    }
+
+    /// f32 of this lane's token at `byte` of what is said of tokens.
+    #[inline(always)]
+    unsafe fn said(&self, byte: u32) -> f32 {
+        // SAFETY: the caller's promise.
+        f32::from_bits(unsafe { load_shared_b32(self.scales + byte + 4 * self.token()) })
+    }
+
+    /// Scales of k of this lane's two of tokens 8 `s` and on.
+    #[inline(always)]
+    unsafe fn of_columns(&self, s: u32) -> [f32; 2] {
+        let place = self.scales + 4 * (TOKENS * s + lane_id() % 4 * 2);
+        // SAFETY: the caller's promise.
+        unsafe { load_shared_b64(place) }.map(f32::from_bits)
+    }
+
+    /// Stores products of q of this warp's tokens with k of tokens 8 `s` and on, as P.
+    ///
+    /// # Safety
+    /// What is said of both is there.
+    #[inline(always)]
+    unsafe fn give_p(&self, s: u32, products: [f32; 2], head: impl Place) {
+        // SAFETY: the caller's promise; a warp has its own rows of P.
+        unsafe {
+            let (own, [x, y]) = (self.said(FACTOR_BYTES), self.of_columns(s));
+            let word = pack_f16x2(products[0] * (own * x), products[1] * (own * y));
+            head.store_b32(Self::place_of_p(s), word);
+        }
+    }
+
+    /// Stores those of k, as A where it is solved.
+    ///
+    /// # Safety
+    /// What is said of both is there, and nothing else waits where A is solved.
+    #[inline(always)]
+    unsafe fn give_a(&self, s: u32, products: [f32; 2]) {
+        // SAFETY: the caller's promise; a warp has its own rows of A.
+        unsafe {
+            let (own, [x, y]) = (self.said(0) * self.said(BETAS), self.of_columns(s));
+            let a = [products[0] * (own * x), products[1] * (own * y)];
+            Solver(self.room + solver_at(K)).store_pair((warp(), s), a);
+        }
+    }
+
+    /// The factors: scales of k and q, which images are without.
+    ///
+    /// # Safety
+    /// The warp's scales are there.
+    #[inline(always)]
+    unsafe fn give_factors(&self, head: impl Place) {
+        let (t, part) = (self.token(), lane_id() % 4);
+        // Lanes 0 and 2 of a token store that of k, lane 1 that of q.
+        if part < 3 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let scale = load_shared_b32(self.scales + part % 2 * FACTOR_BYTES + 4 * t);
+                head.store_b32(FACTORS + part * FACTOR_BYTES + 4 * t, scale);
+            }
+        }
+    }
+}
+
+/// β of token `t` of value head `hv`.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the token is there.
+#[inline(always)]
+pub unsafe fn beta_of(
+    c: &StepConstants,
+    params: &PrefillParams,
+    span: &Span,
+    (t, hv): (u32, u32),
+) -> f32 {
+    let (strides, element) = ((params.b_row, c.b_token), c.b_element);
+    let at = span.at(params.layer.step.b, strides, t, hv, element);
+    // SAFETY: the caller's promise.
+    let [b] = unsafe { elements::load_one(at, element) }.to_f32(element);
+    if c.beta_logit != 0 {
+        gate::sigmoid(b) * f32::from_bits(c.beta_scale)
+    } else {
+        b
+    }
+}
+
+/// α of this lane's channels of its token, 1 where that is not there. `part` is which of a token's lanes it is.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
+#[inline(always)]
+unsafe fn decays<const K: u32>(
+    (c, params): (&StepConstants, &PrefillParams),
+    row: Row,
+    (part, is_there): (u32, bool),
+    raw: Rows,
+) -> Decays {
+    let step = &params.layer.step;
+    let mut decays: Decays = [[1.0; 8]; 4];
+    // SAFETY: the caller's promise.
+    unsafe {
+        let a_log = load_a_log(c, step, row);
+        let mut i = 0;
+        while i < K as usize / 32 {
+            let x = raw[i].to_f32(c.g_element);
+            let mut dt_bias = [0.0f32; 8];
+            if c.has_dt_bias != 0 {
+                let channel = gate_row(c, row) * K + 8 * (part + 4 * i as u32);
+                let (at, wide) = (step.dt_bias + 4 * channel as u64, c.wide_io != 0);
+                let element = Element::F32 as u32;
+                dt_bias = elements::load::<8>(at, element, wide).to_f32(element);
+            }
+            let mut j = 0;
+            while j < 8 {
+                let decay = gate::exp(log_decay(c, x[j], a_log, dt_bias[j]));
+                decays[i][j] = if is_there { decay } else { 1.0 };
+                j += 1;
+            }
+            i += 1;
+        }
+    }
+    decays
+}
+
+#[inline(always)]
+fn choose(is: bool, one: f32, other: f32) -> f32 {
+    if is { one } else { other }
+}
+
+/// 8 factors in f16, two to a word.
+#[inline(always)]
+fn rounded(factors: &[f32; 8]) -> [u32; 4] {
+    let mut words = [0; 4];
+    let mut i = 0;
+    while i < 4 {
+        words[i] = pack_f16x2(factors[2 * i], factors[2 * i + 1]);
+        i += 1;
+    }
+    words
+}
+
+/// 8 channels times as many factors, in f16.
+#[inline(always)]
+fn times(words: [u32; 4], factors: [u32; 4]) -> [u32; 4] {
+    let mut products = [0; 4];
+    let mut i = 0;
+    while i < 4 {
+        products[i] = multiply_f16x2(words[i], factors[i]);
+        i += 1;
+    }
+    products
+}
+
+/// Adds the products of this warp's 8 tokens, of k in the first rows and of q in the others, with those of 8 tokens, over
+/// 32 channels of which a lane has 8.
+#[inline(always)]
+fn multiply(k: [u32; 4], q: [u32; 4], columns: [u32; 4], sums: [f32; 4]) -> [f32; 4] {
+    let first = [k[0], q[0], k[1], q[1]];
+    let second = [k[2], q[2], k[3], q[3]];
+    let sums = mma_m16n8k16_f16(first, [columns[0], columns[1]], sums);
+    mma_m16n8k16_f16(second, [columns[2], columns[3]], sums)
+}

@@ -1,0 +1,239 @@
+//! The kernels of a prefill that both operators have: those of states.
+
+use core::marker::PhantomData;
+
+use super::convolution::Inputs;
+use super::load::{Load, THREADS};
+use super::operands::{Global, Place as _};
+use super::rows::{row_in_turn, row_of};
+use super::workspace::Operands;
+use super::{CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, values};
+use crate::constants::Element;
+use crate::device::overlap::wait_for_previous;
+use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
+use crate::device::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use crate::launch::{Computes, Kernel, Layout};
+use crate::layer::Place;
+use crate::recurrent::Gating;
+use crate::row::{Row, value_head};
+use crate::state::StateElement;
+use crate::step::{PrefillParams, StepConstants};
+
+/// The constants, of which those are 0 that a prefill does not have.
+#[inline(always)]
+pub fn constants() -> StepConstants {
+    StepConstants {
+        tokens: 0,
+        previous_tokens: 0,
+        token_index: 0,
+        accepted_index: 0,
+        has_snapshots: 0,
+        has_window_snapshots: 0,
+        ..StepConstants::get()
+    }
+}
+
+/// q, k and v of units, convolved, left in the workspace for a preparation: a block has q, k or v of a head.
+pub struct Convolve<G, const K: u32, const V: u32>(PhantomData<G>);
+
+impl<G: Gating, const K: u32, const V: u32> Convolve<G, K, V> {
+    /// Shared memory: where q or k goes through, and the scales.
+    const SCALES: u32 = image_bytes(K);
+
+    /// Convolves k (0) or q (1) of query/key head `h`, for value heads from `first` to `end` of it.
+    ///
+    /// # Safety
+    /// `with` describes live tensors; the block's shared memory is free, and what is made is its to write.
+    #[inline(always)]
+    unsafe fn convolve<const OF: u32>(
+        load: &Load<'_, false>,
+        operands: impl Fn(u32) -> Operands,
+        (first, end): (u32, u32),
+    ) {
+        let base = dynamic_shared_mem().next_multiple_of(128);
+        let scales = base + Self::SCALES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            load.stage::<K, OF>(base);
+            sync_threads();
+            let words = load.scaled::<K, OF>(load.staged::<K>(base), true, scales);
+            load.give::<K, OF>(words, Global(operands(first).images));
+            sync_threads();
+            let of = (first + thread_idx_x() / CHUNK, thread_idx_x() % CHUNK);
+            let byte = OF * FACTOR_BYTES + 4 * of.1;
+            let mut r = of.0;
+            while r < end {
+                let scale = load_shared_b32(scales + byte);
+                Global(operands(r).head).store_b32(FACTORS + byte, scale);
+                r += THREADS / CHUNK;
+            }
+        }
+    }
+}
+
+impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
+    type Params = PrefillParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = 1;
+    const MIN_BLOCKS_PER_SM: u32 = 2;
+    const SHARED_BYTES: u32 = Self::SCALES + 2 * FACTOR_BYTES + 128;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::CONVOLVE,
+        layout: Layout::KLast,
+        state: Element::F32,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &PrefillParams) {
+        let c = constants();
+        if c.taps == 0 {
+            return;
+        }
+        // Of q, and of k.
+        let own = if G::PER_CHANNEL { c.ratio } else { 1 };
+        let heads = c.h * own;
+        let of_unit = 2 * heads + c.h * c.ratio;
+        let (unit, of) = ((block_idx_x() / of_unit) as u64, block_idx_x() % of_unit);
+        // SAFETY: the caller's promise; a unit's operands are this block's to write, and at most one row has it.
+        unsafe {
+            let Some((span, j)) = row_of(&c, params, unit) else {
+                return;
+            };
+            let place = Place::load(&c, &params.layer, span.b);
+            if !place.live() {
+                return;
+            }
+            let (piece, inputs) = (span.piece(j), Inputs::new(&c, params, &place));
+            let operands =
+                |h: u32, r: u32| Operands::new::<K, V>(&c, params, G::PER_CHANNEL, unit, (h, r));
+            if of >= 2 * heads {
+                let (h, r) = ((of - 2 * heads) / c.ratio, (of - 2 * heads) % c.ratio);
+                let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
+                let (of, threads) = ((hv, V), (thread_idx_x(), THREADS));
+                let tiles = Global(operands(h, r).values);
+                values::make(&c, params, (&span, piece, inputs), of, threads, tiles);
+                return;
+            }
+            let (h, r) = (of % heads / own, of % heads % own);
+            let load: Load<'_, false> = Load {
+                with: (&c, params),
+                inputs,
+                head: h,
+                span: &span,
+                piece,
+            };
+            let heads_of = if G::PER_CHANNEL {
+                (r, r + 1)
+            } else {
+                (0, c.ratio)
+            };
+            if of < heads {
+                Self::convolve::<0>(&load, |r| operands(h, r), heads_of);
+            } else {
+                Self::convolve::<1>(&load, |r| operands(h, r), heads_of);
+            }
+        }
+    }
+}
+
+/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state.
+pub struct Chain<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
+    PhantomData<(G, S)>,
+);
+
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
+    Kernel for Chain<G, S, K, V, V_LAST, GROUPS>
+{
+    type Params = PrefillParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = 128 * GROUPS;
+    const TILES: u32 = V / (64 * GROUPS);
+    const SHARED_BYTES: u32 = chain::shared_bytes(K, G::PER_CHANNEL, GROUPS);
+    const WARPGROUPS: bool = true;
+    const OVERLAPS: bool = true;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::CHAIN,
+        layout: if V_LAST { Layout::VLast } else { Layout::KLast },
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &PrefillParams) {
+        let c = constants();
+        // A norm is for who has all of a head: the host's duty.
+        if c.has_norm != 0 && Self::TILES > 1 {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+            let b = row_in_turn(&c, params, row.b);
+            let (row, most) = (Row { b, ..row }, u32::MAX);
+            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row, most);
+            let Some((chain, place)) = block else {
+                // Who comes behind this launch may count on the one before.
+                wait_for_previous();
+                return;
+            };
+            if place.live() {
+                chain.walk::<S>(&place);
+            } else {
+                wait_for_previous();
+                chain.store_zeros(1);
+            }
+        }
+    }
+}
+
+/// Rows of at most 64 tokens: both in one, without a workspace. A block has all of a head, `GROUPS` · 64 rows of its state.
+pub struct Short<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
+    PhantomData<(G, S)>,
+);
+
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
+    Kernel for Short<G, S, K, V, V_LAST, GROUPS>
+{
+    type Params = PrefillParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = V / (64 * GROUPS);
+    const SHARED_BYTES: u32 = chain::shared_bytes(K, G::PER_CHANNEL, GROUPS)
+        + chain::room_bytes(K, G::PER_CHANNEL, GROUPS);
+    const WARPGROUPS: bool = true;
+    const MAKES_PAIRS: bool = chain::makes_pairs(G::PER_CHANNEL, GROUPS);
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::SHORT,
+        layout: if V_LAST { Layout::VLast } else { Layout::KLast },
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &PrefillParams) {
+        let c = constants();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+            let mut heads = 1;
+            if Self::MAKES_PAIRS && grid_dim_x() < c.ratio {
+                heads = 2;
+                row = row.with_head(&c, 2 * block_idx_x());
+            }
+            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row, CHUNK);
+            let Some((chain, place)) = block else {
+                return;
+            };
+            if place.live() {
+                chain.walk_short::<S>(&place, heads);
+            } else if thread_idx_x() < 128 * GROUPS {
+                chain.store_zeros(heads);
+            }
+        }
+    }
+}

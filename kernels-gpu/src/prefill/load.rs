@@ -1,0 +1,307 @@
+//! How q and k of a piece come to its threads: as they lie in memory or convolved, in f16 with a power of two.
+
+use super::anew;
+use super::convolution::{Inputs, RUN, channel_of};
+use super::operands::{Place, Shared};
+use super::rows::{Piece, Span};
+use super::workspace::Operands;
+use super::{CHUNK, FACTOR_BYTES, FACTORS, QUERIES};
+use crate::constants::Element;
+use crate::device::float::{f16_to_f32, fma, pack_f16x2, rsqrt};
+use crate::device::global::{load_b32, load_b128};
+use crate::device::shared::{load_shared_b128, store_shared_b32, store_shared_b128};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::lane_id;
+use crate::math::elements;
+use crate::math::reduce::{butterfly_sum, dot};
+use crate::step::{PrefillParams, StepConstants};
+
+/// Threads that make a unit.
+pub const THREADS: u32 = 256;
+
+/// 8 channels of some of a token's, as they lie in memory: a thread has every fourth 8 channels of a token.
+pub type Rows = [elements::Raw<8>; 4];
+/// Their values.
+pub type Token = [[f32; 8]; 4];
+/// The same in f16, two to a word.
+pub type Words = [[u32; 4]; 4];
+
+/// Bytes of an image from a lane's channels to its next ones.
+const RUN_BYTES: u32 = 4 * 2048;
+
+/// Address, strides of rows and tokens, first channel and element of a tensor.
+pub type Source = (u64, (u32, u32), u32, u32);
+
+/// Who convolves q and k, where that is done.
+#[derive(Clone, Copy)]
+pub enum Convolved {
+    /// The block itself, from these.
+    Here(Inputs),
+    /// A launch before, which left them in the workspace: [`super::kernels::Convolve`].
+    Before(Operands),
+}
+
+/// How q and k of a piece come to its [`THREADS`]: a warp has 8 tokens, and of each four lanes; those of a token are neighbours
+/// if `NEIGHBOURS`, as the rows of a product have them, else tokens are, as an image has them.
+pub struct Load<'a, const NEIGHBOURS: bool> {
+    /// Of the launch.
+    pub with: (&'a StepConstants, &'a PrefillParams),
+    /// What q and k are convolved from.
+    pub inputs: Inputs,
+    /// The query/key head.
+    pub head: u32,
+    /// The row.
+    pub span: &'a Span,
+    /// Its tokens.
+    pub piece: Piece,
+}
+
+impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
+    /// The token of the piece that is this thread's.
+    #[inline(always)]
+    pub fn token(&self) -> u32 {
+        let lane = lane_id();
+        8 * (thread_idx_x() / 32) + if NEIGHBOURS { lane / 4 } else { lane % 8 }
+    }
+
+    /// Which of the four lanes of a token this is.
+    #[inline(always)]
+    pub fn part(&self) -> u32 {
+        let lane = lane_id();
+        if NEIGHBOURS { lane % 4 } else { lane / 8 }
+    }
+
+    /// x summed over the lanes of a token.
+    #[inline(always)]
+    fn sum(x: f32) -> f32 {
+        let [sum] = if NEIGHBOURS {
+            butterfly_sum([x], 1, 4)
+        } else {
+            butterfly_sum([x], 8, 32)
+        };
+        sum
+    }
+
+    /// # Safety
+    /// The tensor is live.
+    #[inline(always)]
+    pub unsafe fn rows<const K: u32>(&self, (base, strides, head, element): Source) -> Rows {
+        let mut rows: Rows = [elements::Raw([0; 8]); 4];
+        let token = self.token();
+        let t = self.piece.start + if token < self.piece.count { token } else { 0 };
+        let mut i = 0;
+        while i < K as usize / 32 {
+            let channel = head + 8 * (self.part() + 4 * i as u32);
+            let address = self.span.at(base, strides, t, channel, element);
+            // SAFETY: the caller's promise.
+            rows[i] = unsafe { elements::load::<8>(address, element, self.with.0.wide_io != 0) };
+            i += 1;
+        }
+        rows
+    }
+
+    /// Byte of 8 channels of the token in the image, of k (0) or q (1).
+    #[inline(always)]
+    pub fn byte(&self, of: u32, i: u32) -> u32 {
+        self.part() * 2048 + i * RUN_BYTES + of * QUERIES + self.token() * 16
+    }
+
+    /// Convolves k (0) or q (1): values in f32, half of them in the place of k, half in that of q. Behind a barrier they are
+    /// there.
+    ///
+    /// # Safety
+    /// The tensors are live, and the image is the block's.
+    #[inline(always)]
+    pub unsafe fn stage<const K: u32, const OF: u32>(&self, image: u32) {
+        let (c, params) = self.with;
+        let (of_token, thread) = (K / 8, anew(thread_idx_x()));
+        let (part, first) = (thread % of_token, RUN as u32 * (thread / of_token));
+        if first < CHUNK {
+            let channel = channel_of(c, 1 - OF, self.head, K) + 8 * part;
+            let (t, end) = (
+                self.piece.start + first,
+                self.piece.start + self.piece.count,
+            );
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.inputs
+                    .convolve_run((c, params), self.span, (t, end), channel, |token, y| {
+                        let place = image + part * 2048 + (first + token) * 16;
+                        let [a, b, c, d, e, f, g, h] = y.map(f32::to_bits);
+                        store_shared_b128(place, [a, b, c, d]);
+                        store_shared_b128(place + QUERIES, [e, f, g, h]);
+                    });
+            }
+        }
+    }
+
+    /// What [`Self::stage`] stored.
+    ///
+    /// # Safety
+    /// It is there, behind a barrier.
+    #[inline(always)]
+    pub unsafe fn staged<const K: u32>(&self, image: u32) -> Token {
+        let mut x = [[0.0; 8]; 4];
+        let mut i = 0;
+        while i < K as usize / 32 {
+            // SAFETY: it is there, behind a barrier.
+            let [a, b] =
+                unsafe { [0, 1].map(|of| load_shared_b128(image + self.byte(of, i as u32))) };
+            x[i] = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]].map(f32::from_bits);
+            i += 1;
+        }
+        x
+    }
+
+    /// k (0) or q (1) with a power of two, and leaves what lacks to k̂ or q̂. The four lanes of a token come with their
+    /// channels; `rounds` says that they may have more bits than f16.
+    ///
+    /// # Safety
+    /// The scales are the block's to write.
+    #[inline(always)]
+    pub unsafe fn scaled<const K: u32, const OF: u32>(
+        &self,
+        x: Token,
+        rounds: bool,
+        scales: u32,
+    ) -> Words {
+        let c = self.with.0;
+        let mut sum = 0.0;
+        let mut i = 0;
+        while i < K as usize / 32 {
+            sum += dot(x[i], x[i]);
+            i += 1;
+        }
+        let sum = Self::sum(sum);
+        // 2^-e, for a length between 2^(e - 2) and 2^e.
+        let e = ((sum.to_bits() >> 23 & 255) + 129) / 2;
+        let (power, inverse) = (f32::from_bits((254 - e) << 23), f32::from_bits(e << 23));
+        let mut words: Words = [[0; 4]; 4];
+        let mut i = 0;
+        while i < K as usize / 32 {
+            let mut j = 0;
+            while j < 4 {
+                words[i][j] = pack_f16x2(x[i][2 * j] * power, x[i][2 * j + 1] * power);
+                j += 1;
+            }
+            i += 1;
+        }
+        let mut rest = inverse;
+        if c.l2norm != 0 {
+            rest *= rsqrt(sum + 1e-6);
+        }
+        if rounds && OF == 0 {
+            // What rounding did to the length is undone: with equal keys and β = 2 it would grow with every token.
+            let mut rounded = 0.0;
+            i = 0;
+            while i < K as usize / 32 {
+                let mut j = 0;
+                while j < 4 {
+                    let word = words[i][j];
+                    let half = [word as u16, (word >> 16) as u16].map(f16_to_f32);
+                    rounded = fma(half[0], half[0], fma(half[1], half[1], rounded));
+                    j += 1;
+                }
+                i += 1;
+            }
+            let rounded = Self::sum(rounded);
+            let exact = sum * power * power;
+            let ratio = exact * rsqrt(exact * rounded);
+            rest *= if exact * rounded > 1e-30 { ratio } else { 1.0 };
+        }
+        if OF == 1 {
+            rest *= f32::from_bits(c.scale);
+        }
+        if self.part() == 0 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                store_shared_b32(
+                    scales + OF * FACTOR_BYTES + 4 * self.token(),
+                    rest.to_bits(),
+                );
+            }
+        }
+        words
+    }
+
+    /// # Safety
+    /// The image is the block's to write.
+    #[inline(always)]
+    pub unsafe fn give<const K: u32, const OF: u32>(&self, words: Words, image: impl Place) {
+        let mut i = 0;
+        while i < K as usize / 32 {
+            let byte = self.byte(OF, i as u32);
+            // SAFETY: the caller's promise; a thread writes its own token's channels.
+            unsafe { image.store_b128(byte, words[i]) };
+            i += 1;
+        }
+    }
+
+    /// k (0) or q (1) as a launch before left it, and what lacks to k̂ or q̂ with the scales.
+    ///
+    /// # Safety
+    /// It is in the workspace; the scales are the block's to write.
+    #[inline(always)]
+    pub unsafe fn left<const K: u32>(&self, of: u32, operands: Operands, scales: u32) -> Words {
+        let mut words: Words = [[0; 4]; 4];
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Else the compiler keeps the addresses until something is stored there.
+            let first = anew(self.byte(of, 0));
+            let mut i = 0;
+            while i < K as usize / 32 {
+                let byte = first + i as u32 * RUN_BYTES;
+                words[i] = load_b128(operands.images + byte as u64);
+                i += 1;
+            }
+            if self.part() == 0 {
+                let byte = of * FACTOR_BYTES + 4 * self.token();
+                let scale = load_b32(operands.head + (FACTORS + byte) as u64);
+                store_shared_b32(scales + byte, scale);
+            }
+        }
+        words
+    }
+
+    /// k (0) or q (1) of what was loaded, with a power of two.
+    ///
+    /// # Safety
+    /// The scales are the block's to write.
+    #[inline(always)]
+    pub unsafe fn words<const K: u32, const OF: u32>(
+        &self,
+        rows: Rows,
+        element: u32,
+        scales: u32,
+    ) -> Words {
+        let mut x: Token = [[0.0; 8]; 4];
+        let mut i = 0;
+        while i < K as usize / 32 {
+            if self.token() < self.piece.count {
+                x[i] = rows[i].to_f32(element);
+            }
+            i += 1;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.scaled::<K, OF>(x, element == Element::F32 as u32, scales) }
+    }
+
+    /// The same, in the image.
+    ///
+    /// # Safety
+    /// The image and the scales are the block's to write.
+    #[inline(always)]
+    pub unsafe fn place<const K: u32, const OF: u32>(
+        &self,
+        rows: Rows,
+        element: u32,
+        (image, scales): (u32, u32),
+    ) -> Words {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = self.words::<K, OF>(rows, element, scales);
+            self.give::<K, OF>(words, Shared(image));
+            words
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Where what is made of a unit goes.
+
+use crate::device::global::{store_b32, store_b128};
+use crate::device::shared::{store_shared_b32, store_shared_b128};
+
+/// Where operands go.
+pub trait Place: Copy {
+    /// # Safety
+    /// The bytes are this thread's to write.
+    unsafe fn store_b32(self, byte: u32, word: u32);
+    /// # Safety
+    /// The bytes are this thread's to write.
+    unsafe fn store_b128(self, byte: u32, words: [u32; 4]);
+}
+
+/// To a workspace.
+#[derive(Clone, Copy)]
+pub struct Global(pub u64);
+
+/// To the shared memory of the block that uses them.
+#[derive(Clone, Copy)]
+pub struct Shared(pub u32);
+
+impl Place for Global {
+    #[inline(always)]
+    unsafe fn store_b32(self, byte: u32, word: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { store_b32(self.0 + byte as u64, word) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_b128(self, byte: u32, words: [u32; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { store_b128(self.0 + byte as u64, words) };
+    }
+}
+
+impl Place for Shared {
+    #[inline(always)]
+    unsafe fn store_b32(self, byte: u32, word: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b32(self.0 + byte, word) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_b128(self, byte: u32, words: [u32; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b128(self.0 + byte, words) };
+    }
+}

@@ -1,0 +1,266 @@
+//! T = (I + A)⁻¹ diag(β) of a piece, by a warpgroup.
+//!
+//! A goes in blocks of 16. A warp inverts its own block of the diagonal, D, in f32, by substitution; then it has a column
+//! of blocks of T, j, whose transposes X are made one after the other:
+//!     X_j = D_jᵀ        X_i = −(Σ_{j ≤ k < i} X_k A_ikᵀ) D_iᵀ
+//! on tensor cores, with both factors split in two bf16.
+
+use core::array;
+
+use super::operands::Place;
+use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
+use crate::device::shared::{
+    load_matrices, load_matrices_transposed, load_shared_b128, store_shared_b16, store_shared_b32,
+};
+use crate::device::thread::{sync_barrier, thread_idx_x};
+use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp};
+use crate::math::elements::bf16_to_f32;
+
+/// Bytes of a block of 16 rows of bf16.
+const BLOCK: u32 = 512;
+/// The upper halves of a warp's blocks, those of A and D; as many for the lower halves; then D in the making, in f32.
+const HALVES: u32 = 4 * BLOCK;
+const SQUARE: u32 = 2 * HALVES;
+const OF_WARP: u32 = SQUARE + 1024;
+/// Barrier of the warps of the first warpgroup that make T; the other's follows.
+const SOLVERS: u32 = 1;
+/// Bytes of the scratch of a warpgroup, which may be where the image is no more.
+pub const SCRATCH_BYTES: u32 = 4 * OF_WARP;
+
+/// Byte of an element in such a block: halves of a row trade places with every fourth row, so that neither rows nor a lane's
+/// elements meet in a bank.
+#[inline(always)]
+const fn of_block(row: u32, column: u32) -> u32 {
+    row * 32 + ((column / 8) ^ (row / 4 % 2)) * 16 + column % 8 * 2
+}
+
+/// Byte of an element of D in the making, whose columns are together: so that a product's elements do not meet in a bank,
+/// columns trade places in pairs, and halves of a column.
+#[inline(always)]
+const fn of_square(row: u32, column: u32) -> u32 {
+    (column ^ (column / 4 % 2)) * 64 + (row ^ (column / 2 % 2 * 8)) * 4
+}
+
+/// Where A is solved: the warpgroup's [`SCRATCH_BYTES`] of shared memory.
+#[derive(Clone, Copy)]
+pub struct Solver(pub u32);
+
+impl Solver {
+    /// Stores this warp's four elements of A of columns 8 `j` and on: in halves, and as they are in the block of the
+    /// diagonal.
+    ///
+    /// # Safety
+    /// The scratch is the warpgroup's.
+    #[inline(always)]
+    pub unsafe fn store_terms(self, j: u32, [w, x, y, z]: [f32; 4]) {
+        let own = thread_idx_x() / 32 % 4;
+        let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
+        let (mine, block) = (self.0 + own * OF_WARP, j / 2);
+        let within = j % 2 * 8 + column;
+        // SAFETY: a warp writes its own blocks.
+        unsafe {
+            if block < own {
+                let (high, low) = split(w, x);
+                let byte = mine + block * BLOCK + of_block(r, within);
+                store_shared_b32(byte, high);
+                store_shared_b32(byte + HALVES, low);
+                let (high, low) = split(y, z);
+                // Eight rows on.
+                store_shared_b32(byte + BLOCK / 2, high);
+                store_shared_b32(byte + BLOCK / 2 + HALVES, low);
+            } else {
+                let square = mine + SQUARE;
+                store_shared_b32(square + of_square(r, within), w.to_bits());
+                store_shared_b32(square + of_square(r, within + 1), x.to_bits());
+                store_shared_b32(square + of_square(r + 8, within), y.to_bits());
+                store_shared_b32(square + of_square(r + 8, within + 1), z.to_bits());
+            }
+        }
+    }
+
+    /// Stores two elements of A, of a row of 8 tokens `t`, lane / 4, and columns lane % 4 · 2 and the next of 8 tokens `s`, s ≤ t.
+    ///
+    /// # Safety
+    /// The elements are this lane's to write.
+    #[inline(always)]
+    pub unsafe fn store_pair(self, (t, s): (u32, u32), [x, y]: [f32; 2]) {
+        let (r, column) = (lane_id() / 4 + t % 2 * 8, s % 2 * 8 + lane_id() % 4 * 2);
+        let mine = self.0 + t / 2 * OF_WARP;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if s / 2 < t / 2 {
+                let (high, low) = split(x, y);
+                let byte = mine + s / 2 * BLOCK + of_block(r, column);
+                store_shared_b32(byte, high);
+                store_shared_b32(byte + HALVES, low);
+            } else {
+                let square = mine + SQUARE;
+                store_shared_b32(square + of_square(r, column), x.to_bits());
+                store_shared_b32(square + of_square(r, column + 1), y.to_bits());
+            }
+        }
+    }
+
+    /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
+    /// warpgroup come.
+    ///
+    /// # Safety
+    /// A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
+    #[inline(always)]
+    pub unsafe fn solve(self, betas: [f32; 2], out: impl Place) {
+        let (group, own, lane) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4, lane_id());
+        let of_warp = |warp: u32| self.0 + warp * OF_WARP;
+        let mine = of_warp(own);
+        // SAFETY: a warp writes its own blocks, and reads others behind a barrier.
+        unsafe {
+            sync_warp(FULL_MASK);
+            // Column lane % 16 of D; of the block, columns are together.
+            let mut x: [f32; 16] = array::from_fn(|i| (lane % 16 == i as u32) as u32 as f32);
+            let mut i = 0;
+            while i < 15 {
+                let mut t = (i + 1) / 4 * 4;
+                while t < 16 {
+                    let terms = load_shared_b128(mine + SQUARE + of_square(t as u32, i as u32));
+                    let mut e = 0;
+                    while e < 4 {
+                        if t + e > i {
+                            x[t + e] = fma(-f32::from_bits(terms[e]), x[i], x[t + e]);
+                        }
+                        e += 1;
+                    }
+                    t += 4;
+                }
+                i += 1;
+            }
+            if lane < 16 {
+                i = 0;
+                while i < 16 {
+                    let (high, low) = split(x[i], 0.0);
+                    let byte = mine + own * BLOCK + of_block(i as u32, lane);
+                    store_shared_b16(byte, high as u16);
+                    store_shared_b16(byte + HALVES, low as u16);
+                    i += 1;
+                }
+            }
+            sync_barrier(SOLVERS + group, 128);
+            let (matrix, line) = (lane / 8, lane % 8);
+            let square = of_block(matrix / 2 * 8 + line, matrix % 2 * 8);
+            let own_block = mine + own * BLOCK + square;
+            let mut x = [[[0u32; 4]; 2]; 4];
+            x[0] = [own_block, own_block + HALVES].map(|block| load_matrices_transposed(block));
+            if own % 2 == 1 {
+                store_block(out, own - 1, [0; 4]);
+            }
+            store_block(out, own, of_betas(joined(&x[0]), betas));
+            let mut i = own + 1;
+            let mut steps = 1;
+            while steps < 4 {
+                if i < 4 {
+                    let mut sums = [[0.0f32; 4]; 2];
+                    let mut k = 0;
+                    while k < steps {
+                        let block = read(of_warp(i) + (own + k as u32) * BLOCK + square);
+                        sums = multiply(&x[k], &block, sums);
+                        k += 1;
+                    }
+                    let sums = multiply(
+                        &as_left(sums),
+                        &read(of_warp(i) + i * BLOCK + square),
+                        [[0.0; 4]; 2],
+                    );
+                    let next = sums.map(|sums| sums.map(|x| -x));
+                    x[steps] = as_left(next);
+                    store_block(out, i, of_betas(next, betas));
+                }
+                i += 1;
+                steps += 1;
+            }
+        }
+    }
+}
+
+/// The halves of a block, of which this lane names a row of a matrix.
+///
+/// # Safety
+/// They are in shared memory.
+#[inline(always)]
+unsafe fn read(block: u32) -> [[u32; 4]; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [load_matrices(block), load_matrices(block + HALVES)] }
+}
+
+/// Stores this warp's block of T with rows t from 16 `i` on: rows s of the block r and r + 8, 8 columns t, then 8 more.
+///
+/// # Safety
+/// The block is this warp's to write.
+#[inline(always)]
+unsafe fn store_block(out: impl Place, i: u32, words: [u32; 4]) {
+    let (own, r, c) = (thread_idx_x() / 32 % 4, lane_id() / 4, lane_id() % 4);
+    let byte = i / 2 * 2048 + own * 1024 + i % 2 * 512 + r * 16 + 4 * c;
+    // SAFETY: the caller's promise.
+    unsafe {
+        out.store_b32(byte, words[0]);
+        out.store_b32(byte + 128, words[1]);
+        out.store_b32(byte + 256, words[2]);
+        out.store_b32(byte + 384, words[3]);
+    }
+}
+
+/// A block of T, from one of X and β of rows r and r + 8.
+#[inline(always)]
+fn of_betas([a, b]: [[f32; 4]; 2], betas: [f32; 2]) -> [u32; 4] {
+    [
+        pack_f16x2(a[0] * betas[0], a[1] * betas[0]),
+        pack_f16x2(a[2] * betas[1], a[3] * betas[1]),
+        pack_f16x2(b[0] * betas[0], b[1] * betas[0]),
+        pack_f16x2(b[2] * betas[1], b[3] * betas[1]),
+    ]
+}
+
+/// Two values as bf16, and what that leaves of them.
+#[inline(always)]
+fn split(x: f32, y: f32) -> (u32, u32) {
+    let high = pack_bf16x2(x, y);
+    let [p, q] = values(high);
+    (high, pack_bf16x2(x - p, y - q))
+}
+
+#[inline(always)]
+fn values(word: u32) -> [f32; 2] {
+    [bf16_to_f32(word as u16), f32::from_bits(word & 0xffff_0000)]
+}
+
+/// Sums as a left factor, in two halves.
+#[inline(always)]
+fn as_left([a, b]: [[f32; 4]; 2]) -> [[u32; 4]; 2] {
+    let pairs = [(a[0], a[1]), (a[2], a[3]), (b[0], b[1]), (b[2], b[3])];
+    let split = pairs.map(|(x, y)| split(x, y));
+    [split.map(|(high, _)| high), split.map(|(_, low)| low)]
+}
+
+/// A left factor as sums.
+#[inline(always)]
+fn joined([high, low]: &[[u32; 4]; 2]) -> [[f32; 4]; 2] {
+    let pair = |i: usize| {
+        let ([a, b], [c, d]) = (values(high[i]), values(low[i]));
+        [a + c, b + d]
+    };
+    let [[a, b], [c, d], [e, f], [g, h]] = [pair(0), pair(1), pair(2), pair(3)];
+    [[a, b, c, d], [e, f, g, h]]
+}
+
+/// A Bᵀ + C of blocks of 16; both factors are split in two.
+#[inline(always)]
+fn multiply(a: &[[u32; 4]; 2], b: &[[u32; 4]; 2], c: [[f32; 4]; 2]) -> [[f32; 4]; 2] {
+    let product = |a: &[u32; 4], b: &[u32; 4], [x, y]: [[f32; 4]; 2]| {
+        [
+            mma_m16n8k16_bf16(*a, [b[0], b[1]], x),
+            mma_m16n8k16_bf16(*a, [b[2], b[3]], y),
+        ]
+    };
+    product(
+        &a[0],
+        &b[0],
+        product(&a[0], &b[1], product(&a[1], &b[0], c)),
+    )
+}

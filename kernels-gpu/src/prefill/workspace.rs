@@ -1,0 +1,66 @@
+//! Where what is made of units lies in a workspace: of each unit and query/key head the image of k̂ and q̂, and behind it what
+//! its value heads have, T, P and factors, and v where that is left too. Where decays are of channels each value head has
+//! images of its own.
+//!
+//! A convolution leaves k and q where the image of k̂ and q̂ will be, of every value head where each has its own, and their scales
+//! where the first factors will be.
+
+use super::values::tiles_bytes;
+use super::{head_bytes, image_bytes, images_bytes};
+use crate::step::{PrefillParams, StepConstants};
+
+/// Bytes of a value head of a unit that are its own.
+#[inline(always)]
+pub const fn own_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> u32 {
+    let images = if per_channel {
+        images_bytes(k, true)
+    } else {
+        0
+    };
+    images + head_bytes(k, per_channel) + tiles_bytes(c, v)
+}
+
+/// Bytes of a query/key head of a unit, with its value heads.
+#[inline(always)]
+pub const fn unit_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> u32 {
+    let shared = if per_channel { 0 } else { image_bytes(k) };
+    shared + own_bytes(c, k, v, per_channel) * c.ratio
+}
+
+/// Addresses of what a value head of a unit has.
+#[derive(Clone, Copy)]
+pub struct Operands {
+    /// The image of k̂ and q̂.
+    pub images: u64,
+    /// T, P and factors.
+    pub head: u64,
+    /// Tiles of v.
+    pub values: u64,
+}
+
+impl Operands {
+    /// Of value head `r` of query/key head `h`.
+    #[inline(always)]
+    pub fn new<const K: u32, const V: u32>(
+        c: &StepConstants,
+        params: &PrefillParams,
+        per_channel: bool,
+        unit: u64,
+        (h, r): (u32, u32),
+    ) -> Self {
+        let own = own_bytes(c, K, V, per_channel);
+        let number = unit * c.h as u64 + h as u64;
+        let first = params.workspace + number * unit_bytes(c, K, V, per_channel) as u64;
+        let (images, head) = if per_channel {
+            let images = first + (own * r) as u64;
+            (images, images + images_bytes(K, true) as u64)
+        } else {
+            (first, first + (image_bytes(K) + own * r) as u64)
+        };
+        Self {
+            images,
+            head,
+            values: head + head_bytes(K, per_channel) as u64,
+        }
+    }
+}
