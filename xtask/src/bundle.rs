@@ -136,25 +136,24 @@ struct Binary {
 /// depend on `gated-delta`, and those that want cargo or the sources, which a package names in its manifest as
 /// `package.metadata.gpu-bundle.skip`.
 fn binaries() -> Result<Vec<Binary>> {
-    let packages = packages()?;
-    let skipped: Vec<_> = packages.iter().flat_map(skipped_tests).collect();
-    let mut cargo = shell::cargo();
-    cargo.args(["build", "--release"]);
-    for package in packages.iter().filter(|package| has_gpu_tests(package)) {
-        cargo.args(
-            package["name"]
-                .as_str()
-                .map(|name| format!("--package={name}")),
-        );
-    }
-    cargo.args(["--lib", "--bins", "--tests", "--benches", "--examples"]);
-    cargo
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit());
+    let metadata = ["metadata", "--no-deps", "--format-version=1"];
+    let metadata: Value = serde_json::from_str(&shell::stdout(shell::cargo().args(metadata))?)?;
     let mut binaries = Vec::new();
-    for line in shell::stdout(&mut cargo)?.lines() {
-        let message: Value = serde_json::from_str(line).context("a message of cargo")?;
-        binaries.extend(binary(&message).filter(|binary| !skipped.contains(&binary.name)));
+    for packages in built_together(&metadata) {
+        let skipped: Vec<_> = packages.iter().flat_map(|&p| skipped_tests(p)).collect();
+        let names = packages
+            .iter()
+            .filter_map(|package| package["name"].as_str());
+        let mut cargo = shell::cargo();
+        cargo.args(["build", "--release", "--all-targets"]);
+        cargo.args(names.map(|name| format!("--package={name}")));
+        cargo
+            .arg("--message-format=json-render-diagnostics")
+            .stderr(Stdio::inherit());
+        for line in shell::stdout(&mut cargo)?.lines() {
+            let message: Value = serde_json::from_str(line).context("a message of cargo")?;
+            binaries.extend(binary(&message).filter(|binary| !skipped.contains(&binary.name)));
+        }
     }
     if binaries.is_empty() {
         bail!("cargo built no executable");
@@ -162,12 +161,17 @@ fn binaries() -> Result<Vec<Binary>> {
     Ok(binaries)
 }
 
-/// The packages of the workspace, as cargo describes them.
-fn packages() -> Result<Vec<Value>> {
-    let metadata = ["metadata", "--no-deps", "--format-version=1"];
-    let mut metadata: Value = serde_json::from_str(&shell::stdout(shell::cargo().args(metadata))?)?;
-    let packages = metadata["packages"].as_array_mut();
-    Ok(std::mem::take(packages.context("no packages")?))
+/// The packages with GPU tests, of the workspace that cargo describes: its default members as `cargo test` builds them,
+/// and each other one by itself, since its dependencies may ask for features of theirs that would build them anew.
+fn built_together(metadata: &Value) -> Vec<Vec<&Value>> {
+    let default = metadata["workspace_default_members"].as_array();
+    let is_default = |package: &Value| default.is_some_and(|ids| ids.contains(&package["id"]));
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let (together, alone): (Vec<_>, Vec<_>) = packages
+        .filter(|package| has_gpu_tests(package))
+        .partition(|package| is_default(package));
+    let alone = alone.into_iter().map(|package| vec![package]);
+    [together].into_iter().chain(alone).collect()
 }
 
 /// Whether a package is `gated-delta` or depends on it: what does not cannot launch a kernel.
@@ -197,11 +201,11 @@ fn binary(message: &Value) -> Option<Binary> {
         ("bench", _) => ("benches", target.to_owned()),
         ("test", _) => ("tests", format!("{package}-{target}")),
         (_, true) => ("tests", format!("{package}-{kind}-{target}")),
-        ("bin", false) => ("bin", target.to_owned()),
-        // Those without a number are fixtures and tools.
-        ("example", false) if target.starts_with(|c: char| c.is_ascii_digit()) => {
+        // An example may be a package of its own. Those without a number are fixtures and tools.
+        ("bin" | "example", false) if target.starts_with(|c: char| c.is_ascii_digit()) => {
             ("examples", target.to_owned())
         }
+        ("bin", false) => ("bin", target.to_owned()),
         _ => return None,
     };
     Some(Binary { path, folder, name })
@@ -254,6 +258,26 @@ mod tests {
         assert_eq!(
             skipped_tests(&serde_json::json!({"metadata": null})),
             [""; 0]
+        );
+    }
+
+    #[test]
+    fn other_packages_than_the_default_members_are_built_by_themselves() {
+        let package = |id: &str, dependency: &str| serde_json::json!({"name": id, "id": id, "dependencies": [{"name": dependency}]});
+        let metadata = serde_json::json!({
+            "workspace_default_members": ["a", "b", "c"],
+            "packages": [package("x", "gated-delta"), package("a", "gated-delta"), package("b", "gated-delta"),
+                package("c", "half"), package("y", "gated-delta"), package("z", "half")],
+        });
+        let names = built_together(&metadata).into_iter().map(|packages| {
+            packages
+                .into_iter()
+                .map(|package| package["name"].as_str().unwrap())
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            [vec!["a", "b"], vec!["x"], vec!["y"]]
         );
     }
 
@@ -312,6 +336,10 @@ mod tests {
         assert_eq!(
             place_of("01_a", "example", false).as_deref(),
             Some("examples/01_a")
+        );
+        assert_eq!(
+            place_of("09_a", "bin", false).as_deref(),
+            Some("examples/09_a")
         );
         assert_eq!(place("example", false), None);
         assert_eq!(place("custom-build", false), None);
