@@ -1,6 +1,6 @@
 //! Prefills of Qwen3-Next's heads, and of Kimi-Linear's (log decay and β given, or the gate computed): prompts of all sizes,
-//! batches of them, and mixed ones, with other states and with a convolution and a norm, beside the fastest other library. Each row is checked against the
-//! reference before it is timed.
+//! batches of them, and mixed ones, with other states and with a convolution and a norm, beside the fastest other library. Each
+//! row is checked against the reference before it is timed.
 
 mod cases;
 mod values;

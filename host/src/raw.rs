@@ -45,6 +45,7 @@ pub use gated_delta_kernels::launch::LaunchShape;
 pub use gated_delta_kernels::step::{LayerParams, PrefillParams, StepParams};
 
 pub use crate::kernel::{Kernel, template};
+use crate::step::Beside;
 
 /// What a launch is made of.
 #[derive(Clone, Copy, Debug)]
@@ -67,9 +68,8 @@ pub struct Recipe {
 impl Recipe {
     /// Every launch, in order: one, of a prefill one to four.
     pub fn launches(&self) -> impl Iterator<Item = (Kernel, LaunchShape)> {
-        let last = [(self.kernel, self.shape)];
-        let before = self.before.into_iter().flatten();
-        before.chain(last).chain(self.after)
+        let Self { before, after, .. } = *self;
+        Beside { before, after }.with((self.kernel, self.shape))
     }
 
     /// The bytes of the parameter, for a launch that takes no Rust struct.

@@ -267,11 +267,7 @@ impl Case {
 
     /// All that is launched.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        let convolves = |entry: Option<Entry>| entry.filter(|_| self.way.conv);
-        let before = [convolves(self.kind.convolve()), self.kind.prepare()];
-        let before = before.into_iter().flatten();
-        let windows = convolves(self.kind.windows());
-        before.chain([self.entry]).chain(windows)
+        self.kind.beside(self.way.conv).chain([self.entry])
     }
 
     /// f32 elements of the workspace.

@@ -309,26 +309,20 @@ impl Problem {
         }
         let c = &self.constants;
         let kind = self.kind_of(lengths);
-        let of = |entry: Entry, grid| LaunchShape {
-            grid,
-            block: entry.block_of(c.ratio),
-            shared_bytes: self.shared_bytes(entry),
-            cluster: entry.cluster_of(c.ratio),
-            overlaps: false,
-        };
+        let of = |entry: Entry, grid| (entry, self.shape_of(entry, grid));
         // Rows of single tokens alone have no unit.
         let units = lengths.units().max(1) as u32;
         let of_units = |entry: Entry| {
             let family = entry.computes().map(|computes| computes.family);
             let of_unit = family.map_or(0, |family| family.blocks_of_unit(c.h, c.ratio));
-            (entry, of(entry, [units * of_unit, 1, 1]))
+            of(entry, [units * of_unit, 1, 1])
         };
         let convolve = kind.convolve().filter(|_| c.taps > 0);
         let before = [convolve, kind.prepare()].map(|entry| entry.map(of_units));
         let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
         let after = kind.windows().filter(|_| c.taps > 0).map(|entry| {
             let blocks = channels.div_ceil(entry.block_of(c.ratio));
-            (entry, of(entry, [blocks, 1, lengths.rows]))
+            of(entry, [blocks, 1, lengths.rows])
         });
         Beside { before, after }
     }

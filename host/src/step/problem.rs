@@ -42,10 +42,8 @@ impl Problem {
     pub fn entries(&self, gpu: Gpu) -> Vec<Entry> {
         let kinds = self.kind.of_any_lengths();
         let entries = kinds.iter().flat_map(|kind| kind.entries(gpu));
-        let convolves = [self.kind.convolve(), self.kind.windows()];
-        let convolves = convolves.into_iter().flatten();
-        let around = convolves.filter(|_| self.constants.taps > 0);
-        entries.chain(self.kind.prepare()).chain(around).collect()
+        let beside = self.kind.beside(self.constants.taps > 0);
+        entries.chain(beside).collect()
     }
 
     pub fn kernel(&self, entry: Entry) -> Kernel {
@@ -66,11 +64,17 @@ impl Problem {
         } else {
             [entry.tiles() * across, c.h, batch]
         };
+        self.shape_of(entry, grid)
+    }
+
+    /// That of blocks of `entry`.
+    pub fn shape_of(&self, entry: Entry, grid: [u32; 3]) -> LaunchShape {
+        let ratio = self.constants.ratio;
         LaunchShape {
             grid,
-            block: entry.block_of(c.ratio),
+            block: entry.block_of(ratio),
             shared_bytes: self.shared_bytes(entry),
-            cluster: entry.cluster_of(c.ratio),
+            cluster: entry.cluster_of(ratio),
             overlaps: false,
         }
     }

@@ -348,6 +348,16 @@ impl Kind {
         }
     }
 
+    /// All that is launched with its entries, with a convolution or without.
+    pub fn beside(self, convolves: bool) -> impl Iterator<Item = Entry> {
+        let of_convolution = |entry: Option<Entry>| entry.filter(|_| convolves);
+        let before = [of_convolution(self.convolve()), self.prepare()];
+        before
+            .into_iter()
+            .chain([of_convolution(self.windows())])
+            .flatten()
+    }
+
     /// The kinds that a launch may be of, by lengths that are no constants.
     pub fn of_any_lengths(self) -> Vec<Self> {
         [Some(self), self.of_short_rows()]
@@ -595,10 +605,7 @@ mod tests {
 
     #[test]
     fn every_variant_is_of_some_kind() {
-        let of_kind = |kind: Kind| {
-            let around = [kind.convolve(), kind.prepare(), kind.windows()];
-            kind.variants().chain(around.into_iter().flatten())
-        };
+        let of_kind = |kind: Kind| kind.variants().chain(kind.beside(true));
         let mut of_kinds: Vec<Entry> = kinds().flat_map(of_kind).collect();
         of_kinds.sort();
         of_kinds.dedup();
