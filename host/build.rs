@@ -1,30 +1,58 @@
-//! Compresses `ptx/`, which stays text in the sources: a megabyte of every program that links this library, rather than
-//! seven. `src/ptx.rs` has the other half.
+//! Compresses `ptx/`, which stays text in the sources: each file by itself, for a program that links this library unpacks
+//! those that it launches. `src/ptx.rs` has the other half. A published package has `ptx.lzma` in its place, from `cargo xtask ptx-archive`.
 
 use std::error::Error;
+use std::io::Read;
 use std::path::Path;
 use std::{env, fs};
+
+use lzma_rust2::LzmaReader;
 
 /// The levels above it take twice the time for two thousandths.
 const LEVEL: u8 = 6;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let from = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("ptx");
-    let to = env::var("OUT_DIR")?;
+    let here = env::var("CARGO_MANIFEST_DIR")?;
+    let (directory, archive) = (
+        Path::new(&here).join("ptx"),
+        Path::new(&here).join("ptx.lzma"),
+    );
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed={}", from.display());
-    for file in fs::read_dir(from)? {
-        let file = file?;
-        let text = fs::read_to_string(file.path())?;
-        let compressed = miniz_oxide::deflate::compress_to_vec(body(&text).as_bytes(), LEVEL);
-        fs::write(
-            Path::new(&to)
-                .join(file.file_name())
-                .with_extension("deflate"),
-            compressed,
-        )?;
+    if directory.exists() {
+        println!("cargo::rerun-if-changed={}", directory.display());
+        for file in fs::read_dir(directory)? {
+            let path = file?.path();
+            if path.extension().is_some_and(|extension| extension == "ptx") {
+                let name = path.file_stem().and_then(|name| name.to_str());
+                embed(
+                    name.ok_or("a name that is no UTF-8")?,
+                    &fs::read_to_string(&path)?,
+                )?;
+            }
+        }
+        return Ok(());
+    }
+    println!("cargo::rerun-if-changed={}", archive.display());
+    let packed = fs::read(&archive).map_err(|error| {
+        format!(
+            "{}: {error}; `cargo xtask ptx-archive` makes it",
+            archive.display()
+        )
+    })?;
+    let mut text = String::new();
+    LzmaReader::new_mem_limit(&*packed, u32::MAX, None)?.read_to_string(&mut text)?;
+    for file in text.split("//! ").skip(1) {
+        let (name, text) = file.split_once('\n').ok_or("a damaged archive")?;
+        embed(name, text)?;
     }
     Ok(())
+}
+
+/// Leaves the text of an entry, compressed, for `src/ptx.rs`.
+fn embed(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
+    let compressed = miniz_oxide::deflate::compress_to_vec(body(text).as_bytes(), LEVEL);
+    let to = Path::new(&env::var("OUT_DIR")?).join(name);
+    Ok(fs::write(to.with_extension("deflate"), compressed)?)
 }
 
 /// The text without comment lines and indentation.

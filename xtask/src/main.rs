@@ -3,6 +3,7 @@
 //! The library itself builds with plain `cargo build`: the PTX that it embeds is committed. This tool
 //! makes that PTX, checks it, shows what becomes of it, and packs the tests for a GPU host.
 
+mod archive;
 mod assemble;
 mod bundle;
 mod compile;
@@ -42,6 +43,8 @@ enum Task {
         #[arg(long, conflicts_with = "check")]
         only: Option<String>,
     },
+    /// Pack host/ptx into host/ptx.lzma, which `cargo package` takes in its place.
+    PtxArchive,
     /// Print the machine code of an entry.
     Sass(sass::Options),
     /// Pack tests, bench, command line and fixtures into target/gpu-bundle.tar.xz, for a host without Rust.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Toolchain => toolchain::print(),
         Task::Ptx { check: true, .. } => ptx::check(),
         Task::Ptx { only, .. } => ptx::write(only.as_deref()),
+        Task::PtxArchive => archive::write(),
         Task::Sass(options) => sass::print(&options),
         Task::GpuBundle => bundle::build(),
     };
