@@ -6,6 +6,7 @@ mod memory;
 mod positive;
 mod race;
 mod sync;
+mod warpgroup;
 
 use gated_delta_kernels::device::shared::dynamic_shared_mem;
 use gated_delta_kernels::device::sim::{self, Fault, FaultKind, Launch, Region};

@@ -319,6 +319,12 @@ impl Block<'_> {
         loaded.unwrap_or_else(|problem| problem.raise())
     }
 
+    /// What is there, for a thread of a collective of which another one loads it.
+    pub(super) fn peek_shared<T: Pod>(&self, address: u32) -> T {
+        let there = self.shared.peek(address);
+        there.unwrap_or_else(|problem| problem.raise())
+    }
+
     pub fn store_shared<T: Pod>(&self, address: u32, value: T) {
         let stored = self.shared.store(address, value, &self.observer());
         stored.unwrap_or_else(|problem| problem.raise());

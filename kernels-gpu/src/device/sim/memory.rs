@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::Region;
 use super::fault::Problem;
-use super::race::{GRANULE_BYTES, Observer};
+use super::race::{GRANULE_BYTES, Observer, Same};
 use super::shadow::Shadow;
 use super::view::View;
 
@@ -77,21 +77,26 @@ impl<'a> GlobalMemory<'a> {
                 &self.views[last_view.get()]
             }
         };
+        let mut same = Same::default();
         self.shadows[view.shadow].with(address, size, |granules| {
-            for (at, granule) in (address..).step_by(GRANULE_BYTES as usize).zip(granules) {
-                let what = || format!("{request} of {view} at element {:?}", view.element(at).0);
-                let recorded = if op == Op::Store {
-                    granule.store(by)
-                } else {
-                    granule.load(by)
-                };
-                recorded.map_err(|conflict| by.race(conflict, &what()))?;
-                if let (Op::ReadOnlyLoad, Some(writer)) = (op, granule.writer()) {
-                    let (what, who) = (what(), by.name(writer));
-                    return Err(Problem::race(format!(
-                        "{what} through the read-only path: {who} has stored to it"
-                    )));
-                }
+            for (at, place) in (address..).step_by(GRANULE_BYTES as usize).zip(granules) {
+                *place = same.change(*place, |granule| {
+                    let what =
+                        || format!("{request} of {view} at element {:?}", view.element(at).0);
+                    let recorded = if op == Op::Store {
+                        granule.store(by)
+                    } else {
+                        granule.load(by)
+                    };
+                    recorded.map_err(|conflict| by.race(conflict, &what()))?;
+                    if let (Op::ReadOnlyLoad, Some(writer)) = (op, granule.writer()) {
+                        let (what, who) = (what(), by.name(writer));
+                        return Err(Problem::race(format!(
+                            "{what} through the read-only path: {who} has stored to it"
+                        )));
+                    }
+                    Ok(())
+                })?;
             }
             Ok(())
         })

@@ -180,7 +180,7 @@ pub enum Conflict {
 /// Of several unordered readers two are kept: those that the barrier of the cluster cannot order yet, else the lowest
 /// and the highest. A write that races with any races with one of these, unless the mask of a `sync_warp` has both but
 /// not a lane between them, or more than two threads of a cluster come to its barrier relaxed or before they read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granule {
     writer: Access,
     readers: [Access; 2],
@@ -205,10 +205,14 @@ impl Granule {
     /// Records a load.
     pub fn load(&mut self, by: &Observer<'_>) -> Result<(), Conflict> {
         let me = by.access;
+        let [a, b] = self.readers;
+        if a == me || b == me {
+            // A store since would have forgotten it.
+            return Ok(());
+        }
         if !by.is_after(self.writer) {
             return Err(Conflict::Store(self.writer));
         }
-        let [a, b] = self.readers;
         self.readers = match (by.is_after(a), by.is_after(b)) {
             (true, true) => [me, Access::NONE],
             (true, false) => [me, b],
@@ -228,5 +232,28 @@ impl Granule {
         }
         *self = Self::written(by.access);
         Ok(())
+    }
+}
+
+/// What an access made of a granule: its next granule is mostly as this one was, and then becomes what this became.
+#[derive(Default)]
+pub struct Same(Option<[Granule; 2]>);
+
+impl Same {
+    /// `granule` after `change`.
+    pub fn change<E>(
+        &mut self,
+        granule: Granule,
+        change: impl FnOnce(&mut Granule) -> Result<(), E>,
+    ) -> Result<Granule, E> {
+        if let Some([was, became]) = self.0
+            && was == granule
+        {
+            return Ok(became);
+        }
+        let mut became = granule;
+        change(&mut became)?;
+        self.0 = Some([granule, became]);
+        Ok(became)
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::fault::Problem;
-use super::race::{GRANULE_BYTES, Granule, Observer};
+use super::race::{GRANULE_BYTES, Granule, Observer, Same};
 
 /// Address of the first byte: not 0, so that an address that leaves out the base is out of bounds.
 pub const BASE: u32 = 1024;
@@ -34,20 +34,32 @@ impl SharedMemory {
     }
 
     pub fn load<T: Pod>(&self, address: u32, by: &Observer<'_>) -> Result<T, Box<Problem>> {
+        let value = self.peek(address)?;
+        let range = self.range::<T>("load", address)?;
+        let mut same = Same::default();
+        for (at, place) in range.clone().zip(&self.granules[range]) {
+            let granule = same.change(place.get(), |granule| {
+                if granule.writer().is_none() {
+                    let what = describe::<T>("load", at);
+                    return Err(Problem::memory(format!(
+                        "{what}: the block has not written it"
+                    )));
+                }
+                let recorded = granule.load(by);
+                recorded.map_err(|conflict| by.race(conflict, &describe::<T>("load", at)))
+            })?;
+            place.set(granule);
+        }
+        Ok(value)
+    }
+
+    /// What is there, whoever may read it.
+    pub fn peek<T: Pod>(&self, address: u32) -> Result<T, Box<Problem>> {
         let mut value = T::zeroed();
         let range = self.range::<T>("load", address)?;
-        for (at, half) in range.zip(bytemuck::cast_slice_mut(std::slice::from_mut(&mut value))) {
-            let mut granule = self.granules[at].get();
-            if granule.writer().is_none() {
-                let what = describe::<T>("load", at);
-                return Err(Problem::memory(format!(
-                    "{what}: the block has not written it"
-                )));
-            }
-            let recorded = granule.load(by);
-            recorded.map_err(|conflict| by.race(conflict, &describe::<T>("load", at)))?;
-            self.granules[at].set(granule);
-            *half = self.values[at].get();
+        let values = bytemuck::cast_slice_mut(std::slice::from_mut(&mut value));
+        for (half, from) in values.iter_mut().zip(&self.values[range]) {
+            *half = from.get();
         }
         Ok(value)
     }
@@ -59,9 +71,12 @@ impl SharedMemory {
         by: &Observer<'_>,
     ) -> Result<(), Box<Problem>> {
         let range = self.range::<T>("store", address)?;
-        for (at, half) in range.zip(bytemuck::cast_slice(&[value])) {
-            self.record_store::<T>("store", at, by)?;
-            self.values[at].set(*half);
+        self.record_store::<T>("store", range.clone(), by)?;
+        for (place, half) in self.values[range]
+            .iter()
+            .zip(bytemuck::cast_slice(&[value]))
+        {
+            place.set(*half);
         }
         Ok(())
     }
@@ -73,9 +88,9 @@ impl SharedMemory {
         by: &Observer<'_>,
     ) -> Result<Range<usize>, Box<Problem>> {
         let range = self.range::<T>("asynchronous copy", address)?;
-        for at in range.clone() {
-            self.record_store::<T>("asynchronous copy", at, by)?;
-            self.granules[at].set(Granule::written(by.in_flight()));
+        self.record_store::<T>("asynchronous copy", range.clone(), by)?;
+        for place in &self.granules[range.clone()] {
+            place.set(Granule::written(by.in_flight()));
         }
         Ok(range)
     }
@@ -91,9 +106,9 @@ impl SharedMemory {
     /// Records a mailbox; the byte at which it lies.
     pub fn open_mailbox(&self, address: u32, by: &Observer<'_>) -> Result<u32, Box<Problem>> {
         let range = self.range::<[u32; 2]>("mailbox", address)?;
-        for at in range {
-            self.record_store::<[u32; 2]>("mailbox", at, by)?;
-            self.granules[at].set(Granule::written(by.mailbox()));
+        self.record_store::<[u32; 2]>("mailbox", range.clone(), by)?;
+        for place in &self.granules[range] {
+            place.set(Granule::written(by.mailbox()));
         }
         Ok(address - BASE)
     }
@@ -107,9 +122,7 @@ impl SharedMemory {
         by: &Observer<'_>,
     ) -> Result<(), Box<Problem>> {
         let range = self.range::<u32>("send", address)?;
-        for at in range.clone() {
-            self.record_store::<u32>("send", at, by)?;
-        }
+        self.record_store::<u32>("send", range.clone(), by)?;
         let sent = Observer {
             access: by.sent(mailbox),
             ..*by
@@ -118,11 +131,21 @@ impl SharedMemory {
         Ok(())
     }
 
-    fn record_store<T>(&self, op: &str, at: usize, by: &Observer<'_>) -> Result<(), Box<Problem>> {
-        let mut granule = self.granules[at].get();
-        let recorded = granule.store(by);
-        self.granules[at].set(granule);
-        recorded.map_err(|conflict| by.race(conflict, &describe::<T>(op, at)))
+    fn record_store<T>(
+        &self,
+        op: &str,
+        range: Range<usize>,
+        by: &Observer<'_>,
+    ) -> Result<(), Box<Problem>> {
+        let mut same = Same::default();
+        for (at, place) in range.clone().zip(&self.granules[range]) {
+            let granule = same.change(place.get(), |granule| {
+                let recorded = granule.store(by);
+                recorded.map_err(|conflict| by.race(conflict, &describe::<T>(op, at)))
+            })?;
+            place.set(granule);
+        }
+        Ok(())
     }
 
     /// The granules of a `T` at `address`.

@@ -1,5 +1,6 @@
 //! Products of warpgroups. A warp has rows of its own: it multiplies them when its lanes have come, whatever the others do.
 
+use bytemuck::Pod;
 use half::f16;
 
 use super::block::{Block, Words};
@@ -45,11 +46,11 @@ impl Block<'_> {
         for (step, a) in a.chunks(4).enumerate() {
             let mut words = Words::default();
             words[..4].copy_from_slice(a);
-            let left: Vec<f32> = self
-                .exchange(words, At::Warpgroup)
-                .into_iter()
-                .flat_map(pair)
-                .collect();
+            let mut left = [0.0; 32];
+            let exchanged = self.exchange(words, At::Warpgroup);
+            for (left, word) in left.chunks_mut(2).zip(exchanged) {
+                left.copy_from_slice(&pair(word));
+            }
             for (column, sums) in sums.chunks_mut(4).enumerate() {
                 for half in 0..2 {
                     let Some(address) = core(2 * step + half, column) else {
@@ -68,6 +69,19 @@ impl Block<'_> {
         }
     }
 
+    /// A row of a core, which 8 lanes of a warp need, and all warps. One of the 8 accesses it, another one in each warp, so
+    /// that a warp is found whose lane has not made the row itself; the others take what it holds.
+    fn row_of_core<T: Pod>(&self, core: u32, row: usize, byte: u32) -> T {
+        let thread = self.running.get();
+        let (warp, r) = (thread / 32, thread % 32 / 4);
+        let address = core + 16 * row as u32 + byte;
+        if (core as usize / 128 + row / 2 + warp) % 8 == r {
+            self.load_shared(address)
+        } else {
+            self.peek_shared(address)
+        }
+    }
+
     /// The 8 terms of columns 2c and 2c + 1 of a core.
     fn terms(&self, core: u32, rows: Rows, c: usize) -> [[f32; 8]; 2] {
         let mut terms = [[0.0; 8]; 2];
@@ -75,13 +89,13 @@ impl Block<'_> {
             Rows::OfTerms => {
                 let [first, second] = &mut terms;
                 for (i, (first, second)) in first.iter_mut().zip(second).enumerate() {
-                    let word: u32 = self.load_shared(core + 16 * i as u32 + 4 * c as u32);
+                    let word: u32 = self.row_of_core(core, i, 4 * c as u32);
                     [*first, *second] = pair(word);
                 }
             }
             Rows::OfColumns => {
                 for (i, terms) in terms.iter_mut().enumerate() {
-                    let row: [u32; 4] = self.load_shared(core + 16 * (2 * c + i) as u32);
+                    let row: [u32; 4] = self.row_of_core(core, 2 * c + i, 0);
                     for (terms, word) in terms.chunks_mut(2).zip(row) {
                         terms.copy_from_slice(&pair(word));
                     }
