@@ -115,7 +115,7 @@ pub struct PrefillParams {
     pub workspace: u64,
     /// B
     pub rows: u32,
-    /// T of dense tensors; 0 with `cu_seqlens`.
+    /// T of dense tensors; with `cu_seqlens` the most tokens of a row: one that has more has none.
     pub tokens: u32,
     /// C of `checkpoint_slots`.
     pub checkpoints: u32,

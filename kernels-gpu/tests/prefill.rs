@@ -341,6 +341,10 @@ impl Case {
         step.fresh = at(fresh.as_mut_ptr());
         step.cu_seqlens = seqlens.as_mut_ptr().expose_provenance() as u64;
         step.total_tokens = total as u32;
+        params.tokens = match is_short(self.entry) {
+            true => 64,
+            false => u32::MAX,
+        };
         let layer = &mut params.layer;
         (layer.x, layer.conv_weight) = (x.address(), weight.address());
         (layer.read_windows, layer.write_windows) = (windows.address(), windows.address());

@@ -509,6 +509,30 @@ fn nan_stays_in_its_row() {
     });
 }
 
+/// Where at most 64 tokens of a row are promised: neither outputs nor states nor windows.
+#[test]
+fn nothing_of_a_row_longer_than_promised_is_written() {
+    let adjust = |spec: &mut Spec| {
+        spec.packed = true;
+        spec.batch = spec.batch.max(2);
+        spec.slots.inactive = false;
+        longer(spec, 2 * CHUNK);
+    };
+    law(adjust, |backend, spec| {
+        let mut problem = spec.problem();
+        let packed = problem.packed.as_mut().expect("rows are packed");
+        packed.max_tokens = CHUNK;
+        let mut bounds = packed.cu_seqlens.integers();
+        // The first row has all tokens but a few, which the second has.
+        let [first, end] = [bounds[0], bounds[spec.batch]];
+        bounds[1..].fill(end);
+        bounds[1] = (end - 20).max(first);
+        packed.cu_seqlens = Array::indices(bounds);
+        let before = problem.case(&spec.form);
+        check(&before, &backend.run(&before, None));
+    });
+}
+
 /// Dense rows of no token, and packed ones: nothing is touched.
 #[test]
 fn rows_without_tokens_touch_nothing() {

@@ -255,7 +255,8 @@ impl<'a> Request<'a> {
             workspace: address(self.workspace),
             rows: new.map_or(0, |_| self.batch()),
             tokens: new.map_or(0, |new| match is_packed {
-                true => 0,
+                true if self.promises_short_rows() => CHUNK,
+                true => u32::MAX,
                 false => of_slots(new.o.tensor.dims(), 1),
             }),
             checkpoints: slots.map_or(0, |slots| of_slots(slots.tensor.dims(), 1)),

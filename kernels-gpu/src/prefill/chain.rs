@@ -10,7 +10,7 @@ use super::load::{Convolved, THREADS};
 use super::operands::Shared;
 use super::output;
 use super::prepare::{self, Makes, Unit};
-use super::rows::{Piece, Span};
+use super::rows::{Piece, Span, halves, long};
 use super::single;
 use super::solve::SCRATCH_BYTES;
 use super::state::Places;
@@ -102,8 +102,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// Byte of the image that is added to the state, and tokens of which it is one.
     const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
 
-    /// That of a block that has `row`, and where the row's states and windows are; nothing of one without tokens or with more
-    /// than `most`.
+    /// That of a block that has `row`, and where the row's states and windows are; nothing of one without tokens.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
@@ -112,12 +111,11 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         c: &'a StepConstants,
         params: &'a PrefillParams,
         row: Row,
-        most: u32,
     ) -> Option<(Self, Place)> {
         // SAFETY: the caller's promise.
         unsafe {
             let span = Span::load(c, params, row.b);
-            if span.count == 0 || span.count > most {
+            if span.count == 0 {
                 return None;
             }
             let place = Place::load(c, &params.layer, row.b);
@@ -164,8 +162,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::sums() + SUM_BYTES
     }
 
-    /// Says there which tokens are the row's, and behind that where its units begin, since there are not registers to keep
-    /// that from piece to piece. For one thread, that which copies.
+    /// Says there which tokens are the row's, since there are not registers to keep that from piece to piece. For one thread,
+    /// that which copies.
     ///
     /// # Safety
     /// The place is free.
@@ -177,6 +175,14 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             store_shared_b128(Self::kept(), first);
             store_shared_b128(Self::kept() + 16, second);
         }
+    }
+
+    /// Says behind that where the row's units begin.
+    ///
+    /// # Safety
+    /// As [`Self::keep_span`]'s; the row has units.
+    #[inline(always)]
+    unsafe fn keep_first_sources(&self) {
         let (c, unit) = (self.c, self.span.first_unit());
         let of = (self.row.h, self.r());
         let first = Operands::new::<K, V>(c, self.params, G::PER_CHANNEL, unit, of);
@@ -188,8 +194,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// As [`Self::keep_span`]'s.
     #[inline(always)]
     unsafe fn keep_sources(images: u64, head: u64) {
-        let words = |x: u64| (x as u32, (x >> 32) as u32);
-        let ((a, b), (c, d)) = (words(images), words(head));
+        let ([a, b], [c, d]) = (halves(images), halves(head));
         // SAFETY: the caller's promise.
         unsafe { store_shared_b128(Self::kept() + SOURCES, [a, b, c, d]) };
     }
@@ -267,8 +272,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         unsafe {
             if span.piece(j).count > 1 {
                 let [a, b, d, e] = load_shared_b128(Self::kept() + SOURCES);
-                let long = |low: u32, high: u32| low as u64 | (high as u64) << 32;
-                let (image, head) = (long(a, b), long(d, e));
+                let (image, head) = (long([a, b]), long([d, e]));
                 // What follows the piece behind the next: bytes of this unit and its heads are neighbours.
                 let unit = unit_bytes(c, K, V, G::PER_CHANNEL);
                 let next = (unit * c.h) as u64;
@@ -349,6 +353,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             let is_first = thread_idx_x() == 0;
             if is_first {
                 self.keep_span();
+                self.keep_first_sources();
                 open_counter(Self::counter(0));
                 open_counter(Self::counter(1));
             }
@@ -418,7 +423,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// All pieces of a row of at most [`CHUNK`] tokens, of which there are two at most, whose operands are made here, and of
-    /// `heads` value heads of its query/key head, this one and the next; two where [`makes_pairs`]. All 256 threads come, of which those of the block's warpgroups have rows.
+    /// `heads` value heads of its query/key head, this one and the next; two where [`makes_pairs`]. All 256 threads come, of
+    /// which those of the block's warpgroups have rows.
     ///
     /// # Safety
     /// As [`Self::walk`]'s, but for the workspace.

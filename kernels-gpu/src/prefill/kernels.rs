@@ -173,8 +173,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         unsafe {
             let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
             let b = row_in_turn(&c, params, row.b);
-            let (row, most) = (Row { b, ..row }, u32::MAX);
-            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row, most);
+            let row = Row { b, ..row };
+            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row);
             let Some((chain, place)) = block else {
                 // Who comes behind this launch may count on the one before.
                 wait_for_previous();
@@ -225,7 +225,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 heads = 2;
                 row = row.with_head(&c, 2 * block_idx_x());
             }
-            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row, CHUNK);
+            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row);
             let Some((chain, place)) = block else {
                 return;
             };

@@ -296,12 +296,11 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         rows: Rows,
         element: u32,
         (image, scales): (u32, u32),
-    ) -> Words {
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             let words = self.words::<K, OF>(rows, element, scales);
             self.give::<K, OF>(words, Shared(image));
-            words
         }
     }
 }

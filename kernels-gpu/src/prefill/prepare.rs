@@ -254,6 +254,8 @@ impl Unit {
             if anew(self.makes.solution as u32) != 0 {
                 let betas = self.store_a(&k);
                 self.solver.solve(betas, out);
+            } else {
+                Solver::solve_nothing();
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Span {
     first: u64,
     /// The first unit.
     units: u64,
-    /// Whether they are where the lengths say; else there are none.
+    /// Whether they are where the lengths say, and no more than a row may have; else there are none.
     pub live: bool,
 }
 
@@ -48,7 +48,9 @@ impl Span {
             if c.cu_seqlens_index != 0 {
                 let at = |i| slot_of(step.cu_seqlens, c.cu_seqlens_index, i, 0);
                 let (start, end) = (at(b as u64), at(b as u64 + 1));
-                live = start < end && end <= step.total_tokens as u64;
+                live = start < end
+                    && end <= step.total_tokens as u64
+                    && end - start <= params.tokens as u64;
                 (begin, first) = (start, start);
                 count = if live { (end - start) as u32 } else { 0 };
             }
@@ -67,21 +69,19 @@ impl Span {
     /// In words, of one that is live.
     #[inline(always)]
     pub fn words(&self) -> [[u32; 4]; 2] {
-        let [a, b, c] =
-            [self.position, self.first, self.units].map(|x| [x as u32, (x >> 32) as u32]);
+        let [a, b, c] = [self.position, self.first, self.units].map(halves);
         [[self.b, self.count, a[0], a[1]], [b[0], b[1], c[0], c[1]]]
     }
 
     /// From [`Self::words`].
     #[inline(always)]
     pub fn of_words([[b, count, low, high], rest]: [[u32; 4]; 2]) -> Self {
-        let long = |low: u32, high: u32| low as u64 | (high as u64) << 32;
         Self {
             b,
             count,
-            position: long(low, high),
-            first: long(rest[0], rest[1]),
-            units: long(rest[2], rest[3]),
+            position: long([low, high]),
+            first: long([rest[0], rest[1]]),
+            units: long([rest[2], rest[3]]),
             live: true,
         }
     }
@@ -137,6 +137,18 @@ impl Span {
             self.b as u64 * row as u64 + (self.first + t as u64) * token as u64 + i as u64;
         base + element_index * bytes_of(element) as u64
     }
+}
+
+/// The low and the high half.
+#[inline(always)]
+pub fn halves(x: u64) -> [u32; 2] {
+    [x as u32, (x >> 32) as u32]
+}
+
+/// From its [`halves`].
+#[inline(always)]
+pub fn long([low, high]: [u32; 2]) -> u64 {
+    low as u64 | (high as u64) << 32
 }
 
 /// Most rows whose blocks come in an order of their own.

@@ -101,6 +101,13 @@ impl Solver {
         }
     }
 
+    /// What a warpgroup comes to that solves nothing while another does: racecheck counts a block's barriers by warp, whichever
+    /// they are, and takes what the warps with more of them do for unordered.
+    #[inline(always)]
+    pub fn solve_nothing() {
+        sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
+    }
+
     /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
     /// warpgroup come.
     ///

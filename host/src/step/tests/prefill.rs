@@ -131,7 +131,13 @@ fn everything_of_a_prefill_arrives() {
         (0x2_0000, 0x3_0000, 0x4_0000)
     );
     let p = params(&layer());
-    assert_eq!((p.rows, p.tokens, p.layer.step.total_tokens), (3, 0, 300));
+    assert_eq!(
+        (p.rows, p.tokens, p.layer.step.total_tokens),
+        (3, u32::MAX, 300)
+    );
+    for (most, tokens) in [(1, 64), (64, 64), (65, u32::MAX), (usize::MAX, u32::MAX)] {
+        assert_eq!(params(&of_total(300, most)).tokens, tokens, "{most}");
+    }
     assert_eq!(
         [p.x_row, p.z_row, p.o_row, p.g_row, p.q_row],
         [0; 5],
