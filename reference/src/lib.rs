@@ -2,7 +2,7 @@
 //!
 //! Written to be compared with the formulas, not to be fast; it has no dependencies, and none of it is shared with
 //! the kernels. Reading order: [`recurrence`], [`gate`], [`recurrent`], [`gdn`], [`kda`], [`conv`], [`norm`],
-//! [`layer`]; what is held against it, and how: [`compare`].
+//! [`layer`], [`deferred`]; what is held against it, and how: [`compare`].
 //!
 //! Letters: `B` rows of the batch, `T` tokens of a row, `H` query/key heads, `HV` value heads, `K` and `V` head
 //! dims, `P` pool slots, `D` channels of a convolution over `W` tokens. Tensors are contiguous row-major `f64` slices.
@@ -11,6 +11,7 @@
 
 pub mod compare;
 pub mod conv;
+pub mod deferred;
 pub mod gate;
 pub mod gdn;
 pub mod kda;

@@ -270,7 +270,7 @@ impl Recurrent<'_> {
         normalise(q, self.l2norm, self.scale)
     }
 
-    fn token(&self, token: usize, hv: usize) -> Token {
+    pub(crate) fn token(&self, token: usize, hv: usize) -> Token {
         Token {
             q: self.query(token, hv),
             ..self.keys_and_values(self.k, self.v, &self.gates, token, hv)
@@ -317,6 +317,11 @@ impl Previous<'_> {
 }
 
 impl TokenGates<'_> {
+    /// Whether each key channel has a decay of its own.
+    pub(crate) fn per_channel(&self) -> bool {
+        matches!(self, Self::Kda(_))
+    }
+
     /// Log decays `[K]` and beta of a value head.
     fn at(&self, token: usize, hv: usize, heads: &Heads) -> (Vec<f64>, f64) {
         match self {
