@@ -90,9 +90,10 @@ pub use library::{KernelResources, Library};
 #[cfg(feature = "self-test")]
 pub use self_test::SelfTest;
 pub use step::{
-    Activation, BetaScale, Checkpoints, Commit, Convolution, Formulation, Gates, Gdn, GdnCommit,
-    GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_BATCH, MAX_TOKENS,
-    Norm, Options, Packed, Plan, Previous, StateLayout, States, Step, Stored, Work,
+    Activation, BetaScale, Checkpoints, Commit, Convolution, Flush, Formulation, Gates, Gdn,
+    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_BATCH,
+    MAX_TOKENS, Norm, Options, Packed, Pending, Plan, Previous, StateLayout, States, Step, Stored,
+    Work,
 };
 pub use stream::StreamRef;
 pub use tensor::{DType, DeviceElement, Tensor};

@@ -22,7 +22,7 @@ use crate::stream::StreamRef;
 use crate::tensor::Memory;
 
 /// Most tensors of a launch.
-pub(crate) const TENSORS: usize = 30;
+pub(crate) const TENSORS: usize = 35;
 
 /// Dynamic shared memory that a launch may have without asking first, bytes.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;

@@ -42,7 +42,7 @@
 //! ```
 
 pub use gated_delta_kernels::launch::LaunchShape;
-pub use gated_delta_kernels::step::{LayerParams, PrefillParams, StepParams};
+pub use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams, StepParams};
 
 pub use crate::kernel::{Kernel, template};
 use crate::step::Beside;
@@ -63,6 +63,8 @@ pub struct Recipe {
     /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
     /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that.
     pub params: PrefillParams,
+    /// That of a kernel whose states wait ([`Step::pending`](crate::Step::pending)), in place of `params`.
+    pub deferred: Option<DeferredParams>,
 }
 
 impl Recipe {
@@ -75,6 +77,9 @@ impl Recipe {
     /// The bytes of the parameter, for a launch that takes no Rust struct.
     #[must_use]
     pub fn parameter(&self) -> &[u8] {
-        &bytemuck::bytes_of(&self.params)[..self.kernel.entry().parameter_bytes()]
+        match &self.deferred {
+            Some(deferred) => bytemuck::bytes_of(deferred),
+            None => &bytemuck::bytes_of(&self.params)[..self.kernel.entry().parameter_bytes()],
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::step::Beside;
 use crate::tensor::{DType, Dims, Memory, Tensor};
 
 /// Words of [`Switches`].
-pub(crate) const SWITCHES: usize = 17;
+pub(crate) const SWITCHES: usize = 18;
 
 /// All that a check looks at besides tensors, floats by their bits.
 pub(crate) type Switches = [u64; SWITCHES];

@@ -70,6 +70,16 @@ macro_rules! for_each_entry {
             kda_recurrent_vlast_f32_k64_tile32 = kda_recurrent::VLast<F32, 64, 64, 4, 4>;
             kda_recurrent_vlast_f32_k128_tile32 = kda_recurrent::VLast<F32, 128, 128, 4, 4>;
             kda_recurrent_vlast_f32_k128_tile64 = kda_recurrent::VLast<F32, 128, 128, 8, 4>;
+            gdn_deferred_klast_bf16_k64_tile64 = gdn_deferred::KLast<Bf16, 64, 64, 4, 8, 128>;
+            gdn_deferred_klast_bf16_k128_tile32 = gdn_deferred::KLast<Bf16, 128, 128, 8, 16, 64>;
+            gdn_deferred_klast_bf16_k128_tile64 = gdn_deferred::KLast<Bf16, 128, 128, 8, 16, 128>;
+            gdn_deferred_klast_f32_k64_tile64 = gdn_deferred::KLast<F32, 64, 64, 4, 8, 128>;
+            gdn_deferred_klast_f32_k128_tile32 = gdn_deferred::KLast<F32, 128, 128, 4, 8, 128>;
+            kda_deferred_klast_bf16_k64_tile64 = kda_deferred::KLast<Bf16, 64, 64, 4, 8, 128>;
+            kda_deferred_klast_bf16_k128_tile32 = kda_deferred::KLast<Bf16, 128, 128, 8, 16, 64>;
+            kda_deferred_klast_bf16_k128_tile64 = kda_deferred::KLast<Bf16, 128, 128, 8, 16, 128>;
+            kda_deferred_klast_f32_k64_tile64 = kda_deferred::KLast<F32, 64, 64, 4, 8, 128>;
+            kda_deferred_klast_f32_k128_tile32 = kda_deferred::KLast<F32, 128, 128, 4, 8, 128>;
             gdn_layer_klast_bf16_k64_tile16 = gdn_layer::KLast<Bf16, 64, 64, 2, 64>;
             gdn_layer_klast_bf16_k64_tile64 = gdn_layer::WholeKLast<Bf16, 64, 64, 2, 256, 2>;
             gdn_layer_klast_bf16_k128_tile16 = gdn_layer::KLast<Bf16, 128, 128, 4, 64>;
@@ -480,6 +490,8 @@ mod tests {
             Family::GdnMtpParallel => "gdn_mtp_parallel",
             Family::KdaRecurrent => "kda_recurrent",
             Family::KdaRecurrentParallel => "kda_recurrent_parallel",
+            Family::GdnDeferred => "gdn_deferred",
+            Family::KdaDeferred => "kda_deferred",
             Family::GdnLayer => "gdn_layer",
             Family::KdaLayer => "kda_layer",
             Family::GdnLayerMtp => "gdn_layer_mtp",

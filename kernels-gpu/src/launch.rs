@@ -91,6 +91,10 @@ pub enum Family {
     KdaRecurrent,
     /// KDA, all tokens at once.
     KdaRecurrentParallel,
+    /// GDN, one token, on states that wait for the tokens of a ring. It takes [`crate::step::DeferredParams`].
+    GdnDeferred,
+    /// KDA, the same.
+    KdaDeferred,
     /// GDN, one token, with a convolution before and a norm after it.
     GdnLayer,
     /// KDA, the same.
@@ -135,7 +139,11 @@ impl Family {
     #[must_use]
     pub const fn max_tokens(self) -> u32 {
         match self {
-            Self::GdnDecode | Self::GdnLayer | Self::KdaLayer => 1,
+            Self::GdnDecode
+            | Self::GdnDeferred
+            | Self::KdaDeferred
+            | Self::GdnLayer
+            | Self::KdaLayer => 1,
             Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
             Self::GdnMtpParallel
             | Self::KdaRecurrentParallel
@@ -155,7 +163,7 @@ impl Family {
     /// Whether it takes previous tokens, to commit them.
     #[must_use]
     pub const fn takes_previous(self) -> bool {
-        !matches!(self, Self::GdnDecode | Self::GdnLayer | Self::KdaLayer) && !self.is_chunked()
+        self.max_tokens() > 1 && !self.is_chunked()
     }
 
     /// Whether all tokens are computed at once, on the tensor cores: no state between the first and the last is made.
@@ -168,6 +176,12 @@ impl Family {
                 | Self::GdnLayerParallel
                 | Self::KdaLayerParallel
         )
+    }
+
+    /// Whether states wait: it takes [`crate::step::DeferredParams`].
+    #[must_use]
+    pub const fn is_deferred(self) -> bool {
+        matches!(self, Self::GdnDeferred | Self::KdaDeferred)
     }
 
     /// Whether it is of a prefill: works in pieces that end at multiples of 64 tokens of a sequence, and takes
@@ -226,6 +240,7 @@ impl Family {
             self,
             Self::KdaRecurrent
                 | Self::KdaRecurrentParallel
+                | Self::KdaDeferred
                 | Self::KdaLayer
                 | Self::KdaLayerMtp
                 | Self::KdaLayerParallel

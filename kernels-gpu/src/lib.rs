@@ -14,6 +14,7 @@
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 pub mod constants;
+pub mod deferred;
 pub mod device;
 pub mod entries;
 pub mod kernels;

@@ -11,7 +11,7 @@
 
 use crate::constants::{Element, Index};
 use crate::device::{float, global};
-use crate::math::elements::{Raw, bf16_to_f32, bytes_of};
+use crate::math::elements::{Raw, bf16_to_f32, bytes_of, store};
 use crate::step::{StepConstants, StepParams};
 
 /// Elements of a row that a lane owns.
@@ -150,6 +150,33 @@ impl Share {
             i += 1;
         }
         raw
+    }
+}
+
+impl Share {
+    /// Stores channels that go with this thread's fragment of a row where [`Self::load_matching`] loads them, rounded.
+    ///
+    /// # Safety
+    /// `address` is a row of at least `first + 8 * lanes` elements, a multiple of 16, whose channels are this thread's to
+    /// write.
+    #[inline(always)]
+    pub unsafe fn store_matching<S: StateElement>(
+        self,
+        address: u64,
+        element: u32,
+        values: [f32; 8],
+    ) {
+        let [a, b, c, d, e, f, g, h] = values;
+        let piece = |i| address + (self.piece::<S>(i) * bytes_of(element)) as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if S::PIECES == 1 {
+                store(values, piece(0), element, true);
+            } else {
+                store([a, b, c, d], piece(0), element, true);
+                store([e, f, g, h], piece(1), element, true);
+            }
+        }
     }
 }
 

@@ -139,6 +139,26 @@ pub struct PrefillParams {
     pub z_row: u32,
 }
 
+/// What a kernel gets whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.
+///
+/// An entry is what one token has left; slots are those of `read_pool`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct DeferredParams {
+    /// Of a flush, without tokens.
+    pub layer: LayerParams,
+    /// `[P, H, R, K]`, written: k as it came.
+    pub keys: u64,
+    /// `[P, HV, R, V]`, f32, written: δ of a key of length 1, divided by the length of k.
+    pub updates: u64,
+    /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`, f32, written: the log decay.
+    pub decays: u64,
+    /// `[B]`: how many tokens of the row's slot are pending.
+    pub pending_len: u64,
+    /// `[B]`: the entry of the first of them.
+    pub pending_base: u64,
+}
+
 constants! {
     /// What is fixed for a layer and a way of keeping states: compiled into the kernel when it is loaded.
     ///
@@ -346,6 +366,22 @@ constants! {
         checkpoint_index = "GD_CHECKPOINT_INDEX",
         /// Tokens of a sequence from one checkpoint to the next, a multiple of 64; 0: none.
         checkpoint_every = "GD_CHECKPOINT_EVERY",
+        /// N, the most tokens of a slot that are pending; 0: states do not wait.
+        pending = "GD_PENDING",
+        /// R, entries of a ring, more than N.
+        ring = "GD_RING",
+        /// Of `keys`.
+        keys_element = "GD_KEYS_ELEMENT",
+        /// Between slots of `keys`.
+        keys_slot = "GD_KEYS_SLOT",
+        /// Between slots of `updates`.
+        updates_slot = "GD_UPDATES_SLOT",
+        /// Between slots of `decays`.
+        decays_slot = "GD_DECAYS_SLOT",
+        /// Of `pending_len`.
+        pending_len_index = "GD_PENDING_LEN_INDEX",
+        /// Of `pending_base`.
+        pending_base_index = "GD_PENDING_BASE_INDEX",
     }
 }
 

@@ -4,6 +4,7 @@ use super::StateLayout;
 use super::checks::{self, Pools, Strides, indices, parameter, same_dtype};
 use super::extent::{Extents, TokenStrides};
 use super::layer_check::FoundConvolution;
+use super::pending::FoundPending;
 use super::problem::Problem;
 use super::request::Request;
 use super::select::{Kind, Operator};
@@ -36,6 +37,7 @@ pub(super) struct Found {
     pub z: Strides,
     /// Accesses to z and the norm's weight are aligned to 16 bytes.
     pub wide_norm: bool,
+    pub pending: FoundPending,
 }
 
 impl Found {
@@ -105,6 +107,7 @@ impl Request<'_> {
         self.check_gate(per_channel, found)?;
         self.check_states(found)?;
         self.check_layer(found)?;
+        self.check_pending(found)?;
         self.check_lengths(found)?;
         Ok(operator)
     }

@@ -202,6 +202,28 @@ pub(crate) fn indices<const N: usize>(
     tensor.natural()
 }
 
+/// Floats of every slot, which are written: contiguous but for the stride of slots, and 16-byte aligned. Elements between
+/// slots.
+pub(crate) fn floats_of_slots<const N: usize>(
+    tensor: Named<'_>,
+    letters: &'static [&'static str; N],
+    sizes: &[usize; N],
+) -> Result<u32, Error> {
+    let view = tensor.dims(letters, sizes)?;
+    tensor.float()?;
+    view.inner_contiguous(N - 1, "contiguous slots (the slot stride is free)")?;
+    view.distinct(N - 1, "slots that do not overlap, since they are written")?;
+    aligned(16, [(tensor.name, tensor.tensor.address())])?;
+    if !view.aligned_to(16) {
+        return Err(Error::Stride {
+            tensor: tensor.name,
+            wanted: "a slot stride of a multiple of 16 bytes",
+            got: *tensor.tensor.strides(),
+        });
+    }
+    view.row_stride()
+}
+
 /// The pools that states are read from and written to.
 #[derive(Default)]
 pub(crate) struct Pools {

@@ -5,7 +5,7 @@ use gated_delta_kernels::step::StepConstants;
 
 use super::check::Found;
 use super::request::Request;
-use super::{Checkpoints, Convolution, HeadMap, Inputs, Norm};
+use super::{Checkpoints, Convolution, HeadMap, Inputs, Norm, Pending};
 use crate::shapes::Named;
 use crate::tensor::DType;
 
@@ -51,6 +51,7 @@ impl Request<'_> {
             (None, None) => [None; 2],
         };
         let (conv, norm) = (self.conv(), self.norm);
+        let pending = self.pending.map(Pending::named);
         let of_conv = &found.conv;
         let update = !self.read_only && previous.is_none() && self.token_slots.is_none();
         StepConstants {
@@ -157,6 +158,14 @@ impl Request<'_> {
             positions_index: index(self.positions),
             checkpoint_index: index(self.checkpoints.map(Checkpoints::named)),
             checkpoint_every: self.checkpoint_every() as u32,
+            pending: found.pending.most,
+            ring: found.pending.entries,
+            keys_element: element(pending.map(|[keys, ..]| keys)),
+            keys_slot: found.pending.keys_slot,
+            updates_slot: found.pending.updates_slot,
+            decays_slot: found.pending.decays_slot,
+            pending_len_index: index(pending.map(|[.., len, _]| len)),
+            pending_base_index: index(pending.map(|[.., base]| base)),
         }
     }
 }

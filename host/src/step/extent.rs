@@ -142,6 +142,16 @@ impl Extents {
             }
             self.previous.dense(self.rows, tokens, &PREVIOUS);
         }
+        if let Some(pending) = request.pending
+            && request.is_flush()
+        {
+            let [keys, updates, _, len, _] = pending.named();
+            let [h, k_dim];
+            [_, h, _, k_dim] = *keys.rank::<4>("[P, H, R, K]")?.dims;
+            let [_, hv, _, v_dim] = *updates.rank::<4>("[P, HV, R, V]")?.dims;
+            [self.rows] = *len.rank("[B]")?.dims;
+            sizes = [h, k_dim, hv, v_dim];
+        }
         let [h, k_dim, hv, v_dim] = sizes;
         self.heads = Heads::new(h, k_dim, hv, v_dim)?;
         Ok(())

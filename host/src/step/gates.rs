@@ -178,6 +178,25 @@ pub struct GateParts<'a> {
     pub(super) previous_names: [&'static str; 2],
 }
 
+impl<'a> GateParts<'a> {
+    /// Of no tokens: of what has left `decays` in a ring, GDN's `[P, HV, R]` or KDA's `[P, HV, R, K]`. `gate` and `beta`
+    /// are those of no launch.
+    pub(super) fn of_none(decays: Named<'a>) -> Self {
+        Self {
+            per_channel: decays.tensor.dims().len() == 4,
+            kind: Gate::Log,
+            lower_bound: None,
+            gate: decays,
+            beta: decays,
+            a_log: None,
+            dt_bias: None,
+            beta_logit: false,
+            beta_scale: 1.0,
+            previous_names: ["previous g", "previous beta"],
+        }
+    }
+}
+
 impl sealed::Gates for GdnGates<'_> {
     fn parts(&self) -> GateParts<'_> {
         match self {

@@ -162,10 +162,13 @@ impl Library {
     ) -> Result<(), Error> {
         let (switches, tensors) = (request.switches(variant), request.tensors());
         let params = request.params();
-        let prefill;
+        let (prefill, deferred);
         let bytes = if request.is_chunked() {
             prefill = request.prefill_params(params);
             bytemuck::bytes_of(&prefill)
+        } else if let Some(pending) = request.pending {
+            deferred = request.deferred_params(params, pending);
+            bytemuck::bytes_of(&deferred)
         } else {
             bytemuck::bytes_of(&params)
         };

@@ -18,8 +18,9 @@
 //! | [`Inputs::conv`] | q, k and v are what the layer's short convolution makes of its projection |
 //! | [`Step::norm`] | the outputs are normed, and gated by z |
 //! | [`Step::fresh`] | rows that start from zeros, whatever their slots hold |
+//! | [`Step::pending`] | states wait, the tokens since are in a ring: decodes that write a state once in eight |
 //!
-//! Each of them is for any T and goes with every way of keeping states. Where there is a convolution, windows are kept as
+//! Each of them but the last is for any T and goes with every way of keeping states. Where there is a convolution, windows are kept as
 //! states are: see [`Convolution`].
 //!
 //! A *prefill* has any number of tokens, with [`Formulation::Chunked`], from slot to slot ([`States::update`]);
@@ -79,6 +80,7 @@ mod launch;
 mod layer;
 mod layer_check;
 mod options;
+pub mod pending;
 mod plan;
 mod prefill;
 mod problem;
@@ -95,6 +97,7 @@ pub use checks::MAX_BATCH;
 pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
 pub use layer::{Activation, Convolution, Norm};
 pub use options::{Formulation, HeadMap, Options, StateLayout};
+pub use pending::{Flush, MAX_PENDING, Pending};
 pub use plan::Plan;
 pub(crate) use prefill::{ALONE_BYTES, Beside};
 pub(crate) use request::Request;
@@ -156,6 +159,8 @@ pub struct Step<'a, G> {
     pub positions: Option<Tensor<'a>>,
     /// States within rows that are kept, of a prefill.
     pub checkpoints: Option<Checkpoints<'a>>,
+    /// Tokens that are not in the states yet: see [`Step::pending`].
+    pub pending: Option<Pending<'a>>,
     /// f32, contiguous, 16-byte aligned, of at least [`Work::workspace_bytes`], written: see [`Step::workspace`].
     pub workspace: Option<Tensor<'a>>,
     /// What is fixed for a layer.
@@ -291,6 +296,7 @@ impl<'a, G> Step<'a, G> {
             fresh: None,
             positions: None,
             checkpoints: None,
+            pending: None,
             workspace: None,
             options: Options::default(),
         }
@@ -335,6 +341,16 @@ impl<'a, G> Step<'a, G> {
     #[must_use]
     pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
         self.fresh = Some(fresh);
+        self
+    }
+
+    /// With states that wait: tokens stay in a ring beside them, and a state is written once in several steps. Of one token,
+    /// K-last, with [`States::update`] in place, without convolution and norm. See [`Pending`].
+    ///
+    /// A row that folds is, bit for bit, a [`Flush`] and then the step. A fresh row writes a state of zeros.
+    #[must_use]
+    pub fn pending(mut self, pending: Pending<'a>) -> Self {
+        self.pending = Some(pending);
         self
     }
 

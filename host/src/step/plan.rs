@@ -5,6 +5,7 @@ use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
 use super::checks::{self, aligned};
+use super::pending::check_rings_aligned;
 use super::prefill::{Beside, Lengths, WORKSPACE_ALIGNMENT};
 use super::problem::Problem;
 use super::work::Work;
@@ -55,7 +56,8 @@ impl Plan {
     }
 
     /// The compiled function for `batch` rows and its launch shape, for an engine that launches by itself: one
-    /// parameter, of which a [`LayerParams`](crate::raw::LayerParams) has the bytes.
+    /// parameter, of which a [`LayerParams`](crate::raw::LayerParams) has the bytes, of states that wait a
+    /// [`DeferredParams`](crate::raw::DeferredParams).
     ///
     /// # Errors
     /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator, and for a prefill, whose launches follow from
@@ -128,6 +130,16 @@ impl Plan {
         let params = request.params();
         self.problem.check_aligned(&params)?;
         let (function, shape) = self.main(&lengths)?;
+        if let Some(pending) = request.pending {
+            let params = request.deferred_params(params, pending);
+            check_rings_aligned(&params)?;
+            let params = bytemuck::bytes_of(&params);
+            // SAFETY: the caller's promise; the function was compiled for these constants.
+            return unsafe {
+                self.library
+                    .launch_function(stream, function, shape, params)
+            };
+        }
         if !self.problem.is_chunked() {
             let params = bytemuck::bytes_of(&params);
             // SAFETY: the caller's promise; the function was compiled for these constants.

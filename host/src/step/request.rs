@@ -7,8 +7,8 @@ use super::problem::Problem;
 use super::select::{Gpu, MEASURED_ON};
 use super::work::sealed;
 use super::{
-    Activation, Checkpoints, Commit, Convolution, Inputs, Norm, Options, States, Step, Stored,
-    Update,
+    Activation, Checkpoints, Commit, Convolution, Inputs, Norm, Options, Pending, States, Step,
+    Stored, Update,
 };
 use crate::Entry;
 use crate::error::Error;
@@ -98,6 +98,7 @@ pub struct Request<'a> {
     pub(crate) fresh: Option<Named<'a>>,
     pub(crate) positions: Option<Named<'a>>,
     pub(crate) checkpoints: Option<&'a Checkpoints<'a>>,
+    pub(crate) pending: Option<&'a Pending<'a>>,
     pub(crate) workspace: Option<Named<'a>>,
     /// T where there are `cu_seqlens`.
     pub(crate) max_tokens: usize,
@@ -138,6 +139,7 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
             fresh: optional("fresh", &self.fresh),
             positions: optional("positions", &self.positions),
             checkpoints: self.checkpoints.as_ref(),
+            pending: self.pending.as_ref(),
             workspace: optional("workspace", &self.workspace),
             snapshots: optional("snapshots", &self.snapshots),
             cu_seqlens: (self.packed.as_ref())
@@ -195,6 +197,7 @@ impl<'a> Request<'a> {
             fresh: None,
             positions: None,
             checkpoints: None,
+            pending: None,
             workspace: None,
             max_tokens: 0,
             read_only: false,
@@ -203,7 +206,11 @@ impl<'a> Request<'a> {
     }
 
     /// The same with its states.
-    fn update(states: &'a Update<'a>, gates: GateParts<'a>, options: &'a Options) -> Self {
+    pub(super) fn update(
+        states: &'a Update<'a>,
+        gates: GateParts<'a>,
+        options: &'a Options,
+    ) -> Self {
         Self {
             write_pool: optional("write_pool", &states.write_pool),
             read_slots: optional("read_slots", &states.read_slots),
@@ -219,7 +226,7 @@ impl<'a> Request<'a> {
             (Some(cu_seqlens), ..) => first(cu_seqlens).saturating_sub(1),
             (None, Some(new), _) => first(new.o),
             (None, None, Some(previous)) => first(previous.inputs.first()),
-            (None, None, None) => 0,
+            (None, None, None) => self.pending.map_or(0, |pending| first(pending.named_len())),
         };
         rows as u32
     }
@@ -301,6 +308,7 @@ impl<'a> Request<'a> {
             activation(conv.map(|conv| conv.activation)) << 32
                 | activation(self.norm.map(|norm| norm.activation)),
             self.norm.map_or(0, |norm| norm.eps.to_bits()).into(),
+            self.pending.map_or(0, |pending| pending.most as u64),
             variant.map_or(u64::MAX, |entry| entry as u64),
         ];
         switches
@@ -311,6 +319,10 @@ impl<'a> Request<'a> {
         let new = self.new.as_ref();
         let previous = self.previous.as_ref();
         let (conv, norm) = (self.conv(), self.norm);
+        let [keys, updates, decays, pending_len, pending_base] = match self.pending {
+            Some(pending) => pending.named().map(Some),
+            None => [None; 5],
+        };
         // Switches tell q, k and v from what they are made of.
         let inputs = match new {
             Some(new) => Some(new.inputs.named()),
@@ -351,6 +363,11 @@ impl<'a> Request<'a> {
             self.cu_seqlens,
             self.positions,
             self.checkpoints.map(Checkpoints::named),
+            keys,
+            updates,
+            decays,
+            pending_len,
+            pending_base,
             self.workspace,
         ]
     }
@@ -360,6 +377,7 @@ impl<'a> Request<'a> {
         let writes_slots = problem.writes_final() || self.token_slots.is_some();
         match name {
             "o" | "snapshots" | "window_snapshots" | "workspace" => true,
+            "keys" | "updates" | "decays" => !self.is_flush(),
             "pool" | "write_pool" => writes_slots && name == self.written_pool().name,
             "windows" | "write_windows" => {
                 let written = self.conv().map(Convolution::written_windows);
@@ -398,6 +416,7 @@ impl<'a> Request<'a> {
             shape: problem.shape(entry, &lengths),
             after: beside.after,
             params: self.prefill_params(self.params()),
+            deferred: (self.pending).map(|pending| self.deferred_params(self.params(), pending)),
         })
     }
 
@@ -409,7 +428,10 @@ impl<'a> Request<'a> {
 
     /// Bytes that a launch must move where every row is active and full.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
-        const IN_SLOTS: [&str; 7] = [
+        const IN_SLOTS: [&str; 10] = [
+            "keys",
+            "updates",
+            "decays",
             "pool",
             "write_pool",
             "snapshots",
@@ -420,10 +442,15 @@ impl<'a> Request<'a> {
         ];
         let problem = self.check()?;
         let (rows, tokens) = (u64::from(self.batch()), self.tokens());
-        let final_ones = match problem.writes_final() {
-            true => rows + self.most_checkpoints(),
-            false => 0,
+        let final_ones = match (problem.writes_final(), self.pending) {
+            (true, None) => rows + self.most_checkpoints(),
+            (true, Some(_)) if self.is_flush() => rows,
+            _ => 0,
         };
+        let of_rings = self.pending.map_or(0, |pending| {
+            let entries = if self.is_flush() { pending.most } else { 1 };
+            rows * entries as u64 * pending.entry_bytes()
+        });
         let of_each_token = [self.snapshots, self.token_slots];
         let written = final_ones + tokens * of_each_token.into_iter().flatten().count() as u64;
         let others: u64 = self
@@ -449,7 +476,8 @@ impl<'a> Request<'a> {
             let (channels, element) = (conv.windows.dims()[1], conv.windows.dtype().size_of());
             inputs * (channels * element) as u64
         });
-        Ok(states.saturating_add(windows).saturating_add(others))
+        let around = windows.saturating_add(of_rings);
+        Ok(states.saturating_add(around).saturating_add(others))
     }
 
     /// Addresses and sizes, as a launch takes them.

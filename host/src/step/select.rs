@@ -19,6 +19,9 @@ pub(crate) enum Operator {
     KdaDecode,
     KdaRecurrent,
     KdaRecurrentParallel(Mode),
+    /// Of one token, on states that wait; of none, a flush.
+    GdnDeferred,
+    KdaDeferred,
     /// Of one token, with a convolution before it, a norm after it, or both.
     GdnLayer,
     KdaLayer,
@@ -45,6 +48,8 @@ impl Operator {
             Self::GdnMtpParallel(_) => Family::GdnMtpParallel,
             Self::KdaDecode | Self::KdaRecurrent => Family::KdaRecurrent,
             Self::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
+            Self::GdnDeferred => Family::GdnDeferred,
+            Self::KdaDeferred => Family::KdaDeferred,
             Self::GdnLayer => Family::GdnLayer,
             Self::KdaLayer => Family::KdaLayer,
             Self::GdnLayerMtp => Family::GdnLayerMtp,
@@ -189,7 +194,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnDeferred, KdaDeferred, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -237,6 +242,14 @@ impl Kind {
             (KdaRecurrentParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
             (KdaRecurrentParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
             (KdaRecurrentParallel(_), KLast, Bf16, [128, 128]) => &[(128, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
+            (GdnDeferred, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_klast_bf16_k64_tile64)],
+            (GdnDeferred, KLast, Bf16, [128, 128]) => &[(384, E::gdn_deferred_klast_bf16_k128_tile32), (ANY, E::gdn_deferred_klast_bf16_k128_tile64)],
+            (GdnDeferred, KLast, F32, [64, 64]) => &[(ANY, E::gdn_deferred_klast_f32_k64_tile64)],
+            (GdnDeferred, KLast, F32, [128, 128]) => &[(ANY, E::gdn_deferred_klast_f32_k128_tile32)],
+            (KdaDeferred, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_deferred_klast_bf16_k64_tile64)],
+            (KdaDeferred, KLast, Bf16, [128, 128]) => &[(384, E::kda_deferred_klast_bf16_k128_tile32), (ANY, E::kda_deferred_klast_bf16_k128_tile64)],
+            (KdaDeferred, KLast, F32, [64, 64]) => &[(ANY, E::kda_deferred_klast_f32_k64_tile64)],
+            (KdaDeferred, KLast, F32, [128, 128]) => &[(ANY, E::kda_deferred_klast_f32_k128_tile32)],
             (GdnLayer, KLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_klast_bf16_k64_tile16), (ANY, E::gdn_layer_klast_bf16_k64_tile64)],
             (GdnLayer, KLast, Bf16, [128, 128]) => &[(128, E::gdn_layer_klast_bf16_k128_tile16), (ANY, E::gdn_layer_klast_bf16_k128_tile128)],
             (GdnLayer, KLast, F32, [64, 64]) => &[(256, E::gdn_layer_klast_f32_k64_tile16), (ANY, E::gdn_layer_klast_f32_k64_tile64)],
@@ -538,9 +551,10 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill,
-            GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill,
-            KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel,
+            GdnDecode, GdnDeferred, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp,
+            GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaDeferred, KdaLayer,
+            KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent,
+            KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -549,6 +563,8 @@ mod tests {
             GdnMtp,
             KdaDecode,
             KdaRecurrent,
+            GdnDeferred,
+            KdaDeferred,
             GdnLayer,
             KdaLayer,
             GdnLayerMtp,

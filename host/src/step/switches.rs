@@ -13,6 +13,7 @@ const MAX_PARALLEL_TOKENS: usize = 8;
 impl Request<'_> {
     /// No two switches contradict each other.
     pub(super) fn check_switches(&self) -> Result<(), Error> {
+        self.check_deferred()?;
         excludes(
             (self.previous.is_some() && self.new.is_some(), "previous"),
             &[
@@ -77,6 +78,12 @@ impl Request<'_> {
             return Ok(match self.gates.per_channel {
                 false => Operator::GdnPrefill,
                 true => Operator::KdaPrefill,
+            });
+        }
+        if self.pending.is_some() {
+            return Ok(match self.gates.per_channel {
+                false => Operator::GdnDeferred,
+                true => Operator::KdaDeferred,
             });
         }
         if self.options.formulation == Formulation::Recurrent {

@@ -10,7 +10,7 @@ pub struct Raw<const N: usize>(pub [u32; N]);
 
 /// Bytes of an element.
 #[inline(always)]
-pub fn bytes_of(element: u32) -> u32 {
+pub const fn bytes_of(element: u32) -> u32 {
     if element == Element::F32 as u32 { 4 } else { 2 }
 }
 

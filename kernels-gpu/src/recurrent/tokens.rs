@@ -368,6 +368,23 @@ impl LaneGates {
     }
 }
 
+impl LaneGates {
+    /// As [`Self::values`] with log α, of GDN the same in every place, of one token that all of a warp's groups of `lanes`
+    /// lanes have.
+    #[inline(always)]
+    pub fn log_values<G: Gating>(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
+        if G::PER_CHANNEL {
+            if c.gate == Gate::Log as u32 {
+                return self.channels.log_values(c);
+            }
+            self.channels.together(c, lanes, |log_decay| log_decay)
+        } else {
+            let ([log_decay], beta) = self.head.log_values(c);
+            ([log_decay; 8], beta)
+        }
+    }
+}
+
 impl RawGates<8> {
     /// As [`Self::values`], of one token that all of a warp's groups of `lanes` lanes have: each computes a part of the
     /// channels for all. All lanes of the warp call it.
@@ -376,6 +393,12 @@ impl RawGates<8> {
         if c.gate == Gate::Log as u32 {
             return self.values(c);
         }
+        self.together(c, lanes, gate::exp)
+    }
+
+    /// `of` log α of each channel, computed so, and β.
+    #[inline(always)]
+    fn together(self, c: &StepConstants, lanes: u32, of: impl Fn(f32) -> f32) -> ([f32; 8], f32) {
         let mut decay = self.g.to_f32(c.g_element);
         let mut dt_bias = self.dt_bias.0.map(f32::from_bits);
         let mut count = 8;
@@ -397,7 +420,7 @@ impl RawGates<8> {
         }
         let mut i = 0;
         while i < count {
-            decay[i] = gate::exp(log_decay(c, decay[i], self.a_log, dt_bias[i]));
+            decay[i] = of(log_decay(c, decay[i], self.a_log, dt_bias[i]));
             i += 1;
         }
         mask = lanes;

@@ -1,0 +1,323 @@
+//! States that wait: tokens are kept in a ring beside them, and folded in every few steps.
+
+use gated_delta_kernels::deferred;
+use gated_delta_kernels::step::{DeferredParams, LayerParams};
+
+use super::check::Found;
+use super::checks::{aligned, floats_of_slots, indices, same_dtype};
+use super::gates::GateParts;
+use super::request::Request;
+use super::work::sealed;
+use super::{Inputs, Options, StateLayout, Update};
+use crate::error::{Error, excludes};
+use crate::shapes::{Named, named, range, unsupported};
+use crate::tensor::{DType, Tensor};
+
+/// Most tokens of a slot that are pending at once.
+pub const MAX_PENDING: usize = deferred::MAX_PENDING as usize;
+
+/// Alignment of a ring, bytes.
+const ALIGNMENT: usize = 16;
+
+/// Tokens whose outputs are done and that are not in the states of their slots yet: a ring of R entries for every slot, and
+/// how many of them each row has.
+///
+/// A token leaves (k, u, log α), with which S ← S diag(α) + u kᵀ: k as it came, u = δ · rsqrt(Σk² + 1e-6) (u = δ where keys
+/// are not normalised), δ = β (v − S k̂). Slots are those of the states. What is not pending may be anything, NaN too.
+///
+/// Nothing but the caller's `len` and `base` says what is pending. A step reads both, leaves its T tokens in the entries
+/// behind the pending ones, and, where [`folds`] says so, has put those into the state before. Of its T tokens the first
+/// `kept` are then pending; [`after`] says where, and on the device it is
+///
+/// ```text
+/// folded = len + T > N        base' = (folded ? base + len : base) mod R        len' = (folded ? 0 : len) + kept
+/// ```
+///
+/// To reject a token is not to count it. A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor
+/// says.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Pending<'a> {
+    /// `[P, H, R, K]`, of the dtype of k, written; R at least N + T. Here and below contiguous but for the stride of slots,
+    /// and 16-byte aligned.
+    pub keys: Tensor<'a>,
+    /// `[P, HV, R, V]`, f32, written.
+    pub updates: Tensor<'a>,
+    /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`, f32, written: log α.
+    pub decays: Tensor<'a>,
+    /// `[B]`, i32, i64 or u32: tokens of the row's slot that are pending, 0..=N. Where it is out of range, the row is
+    /// inactive.
+    pub len: Tensor<'a>,
+    /// `[B]`, i32, i64 or u32: the entry of the first of them, below R. Where it is out of range, the row is inactive.
+    pub base: Tensor<'a>,
+    /// N, the most tokens that are pending, T..=8.
+    pub most: usize,
+}
+
+/// Folds the pending tokens of every row into its state, and does nothing else: before a state is copied or handed to
+/// whoever knows no ring. Afterwards none of them is pending.
+///
+/// Bit for bit what a step does that folds as many. It is GDN's or KDA's as `pending.decays` are.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Flush<'a> {
+    /// Where states are; the slot to write is that to read.
+    pub states: Update<'a>,
+    /// What is pending.
+    pub pending: Pending<'a>,
+    /// What is fixed for a layer.
+    pub options: Options,
+}
+
+/// Whether a step of `tokens` tokens folds the `len` pending ones of a row first, of which there may be up to `most`: what
+/// kernels ask.
+#[must_use]
+pub const fn folds(len: usize, tokens: usize, most: usize) -> bool {
+    len.saturating_add(tokens) > most
+}
+
+/// How many tokens of a row are pending, and the entry of the first, after a step of `tokens` tokens of which `kept` are to
+/// stay, with `len` pending ones from entry `base` on before it, of at most `most`, in a ring of `entries`, not 0.
+#[must_use]
+pub const fn after(
+    [len, base]: [usize; 2],
+    [kept, tokens]: [usize; 2],
+    [most, entries]: [usize; 2],
+) -> [usize; 2] {
+    if folds(len, tokens, most) {
+        [kept, (base + len) % entries]
+    } else {
+        [len + kept, base]
+    }
+}
+
+impl<'a> Pending<'a> {
+    /// Of rings `keys` `[P, H, R, K]`, `updates` `[P, HV, R, V]` and `decays` (GDN `[P, HV, R]`, KDA `[P, HV, R, K]`), and
+    /// `len` and `base` `[B]`, with at most 8 tokens pending.
+    #[must_use]
+    pub fn new(
+        [keys, updates, decays]: [Tensor<'a>; 3],
+        len: Tensor<'a>,
+        base: Tensor<'a>,
+    ) -> Self {
+        Self {
+            keys,
+            updates,
+            decays,
+            len,
+            base,
+            most: MAX_PENDING,
+        }
+    }
+
+    /// With another number of tokens that are pending at most.
+    #[must_use]
+    pub fn most(mut self, most: usize) -> Self {
+        self.most = most;
+        self
+    }
+
+    /// Every tensor under its name.
+    pub(super) fn named(&'a self) -> [Named<'a>; 5] {
+        [
+            named("keys", &self.keys),
+            named("updates", &self.updates),
+            named("decays", &self.decays),
+            self.named_len(),
+            self.named_base(),
+        ]
+    }
+
+    pub(crate) fn named_len(&'a self) -> Named<'a> {
+        named("pending len", &self.len)
+    }
+
+    pub(crate) fn named_base(&'a self) -> Named<'a> {
+        named("pending base", &self.base)
+    }
+
+    /// Bytes of an entry, all heads together.
+    pub(super) fn entry_bytes(&self) -> u64 {
+        let of = |tensor: &Tensor<'_>, dims: [usize; 2]| {
+            let elements: usize = dims
+                .into_iter()
+                .filter_map(|dim| tensor.dims().get(dim))
+                .product();
+            (elements * tensor.dtype().size_of()) as u64
+        };
+        [&self.keys, &self.updates, &self.decays]
+            .into_iter()
+            .map(|tensor| of(tensor, [1, 3]))
+            .sum()
+    }
+}
+
+impl<'a> Flush<'a> {
+    /// Of the rows of `pending`, whose states are in the slots of `states`, with the default [`Options`].
+    #[must_use]
+    pub fn new(states: Update<'a>, pending: Pending<'a>) -> Self {
+        Self {
+            states,
+            pending,
+            options: Options::default(),
+        }
+    }
+
+    /// With what is fixed for the layer.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+}
+
+impl sealed::Work for Flush<'_> {
+    fn request(&self) -> Request<'_> {
+        let [_, _, decays, ..] = self.pending.named();
+        Request {
+            pending: Some(&self.pending),
+            ..Request::update(&self.states, GateParts::of_none(decays), &self.options)
+        }
+    }
+}
+
+/// Elements between slots of the rings.
+#[derive(Default)]
+pub(super) struct FoundPending {
+    /// N
+    pub most: u32,
+    /// R
+    pub entries: u32,
+    pub keys_slot: u32,
+    pub updates_slot: u32,
+    pub decays_slot: u32,
+}
+
+impl Request<'_> {
+    /// Whether pending tokens are folded, and no others are there.
+    pub(super) fn is_flush(&self) -> bool {
+        self.new.is_none() && self.previous.is_none()
+    }
+
+    /// What states that wait do not go with, by name.
+    pub(super) fn check_deferred(&self) -> Result<(), Error> {
+        let pending = (self.pending.is_some(), "pending");
+        excludes(
+            pending,
+            &[
+                (self.previous.is_some(), "previous"),
+                (self.token_slots.is_some(), "token_slots"),
+                (self.read_only, "read-only states"),
+                (self.snapshots.is_some(), "snapshots"),
+                (self.cu_seqlens.is_some(), "packed rows"),
+            ],
+            "the tokens since the state are in its slot's ring, and rejected by its length",
+        )?;
+        excludes(
+            pending,
+            &[
+                (self.write_slots.is_some(), "write_slots"),
+                (self.write_pool.is_some(), "write_pool"),
+            ],
+            "a state is folded where its ring is",
+        )?;
+        excludes(
+            pending,
+            &[
+                (self.conv().is_some(), "x"),
+                (self.norm.is_some(), "a norm"),
+            ],
+            "no kernel has both",
+        )?;
+        excludes(
+            pending,
+            &[
+                (self.is_chunked(), "formulation = chunked"),
+                (
+                    self.options.formulation == super::Formulation::Parallel,
+                    "formulation = parallel",
+                ),
+                (
+                    self.options.state_layout == StateLayout::VLast,
+                    "a v_last state",
+                ),
+            ],
+            "it is for one token on k_last states, formulation = recurrent",
+        )
+    }
+
+    /// The rings and what is pending in them.
+    pub(super) fn check_pending(&self, found: &mut Found) -> Result<(), Error> {
+        let Some(pending) = self.pending else {
+            return Ok(());
+        };
+        let (rows, tokens) = (found.extents.rows, found.extents.new.tokens);
+        if tokens > 1 {
+            return Err(unsupported("T with pending", tokens, "1"));
+        }
+        if !(tokens.max(1)..=MAX_PENDING).contains(&pending.most) {
+            let wanted = format!("{}..={MAX_PENDING}", tokens.max(1));
+            return Err(range("most of pending", wanted, pending.most));
+        }
+        let heads = found.extents.heads;
+        let [keys, updates, decays, len, base] = pending.named();
+        let [slots, _, entries, _] = *keys.rank::<4>("[P, H, R, K]")?.dims;
+        let pool_slots = self.pool.tensor.dims()[0];
+        if slots != pool_slots {
+            return Err(range("P of keys", format!("P = {pool_slots}"), slots));
+        }
+        let least = pending.most + tokens.max(1);
+        if !(least..1 << 16).contains(&entries) {
+            let wanted = format!("at least N + T = {least}, below 65536");
+            return Err(range("R", wanted, entries));
+        }
+        let of = &mut found.pending;
+        (of.most, of.entries) = (pending.most as u32, entries as u32);
+        let sizes = [slots, heads.h, entries, heads.k_dim];
+        of.keys_slot = floats_of_slots(keys, &["P", "H", "R", "K"], &sizes)?;
+        if let Some(Inputs::Qkv { k, .. }) = self.new.map(|new| new.inputs) {
+            same_dtype(keys, named("k", k), "the dtype of k")?;
+        }
+        let sizes = [slots, heads.hv, entries, heads.v_dim];
+        of.updates_slot = floats_of_slots(updates, &["P", "HV", "R", "V"], &sizes)?;
+        of.decays_slot = if self.gates.per_channel {
+            let sizes = [slots, heads.hv, entries, heads.k_dim];
+            floats_of_slots(decays, &["P", "HV", "R", "K"], &sizes)?
+        } else {
+            floats_of_slots(decays, &["P", "HV", "R"], &[slots, heads.hv, entries])?
+        };
+        for ring in [updates, decays] {
+            ring.dtype(&[DType::F32], "f32")?;
+        }
+        indices(len, &["B"], &[rows])?;
+        indices(base, &["B"], &[rows])
+    }
+
+    /// What a kernel gets whose states wait; others get what it begins with.
+    pub(crate) fn deferred_params(
+        &self,
+        layer: LayerParams,
+        pending: &Pending<'_>,
+    ) -> DeferredParams {
+        DeferredParams {
+            layer,
+            keys: pending.keys.address(),
+            updates: pending.updates.address(),
+            decays: pending.decays.address(),
+            pending_len: pending.len.address(),
+            pending_base: pending.base.address(),
+        }
+    }
+}
+
+/// The addresses of rings are as aligned as kernels take them.
+pub(super) fn check_rings_aligned(params: &DeferredParams) -> Result<(), Error> {
+    aligned(
+        ALIGNMENT,
+        [
+            ("keys", params.keys),
+            ("updates", params.updates),
+            ("decays", params.decays),
+        ],
+    )
+}

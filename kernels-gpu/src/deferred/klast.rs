@@ -1,0 +1,416 @@
+//! One token on K-last states that wait; steps are those of the operator's header.
+
+use core::marker::PhantomData;
+
+use super::ring::{Pending, Ring};
+use super::{Deferring, MAX_PENDING, folds};
+use crate::constants::Element;
+use crate::device::float::fma;
+use crate::device::global::{load_b32, store_b32};
+use crate::device::shared::{dynamic_shared_mem, load_shared_b64, store_shared_b64};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::warp_shuffle_xor;
+use crate::launch::{Computes, Kernel, Layout};
+use crate::math::delta_rule::Factors;
+use crate::math::elements::{self, Raw, load, load_one};
+use crate::math::gate;
+use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot};
+use crate::recurrent::klast::{load_channels, norms, store_channels};
+use crate::recurrent::tokens::{LaneGates, Tokens};
+use crate::row::Row;
+use crate::state::{FRAGMENT, Head, RawFragment, Share, StateElement, check_k_last};
+use crate::step::{DeferredParams, StepConstants, StepParams};
+
+const F32: u32 = Element::F32 as u32;
+
+/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block; `VALUES` = 2 `ROWS`.
+pub struct KLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+>(PhantomData<(G, S)>);
+
+/// What a lane has of the ring, before the token: of pending token `lane` u of the group's rows and, of GDN, log α; of the
+/// tokens that its group weighs, its channels of k and, of KDA, of log α.
+struct Lane<const ROWS: usize> {
+    update: Raw<ROWS>,
+    log_decay: f32,
+    keys: [Raw<8>; MOST_ENTRIES],
+    log_decays: [Raw<8>; MOST_ENTRIES],
+}
+
+/// Most pending tokens that a group weighs.
+const MOST_ENTRIES: usize = 2;
+
+impl<
+    G: Deferring,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+> KLast<G, S, K, V, ROWS, VALUES, THREADS>
+{
+    /// Lanes of a group.
+    const LANES: u32 = K / FRAGMENT;
+    const GROUPS: u32 = THREADS / Self::LANES;
+    const TILE: u32 = Self::GROUPS * ROWS as u32;
+    /// Pending tokens that a group weighs.
+    const ENTRIES: usize = MAX_PENDING.div_ceil(Self::GROUPS) as usize;
+    /// Channels that have a decay of their own.
+    const CHANNELS: u32 = if G::PER_CHANNEL { K } else { 1 };
+    /// Shared memory: what each pending token adds for k and for q; then KDA's log decays of each.
+    const LOG_DECAYS: u32 = MAX_PENDING * 8;
+    const BYTES: u32 = Self::LOG_DECAYS
+        + if G::PER_CHANNEL {
+            MAX_PENDING * K * 4
+        } else {
+            0
+        };
+
+    const CHECKED: () = {
+        check_k_last(K, V, ROWS as u32, THREADS);
+        assert!(VALUES == 2 * ROWS, "a product with k and one with q a row");
+        assert!(VALUES as u32 <= Self::LANES, "a lane for each product");
+        assert!(MAX_PENDING <= Self::LANES, "a lane for each pending token");
+        assert!(Self::ENTRIES <= MOST_ENTRIES);
+    };
+
+    /// (6) The states of the group's rows with the `len` first pending tokens in them.
+    #[inline(always)]
+    unsafe fn fold(
+        c: &StepConstants,
+        ring: Ring,
+        len: u32,
+        raw: [RawFragment; ROWS],
+        (share, first): (Share, u32),
+    ) -> [RawFragment; ROWS] {
+        let mut states = raw.map(S::widen);
+        let mut j = 0;
+        while j < len {
+            // SAFETY: the caller's promise; token j is pending, and no entry of a pending token is written.
+            let (key, update, log_decay) = unsafe {
+                let key = share.load_matching::<S>(ring.key(j), c.keys_element, true);
+                let update = load::<ROWS>(ring.update(j, V, first), F32, true);
+                let address = ring.decay(j, Self::CHANNELS);
+                let log_decay = if G::PER_CHANNEL {
+                    share.load_matching::<S>(address, F32, true)
+                } else {
+                    Raw([load_b32(address); 8])
+                };
+                (key, update, log_decay)
+            };
+            let (key, update) = (key.to_f32(c.keys_element), update.to_f32(F32));
+            let mut decay = log_decay.to_f32(F32);
+            let mut i = 0;
+            while i < 8 {
+                decay[i] = gate::exp(decay[i]);
+                i += 1;
+            }
+            let mut r = 0;
+            while r < ROWS {
+                i = 0;
+                while i < 8 {
+                    states[r][i] = fma(update[r], key[i], decay[i] * states[r][i]);
+                    i += 1;
+                }
+                r += 1;
+            }
+            j += 1;
+        }
+        states.map(S::narrow)
+    }
+
+    /// What the ring has for this lane of the first `ahead` pending tokens; zeros of others.
+    #[inline(always)]
+    unsafe fn load_lane(
+        c: &StepConstants,
+        ring: Ring,
+        ahead: u32,
+        (share, group, first): (Share, u32, u32),
+    ) -> Lane<ROWS> {
+        let mut lane = Lane {
+            update: Raw([0; ROWS]),
+            log_decay: 0.0,
+            keys: [Raw([0; 8]); MOST_ENTRIES],
+            log_decays: [Raw([0; 8]); MOST_ENTRIES],
+        };
+        // SAFETY: the caller's promise; no entry of a pending token is written.
+        unsafe {
+            if share.lane < ahead {
+                lane.update = load::<ROWS>(ring.update(share.lane, V, first), F32, true);
+                if !G::PER_CHANNEL {
+                    lane.log_decay = f32::from_bits(load_b32(ring.decay(share.lane, 1)));
+                }
+            }
+            let mut i = 0;
+            while i < Self::ENTRIES {
+                let j = group + i as u32 * Self::GROUPS;
+                if j < ahead {
+                    lane.keys[i] = share.load_matching::<S>(ring.key(j), c.keys_element, true);
+                    if G::PER_CHANNEL {
+                        lane.log_decays[i] = share.load_matching::<S>(ring.decay(j, K), F32, true);
+                    }
+                }
+                i += 1;
+            }
+        }
+        lane
+    }
+
+    /// (2) (3) Of a token with `k`, `q` and `log_decay` (one for all channels of GDN, each its own of KDA), after the
+    /// first `ahead` pending ones: Γ of the lane's channels, and in shared memory what each of those adds for k and for q.
+    /// All threads of the block call it.
+    #[inline(always)]
+    unsafe fn weigh(
+        c: &StepConstants,
+        lane: &Lane<ROWS>,
+        ahead: u32,
+        (k, q, log_decay): ([f32; 8], [f32; 8], [f32; 8]),
+        (share, group): (Share, u32),
+    ) -> [f32; 8] {
+        let smem = dynamic_shared_mem();
+        let log_decays_smem = smem + Self::LOG_DECAYS;
+        let mut total = log_decay;
+        // Σ log α of the tokens behind the i-th of the group, the new one among them.
+        let mut behind = [log_decay; MOST_ENTRIES];
+        // SAFETY: each place has one writer, and is read behind the barrier.
+        unsafe {
+            if G::PER_CHANNEL {
+                let mut i = 0;
+                while i < Self::ENTRIES {
+                    let j = group + i as u32 * Self::GROUPS;
+                    if j < MAX_PENDING {
+                        let log_decays = lane.log_decays[i].to_f32(F32);
+                        store_channels(log_decays_smem + j * K * 4, share, log_decays);
+                    }
+                    i += 1;
+                }
+                sync_threads();
+                let mut j = ahead;
+                while j > 0 {
+                    j -= 1;
+                    let of_token = load_channels(log_decays_smem + j * K * 4, share);
+                    let mut channel = 0;
+                    while channel < 8 {
+                        i = 0;
+                        while i < Self::ENTRIES {
+                            if j == group + i as u32 * Self::GROUPS {
+                                behind[i][channel] = total[channel];
+                            }
+                            i += 1;
+                        }
+                        total[channel] += of_token[channel];
+                        channel += 1;
+                    }
+                }
+            } else {
+                let [pending] = butterfly_sum([lane.log_decay], 1, Self::LANES);
+                total = [log_decay[0] + pending; 8];
+            }
+            let mut i = 0;
+            while i < Self::ENTRIES {
+                let j = group + i as u32 * Self::GROUPS;
+                let key = lane.keys[i].to_f32(c.keys_element);
+                let mut decayed = key;
+                let log_decay_behind = if share.lane > j { lane.log_decay } else { 0.0 };
+                if G::PER_CHANNEL {
+                    let mut channel = 0;
+                    while channel < 8 {
+                        decayed[channel] *= gate::exp(behind[i][channel]);
+                        channel += 1;
+                    }
+                }
+                let [mut with_k, mut with_q, log_decay_behind] = butterfly_sum(
+                    [dot(decayed, k), dot(decayed, q), log_decay_behind],
+                    1,
+                    Self::LANES,
+                );
+                if !G::PER_CHANNEL {
+                    let weight = gate::exp(log_decay[0] + log_decay_behind);
+                    (with_k, with_q) = (weight * with_k, weight * with_q);
+                }
+                if share.lane == 0 && j < MAX_PENDING {
+                    store_shared_b64(smem + j * 8, [with_k.to_bits(), with_q.to_bits()]);
+                }
+                i += 1;
+            }
+            sync_threads();
+        }
+        total.map(gate::exp)
+    }
+
+    /// Leaves k and log α of the token behind the pending ones, once for all tiles.
+    #[inline(always)]
+    unsafe fn append(
+        c: &StepConstants,
+        (ring, len): (Ring, u32),
+        row: Row,
+        (k, log_decay): (&[f32; 8], &[f32; 8]),
+        (share, group): (Share, u32),
+    ) {
+        if row.tile != 0 || group != 0 {
+            return;
+        }
+        // SAFETY: the entry is that of no pending token, so that no block reads it; k of a query/key head is its first value
+        // head's to write.
+        unsafe {
+            if row.value_head(c, 0) == row.hv {
+                share.store_matching::<S>(ring.key(len), c.keys_element, *k);
+            }
+            let address = ring.decay(len, Self::CHANNELS);
+            if G::PER_CHANNEL {
+                share.store_matching::<S>(address, F32, *log_decay);
+            } else if share.lane == 0 {
+                store_b32(address, log_decay[0].to_bits());
+            }
+        }
+    }
+}
+
+impl<
+    G: Deferring,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+> Kernel for KLast<G, S, K, V, ROWS, VALUES, THREADS>
+{
+    type Params = DeferredParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = V / Self::TILE;
+    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
+    const SHARED_BYTES: u32 = Self::BYTES;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::DEFERRED,
+        layout: Layout::KLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &DeferredParams) {
+        const { Self::CHECKED };
+        let c = StepConstants::get();
+        let step: &StepParams = &params.layer.step;
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let group = thread_idx_x() / Self::LANES;
+        let share = Share {
+            lane: thread_idx_x() % Self::LANES,
+            lanes: Self::LANES,
+            first: 0,
+        };
+        let first = row.tile * Self::TILE + group * ROWS as u32;
+        // A lane ends up with one product: of a row with k, its neighbour with q.
+        let own = share.lane % VALUES as u32;
+        let own_row = first + own / 2;
+        let writes = share.lane < VALUES as u32 && own % 2 == 0;
+        let wide = c.wide_io != 0;
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; the token's entry is that of
+        // no pending token.
+        unsafe {
+            let pending = Pending::load(&c, params, row.b);
+            let ring = Ring::of(&c, params, pending, row, [K, V], G::PER_CHANNEL);
+            let head = (row.hv, [V, K]);
+            let wide_state = c.wide_state != 0;
+            let head =
+                Head::of_slot::<S>(step.read_pool, pending.slot, c.read_slot, head, wide_state);
+            let must_fold =
+                pending.len > 0 && (c.tokens == 0 || folds(pending.len, c.tokens, c.pending));
+            if c.tokens == 0 && !must_fold {
+                return;
+            }
+            let mut raw = [[0; 8]; ROWS];
+            let mut r = 0;
+            while r < ROWS {
+                let start = (pending.live, pending.fresh);
+                raw[r] = head.load_start::<S>(share, first + r as u32, start);
+                r += 1;
+            }
+            // Before there is anything else in registers.
+            if must_fold {
+                raw = Self::fold(&c, ring, pending.len, raw, (share, first));
+            }
+            if must_fold || (pending.live && pending.fresh) {
+                r = 0;
+                while r < ROWS {
+                    head.store::<S>(share, first + r as u32, raw[r]);
+                    r += 1;
+                }
+            }
+            if c.tokens == 0 {
+                return;
+            }
+            let ahead = if must_fold { 0 } else { pending.len };
+            let lane = Self::load_lane(&c, ring, ahead, (share, group, first));
+            let tokens = Tokens::new(&c, step, row);
+            let k = share.load_matching::<S>(tokens.k.at(0, 0), c.k_element, wide);
+            let q = share.load_matching::<S>(tokens.q.at(0, 0), c.q_element, wide);
+            let v = load_one(tokens.v.at(0, own_row), c.v_element);
+            let gates = LaneGates::load::<G, S, K>(&c, step, row, &tokens, 0, share);
+            let o = tokens.o.at(0, own_row);
+            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            if !pending.live {
+                if writes {
+                    elements::store([0.0], o, c.o_element, false);
+                }
+                return;
+            }
+
+            let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
+            let [v] = v.to_f32(c.v_element);
+            let norms = norms((k, q), Self::LANES); // (1)
+            let (log_decay, beta) = gates.log_values::<G>(&c, Self::LANES);
+            let scale = f32::from_bits(c.scale);
+            let factors = Factors::new(c.l2norm != 0, scale, norms, (1.0, beta));
+            let left = (&k, &log_decay);
+            Self::append(&c, (ring, pending.len), row, left, (share, group));
+            let decay = Self::weigh(&c, &lane, ahead, (k, q, log_decay), (share, group));
+
+            let (mut decayed_k, mut decayed_q) = (k, q);
+            let mut i = 0;
+            while i < 8 {
+                decayed_k[i] *= decay[i];
+                decayed_q[i] *= decay[i];
+                i += 1;
+            }
+            let mut with = [0.0; 2];
+            if share.lane < ahead {
+                let smem = dynamic_shared_mem() + share.lane * 8;
+                with = load_shared_b64(smem).map(f32::from_bits);
+            }
+            let update = lane.update.to_f32(F32);
+            let mut products = [0.0; VALUES];
+            r = 0;
+            while r < ROWS {
+                let s = S::widen(raw[r]);
+                products[2 * r] = fma(update[r], with[0], dot(s, decayed_k)); // (4)
+                products[2 * r + 1] = fma(update[r], with[1], dot(s, decayed_q));
+                r += 1;
+            }
+            let products = butterfly_scatter(products, 1, VALUES as u32);
+            let [product] = butterfly_sum([products[0]], VALUES as u32, Self::LANES);
+            let other = warp_shuffle_xor(product, 1);
+            let (sk, sq) = if own % 2 == 0 {
+                (product, other)
+            } else {
+                (other, product)
+            };
+            let delta = factors.delta(v, sk);
+            if writes {
+                elements::store([factors.output(sq, delta)], o, c.o_element, false); // (5)
+                let update = delta * factors.k;
+                store_b32(ring.update(pending.len, V, own_row), update.to_bits());
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! States that stay as they are while tokens wait in a ring beside them, until a launch folds these in.
+//!
+//! A token that is *pending* has left (k, u, log α): S ← S diag(α) + u kᵀ is what it makes of a state, with u = δ |k|⁻¹ and k
+//! as it came. The operators ([`crate::kernels::gdn_deferred`], [`crate::kernels::kda_deferred`]) differ in their gate alone.
+
+mod klast;
+mod ring;
+
+pub use klast::KLast;
+
+use crate::launch::Family;
+use crate::recurrent::Gating;
+
+/// Most tokens of a slot that are pending at once.
+pub const MAX_PENDING: u32 = 8;
+
+/// Whether a step of `tokens` tokens folds the `pending` ones of a row first, of which there may be up to `most`.
+#[must_use]
+pub const fn folds(pending: u32, tokens: u32, most: u32) -> bool {
+    pending.saturating_add(tokens) > most
+}
+
+/// A gate whose states may wait.
+pub trait Deferring: Gating {
+    /// Of the kernels of one token.
+    const DEFERRED: Family;
+}

@@ -1,0 +1,127 @@
+//! Where the pending tokens of a row lie.
+
+use crate::constants::Element;
+use crate::math::elements::bytes_of;
+use crate::row::Row;
+use crate::state::{is_fresh, is_live, slot_of};
+use crate::step::{DeferredParams, StepConstants};
+
+/// Bytes of an f32.
+const F32: u64 = bytes_of(Element::F32 as u32) as u64;
+
+/// The slot of a row, and which entries of its ring are pending.
+#[derive(Clone, Copy)]
+pub struct Pending {
+    /// Of the state and of the ring.
+    pub slot: u64,
+    /// The row starts from zeros, and nothing is pending.
+    pub fresh: bool,
+    /// Whether slot, number and first entry are there.
+    pub live: bool,
+    /// How many tokens are pending; 0 where the row is not live.
+    pub len: u32,
+    /// Entry of the first.
+    base: u32,
+}
+
+/// The rings of a value head and of its query/key head in one slot.
+#[derive(Clone, Copy)]
+pub struct Ring {
+    keys: u64,
+    key_bytes: u32,
+    updates: u64,
+    decays: u64,
+    base: u32,
+    entries: u32,
+}
+
+impl Pending {
+    /// Of row `b`.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn load(c: &StepConstants, params: &DeferredParams, b: u32) -> Self {
+        let step = &params.layer.step;
+        // SAFETY: the caller's promise; there are B of each.
+        let (slot, len, base, fresh) = unsafe {
+            let b = b as u64;
+            (
+                slot_of(step.read_slots, c.read_index, b, b),
+                slot_of(params.pending_len, c.pending_len_index, b, 0),
+                slot_of(params.pending_base, c.pending_base_index, b, 0),
+                is_fresh(c, step, b as u32),
+            )
+        };
+        let len = if fresh { 0 } else { len };
+        let live = is_live(slot, step.read_pool_slots, c.null_slot)
+            && len <= c.pending as u64
+            && base < c.ring as u64;
+        Self {
+            slot,
+            fresh,
+            live,
+            len: if live { len as u32 } else { 0 },
+            base: base as u32,
+        }
+    }
+}
+
+impl Ring {
+    /// Of a live row, for heads with K keys and V values.
+    #[inline(always)]
+    pub fn of(
+        c: &StepConstants,
+        params: &DeferredParams,
+        pending: Pending,
+        row: Row,
+        [k, v]: [u32; 2],
+        per_channel: bool,
+    ) -> Self {
+        let slot = pending.slot as u32 as u64;
+        let first = |stride: u32, head: u32, entry: u32| {
+            slot * stride as u64 + (head * c.ring) as u64 * entry as u64
+        };
+        let decay = if per_channel { k } else { 1 };
+        let key_bytes = k * bytes_of(c.keys_element);
+        Self {
+            keys: params.keys
+                + slot * c.keys_slot as u64 * bytes_of(c.keys_element) as u64
+                + (row.h * c.ring) as u64 * key_bytes as u64,
+            key_bytes,
+            updates: params.updates + first(c.updates_slot, row.hv, v) * F32,
+            decays: params.decays + first(c.decays_slot, row.hv, decay) * F32,
+            base: pending.base,
+            entries: c.ring,
+        }
+    }
+
+    /// Entry of pending token `j`; of the token behind them all, that to be written.
+    #[inline(always)]
+    fn entry(self, j: u32) -> u64 {
+        let entry = self.base + j;
+        (if entry < self.entries {
+            entry
+        } else {
+            entry - self.entries
+        }) as u64
+    }
+
+    /// Address of token `j`'s k `[K]`.
+    #[inline(always)]
+    pub fn key(self, j: u32) -> u64 {
+        self.keys + self.entry(j) * self.key_bytes as u64
+    }
+
+    /// Address of element `first` of token `j`'s u `[V]`, f32.
+    #[inline(always)]
+    pub fn update(self, j: u32, v: u32, first: u32) -> u64 {
+        self.updates + (self.entry(j) * v as u64 + first as u64) * F32
+    }
+
+    /// Address of token `j`'s log decays, f32: `channels` of them.
+    #[inline(always)]
+    pub fn decay(self, j: u32, channels: u32) -> u64 {
+        self.decays + self.entry(j) * channels as u64 * F32
+    }
+}

@@ -1,0 +1,25 @@
+//! KDA decode on states that wait: [`super::gdn_deferred`]'s with a decay of each key channel (Kimi Delta Attention, arXiv
+//! 2510.26692), so that Γ and e^g_j are vectors, and
+//!     a_j = (e^g_j ⊙ k_j)·k    b_j = (e^g_j ⊙ k_j)·q    p = S (Γ ⊙ k) + Σ_j a_j u_j     (3) (4)
+//!
+//! Shapes   as there, and g [B, 1, HV, K], decays [P, HV, R, K]
+//! Threads  as there; the groups share the pending tokens' log decays in shared memory
+//! Truth    reference::deferred; tests/deferred.rs
+
+use super::kda_recurrent::PerChannel;
+use crate::deferred::{self, Deferring};
+use crate::launch::Family;
+
+impl Deferring for PerChannel {
+    const DEFERRED: Family = Family::KdaDeferred;
+}
+
+/// K-last states.
+pub type KLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+> = deferred::KLast<PerChannel, S, K, V, ROWS, VALUES, THREADS>;
