@@ -1,11 +1,13 @@
 //! What the tests share. Reading order: [`problem`] (values, whatever the memory), [`layout`] and [`case`] (the same in
 //! memory, with NaN in every gap), [`rows`] (what each row does), [`backend`] (launches, in the simulator and on the GPU),
-//! [`compare`] (what must have come out), [`spec`], [`slots`] and [`strategy`] (random problems).
+//! [`compare`] (what must have come out), [`spec`], [`slots`] and [`strategy`] (random problems), [`deferred`] (states that
+//! wait for the tokens of a ring).
 
 pub mod backend;
 pub mod buffer;
 pub mod case;
 pub mod compare;
+pub mod deferred;
 pub mod layout;
 pub mod problem;
 pub mod rows;

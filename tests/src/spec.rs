@@ -124,12 +124,13 @@ impl Family {
         self.formulation == Formulation::Chunked
     }
 
-    /// The family of an entry, unless it is of no operator on states, or prepares for one.
+    /// The family of an entry, unless it is of no operator on states, prepares for one, or has states that wait, which
+    /// [`crate::deferred`] is for.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
         let computes = entry.computes()?;
         let family = computes.family;
-        if !family.knows_states() {
+        if !family.knows_states() || family.is_deferred() {
             return None;
         }
         Some(Self {

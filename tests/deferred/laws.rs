@@ -1,0 +1,190 @@
+//! What holds of states that wait, bit for bit, whatever the reference says.
+
+use gated_delta::DType;
+use gated_delta_harness::arguments::Operator;
+use gated_delta_reference::compare::norm;
+use gated_delta_tests::backend::{Backend, backends};
+use gated_delta_tests::deferred::{Problem, Spec};
+
+/// Runs `law` on every backend, for either operator, either state and either dim.
+fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
+    for backend in backends() {
+        for operator in [Operator::Gdn, Operator::Kda] {
+            for state in [DType::Bf16, DType::F32] {
+                for dim in [64, 128] {
+                    for raw_gates in [false, true] {
+                        let spec = Spec {
+                            raw_gates,
+                            ..Spec::new(operator, state, dim, len)
+                        };
+                        law(backend, &spec);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What row b is given and leaves, wherever its slot and its ring begin.
+fn row(before: &Problem, after: &Problem, b: usize) -> [Vec<u64>; 3] {
+    let [slot, len, base] = before.spec.live(b).unwrap();
+    let entry = (base + len) % before.spec.ring[1];
+    [
+        after.o_bits(b),
+        after.state_bits(slot),
+        after.entry_bits(slot, entry),
+    ]
+}
+
+#[test]
+fn a_step_depends_on_no_other_row() {
+    law(&[0, 3, 8, 1, 7], |backend, spec| {
+        let problem = spec.problem();
+        let together = problem.run(backend, None);
+        for b in 0..spec.slots.len() {
+            let alone = problem.alone(b);
+            let after = alone.run(backend, None);
+            assert!(
+                row(&problem, &together, b) == row(&alone, &after, 0),
+                "row {b} of {spec:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn every_variant_has_the_same_bits() {
+    law(&[0, 3, 8, 1, 7], |backend, spec| {
+        for tokens in [0, 1] {
+            let spec = Spec {
+                tokens,
+                ..spec.clone()
+            };
+            let problem = spec.problem();
+            let selected = problem.run(backend, None);
+            for variant in problem.variants() {
+                let other = problem.run(backend, Some(variant));
+                assert!(
+                    selected.written() == other.written(),
+                    "{variant:?}, {spec:?}"
+                );
+            }
+        }
+    });
+}
+
+/// Entries of a ring moved on by `by`, with the base.
+#[test]
+fn a_step_does_not_depend_on_the_base() {
+    law(&[0, 3, 8, 1, 7], |backend, spec| {
+        let one = spec.problem();
+        let left = one.run(backend, None);
+        for by in 1..spec.ring[1] {
+            let other = one.turned(by);
+            let after = other.run(backend, None);
+            for b in 0..spec.slots.len() {
+                assert!(
+                    row(&one, &left, b) == row(&other, &after, b),
+                    "row {b} by {by}, {spec:?}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_step_that_folds_is_a_flush_and_a_step() {
+    law(&[8, 8, 8], |backend, spec| {
+        let problem = spec.problem();
+        let at_once = problem.run(backend, None);
+        let flush = problem.changed(|spec| spec.tokens = 0);
+        let flushed = flush.run(backend, None);
+        let states = |problem: &Problem, slot| problem.state_bits(slot);
+        for b in 0..spec.slots.len() {
+            let [slot, len, base] = spec.live(b).unwrap();
+            assert!(states(&flushed, slot) == states(&at_once, slot), "{spec:?}");
+            assert!(states(&flushed, slot) != states(&problem, slot));
+            assert_eq!((len, base), (8, 4 * b % 9));
+        }
+        let mut then = problem.clone();
+        then.take_states(&flushed);
+        let then = then.changed(|spec| {
+            for b in 0..spec.len.len() {
+                (spec.len[b], spec.base[b]) = (0, (spec.base[b] + 8) % 9);
+            }
+        });
+        let after = then.run(backend, None);
+        assert!(after.written() == at_once.written(), "{spec:?}");
+    });
+}
+
+/// A token that is not counted has not been.
+#[test]
+fn a_rejected_token_leaves_no_trace() {
+    law(&[0, 3, 6, 1, 8], |backend, spec| {
+        let problem = spec.problem();
+        let rejected = problem.run(backend, None);
+        let after_it = problem.next(&rejected, 0, 99);
+        // The same tokens where the first was never seen: of a row that folds, from the folded state.
+        let mut never = after_it.clone();
+        never.forget_unpending();
+        let [one, other] = [after_it, never].map(|problem| problem.run(backend, None));
+        for b in 0..spec.slots.len() {
+            let before = problem.next(&rejected, 0, 99);
+            assert!(row(&before, &one, b) == row(&before, &other, b), "{spec:?}");
+        }
+    });
+}
+
+#[test]
+fn a_flush_of_nothing_does_nothing() {
+    law(&[0, 0], |backend, spec| {
+        let problem = Spec {
+            tokens: 0,
+            ..spec.clone()
+        }
+        .problem();
+        let after = problem.run(backend, None);
+        assert!(after.written() == problem.written(), "{spec:?}");
+    });
+}
+
+/// Twenty decodes on states that wait are twenty decodes: outputs, and the states that a flush leaves.
+#[test]
+fn waiting_changes_nothing_but_roundings() {
+    law(&[0, 0], |backend, spec| {
+        let mut problem = spec.problem();
+        let mut always = problem.clone();
+        let far = |one: &[f64], other: &[f64]| {
+            let difference: Vec<f64> = one.iter().zip(other).map(|(x, y)| x - y).collect();
+            norm(&difference) / norm(other)
+        };
+        // Every step folds: the state is written with each token, as a decode writes it.
+        let (states, outputs) = match spec.state {
+            DType::F32 => (2e-6, 8e-3),
+            _ => (1.2e-2, 2e-2),
+        };
+        for t in 0..20 {
+            let after = problem.run(backend, None);
+            let folded = always.run(backend, None);
+            for b in 0..spec.slots.len() {
+                let far = far(&after.o(b), &folded.o(b));
+                assert!(far < outputs, "o of token {t}: {far:e}, {spec:?}");
+            }
+            problem = problem.next(&after, 1, 100 + t);
+            let flush = always
+                .next(&folded, 1, 100 + t)
+                .changed(|spec| spec.tokens = 0);
+            let flushed = flush.run(backend, None);
+            always = problem.clone();
+            always.take_states(&flushed);
+            always = always.changed(|spec| spec.len.fill(0));
+        }
+        let pending = problem.changed(|spec| spec.tokens = 0);
+        let flushed = pending.run(backend, None);
+        for &slot in &spec.slots {
+            let far = far(&flushed.state(slot as usize), &always.state(slot as usize));
+            assert!(far < states, "states: {far:e}, {spec:?}");
+        }
+    });
+}

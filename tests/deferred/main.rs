@@ -1,0 +1,103 @@
+//! States that wait for the tokens of a ring: every entry against the reference, and laws, on every backend.
+
+mod laws;
+
+use gated_delta::{DType, Entry};
+use gated_delta_harness::arguments::Operator;
+use gated_delta_kernels::constants::Element;
+use gated_delta_tests::backend::backends;
+use gated_delta_tests::deferred::Spec;
+use gated_delta_tests::for_all;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// The entries of states that wait.
+fn entries() -> impl Iterator<Item = Entry> {
+    let is_deferred = |entry: &Entry| {
+        let computes = entry.computes();
+        computes.is_some_and(|computes| computes.family.is_deferred())
+    };
+    Entry::ALL.iter().copied().filter(is_deferred)
+}
+
+/// Rows of up to three sequences, in any slots, some of them out of range.
+fn specs(operator: Operator, state: DType, dim: usize) -> impl Strategy<Value = Spec> {
+    let sizes = (1usize..=3, select(vec![[1, 1], [1, 2], [2, 2], [2, 1]]));
+    let ring = (1usize..=8).prop_flat_map(|most| (Just(most), most + 1..=most + 8));
+    let dtypes = (
+        select(vec![DType::Bf16, DType::F16, DType::F32]),
+        select(vec![DType::I32, DType::I64, DType::U32]),
+    );
+    let switches = (any::<[bool; 4]>(), 0usize..=1, 0usize..=2, any::<u64>());
+    (sizes, ring, dtypes, switches)
+        .prop_flat_map(move |((rows, heads), (most, entries), dtypes, switches)| {
+            let of_rows = (
+                Just((0..rows as i64).collect::<Vec<_>>()).prop_shuffle(),
+                proptest::collection::vec(0..=most as i64, rows),
+                proptest::collection::vec(0..entries as i64, rows),
+                proptest::collection::vec(any::<bool>(), rows),
+                // Which of the rows has an index out of range, and which index.
+                (0..4 * rows, 0usize..=3),
+            );
+            (Just((heads, [most, entries], dtypes, switches)), of_rows)
+        })
+        .prop_map(move |((heads, ring, dtypes, switches), of_rows)| {
+            let ([raw_gates, tiled, l2norm, fresh], tokens, gap, seed) = switches;
+            let (slots, len, base, are_fresh, (out, which)) = of_rows;
+            let mut spec = Spec {
+                raw_gates,
+                io: dtypes.0,
+                index: dtypes.1,
+                pool_slots: slots.len() + 1,
+                slots,
+                heads,
+                ring,
+                len,
+                base,
+                fresh: (fresh && tokens > 0).then_some(are_fresh),
+                tokens,
+                gap,
+                tiled,
+                l2norm,
+                seed,
+                ..Spec::new(operator, state, dim, &[])
+            };
+            if out < spec.slots.len() {
+                match which {
+                    0 => spec.slots[out] = i64::from(i32::MAX),
+                    1 => spec.len[out] = ring[0] as i64 + 1,
+                    2 => spec.base[out] = ring[1] as i64,
+                    _ => spec.null_slot = Some(spec.slots[out] as u32),
+                }
+            }
+            spec
+        })
+}
+
+#[test]
+fn every_entry_computes_what_the_reference_does() {
+    let mut seen = 0;
+    for entry in entries() {
+        let computes = entry.computes().unwrap();
+        let operator = match computes.family.decays_channels() {
+            true => Operator::Kda,
+            false => Operator::Gdn,
+        };
+        let state = match computes.state {
+            Element::F32 => DType::F32,
+            _ => DType::Bf16,
+        };
+        let (dim, cases) = match computes.k {
+            64 => (64, 60),
+            _ => (128, 20),
+        };
+        for_all("deferred", cases, &specs(operator, state, dim), |spec| {
+            let problem = spec.problem();
+            for backend in backends() {
+                problem.check(&problem.run(backend, Some(entry)));
+            }
+        });
+        seen += 1;
+    }
+    assert_eq!(seen, 10);
+}

@@ -1,0 +1,823 @@
+//! States that wait for the tokens of a ring: problems in memory, their launches, and what must have come out.
+
+use gated_delta::driver::{DeviceMemory, Stream};
+use gated_delta::step::Update;
+use gated_delta::{
+    DType, Entry, Error, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaGate, KdaGates,
+    Library, Options, Pending, States, StreamRef, Tensor, Work,
+};
+use gated_delta_harness::arguments::Operator;
+use gated_delta_reference::compare::{LOG_DECAY, Tolerance, norm};
+use gated_delta_reference::deferred::{After, Deferred as Reference, Rings, deferred};
+use gated_delta_reference::gdn::Gates;
+use gated_delta_reference::kda;
+use gated_delta_reference::recurrent::{Recurrent, TokenGates};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::backend::Backend;
+use crate::buffer::{Buffer, View};
+use crate::compare::assert_close;
+
+/// What a problem is like; its values follow from the seed.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Whose layer.
+    pub operator: Operator,
+    /// Gates are computed in the kernel.
+    pub raw_gates: bool,
+    /// Of the pool.
+    pub state: DType,
+    /// Of q, k, v, o and the keys.
+    pub io: DType,
+    /// Of slots, lengths and bases.
+    pub index: DType,
+    /// Of every row.
+    pub slots: Vec<i64>,
+    /// P
+    pub pool_slots: usize,
+    /// H and HV / H.
+    pub heads: [usize; 2],
+    /// K = V
+    pub dim: usize,
+    /// N and R.
+    pub ring: [usize; 2],
+    /// Of every row, whatever is out of range too.
+    pub len: Vec<i64>,
+    /// The same.
+    pub base: Vec<i64>,
+    /// Rows that are fresh, where some are.
+    pub fresh: Option<Vec<bool>>,
+    /// T: 1, or 0 for a flush.
+    pub tokens: usize,
+    /// Elements between what is contiguous, where views may have gaps.
+    pub gap: usize,
+    /// The head map, of query/key heads that several value heads share.
+    pub tiled: bool,
+    /// Whether q and k are normalised.
+    pub l2norm: bool,
+    /// A slot that makes its row inactive.
+    pub null_slot: Option<u32>,
+    /// Of the values.
+    pub seed: u64,
+}
+
+impl Spec {
+    /// Rows of so many pending tokens each, in slots and at bases of their own.
+    #[must_use]
+    pub fn new(operator: Operator, state: DType, dim: usize, len: &[i64]) -> Self {
+        let rows = len.len();
+        Self {
+            operator,
+            raw_gates: false,
+            state,
+            io: DType::Bf16,
+            index: DType::I32,
+            slots: (0..rows as i64).rev().collect(),
+            pool_slots: rows + 1,
+            heads: [1, 2],
+            dim,
+            ring: [8, 9],
+            len: len.to_vec(),
+            base: (0..rows as i64).map(|b| 4 * b % 9).collect(),
+            fresh: None,
+            tokens: 1,
+            gap: 0,
+            tiled: false,
+            l2norm: true,
+            null_slot: None,
+            seed: 7,
+        }
+    }
+
+    /// Of row b: its slot, pending tokens and base, unless it is inactive.
+    #[must_use]
+    pub fn live(&self, b: usize) -> Option<[usize; 3]> {
+        let within = |index: i64, end: usize| usize::try_from(index).ok().filter(|&i| i < end);
+        let len = if self.is_fresh(b) { 0 } else { self.len[b] };
+        let is_null = self.null_slot.map(i64::from) == Some(self.slots[b]);
+        Some([
+            within(self.slots[b], self.pool_slots).filter(|_| !is_null)?,
+            within(len, self.ring[0] + 1)?,
+            within(self.base[b], self.ring[1])?,
+        ])
+    }
+
+    /// Whether row b starts from zeros.
+    #[must_use]
+    pub fn is_fresh(&self, b: usize) -> bool {
+        self.fresh.as_ref().is_some_and(|fresh| fresh[b])
+    }
+
+    /// Whether row b writes its state.
+    #[must_use]
+    pub fn writes(&self, b: usize) -> bool {
+        self.live(b).is_some_and(|[_, len, _]| {
+            let folds = gated_delta::step::pending::folds(len, self.tokens, self.ring[0]);
+            self.is_fresh(b) || (len > 0 && (self.tokens == 0 || folds))
+        })
+    }
+
+    /// The problem in memory: NaN, or an index that is out of range, in every gap, in entries that are not pending, and in
+    /// slots of fresh rows.
+    #[must_use]
+    pub fn problem(&self) -> Problem {
+        Problem::new(self)
+    }
+}
+
+/// Positions of the tensors' buffers.
+const NAMES: [&str; 16] = [
+    "q",
+    "k",
+    "v",
+    "g",
+    "beta",
+    "o",
+    "pool",
+    "keys",
+    "updates",
+    "decays",
+    "A_log",
+    "dt_bias",
+    "read_slots",
+    "pending len",
+    "pending base",
+    "fresh",
+];
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const G: usize = 3;
+const BETA: usize = 4;
+const O: usize = 5;
+const POOL: usize = 6;
+const KEYS: usize = 7;
+const UPDATES: usize = 8;
+const DECAYS: usize = 9;
+const A_LOG: usize = 10;
+const DT_BIAS: usize = 11;
+const SLOTS: usize = 12;
+const LEN: usize = 13;
+const BASE: usize = 14;
+const FRESH: usize = 15;
+
+/// Slots, heads and entries.
+fn all(slots: usize, heads: usize, entries: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..slots).flat_map(move |slot| {
+        (0..heads).flat_map(move |head| (0..entries).map(move |entry| (slot, head, entry)))
+    })
+}
+
+/// A launch in memory; after it, the same with the buffers as they are then.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// What it is like.
+    pub spec: Spec,
+    buffers: Vec<Buffer>,
+    views: Vec<View>,
+}
+
+impl Problem {
+    fn new(spec: &Spec) -> Self {
+        let (b, slots) = (spec.slots.len(), spec.pool_slots);
+        let [h, ratio] = spec.heads;
+        let (hv, dim, entries) = (h * ratio, spec.dim, spec.ring[1]);
+        let is_kda = spec.operator == Operator::Kda;
+        let of_decay = |dims: &[usize]| match is_kda {
+            true => [dims, &[dim]].concat(),
+            false => dims.to_vec(),
+        };
+        let parameter = if is_kda { vec![hv, dim] } else { vec![hv] };
+        let dims: [Vec<usize>; 16] = [
+            vec![b, 1, h, dim],
+            vec![b, 1, h, dim],
+            vec![b, 1, hv, dim],
+            of_decay(&[b, 1, hv]),
+            vec![b, 1, hv],
+            vec![b, 1, hv, dim],
+            vec![slots, hv, dim, dim],
+            vec![slots, h, entries, dim],
+            vec![slots, hv, entries, dim],
+            of_decay(&[slots, hv, entries]),
+            vec![hv],
+            parameter,
+            vec![b],
+            vec![b],
+            vec![b],
+            vec![b],
+        ];
+        let mut buffers = Vec::new();
+        let mut views = Vec::new();
+        for (i, dims) in dims.into_iter().enumerate() {
+            let dtype = match i {
+                Q | K | V | O | KEYS => spec.io,
+                POOL => spec.state,
+                SLOTS | LEN | BASE | FRESH => spec.index,
+                G | BETA | UPDATES | DECAYS | A_LOG | DT_BIAS => DType::F32,
+                _ => unreachable!("{}", NAMES[i]),
+            };
+            // Rings stay 16-byte aligned, whatever the gaps of others.
+            let gap = match i {
+                KEYS | UPDATES | DECAYS => 8 * spec.gap,
+                A_LOG | DT_BIAS | SLOTS | LEN | BASE | FRESH => 0,
+                _ => spec.gap,
+            };
+            let mut strides = vec![1; dims.len()];
+            for d in (0..dims.len() - 1).rev() {
+                strides[d] = strides[d + 1] * dims[d + 1];
+            }
+            let align = if matches!(i, KEYS | UPDATES | DECAYS) {
+                8
+            } else {
+                1
+            };
+            let outer = (strides[0] + gap).next_multiple_of(align);
+            if dims.len() > 1 {
+                strides[0] = outer;
+            }
+            buffers.push(Buffer::new(dtype, dims[0] * strides[0]));
+            views.push(View {
+                buffer: i,
+                offset: 0,
+                dims,
+                strides,
+            });
+        }
+        let mut problem = Self {
+            spec: spec.clone(),
+            buffers,
+            views,
+        };
+        problem.fill();
+        problem
+    }
+
+    fn fill(&mut self) {
+        let spec = self.spec.clone();
+        let mut rng = StdRng::seed_from_u64(spec.seed);
+        let is_kda = spec.operator == Operator::Kda;
+        for i in [Q, K, V] {
+            self.random(i, &[], &mut rng, -1.0..1.0);
+        }
+        let g = match (spec.raw_gates, is_kda) {
+            (true, _) => -2.0..2.0,
+            (false, _) => -0.7..-0.01,
+        };
+        self.random(G, &[], &mut rng, g);
+        let beta = if spec.raw_gates { -2.0..2.0 } else { 0.1..1.0 };
+        self.random(BETA, &[], &mut rng, beta);
+        self.random(A_LOG, &[], &mut rng, -1.0..0.0);
+        self.random(DT_BIAS, &[], &mut rng, -1.0..1.0);
+        for slot in 0..spec.pool_slots {
+            self.random(POOL, &[slot], &mut rng, -1.0..1.0);
+        }
+        for b in 0..spec.slots.len() {
+            let (slots, len, base) = (spec.slots[b], spec.len[b], spec.base[b]);
+            self.buffers[SLOTS].set_bits(b, slots as u64);
+            self.buffers[LEN].set_bits(b, len as u64);
+            self.buffers[BASE].set_bits(b, base as u64);
+            let fresh = spec.is_fresh(b);
+            self.buffers[FRESH].set_bits(b, u64::from(fresh));
+            let Some([slot, len, base]) = spec.live(b) else {
+                continue;
+            };
+            if fresh {
+                for i in self.views[POOL].entry(&[slot]).positions() {
+                    self.buffers[POOL].set_bits(i, u64::MAX);
+                }
+            }
+            for j in 0..len {
+                let entry = (base + j) % spec.ring[1];
+                for (i, range) in [
+                    (KEYS, -1.0..1.0),
+                    (UPDATES, -0.3..0.3),
+                    (DECAYS, -0.7..-0.01),
+                ] {
+                    for head in 0..self.views[i].dims[1] {
+                        self.random(i, &[slot, head, entry], &mut rng, range.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    fn random(&mut self, i: usize, index: &[usize], rng: &mut StdRng, range: std::ops::Range<f32>) {
+        for position in self.views[i].entry(index).positions() {
+            self.buffers[i].set_float(position, rng.random_range(range.clone()));
+        }
+    }
+
+    fn writes(i: usize) -> bool {
+        matches!(i, O | POOL | KEYS | UPDATES | DECAYS)
+    }
+
+    fn floats(&self, i: usize) -> Vec<f64> {
+        let positions = self.views[i].positions().into_iter();
+        positions.map(|p| self.buffers[i].float(p)).collect()
+    }
+
+    fn bits_at(&self, i: usize, index: &[usize]) -> Vec<u64> {
+        let positions = self.views[i].entry(index).positions().into_iter();
+        positions.map(|p| self.buffers[i].bits(p)).collect()
+    }
+
+    /// Bits of o of row b.
+    #[must_use]
+    pub fn o_bits(&self, b: usize) -> Vec<u64> {
+        self.bits_at(O, &[b])
+    }
+
+    /// Bits of the state in a slot.
+    #[must_use]
+    pub fn state_bits(&self, slot: usize) -> Vec<u64> {
+        self.bits_at(POOL, &[slot])
+    }
+
+    /// The state in a slot.
+    #[must_use]
+    pub fn state(&self, slot: usize) -> Vec<f64> {
+        let positions = self.views[POOL].entry(&[slot]).positions().into_iter();
+        positions.map(|p| self.buffers[POOL].float(p)).collect()
+    }
+
+    /// o of row b.
+    #[must_use]
+    pub fn o(&self, b: usize) -> Vec<f64> {
+        let positions = self.views[O].entry(&[b]).positions().into_iter();
+        positions.map(|p| self.buffers[O].float(p)).collect()
+    }
+
+    /// Bits of an entry of a slot's ring, all that a token left.
+    #[must_use]
+    pub fn entry_bits(&self, slot: usize, entry: usize) -> Vec<u64> {
+        let heads = |i: usize| (0..self.views[i].dims[1]).map(move |head| (i, head));
+        let all = [KEYS, UPDATES, DECAYS].into_iter().flat_map(heads);
+        all.flat_map(|(i, head)| self.bits_at(i, &[slot, head, entry]))
+            .collect()
+    }
+
+    /// All bytes that a launch may write.
+    #[must_use]
+    pub fn written(&self) -> [&Buffer; 5] {
+        [O, POOL, KEYS, UPDATES, DECAYS].map(|i| &self.buffers[i])
+    }
+
+    /// With states and rings as `after` left them, `kept` of the tokens of each row pending, and new tokens of `seed`.
+    #[must_use]
+    pub fn next(&self, after: &Self, kept: usize, seed: u64) -> Self {
+        let mut spec = self.spec.clone();
+        for b in 0..spec.slots.len() {
+            if let Some([_, len, base]) = spec.live(b) {
+                let [len, base] = gated_delta::step::pending::after(
+                    [len, base],
+                    [kept, spec.tokens.max(1)],
+                    spec.ring,
+                );
+                (spec.len[b], spec.base[b]) = (len as i64, base as i64);
+            }
+        }
+        (spec.fresh, spec.seed, spec.tokens) = (None, seed, 1);
+        after.with_states_of_this(&spec)
+    }
+
+    /// Another problem, with this one's states and rings.
+    #[must_use]
+    pub fn with_states_of_this(&self, spec: &Spec) -> Self {
+        let mut next = spec.problem();
+        for i in [POOL, KEYS, UPDATES, DECAYS] {
+            next.buffers[i] = self.buffers[i].clone();
+        }
+        next
+    }
+
+    /// The same tokens, states and rings, otherwise as `change` has it.
+    #[must_use]
+    pub fn changed(&self, change: impl FnOnce(&mut Spec)) -> Self {
+        let mut spec = self.spec.clone();
+        change(&mut spec);
+        let mut other = self.with_states_of_this(&spec);
+        for i in [Q, K, V, G, BETA, A_LOG, DT_BIAS] {
+            if other.views[i] == self.views[i] {
+                other.buffers[i] = self.buffers[i].clone();
+            }
+        }
+        other
+    }
+
+    /// With the states and rings of another.
+    pub fn take_states(&mut self, other: &Self) {
+        for i in [POOL, KEYS, UPDATES, DECAYS] {
+            self.buffers[i] = other.buffers[i].clone();
+        }
+    }
+
+    /// The same with every entry of the rings, and every base, `by` further.
+    #[must_use]
+    pub fn turned(&self, by: usize) -> Self {
+        let entries = self.spec.ring[1];
+        let mut turned = self.changed(|spec| {
+            for base in &mut spec.base {
+                *base = (*base + by as i64) % entries as i64;
+            }
+        });
+        for i in [KEYS, UPDATES, DECAYS] {
+            let view = &self.views[i];
+            for (slot, head, entry) in all(view.dims[0], view.dims[1], entries) {
+                let from = view.entry(&[slot, head, entry]).positions();
+                let to = view
+                    .entry(&[slot, head, (entry + by) % entries])
+                    .positions();
+                for (from, to) in from.into_iter().zip(to) {
+                    turned.buffers[i].set_bits(to, self.buffers[i].bits(from));
+                }
+            }
+        }
+        turned
+    }
+
+    /// Makes NaN of every entry that is not pending.
+    pub fn forget_unpending(&mut self) {
+        let entries = self.spec.ring[1];
+        let mut pending = Vec::new();
+        for b in 0..self.spec.slots.len() {
+            if let Some([slot, len, base]) = self.spec.live(b) {
+                pending.extend((0..len).map(|j| (slot, (base + j) % entries)));
+            }
+        }
+        for i in [KEYS, UPDATES, DECAYS] {
+            let view = self.views[i].clone();
+            for (slot, head, entry) in all(view.dims[0], view.dims[1], entries) {
+                if !pending.contains(&(slot, entry)) {
+                    for position in view.entry(&[slot, head, entry]).positions() {
+                        self.buffers[i].set_bits(position, u64::MAX);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Row b of this problem alone.
+    #[must_use]
+    pub fn alone(&self, b: usize) -> Self {
+        let mut spec = self.spec.clone();
+        (spec.slots, spec.len, spec.base) = (
+            vec![spec.slots[b]; 1],
+            vec![spec.len[b]; 1],
+            vec![spec.base[b]; 1],
+        );
+        spec.fresh = spec.fresh.map(|fresh| vec![fresh[b]]);
+        let mut alone = self.clone();
+        alone.spec = spec;
+        for i in [Q, K, V, G, BETA, O, SLOTS, LEN, BASE, FRESH] {
+            alone.views[i] = alone.views[i].narrow(0, b, 1);
+        }
+        alone
+    }
+
+    /// Calls `body` with the work.
+    fn with_work<R>(&self, bases: &[Tensor<'_>], body: impl FnOnce(&dyn Work) -> R) -> R {
+        let spec = &self.spec;
+        let t = |i: usize| self.views[i].of(bases).expect(NAMES[i]);
+        let options = Options::default()
+            .head_map(match spec.tiled {
+                true => HeadMap::Tiled,
+                false => HeadMap::Grouped,
+            })
+            .qk_l2norm(spec.l2norm);
+        let options = match spec.null_slot {
+            Some(slot) => options.null_slot(slot),
+            None => options,
+        };
+        let pending = Pending::new([t(KEYS), t(UPDATES), t(DECAYS)], t(LEN), t(BASE));
+        let pending = pending.most(spec.ring[0]);
+        let states: Update<'_> = States::update(t(POOL)).slots(t(SLOTS));
+        if spec.tokens == 0 {
+            return body(&Flush::new(states, pending).options(options));
+        }
+        let inputs = Inputs::qkv(t(Q), t(K), t(V));
+        match spec.operator {
+            Operator::Gdn => {
+                let gates = match spec.raw_gates {
+                    true => GdnGates::raw(t(G), t(BETA), t(A_LOG), t(DT_BIAS)),
+                    false => GdnGates::given(t(G), t(BETA)),
+                };
+                let step = Gdn::new(inputs, gates, t(O), states);
+                let mut step = step.options(options).pending(pending);
+                step.fresh = spec.fresh.as_ref().map(|_| t(FRESH));
+                body(&step)
+            }
+            Operator::Kda => {
+                let (kind, beta) = match spec.raw_gates {
+                    true => (
+                        KdaGate::Softplus {
+                            a_log: t(A_LOG),
+                            dt_bias: Some(t(DT_BIAS)),
+                        },
+                        KdaBeta::Logit,
+                    ),
+                    false => (KdaGate::Log, KdaBeta::Given),
+                };
+                let gates = KdaGates::new(t(G), kind, t(BETA), beta);
+                let step = Kda::new(inputs, gates, t(O), states);
+                let mut step = step.options(options).pending(pending);
+                step.fresh = spec.fresh.as_ref().map(|_| t(FRESH));
+                body(&step)
+            }
+        }
+    }
+
+    /// Copies the problem to a backend's memory, has `body` take its work there, and returns what memory is then.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn on<R>(
+        &self,
+        backend: &Backend,
+        body: impl FnOnce(&Library, StreamRef<'_>, &dyn Work) -> R,
+    ) -> Result<(R, Self), Error> {
+        let mut after = self.clone();
+        let result = match backend {
+            Backend::Simulator(library) => {
+                let buffers = after.buffers.iter_mut().enumerate();
+                let bases = buffers.map(|(i, buffer)| buffer.tensor(Self::writes(i)));
+                let bases = bases.collect::<Result<Vec<_>, _>>()?;
+                let stream = StreamRef::default_stream();
+                self.with_work(&bases, |work| body(library, stream, work))
+            }
+            Backend::Cuda(library, context) => {
+                let stream = Stream::new(context)?;
+                let copies = self.buffers.iter();
+                let copies = copies.map(|buffer| DeviceMemory::from_slice(context, &buffer.words));
+                let mut memories = copies.collect::<Result<Vec<_>, _>>()?;
+                let result = {
+                    let buffers = self.buffers.iter().zip(&mut memories).enumerate();
+                    let bases = buffers.map(|(i, (buffer, memory))| match Self::writes(i) {
+                        true => memory.tensor_mut(buffer.dtype, &[buffer.len()]),
+                        false => memory.tensor(buffer.dtype, &[buffer.len()]),
+                    });
+                    let bases = bases.collect::<Result<Vec<_>, _>>()?;
+                    self.with_work(&bases, |work| body(library, stream.as_ref(), work))
+                };
+                stream.synchronize()?;
+                for (buffer, memory) in after.buffers.iter_mut().zip(&memories) {
+                    memory.read(&mut buffer.words)?;
+                }
+                result
+            }
+        };
+        Ok((result, after))
+    }
+
+    /// Runs it with the variant that the library selects, or with `variant`.
+    ///
+    /// # Panics
+    /// On any error.
+    #[must_use]
+    #[track_caller]
+    pub fn run(&self, backend: &Backend, variant: Option<Entry>) -> Self {
+        let launched = self.on(backend, |library, stream, work| {
+            // SAFETY: the buffers are alive until `on` has waited, and nobody else has them; live rows have slots of
+            // their own.
+            unsafe {
+                match variant {
+                    None => library.launch(stream, work),
+                    Some(variant) => library.launch_with(stream, work, variant),
+                }
+            }
+        });
+        match launched {
+            Ok((Ok(()), after)) => after,
+            Ok((Err(error), _)) | Err(error) => {
+                panic!("{}: {error}\n{:?}", backend.name(), self.spec)
+            }
+        }
+    }
+
+    /// Every variant.
+    ///
+    /// # Panics
+    /// Where it is refused.
+    #[must_use]
+    pub fn variants(&self) -> Vec<Entry> {
+        let simulator = Backend::Simulator(Library::simulator());
+        let variants = self.on(&simulator, |_, _, work| work.variants());
+        let (variants, _) = variants.unwrap_or_else(|error| panic!("{error}"));
+        variants.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// What the reference makes of it, of rows with these pending tokens and bases, from these states and rings.
+    fn reference(&self, from: &Self, len: &[i64], base: &[i64]) -> After {
+        let spec = &self.spec;
+        let [h, ratio] = spec.heads;
+        let [q, k, v, g, beta] = [Q, K, V, G, BETA].map(|i| self.floats(i));
+        let [a_log, dt_bias] = [A_LOG, DT_BIAS].map(|i| self.floats(i));
+        let gates = match (spec.operator, spec.raw_gates) {
+            (Operator::Gdn, false) => TokenGates::Gdn(Gates::Given { g: &g, beta: &beta }),
+            (Operator::Gdn, true) => TokenGates::Gdn(Gates::Raw {
+                a: &g,
+                b: &beta,
+                a_log: &a_log,
+                dt_bias: &dt_bias,
+                beta_scale: 1.0,
+            }),
+            (Operator::Kda, raw) => TokenGates::Kda(kda::KdaGates {
+                g: &g,
+                kind: match raw {
+                    false => kda::KdaGate::Log,
+                    true => kda::KdaGate::Softplus {
+                        a_log: &a_log,
+                        dt_bias: Some(&dt_bias),
+                    },
+                },
+                beta: &beta,
+                beta_kind: match raw {
+                    false => kda::KdaBeta::Given,
+                    true => kda::KdaBeta::Logit,
+                },
+            }),
+        };
+        let tokens = spec.tokens;
+        let of_tokens = |x: &[f64]| if tokens == 0 { 0 } else { x.len() };
+        let dims = [spec.dim; 2];
+        let step = Recurrent {
+            q: &q[..of_tokens(&q)],
+            k: &k[..of_tokens(&k)],
+            v: &v[..of_tokens(&v)],
+            l2norm: spec.l2norm,
+            read_slots: Some(&spec.slots),
+            null_slot: spec.null_slot.map(i64::from),
+            head_map: match spec.tiled {
+                true => gated_delta_reference::gdn::HeadMap::Tiled,
+                false => gated_delta_reference::gdn::HeadMap::Grouped,
+            },
+            ..Recurrent::new([spec.slots.len(), tokens], [h, h * ratio], dims, gates)
+        };
+        let fresh: Vec<i64> = (0..spec.slots.len())
+            .map(|b| i64::from(spec.is_fresh(b)))
+            .collect();
+        let rings = Rings {
+            keys: from.floats(KEYS),
+            updates: from.floats(UPDATES),
+            decays: from.floats(DECAYS),
+        };
+        let problem = Reference {
+            step,
+            most: spec.ring[0],
+            entries: spec.ring[1],
+            len,
+            base,
+            fresh: Some(&fresh),
+        };
+        deferred(&problem, &from.floats(POOL), &rings).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Panics unless `after` is what a launch on this must leave: o, folded states and entries within bounds of the
+    /// reference, and every other byte of every buffer as it was.
+    #[track_caller]
+    pub fn check(&self, after: &Self) {
+        let spec = &self.spec;
+        let [h, ratio] = spec.heads;
+        let (hv_count, dim, entries) = (h * ratio, spec.dim, spec.ring[1]);
+        let folded = self.reference(self, &spec.len, &spec.base);
+        // Of a row that folds, the rest starts from the state as it was stored.
+        let [mut len, mut base] = [spec.len.clone(), spec.base.clone()];
+        let mut from = self.clone();
+        for b in 0..spec.slots.len() {
+            let Some([slot, of_row, first]) = spec.live(b) else {
+                continue;
+            };
+            if spec.writes(b) && !spec.is_fresh(b) {
+                (len[b], base[b]) = (0, ((first + of_row) % entries) as i64);
+                for i in self.views[POOL].entry(&[slot]).positions() {
+                    from.buffers[POOL].set_bits(i, after.buffers[POOL].bits(i));
+                }
+            }
+        }
+        let wanted = match spec.tokens {
+            0 => folded.clone(),
+            _ => self.reference(&from, &len, &base),
+        };
+        let mut rest = after.clone();
+        let mut seen = |views: Vec<View>| {
+            for view in views {
+                for i in view.positions() {
+                    let before = self.buffers[view.buffer].bits(i);
+                    rest.buffers[view.buffer].set_bits(i, before);
+                }
+            }
+        };
+        let is_kda = spec.operator == Operator::Kda;
+        let channels = if is_kda { dim } else { 1 };
+        for b in 0..spec.slots.len() {
+            let live = spec.live(b);
+            for hv in 0..hv_count {
+                let o = self.views[O].entry(&[b, 0, hv]);
+                if spec.tokens > 0 {
+                    seen(vec![o.clone()]);
+                }
+                let got: Vec<f64> = o
+                    .positions()
+                    .iter()
+                    .map(|&i| after.buffers[O].float(i))
+                    .collect();
+                let what = format!("of row {b}, value head {hv}, {spec:?}");
+                let Some([slot, pending, first]) = live else {
+                    let zeros = after.bits_at(O, &[b, 0, hv]).iter().all(|bits| *bits == 0);
+                    assert!(
+                        spec.tokens == 0 || zeros,
+                        "o {what}, which is inactive: {got:?}"
+                    );
+                    continue;
+                };
+                let head = match spec.tiled {
+                    true => hv % h,
+                    false => hv / ratio,
+                };
+                // What the state is made of, and how much decays.
+                let values = |from: &Self, i: usize, index: &[usize]| -> Vec<f64> {
+                    let positions = from.views[i].entry(index).positions().into_iter();
+                    positions.map(|p| from.buffers[i].float(p)).collect()
+                };
+                let mut size = match spec.is_fresh(b) {
+                    true => 0.0,
+                    false => norm(&values(self, POOL, &[slot, hv])),
+                };
+                let mut decays = 0.0f64;
+                for j in 0..pending {
+                    let entry = (first + j) % entries;
+                    let of = |i, head| values(self, i, &[slot, head, entry]);
+                    size += norm(&of(KEYS, head)) * norm(&of(UPDATES, hv));
+                    decays += of(DECAYS, hv).iter().fold(0.0, |max, g| g.abs().max(max));
+                }
+                let state = self.views[POOL].entry(&[slot, hv]);
+                if spec.writes(b) {
+                    let allowed = (Tolerance::RECURRENT.state + LOG_DECAY * decays) * size;
+                    let exact = &folded.pool[(slot * hv_count + hv) * dim * dim..][..dim * dim];
+                    let got = values(after, POOL, &[slot, hv]);
+                    assert_close(&format!("state {what}"), &got, exact, spec.state, allowed);
+                    seen(vec![state]);
+                }
+                if spec.tokens == 0 {
+                    continue;
+                }
+                let left = (first + pending) % entries;
+                let ring_at = |i: usize, head: usize, of_entry: usize| {
+                    let of: &[f64] = match i {
+                        KEYS => &wanted.rings.keys,
+                        UPDATES => &wanted.rings.updates,
+                        _ => &wanted.rings.decays,
+                    };
+                    let heads = self.views[i].dims[1];
+                    of[((slot * heads + head) * entries + left) * of_entry..][..of_entry].to_vec()
+                };
+                let log_decays = ring_at(DECAYS, hv, channels);
+                decays += log_decays.iter().fold(0.0, |max, g| g.abs().max(max));
+                let k = ring_at(KEYS, head, dim);
+                let key_length = if spec.l2norm {
+                    (norm(&k).powi(2) + 1e-6).sqrt()
+                } else {
+                    1.0
+                };
+                let u = ring_at(UPDATES, hv, dim);
+                let size = size + norm(&k) * norm(&u);
+                let bound = Tolerance::RECURRENT.output + LOG_DECAY * decays;
+                let q = values(self, Q, &[b, 0, head]);
+                let q_length = match spec.l2norm {
+                    true => 1.0,
+                    false => norm(&q).max(1.0),
+                } / (dim as f64).sqrt();
+                let k_length = if spec.l2norm { 1.0 } else { norm(&k).max(1.0) };
+                let exact = &wanted.o[(b * hv_count + hv) * dim..][..dim];
+                let allowed = bound * size * q_length * k_length.powi(2);
+                assert_close(&format!("o {what}"), &got, exact, spec.io, allowed);
+                let got_u = values(after, UPDATES, &[slot, hv, left]);
+                let allowed = bound * size * k_length / key_length + 1e-6 * norm(&u);
+                assert_close(&format!("u {what}"), &got_u, &u, DType::F32, allowed);
+                let got_decays = values(after, DECAYS, &[slot, hv, left]);
+                let allowed = LOG_DECAY * norm(&log_decays);
+                assert_close(
+                    &format!("log decay {what}"),
+                    &got_decays,
+                    &log_decays,
+                    DType::F32,
+                    allowed,
+                );
+                let got_k = after.bits_at(KEYS, &[slot, head, left]);
+                assert!(got_k == self.bits_at(K, &[b, 0, head]), "k {what}");
+                seen(vec![
+                    self.views[UPDATES].entry(&[slot, hv, left]),
+                    self.views[DECAYS].entry(&[slot, hv, left]),
+                    self.views[KEYS].entry(&[slot, head, left]),
+                ]);
+            }
+        }
+        for (i, (rest, before)) in rest.buffers.iter().zip(&self.buffers).enumerate() {
+            assert!(
+                rest == before,
+                "{} is written where it must not be: {spec:?}",
+                NAMES[i]
+            );
+        }
+    }
+}
