@@ -46,7 +46,7 @@ impl Indices<'_> {
                 Some(bounds) => (bounds[b + 1] - bounds[b]) as usize,
                 None => self.tokens,
             };
-            let may_be_empty = self.cu_seqlens.is_some() || !self.is_commit();
+            let may_be_empty = self.cu_seqlens.is_some() || !(self.is_commit() || self.is_flush());
             if may_be_empty && tokens == 0 {
                 report.empty += 1;
                 continue;
@@ -69,6 +69,25 @@ impl Indices<'_> {
     /// Whether there are no new tokens.
     fn is_commit(&self) -> bool {
         self.previous_tokens > 0
+    }
+
+    /// Whether there are none but pending ones.
+    fn is_flush(&self) -> bool {
+        self.pending_len.is_some() && self.tokens == 0
+    }
+
+    /// So many tokens of row `b` may be pending, from there on.
+    fn check_pending(&self, b: usize, is_fresh: bool) -> Result<(), Dead> {
+        let [most, entries] = self.ring.map(|n| n as i64);
+        if let Some(len) = &self.pending_len
+            && !(is_fresh || (0..=most).contains(&len[b]))
+        {
+            return Err(("pending len", len[b]));
+        }
+        match &self.pending_base {
+            Some(base) if !(0..entries).contains(&base[b]) => Err(("pending base", base[b])),
+            _ => Ok(()),
+        }
     }
 
     /// Tokens came before, or none.
@@ -180,6 +199,7 @@ impl Indices<'_> {
             {
                 return Err(("keep", keep[b]));
             }
+            self.check_pending(b, is_fresh)?;
             let end = self.slot(write, self.write_pool);
             // The slot that would be written is looked at, since that to read is not.
             if is_fresh && end.is_none() {

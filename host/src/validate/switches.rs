@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::shapes::Named;
-use crate::step::{Checkpoints, Request};
+use crate::step::{Checkpoints, Pending, Request};
 
 /// Everything that says where states start and go; `I` is an index tensor, or its numbers.
 pub struct Switches<'a, I> {
@@ -37,6 +37,11 @@ pub struct Switches<'a, I> {
     /// `[B, C]`, and tokens from one checkpoint to the next.
     pub(super) checkpoint_slots: Option<I>,
     pub(super) every: usize,
+    /// Of states that wait: how many tokens are pending, and where.
+    pub(super) pending_len: Option<I>,
+    pub(super) pending_base: Option<I>,
+    /// The most tokens that are pending, and entries of a ring.
+    pub(super) ring: [usize; 2],
 }
 
 impl<'a, I> Switches<'a, I> {
@@ -65,6 +70,9 @@ impl<'a, I> Switches<'a, I> {
             positions: read(self.positions)?,
             checkpoint_slots: read(self.checkpoint_slots)?,
             every: self.every,
+            pending_len: read(self.pending_len)?,
+            pending_base: read(self.pending_base)?,
+            ring: self.ring,
         })
     }
 }
@@ -103,6 +111,9 @@ impl<'a> Switches<'a, Named<'a>> {
             positions: request.positions,
             checkpoint_slots: request.checkpoints.map(Checkpoints::named),
             every: request.checkpoint_every(),
+            pending_len: request.pending.map(Pending::named_len),
+            pending_base: request.pending.map(Pending::named_base),
+            ring: [problem.constants.pending, problem.constants.ring].map(|n| n as usize),
         })
     }
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::step::{
-    Convolution, Gdn, GdnCommit, GdnGates, Inputs, Options, Previous, States, Stored, Update,
+    Convolution, Flush, Gdn, GdnCommit, GdnGates, Inputs, Options, Pending, Previous, States,
+    Stored, Update,
 };
 use crate::tensor::{DeviceElement, Tensor};
 
@@ -611,4 +612,45 @@ fn windows_of_checkpoints_are_written_where_states_are() {
         ..checkpoints(&[0, 60, 4], &[0, 4, 4])
     };
     assert!(validate(&step).is_err());
+}
+
+/// Decodes of rows whose states wait, with up to 4 tokens pending in rings of 6 entries.
+fn waiting(slots: &[i32], len: &[i32], base: &[i32]) -> Gdn<'static> {
+    let rings = [
+        floats(&[SLOTS, 1, 6, DIM]),
+        floats(&[SLOTS, 1, 6, DIM]),
+        // A slot of 16 bytes.
+        tensor(vec![0.0f32; SLOTS * 8], &[SLOTS, 1, 8])
+            .narrow(2, 0, 6)
+            .unwrap(),
+    ];
+    let pending = Pending::new(rings, ints(len), ints(base)).most(4);
+    decode(update().slots(ints(slots))).pending(pending)
+}
+
+#[test]
+fn rows_whose_ring_has_no_such_entry_are_reported() {
+    let rows = waiting(&[0, 1, 2], &[4, 5, -1], &[5, 0, 0]);
+    let dead = [(1, "pending len", 5), (2, "pending len", -1)];
+    accepted(&rows, 1, &dead);
+    let rows = waiting(&[0, 1, 2], &[4, 0, 0], &[6, 5, -1]);
+    let dead = [(0, "pending base", 6), (2, "pending base", -1)];
+    accepted(&rows, 1, &dead);
+    // Nothing is pending of a fresh row, whatever its number says.
+    let rows = waiting(&[0, 1, 2], &[9, 9, 4], &[0, 0, 0]).fresh(ints(&[1, 0, 1]));
+    accepted(&rows, 2, &[(1, "pending len", 9)]);
+    let flush = Flush::new(
+        update().slots(ints(&[0, 9, 2])),
+        waiting(&[], &[4, 4, 5], &[0; 3]).pending.unwrap(),
+    );
+    let dead = [(1, "read_slots", 9), (2, "pending len", 5)];
+    accepted(&flush, 1, &dead);
+}
+
+#[test]
+fn no_two_rows_wait_in_one_slot() {
+    refused(
+        &waiting(&[3, 1, 3], &[0; 3], &[0; 3]),
+        "row 0 writes slot 3 of pool, and row 2 writes slot 3 of pool: nothing orders them",
+    );
 }
