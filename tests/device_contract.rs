@@ -7,7 +7,7 @@ use gated_delta_kernels::kernels::device_contract::{
     CLUSTER_BLOCKS, CLUSTER_RESULTS, RESULTS, WARPGROUP_RESULTS, matrix_element,
 };
 use gated_delta_tests::backend::gpu;
-use half::f16;
+use half::{bf16, f16};
 
 const THREADS: usize = 64;
 const NUMBER: u32 = 3_141_592_653;
@@ -101,7 +101,14 @@ fn agree(row: &str, input: f32, one: u32, other: u32) -> bool {
             && other.is_nan()
             && matches!(
                 row,
-                "fma(x, x, 1.5)" | "exp2" | "log2" | "reciprocal" | "rsqrt" | "f16_to_f32"
+                "fma(x, x, 1.5)"
+                    | "exp2"
+                    | "log2"
+                    | "reciprocal"
+                    | "rsqrt"
+                    | "f16_to_f32"
+                    | "b16x2_to_f32, f16, low"
+                    | "b16x2_to_f32, f16, high"
             );
     }
     let difference = (f64::from(one) - f64::from(other)).abs();
@@ -114,6 +121,24 @@ fn agree(row: &str, input: f32, one: u32, other: u32) -> bool {
         "log2" if (0.5..=2.0).contains(&input) => difference <= 2f64.powi(-21),
         "log2" => relative <= 4.0 * ulp,
         _ => false,
+    }
+}
+
+/// Every NaN is the GPU's.
+fn bf16_bits(x: f32) -> u16 {
+    if x.is_nan() {
+        0x7fff
+    } else {
+        bf16::from_f32(x).to_bits()
+    }
+}
+
+/// The nearest f16, or the largest where there is none: the inputs have 65,504, 65,520 and infinities.
+fn held_f16_bits(x: f32) -> u16 {
+    if x.is_nan() {
+        0x7fff
+    } else {
+        f16::from_f32(x.clamp(-65_504.0, 65_504.0)).to_bits()
     }
 }
 
@@ -149,6 +174,27 @@ fn what_the_simulator_computes_is_right() {
         }
         assert_eq!(row("load-time constant")[id], NUMBER);
         let x = inputs[id];
+        for (element, [low, high]) in [
+            ("bf16", [x, -x].map(bf16_bits)),
+            ("f16", [x, -x].map(held_f16_bits)),
+        ] {
+            let packed = row(&format!("pack_b16x2(x, -x), {element}"))[id];
+            assert_eq!(
+                packed,
+                u32::from(low) | u32::from(high) << 16,
+                "{element} of {x}"
+            );
+        }
+        for (element, place, right) in [
+            ("bf16", "low", bf16::from_f32(x).to_f32()),
+            ("bf16", "high", bf16::from_f32(-x).to_f32()),
+            ("f16", "low", f16::from_f32(x).to_f32()),
+            ("f16", "high", f16::from_f32(-x).to_f32()),
+        ] {
+            let got = f32::from_bits(row(&format!("b16x2_to_f32, {element}, {place}"))[id]);
+            let agree = got.to_bits() == right.to_bits() || got.is_nan() && right.is_nan();
+            assert!(agree, "{element}, {place}, of {x}: {got}, not {right}");
+        }
         let half = |x: f32| f16::from_f32(x).to_f64();
         let products = [half(x) * half(x), half(-x) * 1.5].map(f16::from_f64);
         let name = "multiply_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))";

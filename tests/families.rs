@@ -297,6 +297,34 @@ fn rows_without_tokens_touch_nothing() {
     }
 }
 
+/// States of f16 that would pass the largest one stop there, and what comes of them is finite: whichever way they are kept.
+#[test]
+fn f16_states_stop_at_the_largest_one() {
+    for family in Family::which(|family| family.state == DType::F16) {
+        let mut plain = Spec::plain(family);
+        plain.form.qkvo = [DType::F32; 4];
+        for spec in ways(family, &plain) {
+            let problem = spec.problem().each(|name, array| {
+                if matches!(name, "v" | "x" | "previous v" | "previous x") {
+                    array.values.iter_mut().for_each(|value| *value *= 1e6);
+                }
+            });
+            let case = problem.case(&spec.form);
+            for backend in backends() {
+                let after = backend.run(&case, None);
+                check(&case, &after);
+                if case.state_bits() == after.state_bits() {
+                    continue; // None is written.
+                }
+                let is = |wanted: u64| move |bits: &u64| bits & 0x7fff == wanted;
+                let bits = after.state_bits();
+                assert!(bits.iter().any(is(0x7bff)), "{family:?}: none is so large");
+                assert!(!bits.iter().any(is(0x7c00)), "{family:?}: an infinity");
+            }
+        }
+    }
+}
+
 /// Hundreds of launches in place, f32: rounding errors do not add up, since the decay forgets them.
 #[test]
 fn a_long_sequence_stays_near_the_truth() {

@@ -8,7 +8,7 @@ use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use gated_delta_benches::chart::{Axis, Marks, Panel, Picture, Series, draw};
 use gated_delta_benches::drift::{Drift, roll};
 use gated_delta_harness::arguments::Operator;
-use half::bf16;
+use half::{bf16, f16};
 use plotters::style::RGBColor;
 
 /// What a part of the state is called, and its error.
@@ -29,6 +29,7 @@ fn main() -> Result<()> {
         let mut curves = Vec::new();
         for (state, color, drifts) in [
             ("bf16", RGBColor(213, 94, 0), roll::<bf16>(operator, STEPS)?),
+            ("f16", RGBColor(0, 158, 115), roll::<f16>(operator, STEPS)?),
             ("f32", RGBColor(0, 114, 178), roll::<f32>(operator, STEPS)?),
         ] {
             let parts: [Part; 3] = [

@@ -123,8 +123,9 @@ impl Op {
 pub fn state(name: &str) -> Result<DType> {
     Ok(match name {
         "bf16" => DType::Bf16,
+        "f16" => DType::F16,
         "f32" => DType::F32,
-        _ => bail!("state: wanted bf16 or f32, got {name}"),
+        _ => bail!("state: wanted bf16, f16 or f32, got {name}"),
     })
 }
 

@@ -11,7 +11,7 @@ use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::buffers::Buffers;
 use crate::cell::{Cell, Mode};
@@ -149,7 +149,8 @@ impl Buffers {
             snapshot_steps: has_snapshots.then_some(tokens),
             previous,
             round_state: match state {
-                DType::Bf16 => |x| bf16::from_f64(x).to_f64(),
+                DType::Bf16 => |x| Stored::Bf16.round_state(x),
+                DType::F16 => |x| Stored::F16.round_state(x),
                 _ => |x| f64::from(x as f32),
             },
             ..Recurrent::new(
@@ -375,6 +376,12 @@ fn decoded(dtype: DType, bytes: &[u8]) -> Vec<f64> {
             .0
             .iter()
             .map(|&x| bf16::from_ne_bytes(x).to_f64())
+            .collect(),
+        DType::F16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&x| f16::from_ne_bytes(x).to_f64())
             .collect(),
         _ => bytes
             .as_chunks()

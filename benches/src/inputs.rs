@@ -1,6 +1,6 @@
 //! Values that every buffer set of a cell starts from.
 
-use half::bf16;
+use half::{bf16, f16};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -117,10 +117,12 @@ impl Inputs {
             -0.2,
             0.2,
         );
-        if cell.state == DType::Bf16 {
-            for state in &mut states {
-                *state = bf16::from_f32(*state).to_f32();
-            }
+        for state in &mut states {
+            *state = match cell.state {
+                DType::Bf16 => bf16::from_f32(*state).to_f32(),
+                DType::F16 => f16::from_f32(*state).to_f32(),
+                _ => *state,
+            };
         }
         let mut shuffled = |count: usize| {
             let mut slots: Vec<i32> = (0..count as i32).collect();
@@ -155,6 +157,11 @@ impl Inputs {
                 .states
                 .iter()
                 .flat_map(|&x| bf16::from_f32(x).to_ne_bytes())
+                .collect(),
+            DType::F16 => self
+                .states
+                .iter()
+                .flat_map(|&x| f16::from_f32(x).to_ne_bytes())
                 .collect(),
             _ => bytemuck::cast_slice(&self.states).to_vec(),
         }

@@ -60,7 +60,7 @@ pub struct Options {
     /// Gates of KDA: log, softplus, lower_bound.
     #[arg(long, value_delimiter = ',', default_value = "log")]
     pub gate: Vec<String>,
-    /// State dtypes: bf16, f32.
+    /// State dtypes: bf16, f16, f32.
     #[arg(long, value_delimiter = ',', default_value = "bf16,f32")]
     pub state: Vec<String>,
     /// State layouts: k_last, v_last.

@@ -6,7 +6,7 @@ use std::slice;
 use anyhow::{Context as _, Result, ensure};
 use gated_delta::driver::{Context, DeviceMemory};
 use gated_delta::{DType, DeviceElement, Error, Library, Tensor};
-use half::bf16;
+use half::{bf16, f16};
 
 /// Sets begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -143,6 +143,7 @@ impl Slab {
                 let words = &words[offset / size_of::<u128>()..];
                 match dtype {
                     DType::Bf16 => host_tensor::<bf16>(words, dims),
+                    DType::F16 => host_tensor::<f16>(words, dims),
                     DType::F32 => host_tensor::<f32>(words, dims),
                     _ => host_tensor::<i32>(words, dims),
                 }

@@ -2,10 +2,10 @@
 
 use gated_delta_benches::drift::roll;
 use gated_delta_harness::arguments::Operator;
-use half::bf16;
+use half::{bf16, f16};
 
 #[test]
-fn bf16_states_move_away_and_f32_states_hardly() {
+fn bf16_states_move_away_f16_states_an_eighth_of_that_and_f32_states_hardly() {
     for operator in [Operator::Gdn, Operator::Kda] {
         let rounded = roll::<bf16>(operator, 40).unwrap();
         let (first, last) = (rounded[0], rounded[39]);
@@ -22,6 +22,21 @@ fn bf16_states_move_away_and_f32_states_hardly() {
             (1.1..3.0).contains(&(last.fast / first.fast)),
             "{operator:?} {last:?}"
         );
+        // Three bits more of the significand, and nothing below the normal numbers that counts.
+        let halves = roll::<f16>(operator, 40).unwrap();
+        for (at, drift) in [(0, first), (39, last)] {
+            for (half, rounded) in [
+                (halves[at].all, drift.all),
+                (halves[at].slow, drift.slow),
+                (halves[at].fast, drift.fast),
+            ] {
+                let part = half / rounded;
+                assert!(
+                    (0.115..0.135).contains(&part),
+                    "{operator:?}, token {at}: {part}"
+                );
+            }
+        }
         let wide = roll::<f32>(operator, 40).unwrap();
         assert!(
             (1e-8..5e-7).contains(&wide[39].all),

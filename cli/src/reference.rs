@@ -5,6 +5,7 @@ use std::fmt::Debug;
 
 use gated_delta::{Activation, BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_reference::compare::DType as Stored;
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate;
 use gated_delta_reference::gdn::Gates;
@@ -13,7 +14,6 @@ use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGates};
-use half::bf16;
 
 use crate::error::Error;
 use crate::op::previous_gates;
@@ -85,7 +85,8 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
             .map(|_| problem.dim("snapshots", 1)),
         previous,
         round_state: match problem.tensor("state")?.dtype() {
-            DType::Bf16 => |s| bf16::from_f32(s as f32).into(),
+            DType::Bf16 => |s| Stored::Bf16.round_state(s),
+            DType::F16 => |s| Stored::F16.round_state(s),
             _ => |s| f64::from(s as f32),
         },
     };

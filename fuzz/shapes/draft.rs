@@ -62,7 +62,7 @@ impl<'a> Arbitrary<'a> for Draft {
         let of_parallel = options.formulation == Formulation::Parallel && !rarely(u, 8)?;
         let state = match of_parallel {
             true => DType::Bf16,
-            false => *u.choose(&[DType::F32, DType::Bf16])?,
+            false => *u.choose(&[DType::F32, DType::Bf16, DType::F16])?,
         };
         let mut draw = Draw {
             u,

@@ -22,7 +22,7 @@ pub enum Error {
     DType {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// The dtypes taken: `f32 or bf16`.
+        /// The dtypes taken: `bf16, f16 or f32`.
         wanted: &'static str,
         /// The dtype that came.
         got: DType,

@@ -6,23 +6,23 @@
 //!
 //! | state | elements of lane l in a group of L lanes |
 //! |---|---|
-//! | bf16 | 8l .. 8l+8 |
+//! | bf16, f16 | 8l .. 8l+8 |
 //! | f32 | 4l .. 4l+4 and 4L+4l .. 4L+4l+4 |
 
 use crate::constants::{Element, Index};
 use crate::device::{float, global};
-use crate::math::elements::{Raw, bf16_to_f32, bytes_of, store};
+use crate::math::elements::{Raw, bytes_of, store};
 use crate::step::{StepConstants, StepParams};
 
 /// Elements of a row that a lane owns.
 pub const FRAGMENT: u32 = 8;
 
-/// A fragment as it lies in memory: bf16 fills the first four words.
+/// A fragment as it lies in memory: 16-bit elements fill the first four words.
 pub type RawFragment = [u32; 8];
 
-/// Element type of a state.
+/// Element type of a state, by its width: which of the 16-bit ones it is is a load-time constant.
 pub trait StateElement {
-    /// This type, as a value.
+    /// This type, as a value; bf16 where there is a choice.
     const ELEMENT: Element;
     /// Bytes of an element.
     const BYTES: u32;
@@ -32,40 +32,40 @@ pub trait StateElement {
     const PIECES: usize = (FRAGMENT / Self::PIECE) as usize;
 
     /// Values of a fragment.
-    fn widen(raw: RawFragment) -> [f32; 8];
+    fn widen(c: &StepConstants, raw: RawFragment) -> [f32; 8];
 
-    /// A fragment of values, rounded to nearest even.
-    fn narrow(values: [f32; 8]) -> RawFragment;
+    /// A fragment of values, rounded to nearest even; f16 within ±65504.
+    fn narrow(c: &StepConstants, values: [f32; 8]) -> RawFragment;
 }
 
-/// bf16 states.
-pub struct Bf16;
+/// bf16 states, and f16 states where the load-time constant `state_f16` says so: same loads and stores, another
+/// conversion.
+pub struct B16;
 
 /// f32 states.
 pub struct F32;
 
-impl StateElement for Bf16 {
+impl StateElement for B16 {
     const ELEMENT: Element = Element::Bf16;
     const BYTES: u32 = 2;
 
     #[inline(always)]
-    fn widen(raw: RawFragment) -> [f32; 8] {
+    fn widen(c: &StepConstants, raw: RawFragment) -> [f32; 8] {
         let mut values = [0.0; 8];
         let mut i = 0;
         while i < 4 {
-            values[2 * i] = bf16_to_f32(raw[i] as u16);
-            values[2 * i + 1] = f32::from_bits(raw[i] & 0xffff_0000);
+            [values[2 * i], values[2 * i + 1]] = float::b16x2_to_f32(raw[i], c.state_f16 != 0);
             i += 1;
         }
         values
     }
 
     #[inline(always)]
-    fn narrow(values: [f32; 8]) -> RawFragment {
+    fn narrow(c: &StepConstants, values: [f32; 8]) -> RawFragment {
         let mut raw = [0; 8];
         let mut i = 0;
         while i < 4 {
-            raw[i] = float::pack_bf16x2(values[2 * i], values[2 * i + 1]);
+            raw[i] = float::pack_b16x2(values[2 * i], values[2 * i + 1], c.state_f16 != 0);
             i += 1;
         }
         raw
@@ -77,7 +77,7 @@ impl StateElement for F32 {
     const BYTES: u32 = 4;
 
     #[inline(always)]
-    fn widen(raw: RawFragment) -> [f32; 8] {
+    fn widen(_: &StepConstants, raw: RawFragment) -> [f32; 8] {
         let mut values = [0.0; 8];
         let mut i = 0;
         while i < 8 {
@@ -88,7 +88,7 @@ impl StateElement for F32 {
     }
 
     #[inline(always)]
-    fn narrow(values: [f32; 8]) -> RawFragment {
+    fn narrow(_: &StepConstants, values: [f32; 8]) -> RawFragment {
         let mut raw = [0; 8];
         let mut i = 0;
         while i < 8 {

@@ -382,6 +382,8 @@ constants! {
         pending_len_index = "GD_PENDING_LEN_INDEX",
         /// Of `pending_base`.
         pending_base_index = "GD_PENDING_BASE_INDEX",
+        /// 1: 16-bit states are f16; 0: bf16.
+        state_f16 = "GD_STATE_F16",
     }
 }
 

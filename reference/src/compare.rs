@@ -84,7 +84,20 @@ impl DType {
             f64::INFINITY.copysign(x)
         }
     }
+
+    /// As [`Self::round`], of an element of a state: one of f16 is held within ±65504, so that no infinity comes into a
+    /// state from finite values. NaN stays NaN.
+    #[must_use]
+    pub fn round_state(self, x: f64) -> f64 {
+        match self {
+            Self::F16 => self.round(x.clamp(-MOST_F16, MOST_F16)),
+            Self::Bf16 | Self::F32 => self.round(x),
+        }
+    }
 }
+
+/// The largest finite f16.
+pub const MOST_F16: f64 = 65504.0;
 
 /// How far from the truth results of a formulation may be before they are rounded to their dtype, besides what comes
 /// of [`LOG_DECAY`].

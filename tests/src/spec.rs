@@ -75,7 +75,7 @@ impl Family {
     #[must_use]
     pub fn prefills() -> Vec<Self> {
         let mut families = Vec::new();
-        for family in Entry::ALL.iter().filter_map(|entry| Self::of(*entry)) {
+        for family in Entry::ALL.iter().flat_map(|entry| Self::all_of(*entry)) {
             if family.is_chunked() && !families.contains(&family) {
                 families.push(family);
             }
@@ -104,7 +104,7 @@ impl Family {
     /// Those of which `wanted` holds; prefills have tests of their own.
     pub fn which(wanted: impl Fn(Self) -> bool) -> Vec<Self> {
         let mut families = Vec::new();
-        for family in Entry::ALL.iter().filter_map(|entry| Self::of(*entry)) {
+        for family in Entry::ALL.iter().flat_map(|entry| Self::all_of(*entry)) {
             if !family.is_chunked() && wanted(family) && !families.contains(&family) {
                 families.push(family);
             }
@@ -124,7 +124,23 @@ impl Family {
         self.formulation == Formulation::Chunked
     }
 
-    /// The family of an entry, unless it is of no operator on states, prepares for one, or has states that wait, which
+    /// The families of an entry: with 16-bit states, whose dtype is a load-time constant, two; none of an entry that is of no
+    /// operator on states, or prepares for one. Tensor cores take bf16 states as they are, and no others.
+    #[must_use]
+    pub fn all_of(entry: Entry) -> Vec<Self> {
+        let Some(family) = Self::of(entry) else {
+            return Vec::new();
+        };
+        let of_f16 = Self {
+            state: DType::F16,
+            ..family
+        };
+        let takes_f16 = family.state == DType::Bf16 && family.formulation != Formulation::Parallel;
+        let of_f16 = takes_f16.then_some(of_f16);
+        [Some(family), of_f16].into_iter().flatten().collect()
+    }
+
+    /// The family of an entry by its name, unless it is of no operator on states, prepares for one, or has states that wait, which
     /// [`crate::deferred`] is for.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
@@ -386,7 +402,7 @@ impl Spec {
         let tokens = (self.tokens + self.previous.unwrap_or(0)) as u32;
         let heads = self.ratio as u32;
         let mut entries = (Entry::ALL.iter())
-            .filter(|entry| Family::of(**entry) == Some(family))
+            .filter(|entry| Family::all_of(**entry).contains(&family))
             .peekable();
         entries.peek().is_none()
             || entries.any(|entry| {

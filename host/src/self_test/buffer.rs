@@ -1,6 +1,6 @@
 //! Memory that a library's kernels reach.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::driver::{Context, DeviceMemory};
 use crate::error::Error;
@@ -16,16 +16,19 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// f32 or bf16.
+    /// bf16, f16 or f32.
     pub fn floats(context: Option<&Context>, dtype: DType, values: &[f64]) -> Result<Self, Error> {
-        let bytes: Vec<u8> = if dtype == DType::Bf16 {
-            let bits = values.iter().map(|&x| bf16::from_f64(x).to_bits());
+        let bits = |round: fn(f64) -> u16| -> Vec<u8> {
+            let bits = values.iter().map(|&x| round(x));
             bits.flat_map(u16::to_ne_bytes).collect()
-        } else {
-            values
+        };
+        let bytes = match dtype {
+            DType::Bf16 => bits(|x| bf16::from_f64(x).to_bits()),
+            DType::F16 => bits(|x| f16::from_f64(x).to_bits()),
+            _ => values
                 .iter()
                 .flat_map(|&x| (x as f32).to_ne_bytes())
-                .collect()
+                .collect(),
         };
         Self::new(context, dtype, &bytes)
     }
@@ -99,14 +102,19 @@ impl Buffer {
     /// The values of floats.
     pub fn values(&self) -> Vec<f64> {
         let bytes = self.bytes();
-        if self.dtype == DType::Bf16 {
+        let halves = |value: fn(u16) -> f64| -> Vec<f64> {
             let (pairs, _) = bytes.as_chunks();
             let bits = pairs.iter().map(|&pair| u16::from_ne_bytes(pair));
-            bits.map(|bits| bf16::from_bits(bits).to_f64()).collect()
-        } else {
-            let (quads, _) = bytes.as_chunks();
-            let floats = quads.iter().map(|&quad| f32::from_ne_bytes(quad));
-            floats.map(f64::from).collect()
+            bits.map(value).collect()
+        };
+        match self.dtype {
+            DType::Bf16 => halves(|bits| bf16::from_bits(bits).to_f64()),
+            DType::F16 => halves(|bits| f16::from_bits(bits).to_f64()),
+            _ => {
+                let (quads, _) = bytes.as_chunks();
+                let floats = quads.iter().map(|&quad| f32::from_ne_bytes(quad));
+                floats.map(f64::from).collect()
+            }
         }
     }
 }

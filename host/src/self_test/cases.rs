@@ -357,7 +357,7 @@ pub fn cases() -> Vec<Case> {
     };
     let (decode, recurrent) = (with_fresh(DECODE), with_fresh(RECURRENT));
     for layout in [KLast, VLast] {
-        for state in [DType::F32, DType::Bf16] {
+        for state in [DType::F32, DType::Bf16, DType::F16] {
             family(&mut cases, Operator::GdnDecode, layout, state, &decode);
             family(&mut cases, Operator::GdnMtp, layout, state, several);
             family(

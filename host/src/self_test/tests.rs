@@ -174,14 +174,18 @@ fn a_single_wrong_window_fails() {
 fn a_single_wrong_element_fails() {
     let library = Library::simulator();
     let cases = cases::cases();
-    for state in [DType::F32, DType::Bf16] {
+    for state in [DType::F32, DType::Bf16, DType::F16] {
         let snapshots = |case: &&Case| case.way.snapshots && case.kind.state == state;
         let case = cases.iter().find(snapshots).unwrap();
         let launched = || launch(&library, None, None, case, Truth::new).unwrap();
         launched().check().unwrap();
         let per_slot = case.heads().1 * case.dim() * case.dim();
         // A part in 16 of a value around a half, as each dtype has it.
-        let bit = if state == DType::F32 { 19 } else { 3 };
+        let bit = match state {
+            DType::F32 => 19,
+            DType::F16 => 6,
+            _ => 3,
+        };
         let spoiled = |spoil: &dyn Fn(&mut Outputs)| {
             let mut results = launched();
             spoil(&mut results.outputs);

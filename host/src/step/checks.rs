@@ -266,7 +266,7 @@ impl Pools {
         };
         let [outer, inner] = heads.state_dims(layout);
         let view = tensor.dims(letters, &[slots, heads.hv, outer, inner])?;
-        tensor.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
+        tensor.dtype(&[DType::Bf16, DType::F16, DType::F32], "bf16, f16 or f32")?;
         view.inner_contiguous(3, "contiguous slots (the slot stride is free)")?;
         tensor.natural()?;
         if slots >= u32::MAX as usize {

@@ -166,6 +166,7 @@ impl Request<'_> {
             decays_slot: found.pending.decays_slot,
             pending_len_index: index(pending.map(|[.., len, _]| len)),
             pending_base_index: index(pending.map(|[.., base]| base)),
+            state_f16: flag(self.pool.tensor.dtype() == DType::F16),
         }
     }
 }

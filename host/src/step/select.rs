@@ -122,7 +122,7 @@ pub(crate) enum Mode {
 pub(crate) struct Kind {
     pub operator: Operator,
     pub layout: StateLayout,
-    /// f32 or bf16.
+    /// bf16, f16 or f32.
     pub state: DType,
     pub k_dim: u32,
     pub v_dim: u32,
@@ -191,6 +191,15 @@ type Row = (u32, Entry);
 const ANY: u32 = u32::MAX;
 
 impl Kind {
+    /// The state dtype that its entries are named by: those of bf16 take f16 too, by a load-time constant, where they convert
+    /// states. Tensor cores take them as they are.
+    fn state_of_entries(self) -> DType {
+        match self.state {
+            DType::F16 if self.operator.mode().is_none() => DType::Bf16,
+            state => state,
+        }
+    }
+
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
@@ -198,7 +207,7 @@ impl Kind {
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
-        match (self.operator, self.layout, self.state, [self.k_dim, self.v_dim]) {
+        match (self.operator, self.layout, self.state_of_entries(), [self.k_dim, self.v_dim]) {
             (GdnDecode, KLast, Bf16, [64, 64]) => &[(384, E::gdn_decode_klast_bf16_k64_tile16), (ANY, E::gdn_decode_klast_bf16_k64_tile32)],
             (GdnDecode, KLast, Bf16, [128, 128]) => &[(160, E::gdn_decode_klast_bf16_k128_tile16), (ANY, E::gdn_decode_klast_bf16_k128_tile16_warps2)],
             (GdnDecode, KLast, F32, [64, 64]) => &[(1024, E::gdn_decode_klast_f32_k64_tile8), (ANY, E::gdn_decode_klast_f32_k64_tile16)],
@@ -532,7 +541,7 @@ impl Kind {
             StateLayout::KLast => Layout::KLast,
             StateLayout::VLast => Layout::VLast,
         };
-        let state = match self.state {
+        let state = match self.state_of_entries() {
             DType::F32 => Element::F32,
             DType::Bf16 => Element::Bf16,
             _ => return false,
@@ -576,7 +585,7 @@ mod tests {
         ];
         let families = token_by_token.into_iter().flat_map(|operator| {
             [KLast, VLast].into_iter().flat_map(move |layout| {
-                [DType::F32, DType::Bf16].map(move |state| (operator, layout, state))
+                [DType::F32, DType::Bf16, DType::F16].map(move |state| (operator, layout, state))
             })
         });
         let parallel = [Mode::Verify, Mode::Update, Mode::Resume, Mode::NarrowResume]
@@ -751,7 +760,7 @@ mod tests {
     #[test]
     fn what_is_not_compiled_is_an_error() {
         let kind = Kind {
-            operator: Operator::GdnDecode,
+            operator: Operator::GdnMtpParallel(Mode::Verify),
             layout: StateLayout::KLast,
             state: DType::F16,
             k_dim: 64,
@@ -762,7 +771,7 @@ mod tests {
         };
         assert_eq!(
             kind.entry(1, MEASURED_ON).unwrap_err().to_string(),
-            "kernel = GdnDecode, k_last f16 states, K = 64, V = 64 is not supported: no variant of it is compiled"
+            "kernel = GdnMtpParallel(Verify), k_last f16 states, K = 64, V = 64 is not supported: no variant of it is compiled"
         );
         assert_eq!(kind.variants().count(), 0);
     }

@@ -2,7 +2,7 @@
 
 use crate::tensor::Tensor;
 
-/// Where states start and go. A pool of states is `[P, HV, V, K]` or `[P, HV, K, V]`, f32 or bf16; index tensors are
+/// Where states start and go. A pool of states is `[P, HV, V, K]` or `[P, HV, K, V]`, bf16, f16 or f32; index tensors are
 /// i32, i64 or u32.
 ///
 /// A row is inactive where its slot is negative, not below P, or the null slot.

@@ -124,6 +124,7 @@ impl Request<'_> {
             parallel,
             &[
                 (self.pool.tensor.dtype() == DType::F32, "an f32 state"),
+                (self.pool.tensor.dtype() == DType::F16, "an f16 state"),
                 (
                     self.options.state_layout == StateLayout::VLast,
                     "a v_last state",

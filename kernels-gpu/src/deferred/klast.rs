@@ -90,7 +90,7 @@ impl<
         raw: [RawFragment; ROWS],
         (share, first): (Share, u32),
     ) -> [RawFragment; ROWS] {
-        let mut states = raw.map(S::widen);
+        let mut states = raw.map(|raw| S::widen(c, raw));
         let mut j = 0;
         while j < len {
             // SAFETY: the caller's promise; token j is pending, and no entry of a pending token is written.
@@ -123,7 +123,7 @@ impl<
             }
             j += 1;
         }
-        states.map(S::narrow)
+        states.map(|state| S::narrow(c, state))
     }
 
     /// What the ring has for this lane of the first `ahead` pending tokens; zeros of others.
@@ -392,7 +392,7 @@ impl<
             let mut products = [0.0; VALUES];
             r = 0;
             while r < ROWS {
-                let s = S::widen(raw[r]);
+                let s = S::widen(&c, raw[r]);
                 products[2 * r] = fma(update[r], with[0], dot(s, decayed_k)); // (4)
                 products[2 * r + 1] = fma(update[r], with[1], dot(s, decayed_q));
                 r += 1;

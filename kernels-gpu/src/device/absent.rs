@@ -64,6 +64,8 @@ absent! {
     maximum(a: f32, b: f32) -> f32;
     pack_bf16x2(low: f32, high: f32) -> u32;
     pack_f16x2(low: f32, high: f32) -> u32;
+    pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32;
+    b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2];
     multiply_f16x2(a: u32, b: u32) -> u32;
     f16_to_f32(bits: u16) -> f32;
 }

@@ -703,6 +703,18 @@ pub mod float {
         backend::pack_f16x2(low, high)
     }
 
+    /// Two f32 rounded to nearest-even bf16, or, where `is_f16`, to f16 within ±65504; NaN stays NaN; `low` in the low half.
+    #[inline(always)]
+    pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32 {
+        backend::pack_b16x2(low, high, is_f16)
+    }
+
+    /// The bf16, or, where `is_f16`, the f16 of a word, that in the low half first.
+    #[inline(always)]
+    pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
+        backend::b16x2_to_f32(word, is_f16)
+    }
+
     /// Products of the f16 of two words, half by half, rounded to nearest-even f16.
     #[inline(always)]
     pub fn multiply_f16x2(a: u32, b: u32) -> u32 {

@@ -597,6 +597,49 @@ pack! {
     pack_f16x2 = "cvt.rn.f16x2.f32";
 }
 
+// In a straight line, both ways computed: `is_f16` is a load-time constant, and what is not chosen is dropped.
+#[inline(always)]
+pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32 {
+    let bits: u32;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!(
+            "{{ .reg .pred is_f16; .reg .b32 bf16, f16;",
+            "setp.ne.u32 is_f16, {is_f16}, 0;",
+            "cvt.rn.bf16x2.f32 bf16, {high}, {low};",
+            "cvt.rn.f16x2.f32 f16, {high}, {low};",
+            "min.NaN.f16x2 f16, f16, {most};",
+            "max.NaN.f16x2 f16, f16, {least};",
+            "selp.b32 {bits}, f16, bf16, is_f16; }}",
+            bits = out(reg32) bits, low = in(reg32) low, high = in(reg32) high, is_f16 = in(reg32) is_f16 as u32,
+            most = in(reg32) 0x7bff_7bffu32, least = in(reg32) 0xfbff_fbffu32, options(pure, nomem, nostack)
+        )
+    };
+    bits
+}
+
+#[inline(always)]
+pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
+    let (low, high): (f32, f32);
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!(
+            "{{ .reg .pred is_f16; .reg .b16 l, h; .reg .b32 bl, bh, fl, fh;",
+            "setp.ne.u32 is_f16, {is_f16}, 0;",
+            "shl.b32 bl, {word}, 16;",
+            "and.b32 bh, {word}, 0xffff0000;",
+            "mov.b32 {{l, h}}, {word};",
+            "cvt.f32.f16 fl, l;",
+            "cvt.f32.f16 fh, h;",
+            "selp.b32 {low}, fl, bl, is_f16;",
+            "selp.b32 {high}, fh, bh, is_f16; }}",
+            low = out(reg32) low, high = out(reg32) high, word = in(reg32) word, is_f16 = in(reg32) is_f16 as u32,
+            options(pure, nomem, nostack)
+        )
+    };
+    [low, high]
+}
+
 #[inline(always)]
 pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
     let product: u32;

@@ -42,7 +42,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 44] = [
+pub const RESULTS: [&str; 50] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -87,6 +87,12 @@ pub const RESULTS: [&str; 44] = [
     "mma_m16n8k16_f16 [r, 2c+1]",
     "mma_m16n8k16_f16 [r+8, 2c]",
     "mma_m16n8k16_f16 [r+8, 2c+1]",
+    "pack_b16x2(x, -x), bf16",
+    "pack_b16x2(x, -x), f16",
+    "b16x2_to_f32, bf16, low",
+    "b16x2_to_f32, bf16, high",
+    "b16x2_to_f32, f16, low",
+    "b16x2_to_f32, f16, high",
 ];
 
 /// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
@@ -138,6 +144,16 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(10, bf16);
             put(11, f16);
             put(12, float::f16_to_f32(f16 as u16).to_bits());
+            put(44, float::pack_b16x2(x, -x, false));
+            put(45, float::pack_b16x2(x, -x, true));
+            let (of_bf16, of_f16) = (
+                float::b16x2_to_f32(bf16, false),
+                float::b16x2_to_f32(f16, true),
+            );
+            put(46, of_bf16[0].to_bits());
+            put(47, of_bf16[1].to_bits());
+            put(48, of_f16[0].to_bits());
+            put(49, of_f16[1].to_bits());
             put(39, float::multiply_f16x2(f16, float::pack_f16x2(x, 1.5)));
 
             let (words, pairs, quads) = (base, base + 4 * BLOCK, base + 16 * BLOCK);

@@ -143,7 +143,7 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
             let token = Token::new(&c, (k, q), norms((k, q), Self::LANES), gates, 0);
-            let mut states = raw.map(S::widen);
+            let mut states = raw.map(|raw| S::widen(&c, raw));
             let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
             if c.has_norm != 0 {
                 let sums = head_smem + Self::SUMS;
@@ -155,7 +155,7 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [V, K]));
                 i = 0;
                 while i < ROWS {
-                    write.store::<S>(share, first + i as u32, S::narrow(states[i]));
+                    write.store::<S>(share, first + i as u32, S::narrow(&c, states[i]));
                     i += 1;
                 }
             }

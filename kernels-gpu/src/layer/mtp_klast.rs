@@ -195,16 +195,16 @@ impl<
                     let of_head = row.with_head(&c, r);
                     let raw = ring.read(s % DEPTH, share, head, first);
                     start(s + DEPTH);
-                    let mut states = raw.map(S::widen);
+                    let mut states = raw.map(|raw| S::widen(&c, raw));
                     let mut i = 0;
                     loop {
                         if c.previous_tokens != 0 && i == kept {
                             let write = slots.write::<S>(&c, &params.step, (of_head.hv, [V, K]));
                             let mut n = 0;
                             while n < ROWS {
-                                let rounded = S::narrow(states[n]);
+                                let rounded = S::narrow(&c, states[n]);
                                 write.store::<S>(share, first + n as u32, rounded);
-                                states[n] = S::widen(rounded);
+                                states[n] = S::widen(&c, rounded);
                                 n += 1;
                             }
                         }
@@ -221,7 +221,7 @@ impl<
                         slots.after::<S>(&c, &params.step, of_head, [V, K], after, |head| {
                             let mut n = 0;
                             while n < ROWS {
-                                head.store::<S>(share, first + n as u32, S::narrow(states[n]));
+                                head.store::<S>(share, first + n as u32, S::narrow(&c, states[n]));
                                 n += 1;
                             }
                         });

@@ -33,7 +33,7 @@ use crate::recurrent::parallel::worker::Worker;
 use crate::recurrent::parallel::{Around, Launch, meeting, run};
 use crate::recurrent::slots::Slots;
 use crate::row::Row;
-use crate::state::{Bf16, StateElement};
+use crate::state::{B16, StateElement};
 use crate::step::{LayerParams, StepConstants, StepParams};
 
 /// As [`crate::recurrent::Parallel`], with what is around it. `CLUSTERED`: in clusters, of up to 8 blocks; else a block has
@@ -75,7 +75,7 @@ impl<
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_PARALLEL,
         layout: Layout::KLast,
-        state: Bf16::ELEMENT,
+        state: B16::ELEMENT,
         k: K,
         v: V,
     });

@@ -169,7 +169,7 @@ impl<
                 load_rows::<ROWS>(smem + Self::KEYS + first * 4),
                 load_rows::<ROWS>(smem + Self::Q + first * 4),
             );
-            let mut states = raw.map(S::widen);
+            let mut states = raw.map(|raw| S::widen(&c, raw));
             if G::PER_CHANNEL {
                 let decay = load_rows::<ROWS>(head + Self::DECAY + first * 4);
                 i = 0;
@@ -218,7 +218,7 @@ impl<
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [K, V]));
                 i = 0;
                 while i < ROWS {
-                    write.store::<S>(share, first + i as u32, S::narrow(states[i]));
+                    write.store::<S>(share, first + i as u32, S::narrow(&c, states[i]));
                     i += 1;
                 }
             }

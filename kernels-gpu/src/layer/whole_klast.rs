@@ -151,7 +151,7 @@ impl<
                     let first = first_row(i);
                     ring.wait(DEPTH - 1);
                     let raw = ring.read(s % DEPTH, share, head(r), first);
-                    let mut states = raw.map(S::widen);
+                    let mut states = raw.map(|raw| S::widen(&c, raw));
                     let mut v = [0.0; ROWS];
                     let mut n = 0;
                     while n < ROWS {
@@ -167,7 +167,7 @@ impl<
                             store_shared_b32(of_head + Self::O + row * 4, o[n].to_bits());
                         }
                         if c.update_state != 0 {
-                            write.store::<S>(share, row, S::narrow(states[n]));
+                            write.store::<S>(share, row, S::narrow(&c, states[n]));
                         }
                         n += 1;
                     }

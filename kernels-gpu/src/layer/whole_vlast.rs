@@ -153,7 +153,9 @@ impl<
                 let of_head = Self::head(r);
                 let states = |i: u32| {
                     let first = first_row(i);
-                    let mut states = ring.read(i, share, head(r), first).map(S::widen);
+                    let mut states = ring
+                        .read(i, share, head(r), first)
+                        .map(|raw| S::widen(&c, raw));
                     if G::PER_CHANNEL {
                         let decay = load_rows::<ROWS>(of_head + Self::DECAY + first * 4);
                         let mut n = 0;
@@ -214,7 +216,7 @@ impl<
                         let mut n = 0;
                         while n < ROWS {
                             let row = first_row(i) + n as u32;
-                            write.store::<S>(share, row, S::narrow(states[n]));
+                            write.store::<S>(share, row, S::narrow(&c, states[n]));
                             n += 1;
                         }
                     }

@@ -360,7 +360,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             let first = self.values(&self.span, self.span.piece(0));
             self.expect_values(&self.span, self.span.piece(1));
             let start = place.slots.start::<S>(c, step, head);
-            let mut s = places.load::<S>(start, !place.is_fresh());
+            let mut s = places.load::<S>(c, start, !place.is_fresh());
             // The preparation is done, which may have been under way until now.
             wait_for_previous();
             if is_first {
@@ -417,7 +417,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             }
             if c.update_state != 0 {
                 let place = self.again(place);
-                places.store::<S>(place.slots.write::<S>(c, step, head), &s);
+                places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
             }
         }
     }
@@ -622,7 +622,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
             let place = Place::load(c, layer, Self::kept_span().b);
             let start = place.slots.start::<S>(c, &layer.step, head);
-            let mut s = places.load::<S>(start, !place.is_fresh());
+            let mut s = places.load::<S>(c, start, !place.is_fresh());
             let mut j = 0;
             loop {
                 let span = Self::kept_span();
@@ -647,7 +647,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             }
             if c.update_state != 0 {
                 let place = Place::load(c, layer, Self::kept_span().b);
-                places.store::<S>(place.slots.write::<S>(c, &layer.step, head), &s);
+                places.store::<S>(c, place.slots.write::<S>(c, &layer.step, head), &s);
             }
         }
     }
@@ -852,7 +852,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 let wide = c.wide_state != 0;
                 let head = (self.row.hv, shape);
                 let head = Head::of_slot::<S>(step.write_pool, slot, c.write_slot, head, wide);
-                places.store::<S>(head, s);
+                places.store::<S>(c, head, s);
             }
         }
     }

@@ -1,12 +1,13 @@
 //! A warpgroup's 64 rows of a state in registers, as the sums of a product: element 4 j + 2 half + e of a thread is row
 //! 16 warp + r + 8 half, channel 8 j + 2 c + e, with r = lane / 4, c = lane % 4.
 
+use crate::device::float::b16x2_to_f32;
 use crate::device::global::{
     load_state_b16, load_state_b32, load_state_b64, store_state_b16, store_state_b32,
     store_state_b64,
 };
-use crate::math::elements::bf16_to_f32;
 use crate::state::{Head, StateElement};
+use crate::step::StepConstants;
 
 /// Where the elements of a thread are in a head's state.
 #[derive(Clone, Copy)]
@@ -55,7 +56,12 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
     #[inline(always)]
-    pub unsafe fn load<S: StateElement>(self, head: Head, live: bool) -> [f32; 64] {
+    pub unsafe fn load<S: StateElement>(
+        self,
+        c: &StepConstants,
+        head: Head,
+        live: bool,
+    ) -> [f32; 64] {
         let mut s = [0.0; 64];
         if !live {
             return s;
@@ -72,11 +78,12 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
                     (4, false) => {
                         [address, other].map(|at| f32::from_bits(load_state_b32(at, true)))
                     }
-                    (_, true) => {
-                        let word = load_state_b32(address, true);
-                        [bf16_to_f32(word as u16), f32::from_bits(word & 0xffff_0000)]
-                    }
-                    _ => [address, other].map(|at| bf16_to_f32(load_state_b16(at, true))),
+                    (_, true) => b16x2_to_f32(load_state_b32(address, true), c.state_f16 != 0),
+                    _ => [address, other].map(|at| {
+                        let [value, _] =
+                            b16x2_to_f32(load_state_b16(at, true).into(), c.state_f16 != 0);
+                        value
+                    }),
                 }
             };
             [s[2 * i], s[2 * i + 1]] = pair;
@@ -88,14 +95,14 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
     #[inline(always)]
-    pub unsafe fn store<S: StateElement>(self, head: Head, s: &[f32; 64]) {
+    pub unsafe fn store<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
         let first = self.first::<S>(head);
         let mut i = 0;
         while i < K as usize / 4 {
             let [address, other] = Self::offsets::<S>(i as u32 / 2, i as u32 % 2);
             let (address, other) = (first + address, first + other);
             let pair = [s[2 * i], s[2 * i + 1], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
-            let raw = S::narrow(pair);
+            let raw = S::narrow(c, pair);
             // SAFETY: the caller's promise.
             unsafe {
                 match (S::BYTES, !V_LAST && head.wide) {

@@ -240,7 +240,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                     return;
                 }
                 let token = token.values::<G>(&c, Self::LANES, true);
-                let mut states = raw.map(S::widen);
+                let mut states = raw.map(|raw| S::widen(&c, raw));
                 let v = v.to_f32(c.v_element);
                 let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
                 Self::store_after(
@@ -275,7 +275,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                 }
             }
             sync_threads();
-            let mut states = raw.map(S::widen);
+            let mut states = raw.map(|raw| S::widen(&c, raw));
             if c.previous_tokens != 0 {
                 let mut t = 0;
                 while t < kept {
@@ -286,9 +286,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                 let write = slots.write::<S>(&c, params, (row.hv, [V, K]));
                 let mut r = 0;
                 while r < ROWS {
-                    let rounded = S::narrow(states[r]);
+                    let rounded = S::narrow(&c, states[r]);
                     write.store::<S>(share, first + r as u32, rounded);
-                    states[r] = S::widen(rounded);
+                    states[r] = S::widen(&c, rounded);
                     r += 1;
                 }
             }
@@ -334,7 +334,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
             slots.after::<S>(c, params, row, [V, K], after, |head| {
                 let mut r = 0;
                 while r < ROWS {
-                    head.store::<S>(share, first + r as u32, S::narrow(states[r]));
+                    head.store::<S>(share, first + r as u32, S::narrow(c, states[r]));
                     r += 1;
                 }
             });

@@ -123,7 +123,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             }
             Self::prepare(&c, params, row, &tokens, kept);
             sync_threads();
-            let mut states = raw.map(S::widen);
+            let mut states = raw.map(|raw| S::widen(&c, raw));
             if c.previous_tokens != 0 {
                 let mut t = 0;
                 while t < kept {
@@ -139,9 +139,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 let write = slots.write::<S>(&c, params, (row.hv, [K, V]));
                 r = 0;
                 while r < ROWS {
-                    let rounded = S::narrow(states[r]);
+                    let rounded = S::narrow(&c, states[r]);
                     write.store::<S>(share, first + r as u32, rounded);
-                    states[r] = S::widen(rounded);
+                    states[r] = S::widen(&c, rounded);
                     r += 1;
                 }
             }
@@ -161,7 +161,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 slots.after::<S>(&c, params, row, [K, V], (t, is_last, slot), |head| {
                     let mut r = 0;
                     while r < ROWS {
-                        head.store::<S>(share, first + r as u32, S::narrow(states[r]));
+                        head.store::<S>(share, first + r as u32, S::narrow(&c, states[r]));
                         r += 1;
                     }
                 });

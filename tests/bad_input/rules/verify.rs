@@ -41,7 +41,7 @@ pub fn of_snapshots() -> Vec<Rule> {
         ("o", tensor(U32, &[2, 3, 4, 64]), ["o", FLOATS, "got u32"]),
         ("a", tensor(I64, &[2, 3, 4]), ["a", FLOATS, "got i64"]),
         ("A_log", tensor(Bf16, &[4]), ["A_log", "wanted f32", "got bf16"]),
-        ("pool", tensor(F16, &[5, 4, 64, 64]), ["pool", "f32 or bf16", "got f16"]),
+        ("pool", tensor(I32, &[5, 4, 64, 64]), ["pool", "bf16, f16 or f32", "got i32"]),
         ("snapshots", tensor(Bf16, &[2, 4, 4, 64, 64]), ["snapshots", "the dtype of pool", "got bf16"]),
         ("read_slots", tensor(F32, &[2]), ["read_slots", "i32, i64 or u32", "got f32"]),
         ("q", strided(Bf16, &[2, 3, 2, 64], &[768, 256, 128, 2]), ["q", "contiguous", "got strides [768, 256, 128, 2]"]),

@@ -38,6 +38,25 @@ pub fn pack_f16x2(low: f32, high: f32) -> u32 {
     pack(low, high, |x| f16::from_f32(x).to_bits())
 }
 
+pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32 {
+    if is_f16 {
+        let most = f16::MAX.to_f32();
+        pack_f16x2(low.clamp(-most, most), high.clamp(-most, most))
+    } else {
+        pack_bf16x2(low, high)
+    }
+}
+
+pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
+    [word as u16, (word >> 16) as u16].map(|bits| {
+        if is_f16 {
+            f16_to_f32(bits)
+        } else {
+            bf16::from_bits(bits).to_f32()
+        }
+    })
+}
+
 pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
     // Exact in f32.
     let half = |shift: u32| f16_to_f32((a >> shift) as u16) * f16_to_f32((b >> shift) as u16);

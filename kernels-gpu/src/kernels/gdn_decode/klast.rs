@@ -85,7 +85,7 @@ impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREA
             let mut products = [[0.0; 2]; ROWS];
             r = 0;
             while r < ROWS {
-                let s = S::widen(raw[r]);
+                let s = S::widen(&c, raw[r]);
                 products[r] = [dot(s, k), dot(s, q)];
                 r += 1;
             }
@@ -99,14 +99,14 @@ impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREA
                 o[r] = factors.output(sq, delta); // (5)
                 if c.update_state != 0 {
                     let step = delta * factors.k;
-                    let s = S::widen(raw[r]);
+                    let s = S::widen(&c, raw[r]);
                     let mut next = [0.0; 8];
                     let mut i = 0;
                     while i < 8 {
                         next[i] = fma(step, k[i], factors.decay * s[i]); // (2) (4)
                         i += 1;
                     }
-                    write.store::<S>(share, first + r as u32, S::narrow(next));
+                    write.store::<S>(share, first + r as u32, S::narrow(&c, next));
                 }
                 r += 1;
             }

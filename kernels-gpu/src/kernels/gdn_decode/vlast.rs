@@ -124,8 +124,8 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
             }
 
             let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
-            let sk = butterfly_scatter(column_products(|r| S::widen(raw[r]), k), LANES, 32);
-            let sq = butterfly_scatter(column_products(|r| S::widen(raw[r]), q), LANES, 32);
+            let sk = butterfly_scatter(column_products(|r| S::widen(&c, raw[r]), k), LANES, 32);
+            let sq = butterfly_scatter(column_products(|r| S::widen(&c, raw[r]), q), LANES, 32);
             let kept = FRAGMENT * LANES / 32;
             let mut i = 0;
             while i < kept {
@@ -176,14 +176,14 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
             let write = slots.write_head::<S>(&c, params, (row.hv, [K, V]));
             r = 0;
             while r < ROWS {
-                let s = S::widen(raw[r]);
+                let s = S::widen(&c, raw[r]);
                 let mut next = [0.0; 8];
                 i = 0;
                 while i < 8 {
                     next[i] = fma(step[i], k[r], decay * s[i]); // (2) (4)
                     i += 1;
                 }
-                write.store::<S>(share, first + r as u32, S::narrow(next));
+                write.store::<S>(share, first + r as u32, S::narrow(&c, next));
                 r += 1;
             }
         }

@@ -22,7 +22,7 @@ use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
-use crate::state::{Bf16, StateElement};
+use crate::state::{B16, StateElement};
 use crate::step::{StepConstants, StepParams};
 use around::Plain;
 use fragments::{Split, Tokens8};
@@ -48,7 +48,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::PARALLEL,
         layout: Layout::KLast,
-        state: Bf16::ELEMENT,
+        state: B16::ELEMENT,
         k: K,
         v: V,
     });
@@ -219,7 +219,7 @@ impl<A> Launch<'_, A> {
                 return;
             }
             let (slots, head) = (self.around.slots(), (self.row.hv, [B::V, B::K]));
-            worker.copy_state(slots.start::<Bf16>(c, self.params, head), slots.is_fresh());
+            worker.copy_state(slots.start::<B16>(c, self.params, head), slots.is_fresh());
             // A resume, and accesses to states that are not wide, have no registers left for them meanwhile.
             let mut scales = None;
             if c.previous_tokens == 0 && c.wide_state != 0 {
@@ -252,7 +252,7 @@ impl<A> Launch<'_, A> {
                 meeting::leave_tokens::<B>(Set::New);
             }
 
-            let write = slots.write::<Bf16>(c, self.params, head);
+            let write = slots.write::<B16>(c, self.params, head);
             let advance = |set, residuals: &[Split; TILES16], keys, moves| {
                 let keys = if B::PER_CHANNEL { Operand::Step } else { keys };
                 worker.advance_by(set, residuals, operand(keys), moves)

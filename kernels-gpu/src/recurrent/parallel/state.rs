@@ -8,7 +8,7 @@ use crate::device::shared::{
     store_shared_b128,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
-use crate::state::{Bf16, Head, Share};
+use crate::state::{B16, Head, Share};
 
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
 pub struct Advance<const TILES16: usize> {
@@ -91,7 +91,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     let element = row * B::K + 8 * share.lane;
                     copy_async_b128(place, head.address + 2 * element as u64);
                 } else {
-                    let [a, b, c, d, ..] = head.load::<Bf16>(share, row, true);
+                    let [a, b, c, d, ..] = head.load::<B16>(share, row, true);
                     store_shared_b128(place, [a, b, c, d]);
                 }
             }
@@ -207,8 +207,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 8 * 2;
             // SAFETY: the caller's promise.
             unsafe {
-                head.store::<Bf16>(share, row, even_row);
-                head.store::<Bf16>(share, row + 1, odd_row);
+                head.store::<B16>(share, row, even_row);
+                head.store::<B16>(share, row + 1, odd_row);
             }
             half += 1;
         }
@@ -255,7 +255,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let [a, b, c, d] = next[half];
             let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
             // SAFETY: the caller's promise.
-            unsafe { head.store::<Bf16>(share, row, [a, b, c, d, 0, 0, 0, 0]) };
+            unsafe { head.store::<B16>(share, row, [a, b, c, d, 0, 0, 0, 0]) };
             half += 1;
         }
     }
