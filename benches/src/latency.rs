@@ -13,7 +13,8 @@ use humantime::format_rfc3339_seconds;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::buffers::Buffers;
-use crate::cell::Cell;
+use crate::cell::{self, Cell};
+use crate::deferred;
 use crate::figures::draw_all;
 use crate::host_cost::host_cost;
 use crate::host_parts::host_parts;
@@ -81,6 +82,9 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         });
     }
     let timer = Timer::new(&library, &context)?;
+    if options.deferred {
+        return deferreds(options, &library, &timer, &device.name()?);
+    }
     if options.prefill {
         return prefills(options, &library, &timer, &device.name()?);
     }
@@ -219,6 +223,43 @@ fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> R
     Ok(Outcome {
         text,
         failures: measured.failures,
+        ..Outcome::default()
+    })
+}
+
+/// Measures decodes on states that wait.
+fn deferreds(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> Result<Outcome> {
+    let context = library.context().context("a library without a GPU")?;
+    let copy = copy_ceiling(context)?;
+    let batches = match &options.batch[..] {
+        [] => &[1, 4, 8, 16, 32, 64, 128, 256, 512][..],
+        batches => batches,
+    };
+    let mut cases = deferred::cases(batches);
+    cases.retain(|case| {
+        let asked = |name: &String| cell::state(name).is_ok_and(|state| state == case.state);
+        options.state.iter().any(asked)
+    });
+    let progress = progress(cases.len())?;
+    let rows = deferred::run(library, Some(timer), &cases, options.tune, |case| {
+        progress.inc(1);
+        progress.set_message(format!("{case:?}"));
+    })?;
+    progress.finish_and_clear();
+    let mut text = String::new();
+    if let Some(path) = &options.save {
+        let default = || default_record(gpu, "-deferred");
+        let path = path.clone().unwrap_or_else(default);
+        deferred::save(&path, &rows)?;
+        writeln!(text, "rows are in {}", path.display())?;
+    }
+    writeln!(text, "{}", deferred::table(&rows, copy))?;
+    writeln!(
+        text,
+        "{gpu}: copy {copy:.0} GB/s (2 GiB, bytes read + written)"
+    )?;
+    Ok(Outcome {
+        text,
         ..Outcome::default()
     })
 }

@@ -98,6 +98,9 @@ pub struct Options {
     /// Prefills of Qwen3-Next's layer instead: prompts and batches of them, beside the fastest other library.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub prefill: bool,
+    /// Decodes on states that wait instead, beside those that write every state; --batch, and every variant with --tune.
+    #[arg(long, conflicts_with_all = ["all", "step", "prefill", "op", "model", "tokens", "modes", "formulation", "gate", "layout"])]
+    pub deferred: bool,
     /// Of --prefill, the cases alone whose titles begin so: 1x4096; 8 tails.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub rows: Vec<String>,

@@ -480,6 +480,11 @@ fn wrong(row: &Row, state: DType) -> Option<String> {
 /// # Errors
 /// The system's, with the path.
 pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
+    save_rows(path, rows)
+}
+
+/// Writes rows of a table to a CSV file.
+pub(crate) fn save_rows<T: Serialize>(path: &Path, rows: &[T]) -> Result<()> {
     let write = || -> Result<()> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;

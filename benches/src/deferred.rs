@@ -1,0 +1,566 @@
+//! Decodes on states that wait, beside those that write every state: µs a step, over whole cycles from one fold to the next.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+use gated_delta::step::MAX_PENDING;
+use gated_delta::{
+    DType, Entry, Error, Gates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Library,
+    Pending, States, Step, StreamRef, Work,
+};
+use gated_delta_harness::arguments::Operator;
+use gated_delta_harness::timing::{Timer, cold_sets};
+use gated_delta_reference::compare;
+use gated_delta_reference::deferred::{Deferred as Reference, Rings, deferred};
+use gated_delta_reference::gdn::Gates as GdnReference;
+use gated_delta_reference::kda;
+use gated_delta_reference::recurrent::{Recurrent, TokenGates};
+use half::bf16;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::Serialize;
+
+use crate::slab::{Slab, upload};
+
+/// R, entries of a ring.
+const ENTRIES: usize = 16;
+
+/// Largest relative errors of o in bf16, and of states in f32; of bf16 states as of o.
+const ERRORS: [f64; 2] = [2.5e-3, 1e-5];
+
+/// How many tokens the rows of a launch have pending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Count {
+    /// No ring: each step writes its states.
+    Today,
+    /// 1 to 8, each of as many rows: one row in eight folds, and launches have all counts in turn.
+    Cycle,
+    /// 0 to 7, each of as many rows: none folds.
+    NeverFold,
+    /// 8: all fold.
+    AlwaysFold,
+}
+
+impl Count {
+    const ALL: [Self; 4] = [Self::Today, Self::Cycle, Self::NeverFold, Self::AlwaysFold];
+
+    /// Pending tokens of row b in launch i.
+    fn of(self, b: usize, i: usize) -> usize {
+        match self {
+            Self::Today => 0,
+            Self::Cycle => (b + i) % MAX_PENDING + 1,
+            Self::NeverFold => (b + i) % MAX_PENDING,
+            Self::AlwaysFold => MAX_PENDING,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Today => "every step writes",
+            Self::Cycle => "folds one in 8",
+            Self::NeverFold => "never folds",
+            Self::AlwaysFold => "always folds",
+        }
+    }
+}
+
+/// A layer and a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Whose layer.
+    pub operator: Operator,
+    /// H and HV.
+    pub heads: [usize; 2],
+    /// K = V
+    pub dim: usize,
+    /// Of states.
+    pub state: DType,
+    /// B
+    pub batch: usize,
+}
+
+/// Qwen3-Next's heads and Kimi-Linear's, in both state dtypes.
+#[must_use]
+pub fn cases(batches: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (operator, heads) in [(Operator::Gdn, [16, 32]), (Operator::Kda, [32, 32])] {
+        for state in [DType::Bf16, DType::F32] {
+            cases.extend(batches.iter().map(|&batch| Case {
+                operator,
+                heads,
+                dim: 128,
+                state,
+                batch,
+            }));
+        }
+    }
+    cases
+}
+
+/// A measured row.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// gdn or kda.
+    pub operator: &'static str,
+    /// Element of a state.
+    pub state: String,
+    /// B
+    pub batch: usize,
+    /// What the rows have pending.
+    pub count: Count,
+    /// What is launched.
+    pub entry: String,
+    /// A launch without a choice takes it.
+    pub selected: bool,
+    /// ‖got − truth‖ / ‖truth‖ of o.
+    pub error_o: f64,
+    /// The same of states that are written; 0 where none is.
+    pub error_state: f64,
+    /// Bytes that a launch must move, in the mean.
+    pub bytes: f64,
+    /// µs of a launch; nothing without a timer.
+    pub us: Option<f64>,
+    /// A tenth of the replays took less.
+    pub us_p10: Option<f64>,
+    /// Nine tenths of the replays took less.
+    pub us_p90: Option<f64>,
+}
+
+/// Buffer sets of a case. All rows have the same values, but for what is pending.
+struct Buffers {
+    case: Case,
+    sets: usize,
+    values: Values,
+    q: Slab,
+    k: Slab,
+    v: Slab,
+    g: Slab,
+    beta: Slab,
+    o: Slab,
+    pool: Slab,
+    keys: Slab,
+    updates: Slab,
+    decays: Slab,
+    /// Of each of eight launches.
+    len: Slab,
+    base: Slab,
+}
+
+/// Those of a row, exact in their dtypes.
+struct Values {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    g: Vec<f32>,
+    beta: Vec<f32>,
+    state: Vec<f32>,
+    keys: Vec<f32>,
+    updates: Vec<f32>,
+    decays: Vec<f32>,
+}
+
+fn bf16s(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|&x| bf16::from_f32(x)).collect()
+}
+
+/// As the dtype has them.
+fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::Bf16 => bytemuck::cast_slice(&bf16s(values)).to_vec(),
+        _ => bytemuck::cast_slice(values).to_vec(),
+    }
+}
+
+impl Values {
+    fn new(case: &Case) -> Self {
+        let mut rng = SmallRng::seed_from_u64(17);
+        let [h, hv] = case.heads;
+        let dim = case.dim;
+        let mut random = |count: usize, low: f32, high: f32| -> Vec<f32> {
+            let value = || bf16::from_f32(rng.random_range(low..high)).to_f32();
+            std::iter::repeat_with(value).take(count).collect()
+        };
+        let channels = case.channels();
+        Self {
+            q: random(h * dim, -1.0, 1.0),
+            k: random(h * dim, -1.0, 1.0),
+            v: random(hv * dim, -1.0, 1.0),
+            g: random(hv * channels, -0.3, -0.01),
+            beta: random(hv, 0.1, 1.0),
+            state: random(hv * dim * dim, -0.1, 0.1),
+            keys: random(h * ENTRIES * dim, -1.0, 1.0),
+            updates: random(hv * ENTRIES * dim, -0.1, 0.1),
+            decays: random(hv * ENTRIES * channels, -0.3, -0.01),
+        }
+    }
+}
+
+impl Case {
+    fn channels(&self) -> usize {
+        match self.operator {
+            Operator::Gdn => 1,
+            Operator::Kda => self.dim,
+        }
+    }
+
+    fn operator_name(&self) -> &'static str {
+        match self.operator {
+            Operator::Gdn => "gdn",
+            Operator::Kda => "kda",
+        }
+    }
+}
+
+impl Buffers {
+    fn new(library: &Library, case: Case, count: Count) -> Result<Self> {
+        let values = Values::new(&case);
+        let (batch, state) = (case.batch, case.state);
+        let unit = bytes(&values.state, state);
+        let sets = cold_sets(batch * unit.len());
+        let filled = |values: &[f32], dtype: DType| -> Result<Slab> {
+            let unit = bytes(values, dtype);
+            Slab::filled(library, sets, batch * unit.len(), &unit)
+        };
+        let launches = 0..MAX_PENDING;
+        let lens = launches.flat_map(|i| (0..batch).map(move |b| count.of(b, i) as i32));
+        let bases: Vec<i32> = (0..batch).map(|b| (5 * b % ENTRIES) as i32).collect();
+        Ok(Self {
+            case,
+            sets,
+            q: filled(&values.q, DType::Bf16)?,
+            k: filled(&values.k, DType::Bf16)?,
+            v: filled(&values.v, DType::Bf16)?,
+            g: filled(&values.g, DType::Bf16)?,
+            beta: filled(&values.beta, DType::Bf16)?,
+            o: Slab::new(library, sets, batch * values.v.len() * 2)?,
+            pool: filled(&values.state, state)?,
+            keys: filled(&values.keys, DType::Bf16)?,
+            updates: filled(&values.updates, DType::F32)?,
+            decays: filled(&values.decays, DType::F32)?,
+            len: upload(library, 1, &lens.collect::<Vec<_>>())?,
+            base: upload(library, 1, &bases)?,
+            values,
+        })
+    }
+
+    /// Launch i of those with `count`.
+    fn work(&self, i: usize, count: Count) -> Result<Box<dyn Work + '_>, Error> {
+        let Case {
+            operator,
+            heads: [h, hv],
+            dim,
+            state,
+            batch,
+        } = self.case;
+        let set = i % self.sets;
+        let inputs = Inputs::qkv(
+            self.q.tensor(set, DType::Bf16, &[batch, 1, h, dim])?,
+            self.k.tensor(set, DType::Bf16, &[batch, 1, h, dim])?,
+            self.v.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?,
+        );
+        let beta = self.beta.tensor(set, DType::Bf16, &[batch, 1, hv])?;
+        match operator {
+            Operator::Gdn => {
+                let g = self.g.tensor(set, DType::Bf16, &[batch, 1, hv])?;
+                let decays = self.decays.tensor(set, DType::F32, &[batch, hv, ENTRIES])?;
+                let gates = GdnGates::given(g, beta);
+                let o = self.o.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?;
+                let states =
+                    States::update(self.pool.tensor(set, state, &[batch, hv, dim, dim])?);
+                let step = Gdn::new(inputs, gates, o, states);
+                self.step(step, decays, i, count)
+            }
+            Operator::Kda => {
+                let g = self.g.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?;
+                let decays = self
+                    .decays
+                    .tensor(set, DType::F32, &[batch, hv, ENTRIES, dim])?;
+                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                let o = self.o.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?;
+                let states =
+                    States::update(self.pool.tensor(set, state, &[batch, hv, dim, dim])?);
+                let step = Kda::new(inputs, gates, o, states);
+                self.step(step, decays, i, count)
+            }
+        }
+    }
+
+    fn step<'a, G: Gates + 'a>(
+        &'a self,
+        step: Step<'a, G>,
+        decays: gated_delta::Tensor<'a>,
+        i: usize,
+        count: Count,
+    ) -> Result<Box<dyn Work + 'a>, Error>
+    where
+        Step<'a, G>: Work,
+    {
+        if count == Count::Today {
+            return Ok(Box::new(step));
+        }
+        let Case {
+            heads: [h, hv],
+            dim,
+            batch,
+            ..
+        } = self.case;
+        let set = i % self.sets;
+        let rings = [
+            self.keys
+                .tensor(set, DType::Bf16, &[batch, h, ENTRIES, dim])?,
+            self.updates
+                .tensor(set, DType::F32, &[batch, hv, ENTRIES, dim])?,
+            decays,
+        ];
+        let lens = self.len.tensor(0, DType::I32, &[MAX_PENDING * batch])?;
+        let len = lens.narrow(0, i % MAX_PENDING * batch, batch)?;
+        let base = self.base.tensor(0, DType::I32, &[batch])?;
+        Ok(Box::new(step.pending(Pending::new(rings, len, base))))
+    }
+
+    /// What a launch must move in the mean of eight: states read, and written by rows that fold, entries read and written,
+    /// tokens.
+    fn bytes(&self, count: Count) -> f64 {
+        let Values {
+            q, k, v, g, beta, ..
+        } = &self.values;
+        let tokens = 2 * (q.len() + k.len() + 2 * v.len() + g.len() + beta.len());
+        let state = (self.values.state.len() * self.case.state.size_of()) as f64;
+        let entry = (2 * self.values.keys.len()
+            + 4 * (self.values.updates.len() + self.values.decays.len()))
+            / ENTRIES;
+        let of_row = |pending: usize| {
+            let folds = count == Count::Today || pending == MAX_PENDING;
+            let entries = match count {
+                Count::Today => 0,
+                _ => pending + 1,
+            };
+            state * if folds { 2.0 } else { 1.0 } + (entries * entry + tokens) as f64
+        };
+        let rows = (0..self.case.batch).flat_map(|b| (0..MAX_PENDING).map(move |i| (b, i)));
+        rows.map(|(b, i)| of_row(count.of(b, i))).sum::<f64>() / MAX_PENDING as f64
+    }
+
+    /// Relative errors of o and of written states of the first rows after the first launch, each row by the reference.
+    fn errors(&self, count: Count) -> Result<[f64; 2]> {
+        let Case {
+            operator,
+            heads: [h, hv],
+            dim,
+            state,
+            batch,
+        } = self.case;
+        let exact = |values: &[f32]| -> Vec<f64> { values.iter().map(|&x| x.into()).collect() };
+        let Values {
+            q, k, v, g, beta, ..
+        } = &self.values;
+        let [q, k, v, g, beta] = [q, k, v, g, beta].map(|values| exact(values));
+        let rings = Rings {
+            keys: exact(&self.values.keys),
+            updates: exact(&self.values.updates),
+            decays: exact(&self.values.decays),
+        };
+        let gates = match operator {
+            Operator::Gdn => TokenGates::Gdn(GdnReference::Given { g: &g, beta: &beta }),
+            Operator::Kda => TokenGates::Kda(kda::KdaGates {
+                g: &g,
+                kind: kda::KdaGate::Log,
+                beta: &beta,
+                beta_kind: kda::KdaBeta::Given,
+            }),
+        };
+        let mut worst = [0.0f64; 2];
+        for b in [0, 1, 6, 7, batch - 1] {
+            let Some(b) = Some(b).filter(|&b| b < batch) else {
+                continue;
+            };
+            let len = count.of(b, 0);
+            let base = 5 * b % ENTRIES;
+            let step = Recurrent {
+                q: &q,
+                k: &k,
+                v: &v,
+                round_state: match state {
+                    DType::Bf16 => |s| f64::from(bf16::from_f64(s)),
+                    _ => |s| s,
+                },
+                ..Recurrent::new([1, 1], [h, hv], [dim, dim], gates)
+            };
+            let problem = Reference {
+                step,
+                most: MAX_PENDING,
+                entries: ENTRIES,
+                len: &[len as i64],
+                base: &[base as i64],
+                fresh: None,
+            };
+            let pool = exact(&self.values.state);
+            let mut wanted = deferred(&problem, &pool, &rings)?;
+            let writes = count == Count::Today || len == MAX_PENDING;
+            if count == Count::Today {
+                wanted.pool =
+                    gated_delta_reference::recurrent::recurrent(&step, &pool, None, None)?.pool;
+            }
+            let row = hv * dim;
+            let got = floats(&self.o.read(b * row * 2, row * 2)?, DType::Bf16);
+            worst[0] = worst[0].max(compare::relative_error(&got, &wanted.o));
+            if writes {
+                let len = row * dim * state.size_of();
+                let got = floats(&self.pool.read(b * len, len)?, state);
+                worst[1] = worst[1].max(compare::relative_error(&got, &wanted.pool));
+            }
+        }
+        Ok(worst)
+    }
+}
+
+/// Values of f32 or bf16 bytes.
+fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
+    match dtype {
+        DType::F32 => {
+            let (words, _) = bytes.as_chunks();
+            words
+                .iter()
+                .map(|&word| f32::from_le_bytes(word).into())
+                .collect()
+        }
+        _ => {
+            let (words, _) = bytes.as_chunks();
+            words
+                .iter()
+                .map(|&word| bf16::from_le_bytes(word).to_f64())
+                .collect()
+        }
+    }
+}
+
+/// Checks and, with a timer, times every count of every case; `every_entry` that computes it, or the selected one.
+///
+/// # Errors
+/// The driver's, and results that are wrong.
+pub fn run(
+    library: &Library,
+    timer: Option<&Timer>,
+    cases: &[Case],
+    every_entry: bool,
+    mut begins: impl FnMut(&Case),
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for case in cases {
+        begins(case);
+        for count in Count::ALL {
+            let mut buffers = Buffers::new(library, *case, count)?;
+            let selected = library.selected(&*buffers.work(0, count)?)?;
+            let entries: Vec<Entry> = match every_entry {
+                true => buffers.work(0, count)?.variants()?,
+                false => vec![selected],
+            };
+            for entry in entries {
+                let title = || format!("{}, {} of {case:?}", entry.name(), count.name());
+                let stream = timer.map_or(StreamRef::default_stream(), |it| it.stream.as_ref());
+                buffers.o.spoil()?;
+                let state = bytes(&buffers.values.state, case.state);
+                buffers.pool.refill(&state)?;
+                // SAFETY: the buffers outlive the wait.
+                unsafe { library.launch_with(stream, &*buffers.work(0, count)?, entry) }?;
+                if let Some(timer) = timer {
+                    timer.stream.synchronize()?;
+                }
+                let errors = buffers.errors(count).with_context(title)?;
+                let allowed = [ERRORS[0], ERRORS[usize::from(case.state == DType::F32)]];
+                let right = errors
+                    .iter()
+                    .zip(allowed)
+                    .all(|(error, allowed)| *error < allowed);
+                ensure!(right, "{}: errors {errors:?}", title());
+                let bytes = buffers.bytes(count);
+                let micros = match timer {
+                    Some(timer) => {
+                        let turns = (20e9 / bytes).clamp(4.0, 400.0) as usize;
+                        let launches = turns.max(buffers.sets).next_multiple_of(MAX_PENDING);
+                        // SAFETY: the buffers outlive the timing, which waits for all launches.
+                        Some(timer.graph(launches, |i| unsafe {
+                            library.launch_with(stream, &*buffers.work(i, count)?, entry)
+                        })?)
+                    }
+                    None => None,
+                };
+                rows.push(Row {
+                    operator: case.operator_name(),
+                    state: case.state.to_string(),
+                    batch: case.batch,
+                    count,
+                    entry: entry.name().to_owned(),
+                    selected: entry == selected,
+                    error_o: errors[0],
+                    error_state: errors[1],
+                    bytes,
+                    us: micros.map(|micros| micros.median),
+                    us_p10: micros.map(|micros| micros.p10),
+                    us_p90: micros.map(|micros| micros.p90),
+                });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Writes rows to a CSV file.
+///
+/// # Errors
+/// The file system's.
+pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
+    crate::prefill::save_rows(path, rows)
+}
+
+/// All rows, one a line.
+#[must_use]
+pub fn table(rows: &[Row], copy: f64) -> String {
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN);
+    table.set_header([
+        "op",
+        "state",
+        "B",
+        "states",
+        "kernel",
+        "error o",
+        "error S",
+        "us",
+        "us of bytes",
+        "/ today",
+    ]);
+    for row in rows {
+        let today = rows.iter().find(|other| {
+            (other.operator, &other.state, other.batch) == (row.operator, &row.state, row.batch)
+                && other.count == Count::Today
+                && other.selected
+        });
+        let ratio = today.and_then(|today| Some(row.us? / today.us?));
+        let number = |value: Option<f64>, digits| {
+            value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        table.add_row([
+            row.operator.to_owned(),
+            row.state.clone(),
+            row.batch.to_string(),
+            row.count.name().to_owned(),
+            row.entry.clone(),
+            format!("{:.1e}", row.error_o),
+            format!("{:.1e}", row.error_state),
+            number(row.us, 2),
+            format!("{:.2}", row.bytes / copy / 1e3),
+            number(ratio, 2),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(5) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!(
+        "Decodes on states that wait, at most {MAX_PENDING} tokens pending; K-last, q, k, v, o in bf16, level-2 cache cold.\n\
+         \"folds one in 8\" is a mean over whole cycles from one fold to the next: counts 1 to 8, spread evenly over the rows,\n\
+         and over the launches in turn, folds included.\n\n{table}\n"
+    )
+}

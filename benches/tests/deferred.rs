@@ -1,0 +1,43 @@
+//! Decodes of the bench on states that wait, on the simulator: checked, and not timed.
+
+use gated_delta::{DType, Library};
+use gated_delta_benches::deferred::{Case, Count, run, table};
+use gated_delta_harness::arguments::Operator;
+
+#[test]
+fn every_count_is_checked() {
+    let library = Library::simulator();
+    let cases: Vec<Case> = [Operator::Gdn, Operator::Kda]
+        .into_iter()
+        .flat_map(|operator| {
+            [DType::Bf16, DType::F32].map(|state| Case {
+                operator,
+                heads: [1, 2],
+                dim: 64,
+                state,
+                batch: 9,
+            })
+        })
+        .collect();
+    let rows = run(&library, None, &cases, true, |_| {}).unwrap();
+    for count in [
+        "every step writes",
+        "folds one in 8",
+        "never folds",
+        "always folds",
+    ] {
+        assert!(table(&rows, 4000.0).contains(count), "{count}");
+    }
+    // A state is written by each row, by one in eight, by none, by all.
+    let of = |count: Count| rows.iter().find(|row| row.count == count).unwrap();
+    let [today, cycle, never, always] = [
+        Count::Today,
+        Count::Cycle,
+        Count::NeverFold,
+        Count::AlwaysFold,
+    ]
+    .map(of);
+    assert!(today.error_state > 0.0 && cycle.error_state > 0.0 && always.error_state > 0.0);
+    assert!(never.error_state == 0.0);
+    assert!(never.bytes < cycle.bytes && cycle.bytes < today.bytes && today.bytes < always.bytes);
+}
