@@ -3,6 +3,7 @@
 mod buffer;
 mod cases;
 mod compare;
+mod deferred;
 mod launch;
 mod tensors;
 #[cfg(test)]
@@ -44,8 +45,8 @@ impl Library {
     /// with the CPU reference: outputs, states written, states not to be written.
     ///
     /// Between them the launches have every operator, state dtype and layout with one token and with several, with
-    /// snapshots, token slots, a resume and a commit, every formulation, convolutions, norms and fresh rows. Entries
-    /// that run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their kernels are
+    /// snapshots, token slots, a resume and a commit, every formulation, convolutions, norms, fresh rows, and states that
+    /// wait. Entries that run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their kernels are
     /// compiled for the occasion and unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a stream of its
     /// own; the caller waits, so that no stream of this thread may be under capture.
     ///
@@ -99,6 +100,22 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
         if report.worst_entry.is_none() || error > report.worst {
             (report.worst, report.worst_entry) = (error, Some(case.entry));
         }
+    }
+    let queue = || {
+        stream
+            .as_ref()
+            .map_or(StreamRef::default_stream(), Stream::as_ref)
+    };
+    for entry in deferred::entries() {
+        for tokens in [1, 0] {
+            let error =
+                deferred::check(&scratch, context, (queue(), stream.as_ref()), entry, tokens)?;
+            report.launches += 1;
+            if error > report.worst {
+                (report.worst, report.worst_entry) = (error, Some(entry));
+            }
+        }
+        report.entries.push(entry);
     }
     Ok(report)
 }

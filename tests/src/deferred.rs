@@ -219,7 +219,7 @@ impl Problem {
             };
             // Rings stay 16-byte aligned, whatever the gaps of others.
             let gap = match i {
-                KEYS | UPDATES | DECAYS => 8 * spec.gap,
+                KEYS | UPDATES => 8 * spec.gap,
                 A_LOG | DT_BIAS | SLOTS | LEN | BASE | FRESH => 0,
                 _ => spec.gap,
             };
@@ -227,7 +227,7 @@ impl Problem {
             for d in (0..dims.len() - 1).rev() {
                 strides[d] = strides[d + 1] * dims[d + 1];
             }
-            let align = if matches!(i, KEYS | UPDATES | DECAYS) {
+            let align = if i == KEYS || i == UPDATES || (i == DECAYS && is_kda) {
                 8
             } else {
                 1

@@ -94,11 +94,11 @@ impl Values {
 }
 
 /// A sequence of numbers that look random.
-struct Numbers(u64);
+pub struct Numbers(pub u64);
 
 impl Numbers {
     /// `count` of them, as bf16 holds them.
-    fn between(&mut self, low: f64, high: f64, count: usize) -> Vec<f64> {
+    pub fn between(&mut self, low: f64, high: f64, count: usize) -> Vec<f64> {
         let next = |_| {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;

@@ -202,8 +202,7 @@ pub(crate) fn indices<const N: usize>(
     tensor.natural()
 }
 
-/// Floats of every slot, which are written: contiguous but for the stride of slots, and 16-byte aligned. Elements between
-/// slots.
+/// Floats of every slot, which are written: contiguous but for the stride of slots. Elements between slots.
 pub(crate) fn floats_of_slots<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],
@@ -212,16 +211,27 @@ pub(crate) fn floats_of_slots<const N: usize>(
     let view = tensor.dims(letters, sizes)?;
     tensor.float()?;
     view.inner_contiguous(N - 1, "contiguous slots (the slot stride is free)")?;
+    tensor.natural()?;
     view.distinct(N - 1, "slots that do not overlap, since they are written")?;
+    view.row_stride()
+}
+
+/// [`floats_of_slots`] whose slots are 16-byte aligned.
+pub(crate) fn wide_floats_of_slots<const N: usize>(
+    tensor: Named<'_>,
+    letters: &'static [&'static str; N],
+    sizes: &[usize; N],
+) -> Result<u32, Error> {
+    let stride = floats_of_slots(tensor, letters, sizes)?;
     aligned(16, [(tensor.name, tensor.tensor.address())])?;
-    if !view.aligned_to(16) {
+    if !tensor.dims(letters, sizes)?.aligned_to(16) {
         return Err(Error::Stride {
             tensor: tensor.name,
             wanted: "a slot stride of a multiple of 16 bytes",
             got: *tensor.tensor.strides(),
         });
     }
-    view.row_stride()
+    Ok(stride)
 }
 
 /// The pools that states are read from and written to.

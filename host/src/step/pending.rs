@@ -4,7 +4,7 @@ use gated_delta_kernels::deferred;
 use gated_delta_kernels::step::{DeferredParams, LayerParams};
 
 use super::check::Found;
-use super::checks::{aligned, floats_of_slots, indices, same_dtype};
+use super::checks::{aligned, floats_of_slots, indices, same_dtype, wide_floats_of_slots};
 use super::gates::GateParts;
 use super::request::Request;
 use super::work::sealed;
@@ -38,8 +38,8 @@ const ALIGNMENT: usize = 16;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pending<'a> {
-    /// `[P, H, R, K]`, of the dtype of k, written; R at least N + T. Here and below contiguous but for the stride of slots,
-    /// and 16-byte aligned.
+    /// `[P, H, R, K]`, of the dtype of k, written; R at least N + T, below 65536. Here and below contiguous but for the
+    /// stride of slots, and slots are 16-byte aligned, GDN's `decays` to 4.
     pub keys: Tensor<'a>,
     /// `[P, HV, R, V]`, f32, written.
     pub updates: Tensor<'a>,
@@ -274,15 +274,15 @@ impl Request<'_> {
         let of = &mut found.pending;
         (of.most, of.entries) = (pending.most as u32, entries as u32);
         let sizes = [slots, heads.h, entries, heads.k_dim];
-        of.keys_slot = floats_of_slots(keys, &["P", "H", "R", "K"], &sizes)?;
+        of.keys_slot = wide_floats_of_slots(keys, &["P", "H", "R", "K"], &sizes)?;
         if let Some(Inputs::Qkv { k, .. }) = self.new.map(|new| new.inputs) {
             same_dtype(keys, named("k", k), "the dtype of k")?;
         }
         let sizes = [slots, heads.hv, entries, heads.v_dim];
-        of.updates_slot = floats_of_slots(updates, &["P", "HV", "R", "V"], &sizes)?;
+        of.updates_slot = wide_floats_of_slots(updates, &["P", "HV", "R", "V"], &sizes)?;
         of.decays_slot = if self.gates.per_channel {
             let sizes = [slots, heads.hv, entries, heads.k_dim];
-            floats_of_slots(decays, &["P", "HV", "R", "K"], &sizes)?
+            wide_floats_of_slots(decays, &["P", "HV", "R", "K"], &sizes)?
         } else {
             floats_of_slots(decays, &["P", "HV", "R"], &[slots, heads.hv, entries])?
         };
@@ -311,13 +311,11 @@ impl Request<'_> {
 }
 
 /// The addresses of rings are as aligned as kernels take them.
-pub(super) fn check_rings_aligned(params: &DeferredParams) -> Result<(), Error> {
+pub(super) fn check_rings_aligned(params: &DeferredParams, per_channel: bool) -> Result<(), Error> {
     aligned(
         ALIGNMENT,
-        [
-            ("keys", params.keys),
-            ("updates", params.updates),
-            ("decays", params.decays),
-        ],
-    )
+        [("keys", params.keys), ("updates", params.updates)],
+    )?;
+    let of_decays = if per_channel { ALIGNMENT } else { 4 };
+    aligned(of_decays, [("decays", params.decays)])
 }

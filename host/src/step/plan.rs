@@ -132,7 +132,7 @@ impl Plan {
         let (function, shape) = self.main(&lengths)?;
         if let Some(pending) = request.pending {
             let params = request.deferred_params(params, pending);
-            check_rings_aligned(&params)?;
+            check_rings_aligned(&params, self.problem.kind.operator.per_channel())?;
             let params = bytemuck::bytes_of(&params);
             // SAFETY: the caller's promise; the function was compiled for these constants.
             return unsafe {

@@ -2,6 +2,7 @@
 
 mod layer;
 mod layer_tokens;
+mod pending;
 mod prefill;
 mod prefill_launches;
 mod refused;

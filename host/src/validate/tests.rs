@@ -619,10 +619,7 @@ fn waiting(slots: &[i32], len: &[i32], base: &[i32]) -> Gdn<'static> {
     let rings = [
         floats(&[SLOTS, 1, 6, DIM]),
         floats(&[SLOTS, 1, 6, DIM]),
-        // A slot of 16 bytes.
-        tensor(vec![0.0f32; SLOTS * 8], &[SLOTS, 1, 8])
-            .narrow(2, 0, 6)
-            .unwrap(),
+        floats(&[SLOTS, 1, 6]),
     ];
     let pending = Pending::new(rings, ints(len), ints(base)).most(4);
     decode(update().slots(ints(slots))).pending(pending)

@@ -1,0 +1,349 @@
+//! States that wait for the tokens of a ring: a row with nothing pending, some with, one that folds, a fresh one, one that is
+//! inactive; and a flush of them.
+
+use gated_delta_kernels::constants::Element;
+use gated_delta_reference::compare::{LOG_DECAY, Tolerance, norm, within};
+use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
+use gated_delta_reference::gdn::Gates;
+use gated_delta_reference::kda;
+use gated_delta_reference::recurrent::{Recurrent, TokenGates};
+
+use super::buffer::Buffer;
+use super::values::Numbers;
+use crate::Entry;
+use crate::driver::{Context, Stream};
+use crate::error::Error;
+use crate::library::Library;
+use crate::step::pending::{Flush, Pending, folds};
+use crate::step::{Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates, States, Work};
+use crate::stream::StreamRef;
+use crate::tensor::DType;
+
+const ROWS: usize = 6;
+const SLOTS: usize = 7;
+/// N and R.
+const MOST: usize = 8;
+const ENTRIES: usize = 11;
+const LEN: [i32; ROWS] = [0, 3, 8, 5, 77, 2];
+const BASE: [i32; ROWS] = [4, 9, 5, 0, 10, 3];
+const READ_SLOTS: [i32; ROWS] = [2, 5, 0, -1, 3, 6];
+const FRESH: [i32; ROWS] = [0, 0, 0, 0, 1, 0];
+/// H and HV.
+const HEADS: [usize; 2] = [1, 2];
+/// No decay of a row adds up to more.
+const MOST_DECAY: f64 = 9.0 * 0.5;
+
+/// Every entry whose states wait.
+pub fn entries() -> impl Iterator<Item = Entry> {
+    let is_deferred = |entry: &Entry| {
+        let computes = entry.computes();
+        computes.is_some_and(|computes| computes.family.is_deferred())
+    };
+    Entry::ALL.iter().copied().filter(is_deferred)
+}
+
+/// What a launch reads and writes.
+struct Memory {
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    g: Buffer,
+    beta: Buffer,
+    read_slots: Buffer,
+    len: Buffer,
+    base: Buffer,
+    fresh: Buffer,
+    /// o, pool, keys, updates, decays.
+    written: [Buffer; 5],
+}
+
+/// Launches `entry` with `tokens` tokens, or as a flush, and compares all that it leaves behind; the largest error, as a
+/// part of what is allowed.
+pub fn check(
+    library: &Library,
+    context: Option<&Context>,
+    (queue, stream): (StreamRef<'_>, Option<&Stream>),
+    entry: Entry,
+    tokens: usize,
+) -> Result<f64, Error> {
+    let wrong = |reason: String| Error::SelfTest {
+        entry: entry.name(),
+        case: match tokens {
+            0 => "a flush",
+            _ => "a decode on states that wait",
+        },
+        reason,
+    };
+    let computes = entry
+        .computes()
+        .ok_or_else(|| wrong("no operator on states".to_owned()))?;
+    let (per_channel, dim) = (computes.family.decays_channels(), computes.k as usize);
+    let state = match computes.state {
+        Element::F32 => DType::F32,
+        _ => DType::Bf16,
+    };
+    let [h, hv] = HEADS;
+    let channels = if per_channel { dim } else { 1 };
+    let mut numbers = Numbers(0x5eed ^ dim as u64);
+    let mut random = |count: usize, low: f64, high: f64| numbers.between(low, high, count);
+    let [q, k] = [(); 2].map(|()| random(ROWS * h * dim, -1.0, 1.0));
+    let v = random(ROWS * hv * dim, -1.0, 1.0);
+    let g = random(ROWS * hv * channels, -0.5, -0.01);
+    let beta = random(ROWS * hv, 0.1, 1.0);
+    let mut pool = random(SLOTS * hv * dim * dim, -1.0, 1.0);
+    for b in (0..ROWS).filter(|&b| FRESH[b] != 0) {
+        let of_slot = hv * dim * dim;
+        pool[READ_SLOTS[b] as usize * of_slot..][..of_slot].fill(f64::NAN);
+    }
+    let mut rings = Rings {
+        keys: random(SLOTS * h * ENTRIES * dim, -1.0, 1.0),
+        updates: random(SLOTS * hv * ENTRIES * dim, -0.3, 0.3),
+        decays: random(SLOTS * hv * ENTRIES * channels, -0.5, -0.01),
+    };
+    // What is not pending is NaN.
+    for slot in 0..SLOTS {
+        let row = (0..ROWS).find(|&b| READ_SLOTS[b] as usize == slot && FRESH[b] == 0);
+        let is_pending = |entry: usize| {
+            row.is_some_and(|b| (entry + ENTRIES - BASE[b] as usize) % ENTRIES < LEN[b] as usize)
+        };
+        for (ring, heads, of_entry) in [
+            (&mut rings.keys, h, dim),
+            (&mut rings.updates, hv, dim),
+            (&mut rings.decays, hv, channels),
+        ] {
+            let of_slot =
+                &mut ring[slot * heads * ENTRIES * of_entry..][..heads * ENTRIES * of_entry];
+            for (i, values) in of_slot.chunks_mut(of_entry).enumerate() {
+                if !is_pending(i % ENTRIES) {
+                    values.fill(f64::NAN);
+                }
+            }
+        }
+    }
+    let floats = |dtype, values: &[f64]| Buffer::floats(context, dtype, values);
+    let indices = |values: &[i32]| Buffer::indices(context, values);
+    let mut memory = Memory {
+        q: floats(DType::Bf16, &q)?,
+        k: floats(DType::Bf16, &k)?,
+        v: floats(DType::Bf16, &v)?,
+        g: floats(DType::F32, &g)?,
+        beta: floats(DType::F32, &beta)?,
+        read_slots: indices(&READ_SLOTS)?,
+        len: indices(&LEN)?,
+        base: indices(&BASE)?,
+        fresh: indices(&FRESH)?,
+        written: [
+            floats(DType::Bf16, &vec![f64::NAN; ROWS * hv * dim])?,
+            floats(state, &pool)?,
+            floats(DType::Bf16, &rings.keys)?,
+            floats(DType::F32, &rings.updates)?,
+            floats(DType::F32, &rings.decays)?,
+        ],
+    };
+    // As they are in memory.
+    let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(Buffer::values);
+    let [g, beta] = [&memory.g, &memory.beta].map(Buffer::values);
+    let [_, pool, keys, updates, decays] = memory.written.each_ref().map(Buffer::values);
+    let rings = Rings {
+        keys,
+        updates,
+        decays,
+    };
+    let before = memory
+        .written
+        .each_ref()
+        .map(|buffer| buffer.bytes().to_vec());
+
+    // SAFETY: the memory lives until the launch is done, below, and is nobody else's.
+    let enqueued = unsafe { memory.enqueue(library, queue, (entry, tokens), (per_channel, dim)) };
+    let done = stream.map_or(Ok(()), Stream::synchronize);
+    enqueued.and(done)?;
+    memory.written.iter_mut().try_for_each(Buffer::fetch)?;
+
+    let gates = match per_channel {
+        false => TokenGates::Gdn(Gates::Given { g: &g, beta: &beta }),
+        true => TokenGates::Kda(kda::KdaGates {
+            g: &g,
+            kind: kda::KdaGate::Log,
+            beta: &beta,
+            beta_kind: kda::KdaBeta::Given,
+        }),
+    };
+    let slots: Vec<i64> = READ_SLOTS.map(i64::from).to_vec();
+    let fresh = FRESH.map(i64::from);
+    let says = |pool: &[f64], len: [i32; ROWS], base: [i32; ROWS]| {
+        let of_tokens = |values: &'_ [f64]| if tokens == 0 { 0 } else { values.len() };
+        let problem = Deferred {
+            step: Recurrent {
+                q: &q[..of_tokens(&q)],
+                k: &k[..of_tokens(&k)],
+                v: &v[..of_tokens(&v)],
+                read_slots: Some(&slots),
+                ..Recurrent::new([ROWS, tokens], HEADS, [dim; 2], gates)
+            },
+            most: MOST,
+            entries: ENTRIES,
+            len: &len.map(i64::from),
+            base: &base.map(i64::from),
+            fresh: (tokens > 0).then_some(&fresh[..]),
+        };
+        deferred(&problem, pool, &rings).map_err(|error| wrong(error.to_string()))
+    };
+    let folded = says(&pool, LEN, BASE)?;
+    // What comes after a fold starts from the state as it was stored.
+    let (mut stored, mut len, mut base) = (pool.clone(), LEN, BASE);
+    let got_pool = memory.written[1].values();
+    let of_slot = hv * dim * dim;
+    let is_fresh = |b: usize| tokens > 0 && FRESH[b] != 0;
+    let live = |b: usize| READ_SLOTS[b] >= 0 && (is_fresh(b) || LEN[b] as usize <= MOST);
+    let writes = |b: usize| {
+        let of = LEN[b] as usize;
+        live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || folds(of, tokens, MOST))))
+    };
+    for b in (0..ROWS).filter(|&b| writes(b) && !is_fresh(b)) {
+        let slot = READ_SLOTS[b] as usize * of_slot;
+        stored[slot..][..of_slot].copy_from_slice(&got_pool[slot..][..of_slot]);
+        (base[b], len[b]) = ((BASE[b] + LEN[b]) % ENTRIES as i32, 0);
+    }
+    let wanted = match tokens {
+        0 => folded.clone(),
+        _ => says(&stored, len, base)?,
+    };
+    let size = norm(&pool[..dim * dim]) + MOST as f64 * 0.3 * dim as f64 / 3.0;
+    let bound = |tolerance: f64| (tolerance + LOG_DECAY * MOST_DECAY) * size;
+    memory
+        .compare(
+            &before,
+            (&folded, &wanted),
+            (live, writes, tokens),
+            bound,
+            state,
+        )
+        .map_err(wrong)
+}
+
+impl Memory {
+    /// # Safety
+    /// The memory stays as it is until `stream` has passed the launch.
+    unsafe fn enqueue(
+        &mut self,
+        library: &Library,
+        stream: StreamRef<'_>,
+        (entry, tokens): (Entry, usize),
+        (per_channel, dim): (bool, usize),
+    ) -> Result<(), Error> {
+        let [h, hv] = HEADS;
+        let [o, pool, keys, updates, decays] = &mut self.written;
+        let decays = match per_channel {
+            false => decays.tensor_mut(&[SLOTS, hv, ENTRIES])?,
+            true => decays.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
+        };
+        let rings = [
+            keys.tensor_mut(&[SLOTS, h, ENTRIES, dim])?,
+            updates.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
+            decays,
+        ];
+        let (len, base) = (self.len.tensor(&[ROWS])?, self.base.tensor(&[ROWS])?);
+        let pending = Pending::new(rings, len, base).most(MOST);
+        let pool = pool.tensor_mut(&[SLOTS, hv, dim, dim])?;
+        let states = States::update(pool).slots(self.read_slots.tensor(&[ROWS])?);
+        let inputs = Inputs::qkv(
+            self.q.tensor(&[ROWS, 1, h, dim])?,
+            self.k.tensor(&[ROWS, 1, h, dim])?,
+            self.v.tensor(&[ROWS, 1, hv, dim])?,
+        );
+        let o = o.tensor_mut(&[ROWS, 1, hv, dim])?;
+        let beta = self.beta.tensor(&[ROWS, 1, hv])?;
+        let fresh = self.fresh.tensor(&[ROWS])?;
+        let work: Box<dyn Work + '_> = match (tokens, per_channel) {
+            (0, _) => Box::new(Flush::new(states, pending)),
+            (_, false) => {
+                let gates = GdnGates::given(self.g.tensor(&[ROWS, 1, hv])?, beta);
+                Box::new(
+                    Gdn::new(inputs, gates, o, states)
+                        .pending(pending)
+                        .fresh(fresh),
+                )
+            }
+            (_, true) => {
+                let g = self.g.tensor(&[ROWS, 1, hv, dim])?;
+                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                Box::new(
+                    Kda::new(inputs, gates, o, states)
+                        .pending(pending)
+                        .fresh(fresh),
+                )
+            }
+        };
+        // SAFETY: the caller's promise; live rows have slots of their own.
+        unsafe { library.launch_with(stream, &*work, entry) }
+    }
+
+    /// The largest error of what is written, as a part of what is allowed; the rest is as it was, bit for bit.
+    fn compare(
+        &self,
+        before: &[Vec<u8>; 5],
+        (folded, wanted): (&After, &After),
+        (live, writes, tokens): (impl Fn(usize) -> bool, impl Fn(usize) -> bool, usize),
+        bound: impl Fn(f64) -> f64,
+        state: DType,
+    ) -> Result<f64, String> {
+        let names = ["o", "pool", "keys", "updates", "decays"];
+        let exact: [&[f64]; 5] = [
+            &wanted.o,
+            &folded.pool,
+            &wanted.rings.keys,
+            &wanted.rings.updates,
+            &wanted.rings.decays,
+        ];
+        let mut worst = 0.0f64;
+        for (i, buffer) in self.written.iter().enumerate() {
+            let (got, dtype) = (buffer.values(), buffer.dtype());
+            let parts = if i == 0 { ROWS } else { SLOTS };
+            let (of_part, bytes) = (got.len() / parts, buffer.bytes());
+            // Elements that follow each other, of a head and a token, and of an entry of its ring.
+            let run = match i {
+                0 | 1 => of_part,
+                _ => of_part / (ENTRIES * if i == 2 { HEADS[0] } else { HEADS[1] }),
+            };
+            for part in 0..parts {
+                let row = match i {
+                    0 => Some(part),
+                    _ => (0..ROWS).find(|&b| READ_SLOTS[b] as usize == part),
+                };
+                for (j, got) in got[part * of_part..][..of_part].chunks(run).enumerate() {
+                    let first = part * of_part + j * run;
+                    let what = || format!("{} {part}, part {j}", names[i]);
+                    let is_written = row.is_some_and(|b| match i {
+                        0 => tokens > 0,
+                        1 => writes(b),
+                        _ => {
+                            let len = if FRESH[b] != 0 { 0 } else { LEN[b] as usize };
+                            let behind = (BASE[b] as usize + len) % ENTRIES;
+                            tokens > 0 && live(b) && j % ENTRIES == behind
+                        }
+                    });
+                    if !is_written {
+                        let range = first * dtype.size_of()..(first + run) * dtype.size_of();
+                        if bytes[range.clone()] != before[i][range] {
+                            return Err(format!("{} is nobody's to write, and changed", what()));
+                        }
+                        continue;
+                    }
+                    let allowed = match i {
+                        0 if !row.is_some_and(&live) => 0.0,
+                        0 | 3 => bound(Tolerance::RECURRENT.output),
+                        1 => bound(Tolerance::RECURRENT.state),
+                        2 => 0.0,
+                        _ => LOG_DECAY,
+                    };
+                    let dtype = if i == 1 { state } else { dtype };
+                    let exact = &exact[i][first..][..run];
+                    let error = within(got, exact, dtype.into(), allowed);
+                    worst = worst.max(error.map_err(|off| format!("{}: {off}", what()))?);
+                }
+            }
+        }
+        Ok(worst)
+    }
+}

@@ -1,0 +1,217 @@
+//! States that wait: what is found, and what is refused, by name.
+
+use super::refused::refused;
+use super::*;
+use crate::step::pending::{MAX_PENDING, after, folds};
+use crate::step::{Flush, Pending};
+
+/// Rings of so many entries, for GDN with 2 and 4 heads, K = V = 64, in 5 slots.
+fn rings(entries: usize) -> Pending<'static> {
+    let rings = [
+        tensor(Bf16, &[5, 2, entries, 64]),
+        tensor(F32, &[5, 4, entries, 64]),
+        tensor(F32, &[5, 4, entries]),
+    ];
+    Pending::new(rings, tensor(I32, &[2]), tensor(I64, &[2]))
+}
+
+fn decode() -> Gdn<'static> {
+    let of = |heads| tensor(Bf16, &[2, 1, heads, 64]);
+    let gate = tensor(Bf16, &[2, 1, 4]);
+    let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
+    let inputs = Inputs::qkv(of(2), of(2), of(4));
+    Gdn::new(inputs, GdnGates::given(gate, gate), of(4), states).pending(rings(9))
+}
+
+fn flush() -> Flush<'static> {
+    let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
+    Flush::new(states, rings(9))
+}
+
+#[test]
+fn what_is_pending_is_compiled_in() {
+    let c = decode().request().check().unwrap().constants;
+    assert_eq!([c.pending, c.ring, c.tokens], [8, 9, 1]);
+    assert_eq!(
+        [c.keys_slot, c.updates_slot, c.decays_slot],
+        [1152, 2304, 36]
+    );
+    assert_eq!([c.pending_len_index, c.pending_base_index], [1, 2]);
+    let c = flush().request().check().unwrap().constants;
+    assert_eq!([c.pending, c.ring, c.tokens, c.h, c.ratio], [8, 9, 0, 2, 2]);
+    let names = |work: &dyn Work| -> Vec<&str> {
+        let entries = work.variants().unwrap().into_iter();
+        entries.map(|entry| entry.name()).collect()
+    };
+    assert_eq!(names(&decode()), ["gdn_deferred_klast_bf16_k64_tile64"]);
+    assert_eq!(names(&flush()), ["gdn_deferred_klast_bf16_k64_tile64"]);
+    // KDA's, by the ring's log decays.
+    let mut of_kda = flush();
+    of_kda.pending.decays = tensor(F32, &[5, 4, 9, 64]);
+    assert_eq!(names(&of_kda), ["kda_deferred_klast_bf16_k64_tile64"]);
+}
+
+#[test]
+fn a_step_moves_a_state_once_and_leaves_one_entry() {
+    let state = 4 * 64 * 64 * 2;
+    let entry = 2 * 64 * 2 + 4 * 64 * 4 + 4 * 4;
+    let tokens = 2 * (2 * 64 + 2 * 64 + 4 * 64 + 4 * 64 + 4 + 4);
+    assert_eq!(
+        decode().bytes().unwrap(),
+        2 * (state + entry + tokens + 4 + 8)
+    );
+    assert_eq!(
+        flush().bytes().unwrap(),
+        2 * (2 * state + 8 * entry + 4 + 8)
+    );
+}
+
+#[test]
+fn a_recipe_has_the_rings_addresses() {
+    let recipe = decode().recipe().unwrap();
+    let deferred = recipe.deferred.unwrap();
+    assert_eq!(recipe.parameter(), bytemuck::bytes_of(&deferred));
+    assert_eq!(
+        recipe.parameter().len(),
+        recipe.kernel.entry().parameter_bytes()
+    );
+}
+
+#[test]
+fn rings_have_the_dims_of_the_layer() {
+    let change = |change: fn(&mut Pending<'static>), parts: &[&str]| {
+        refused(
+            decode(),
+            |args| change(args.pending.as_mut().unwrap()),
+            parts,
+        );
+        refused(flush(), |args| change(&mut args.pending), parts);
+    };
+    change(|it| it.keys = tensor(Bf16, &[5, 2, 9]), &["keys"]);
+    change(|it| it.keys = tensor(Bf16, &[6, 2, 9, 64]), &["P of keys"]);
+    change(
+        |it| *it = rings(8),
+        &["R: wanted at least N + T = 9", "got 8"],
+    );
+    change(
+        |it| it.most = 0,
+        &["most of pending: wanted 1..=8", "got 0"],
+    );
+    change(
+        |it| it.most = 9,
+        &["most of pending: wanted 1..=8", "got 9"],
+    );
+    change(
+        |it| it.updates = tensor(F32, &[5, 4, 10, 64]),
+        &["updates", "[P, HV, R, V]"],
+    );
+    change(
+        |it| it.updates = tensor(Bf16, &[5, 4, 9, 64]),
+        &["updates", "f32"],
+    );
+    change(
+        |it| it.decays = tensor(Bf16, &[5, 4, 9]),
+        &["decays", "f32"],
+    );
+    // B of a flush is that of its lengths.
+    refused(
+        decode(),
+        |args| args.pending.as_mut().unwrap().len = tensor(I32, &[3]),
+        &["pending len", "[B]"],
+    );
+    refused(
+        flush(),
+        |args| args.pending.len = tensor(I32, &[3]),
+        &["pending base", "[B]"],
+    );
+    change(|it| it.base = tensor(F32, &[2]), &["pending base"]);
+    let odd = |it: &mut Pending<'static>| {
+        it.updates = strided(F32, &[5, 4, 9, 64], &[2305, 576, 64, 1]);
+    };
+    change(odd, &["updates", "a slot stride of a multiple of 16 bytes"]);
+    refused(
+        decode(),
+        |args| args.pending.as_mut().unwrap().keys = tensor(F32, &[5, 2, 9, 64]),
+        &["keys", "the dtype of k"],
+    );
+    refused(
+        decode(),
+        |args| args.pending.as_mut().unwrap().decays = tensor(F32, &[5, 4, 9, 64]),
+        &["decays", "[P, HV, R]"],
+    );
+}
+
+#[test]
+fn what_has_no_kernel_is_refused_by_name() {
+    let with = |other| ["pending", other, "exclude each other"];
+    refused(
+        decode(),
+        |args| args.states = States::read_only(tensor(Bf16, &[5, 4, 64, 64])).into(),
+        &with("read-only states"),
+    );
+    refused(
+        decode(),
+        |args| args.snapshots = Some(tensor(Bf16, &[2, 1, 4, 64, 64])),
+        &with("snapshots"),
+    );
+    refused(
+        decode(),
+        |args| args.options.state_layout = StateLayout::VLast,
+        &with("a v_last state"),
+    );
+    refused(
+        decode(),
+        |args| args.options.formulation = Formulation::Parallel,
+        &with("formulation = parallel"),
+    );
+    refused(
+        decode(),
+        |args| args.options.formulation = Formulation::Chunked,
+        &with("formulation = chunked"),
+    );
+    refused(
+        decode(),
+        |args| {
+            let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
+            args.states = states.write_slots(tensor(I32, &[2])).into();
+        },
+        &with("write_slots"),
+    );
+    refused(
+        flush(),
+        |args| args.states.write_pool = Some(tensor(Bf16, &[5, 4, 64, 64])),
+        &with("write_pool"),
+    );
+    refused(
+        decode(),
+        |args| {
+            let of = |heads| tensor(Bf16, &[2, 2, heads, 64]);
+            args.inputs = Inputs::qkv(of(2), of(2), of(4));
+            args.o = of(4);
+            let gate = tensor(Bf16, &[2, 2, 4]);
+            args.gates = GdnGates::given(gate, gate);
+        },
+        &["T with pending = 2", "1"],
+    );
+}
+
+/// The host's counts are the kernels'.
+#[test]
+fn counts_go_round_the_ring() {
+    for len in 0..=MAX_PENDING {
+        for tokens in 1..=MAX_PENDING {
+            for most in tokens.max(len)..=MAX_PENDING {
+                let kernels = gated_delta_kernels::deferred::folds;
+                let must = folds(len, tokens, most);
+                assert_eq!(must, kernels(len as u32, tokens as u32, most as u32));
+                for kept in 0..=tokens {
+                    let [next, base] = after([len, 7], [kept, tokens], [most, 20]);
+                    assert_eq!(base, if must { 7 + len } else { 7 } % 20);
+                    assert_eq!(next, if must { kept } else { len + kept });
+                    assert!(next <= most);
+                }
+            }
+        }
+    }
+    assert_eq!(after([8, 7], [1, 1], [8, 9]), [1, 6]);
+}
