@@ -28,9 +28,31 @@ fn main() -> Result<()> {
     for (name, operator) in [("GDN", Operator::Gdn), ("KDA", Operator::Kda)] {
         let mut curves = Vec::new();
         for (state, color, drifts) in [
-            ("bf16", RGBColor(213, 94, 0), roll::<bf16>(operator, STEPS)?),
-            ("f16", RGBColor(0, 158, 115), roll::<f16>(operator, STEPS)?),
-            ("f32", RGBColor(0, 114, 178), roll::<f32>(operator, STEPS)?),
+            (
+                "bf16",
+                RGBColor(213, 94, 0),
+                roll::<bf16>(operator, STEPS, false)?,
+            ),
+            (
+                "bf16 that waits",
+                RGBColor(230, 159, 0),
+                roll::<bf16>(operator, STEPS, true)?,
+            ),
+            (
+                "f16",
+                RGBColor(0, 158, 115),
+                roll::<f16>(operator, STEPS, false)?,
+            ),
+            (
+                "f32",
+                RGBColor(0, 114, 178),
+                roll::<f32>(operator, STEPS, false)?,
+            ),
+            (
+                "f32 that waits",
+                RGBColor(86, 180, 233),
+                roll::<f32>(operator, STEPS, true)?,
+            ),
         ] {
             let parts: [Part; 3] = [
                 ("all", |drift| drift.all),
@@ -44,7 +66,7 @@ fn main() -> Result<()> {
                 table.add_row(head.into_iter().chain(shown));
                 if part != "all" {
                     curves.push(Series {
-                        name: format!("{state} state, {part}"),
+                        name: format!("{state}, {part}"),
                         color,
                         marks: match part {
                             "slow" => Marks::Bold,

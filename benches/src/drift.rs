@@ -1,8 +1,10 @@
-//! How far a state that is stored after every token moves away from the exact recurrence of the same inputs.
+//! How far a state that is stored after every token, or waits for eight, moves away from the exact recurrence of the same
+//! inputs.
 
 use anyhow::Result;
+use gated_delta::step::{MAX_PENDING, pending};
 use gated_delta::{
-    DeviceElement, Error, Gdn, GdnGates, Kda, KdaBeta, KdaGate, KdaGates, Library, States,
+    DeviceElement, Error, Gdn, GdnGates, Kda, KdaBeta, KdaGate, KdaGates, Library, Pending, States,
     StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
@@ -52,8 +54,62 @@ struct Inputs {
 pub trait Stored: DeviceElement + Default + Into<f64> {}
 impl<S: DeviceElement + Default + Into<f64>> Stored for S {}
 
-/// Decodes `steps` random tokens from a zero state with the kernel in the simulator, and in f64 without rounding.
-pub fn roll<S: Stored>(operator: Operator, steps: usize) -> Result<Vec<Drift>> {
+/// Entries of a ring.
+const ENTRIES: usize = MAX_PENDING + 1;
+
+/// The ring of the one slot, and what is pending in it.
+struct Ring {
+    keys: Vec<bf16>,
+    updates: Vec<f32>,
+    decays: Vec<f32>,
+    len: usize,
+    base: usize,
+}
+
+impl Ring {
+    fn new(operator: Operator) -> Self {
+        let entries = HEADS * ENTRIES;
+        Self {
+            keys: vec![bf16::NAN; entries * DIM],
+            updates: vec![f32::NAN; entries * DIM],
+            decays: vec![f32::NAN; entries * channels(operator)],
+            len: 0,
+            base: 0,
+        }
+    }
+
+    /// The states with the pending tokens in them, which is what the next step reads.
+    fn applied(&self, operator: Operator, mut states: Vec<f64>) -> Vec<f64> {
+        let channels = channels(operator);
+        for j in 0..self.len {
+            for head in 0..HEADS {
+                let entry = head * ENTRIES + (self.base + j) % ENTRIES;
+                let (key, update) = (&self.keys[entry * DIM..], &self.updates[entry * DIM..]);
+                let decays = &self.decays[entry * channels..];
+                let state = &mut states[head * DIM * DIM..][..DIM * DIM];
+                for (row, u) in state.chunks_mut(DIM).zip(update) {
+                    for (c, s) in row.iter_mut().enumerate() {
+                        let decay = f64::from(decays[c % channels]).exp();
+                        *s = *s * decay + f64::from(*u) * key[c].to_f64();
+                    }
+                }
+            }
+        }
+        states
+    }
+}
+
+fn channels(operator: Operator) -> usize {
+    match operator {
+        Operator::Gdn => 1,
+        Operator::Kda => DIM,
+    }
+}
+
+/// Decodes `steps` random tokens from a zero state with the kernel in the simulator, and in f64 without rounding; the state
+/// is stored after every token, or, where it `waits`, after every eighth.
+pub fn roll<S: Stored>(operator: Operator, steps: usize, waits: bool) -> Result<Vec<Drift>> {
+    let mut ring = waits.then(|| Ring::new(operator));
     let library = Library::simulator();
     let mut rng = SmallRng::seed_from_u64(0x6472);
     let mut states = vec![S::default(); HEADS * DIM * DIM];
@@ -61,13 +117,18 @@ pub fn roll<S: Stored>(operator: Operator, steps: usize) -> Result<Vec<Drift>> {
     let mut drifts = Vec::with_capacity(steps);
     for _ in 0..steps {
         let inputs = Inputs::new(operator, &mut rng);
-        inputs.launch(operator, &library, &mut states)?;
+        inputs.launch(operator, &library, &mut states, ring.as_mut())?;
         for (head, exact) in exact.iter_mut().enumerate() {
             if let Some(step) = recurrence(exact, &[inputs.token(operator, head)])?.pop() {
                 *exact = step.state;
             }
         }
-        drifts.push(drift(operator, &states, &exact.concat()));
+        let got: Vec<f64> = states.iter().map(|&s| s.into()).collect();
+        let got = match &ring {
+            Some(ring) => ring.applied(operator, got),
+            None => got,
+        };
+        drifts.push(drift(operator, &got, &exact.concat()));
     }
     Ok(drifts)
 }
@@ -96,6 +157,7 @@ impl Inputs {
         operator: Operator,
         library: &Library,
         states: &mut [S],
+        mut ring: Option<&mut Ring>,
     ) -> Result<(), Error> {
         let mut output = vec![bf16::ZERO; HEADS * DIM];
         let heads = [1, 1, HEADS, DIM];
@@ -106,19 +168,53 @@ impl Inputs {
         let beta = Tensor::from_slice(&self.beta, &heads[..3])?;
         let inputs = gated_delta::Inputs::qkv(q, k, v);
         let pool = States::update(pool);
+        let (len, base) = match &ring {
+            Some(ring) => ([ring.len as i32], [ring.base as i32]),
+            None => ([0], [0]),
+        };
+        let pending = match &mut ring {
+            Some(ring) => {
+                let dims = [1, HEADS, ENTRIES, DIM];
+                let of_decays = match operator {
+                    Operator::Gdn => &dims[..3],
+                    Operator::Kda => &dims,
+                };
+                let rings = [
+                    Tensor::from_slice_mut(&mut ring.keys, &dims)?,
+                    Tensor::from_slice_mut(&mut ring.updates, &dims)?,
+                    Tensor::from_slice_mut(&mut ring.decays, of_decays)?,
+                ];
+                let (len, base) = (
+                    Tensor::from_slice(&len, &[1])?,
+                    Tensor::from_slice(&base, &[1])?,
+                );
+                Some(Pending::new(rings, len, base))
+            }
+            None => None,
+        };
         let work: Box<dyn Work + '_> = match operator {
             Operator::Gdn => {
                 let g = Tensor::from_slice(&self.g, &heads[..3])?;
-                Box::new(Gdn::new(inputs, GdnGates::given(g, beta), o, pool))
+                let mut step = Gdn::new(inputs, GdnGates::given(g, beta), o, pool);
+                step.pending = pending;
+                Box::new(step)
             }
             Operator::Kda => {
                 let g = Tensor::from_slice(&self.g, &heads)?;
                 let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
-                Box::new(Kda::new(inputs, gates, o, pool))
+                let mut step = Kda::new(inputs, gates, o, pool);
+                step.pending = pending;
+                Box::new(step)
             }
         };
         // SAFETY: a simulated launch is done when it returns; there is one row.
-        unsafe { library.launch(StreamRef::default_stream(), &*work) }
+        unsafe { library.launch(StreamRef::default_stream(), &*work) }?;
+        drop(work);
+        if let Some(ring) = ring {
+            let sizes = [MAX_PENDING, ENTRIES];
+            [ring.len, ring.base] = pending::after([ring.len, ring.base], [1, 1], sizes);
+        }
+        Ok(())
     }
 
     fn token(&self, operator: Operator, head: usize) -> Token {
@@ -139,7 +235,7 @@ impl Inputs {
     }
 }
 
-fn drift<S: Stored>(operator: Operator, states: &[S], exact: &[f64]) -> Drift {
+fn drift(operator: Operator, states: &[f64], exact: &[f64]) -> Drift {
     let is_slow = |at: usize| {
         let decay = match operator {
             Operator::Gdn => at / (DIM * DIM),
@@ -147,12 +243,7 @@ fn drift<S: Stored>(operator: Operator, states: &[S], exact: &[f64]) -> Drift {
         };
         decay.is_multiple_of(SLOW_EVERY)
     };
-    let pairs = || {
-        states
-            .iter()
-            .map(|&got| got.into())
-            .zip(exact.iter().copied())
-    };
+    let pairs = || states.iter().copied().zip(exact.iter().copied());
     let of = |slow: bool| {
         let which = move |&(at, _): &(usize, _)| is_slow(at) == slow;
         relative_error_of(pairs().enumerate().filter(which).map(|(_, pair)| pair))

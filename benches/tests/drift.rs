@@ -7,7 +7,7 @@ use half::{bf16, f16};
 #[test]
 fn bf16_states_move_away_f16_states_an_eighth_of_that_and_f32_states_hardly() {
     for operator in [Operator::Gdn, Operator::Kda] {
-        let rounded = roll::<bf16>(operator, 40).unwrap();
+        let rounded = roll::<bf16>(operator, 40, false).unwrap();
         let (first, last) = (rounded[0], rounded[39]);
         // One rounding: a uniform error of at most 2⁻⁹ of a mantissa between 1 and 2.
         assert!(
@@ -23,7 +23,7 @@ fn bf16_states_move_away_f16_states_an_eighth_of_that_and_f32_states_hardly() {
             "{operator:?} {last:?}"
         );
         // Three bits more of the significand, and nothing below the normal numbers that counts.
-        let halves = roll::<f16>(operator, 40).unwrap();
+        let halves = roll::<f16>(operator, 40, false).unwrap();
         for (at, drift) in [(0, first), (39, last)] {
             for (half, rounded) in [
                 (halves[at].all, drift.all),
@@ -37,11 +37,22 @@ fn bf16_states_move_away_f16_states_an_eighth_of_that_and_f32_states_hardly() {
                 );
             }
         }
-        let wide = roll::<f32>(operator, 40).unwrap();
+        let wide = roll::<f32>(operator, 40, false).unwrap();
         assert!(
             (1e-8..5e-7).contains(&wide[39].all),
             "{operator:?} {:?}",
             wide[39]
         );
+        // One rounding in eight tokens, and none before the first fold.
+        let waiting = roll::<bf16>(operator, 40, true).unwrap();
+        assert!(waiting[7].all < 5e-7, "{operator:?} {:?}", waiting[7]);
+        assert!(waiting[8].all > 1e-3, "{operator:?} {:?}", waiting[8]);
+        assert!(
+            waiting[39].slow < 0.6 * last.slow,
+            "{operator:?} {:?}",
+            waiting[39]
+        );
+        let wide = roll::<f32>(operator, 40, true).unwrap();
+        assert!(wide[39].all < 5e-7, "{operator:?} {:?}", wide[39]);
     }
 }

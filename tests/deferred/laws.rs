@@ -188,3 +188,27 @@ fn waiting_changes_nothing_but_roundings() {
         }
     });
 }
+
+/// Whatever is summed with a log decay of −∞, it is a decay of 0 and not NaN: e to −1000 is 0 too.
+#[test]
+fn what_forgets_all_forgets_all() {
+    law(&[0, 3, 8, 1, 7], |backend, spec| {
+        let given = Spec {
+            raw_gates: false,
+            ..spec.clone()
+        };
+        for of in [&[1][..], &[0, 2], &[8], &[1, 8]] {
+            let [one, other] = [f32::NEG_INFINITY, -1000.0].map(|log_decay| {
+                let mut problem = given.problem();
+                of.iter().for_each(|&j| problem.set_log_decay(j, log_decay));
+                problem.run(backend, None)
+            });
+            for b in 0..given.slots.len() {
+                let [slot, ..] = given.live(b).unwrap();
+                assert!(one.o(b).iter().all(|o| o.is_finite()), "{given:?}");
+                assert!(one.o_bits(b) == other.o_bits(b), "o of row {b}, {given:?}");
+                assert!(one.state_bits(slot) == other.state_bits(slot), "{given:?}");
+            }
+        }
+    });
+}

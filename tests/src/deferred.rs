@@ -412,6 +412,29 @@ impl Problem {
         }
     }
 
+    /// With this log decay of the `j`-th pending token of every row, and of every new token if there is none such.
+    pub fn set_log_decay(&mut self, j: usize, log_decay: f32) {
+        for b in 0..self.spec.slots.len() {
+            let Some([slot, len, base]) = self.spec.live(b) else {
+                continue;
+            };
+            let (i, views) = if j < len {
+                let view = self.views[DECAYS].clone();
+                let entry = (base + j) % self.spec.ring[1];
+                let heads = 0..view.dims[1];
+                (
+                    DECAYS,
+                    heads.map(|head| view.entry(&[slot, head, entry])).collect(),
+                )
+            } else {
+                (G, vec![self.views[G].entry(&[b])])
+            };
+            for position in views.iter().flat_map(View::positions) {
+                self.buffers[i].set_float(position, log_decay);
+            }
+        }
+    }
+
     /// The same with every entry of the rings, and every base, `by` further.
     #[must_use]
     pub fn turned(&self, by: usize) -> Self {
