@@ -6,6 +6,7 @@ use std::path::Path;
 use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_harness::arguments::Operator;
+use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch;
 use gated_delta_tests::spec::Family;
@@ -320,6 +321,31 @@ const OF_A_PREFILL: [&str; 3] = [
     "GD_CHECKPOINT_EVERY",
 ];
 
+/// Constants of the rings that states wait with, which other operators have no use for.
+const OF_RINGS: [&str; 8] = [
+    "GD_PENDING",
+    "GD_RING",
+    "GD_KEYS_ELEMENT",
+    "GD_KEYS_SLOT",
+    "GD_UPDATES_SLOT",
+    "GD_DECAYS_SLOT",
+    "GD_PENDING_LEN_INDEX",
+    "GD_PENDING_BASE_INDEX",
+];
+
+/// Parts of the names of constants that a decode on states that wait has no use for: it folds a state where that is, and
+/// keeps it in no other way.
+const NOT_OF_RINGS: [&str; 8] = [
+    "PREVIOUS",
+    "SNAPSHOT",
+    "TOKEN_INDEX",
+    "TOKEN_SLOTS",
+    "ACCEPTED",
+    "KEEP",
+    "UPDATE_STATE",
+    "GD_WRITE_",
+];
+
 /// The same of windows that are written, behind all else.
 const OF_WRITTEN_WINDOWS: &str = "WRITE_WINDOWS";
 
@@ -405,15 +431,34 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
     (entry.tiles() == 1 || !has(&OF_A_NORM)) && (!vlast || symbol != "GD_WIDE_STATE")
 }
 
+/// Whether it converts 16-bit states, which may be f16: tensor cores take them as they are.
+fn takes_f16(entry: Entry) -> bool {
+    let converts = |it: launch::Computes| it.family.knows_states() && !it.family.is_parallel();
+    entry
+        .computes()
+        .is_some_and(|it| it.state == Element::Bf16 && converts(it))
+}
+
 /// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot and no
 /// token slot is asked of the parallel formulation, whose norm alone stores several elements at once. Of a layer step,
 /// whole heads store what the norm leaves element by element; so do those of several tokens, of which KDA's load the gates
-/// of channels together.
+/// of channels together. States that wait have rings, and kernels of their own.
 fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let family = Family::of(entry);
     let prefill = prefill_of(entry);
+    let is_deferred = (entry.computes()).is_some_and(|it| it.family.is_deferred());
     let symbols = entry.symbols().iter().copied();
     symbols.filter(move |symbol| {
+        if *symbol == "GD_STATE_F16" {
+            return takes_f16(entry);
+        }
+        let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
+        if is_deferred {
+            return !has(&NOT_OF_RINGS) && !has(&OF_A_LAYER) && !OF_A_PREFILL.contains(symbol);
+        }
+        if OF_RINGS.contains(symbol) {
+            return false;
+        }
         if let Some(of) = prefill {
             return is_of_prefill(entry, of, symbol);
         }
@@ -424,7 +469,6 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         if entry == Entry::warpgroup_contract {
             return false;
         }
-        let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         family.is_none_or(|family| {
             if family.layer && !family.is_recurrent() {
                 return !has(&["SNAPSHOT", "TOKEN_INDEX", "TOKEN_SLOTS", "ACCEPTED"]);

@@ -1,6 +1,6 @@
 //! Both sides of every threshold at which another variant is selected: the same results, bit for bit.
 
-use gated_delta::{Activation, DType, Entry, KdaBeta, Tensor};
+use gated_delta::{Activation, DType, Entry, KdaBeta, StateLayout, Tensor};
 use gated_delta_harness::arguments::{
     Arguments, GateKind, GatedNorm, KdaDecay, New, Operator, Tokens,
 };
@@ -9,7 +9,7 @@ use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Change, take};
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::spec::{Family, Spec, value_dim};
 use gated_delta_tests::variants;
 
 /// More heads than any threshold.
@@ -22,31 +22,42 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     let tensor =
         |dtype, dims: &[usize]| unsafe { Tensor::from_raw(0x1_0000, dtype, dims) }.unwrap();
     let tokens = family.max_tokens().min(2);
-    let activations = tensor(DType::Bf16, &[batch, tokens, heads, dim]);
+    let v_dim = value_dim(dim);
+    let qk = tensor(DType::Bf16, &[batch, tokens, heads, dim]);
+    let vo = tensor(DType::Bf16, &[batch, tokens, heads, v_dim]);
     let beta = tensor(DType::F32, &[batch, tokens, heads]);
     let (gates, gate) = match family.operator {
         Operator::Gdn => (GateKind::Given, beta),
-        Operator::Kda => (GateKind::Kda(KdaDecay::Log, KdaBeta::Given), activations),
+        Operator::Kda => (GateKind::Kda(KdaDecay::Log, KdaBeta::Given), qk),
     };
     let args = Arguments {
         new: Some(New {
-            q: activations,
+            q: qk,
             tokens: Tokens {
-                k: activations,
-                v: activations,
+                k: qk,
+                v: vo,
                 gate,
                 beta,
             },
-            o: activations,
+            o: vo,
         }),
         norm: family.layer.then(|| GatedNorm {
-            z: activations,
-            weight: tensor(DType::F32, &[dim]),
+            z: vo,
+            weight: tensor(DType::F32, &[v_dim]),
             eps: 1e-6,
             activation: Activation::Silu,
         }),
         options: Spec::plain(family).options,
-        ..Arguments::new(gates, tensor(state, &[batch, heads, dim, dim]))
+        ..Arguments::new(
+            gates,
+            tensor(
+                state,
+                &match family.layout {
+                    StateLayout::KLast => [batch, heads, v_dim, dim],
+                    StateLayout::VLast => [batch, heads, dim, v_dim],
+                },
+            ),
+        )
     };
     let work = args.work().unwrap();
     let selected = work.selected().unwrap();

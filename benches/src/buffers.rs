@@ -158,7 +158,7 @@ impl Buffers {
         } = cell.model;
         let (batch, tokens, channels) = (cell.batch, cell.tokens, cell.channels());
         let before = inputs::TAPS - 1;
-        let values = value_heads * cell.dim;
+        let values = value_heads * cell.value_dim();
         let projection =
             self.floats(&around.projection, set, &[batch, tokens, channels + values])?;
         let [a_log, dt_bias] = self.parameters()?;
@@ -194,13 +194,12 @@ impl Buffers {
             }),
             previous_x,
             norm: Some(GatedNorm {
-                z: projection.narrow(2, channels, values)?.split(2, cell.dim)?,
-                weight: self.floats(&around.norm_weight, set, &[cell.dim])?,
+                z: projection
+                    .narrow(2, channels, values)?
+                    .split(2, cell.value_dim())?,
+                weight: self.floats(&around.norm_weight, set, &[cell.value_dim()])?,
                 eps: inputs::EPS,
-                activation: match cell.op.operator() {
-                    Operator::Gdn => Activation::Silu,
-                    Operator::Kda => Activation::Sigmoid,
-                },
+                activation: cell.model.norm,
             }),
             read_slots: self.read_slots(set)?,
             snapshots: self.snapshots(set)?,
@@ -297,12 +296,11 @@ impl Buffers {
     }
 
     fn states(&self, set: usize) -> Result<Tensor<'_>, Error> {
-        let Cell {
-            model, dim, state, ..
-        } = self.cell;
+        let Cell { model, state, .. } = self.cell;
+        let [outer, inner] = self.cell.state_dims();
         let slots = self.cell.pool_bytes() / self.cell.row_bytes();
         self.pool
-            .tensor(set, state, &[slots, model.value_heads, dim, dim])
+            .tensor(set, state, &[slots, model.value_heads, outer, inner])
     }
 
     /// `[B, T, HV, V, K]`, where there are snapshots.
@@ -310,13 +308,13 @@ impl Buffers {
         let Cell {
             mode,
             model,
-            dim,
             batch,
             tokens,
             state,
             ..
         } = self.cell;
-        let dims = [batch, tokens, model.value_heads, dim, dim];
+        let [outer, inner] = self.cell.state_dims();
+        let dims = [batch, tokens, model.value_heads, outer, inner];
         (mode == Mode::Snapshots)
             .then(|| self.snapshots.tensor(set, state, &dims))
             .transpose()
@@ -345,10 +343,9 @@ impl Buffers {
             batch,
             tokens,
             model,
-            dim,
             ..
         } = self.cell;
-        [batch, tokens, model.value_heads, dim]
+        [batch, tokens, model.value_heads, self.cell.value_dim()]
     }
 
     fn beta_dims(&self) -> [usize; 3] {
@@ -360,7 +357,10 @@ impl Buffers {
     fn gate_dims(&self) -> Vec<usize> {
         match self.cell.op.operator() {
             Operator::Gdn => self.beta_dims().to_vec(),
-            Operator::Kda => self.value_dims().to_vec(),
+            Operator::Kda => {
+                let [batch, tokens, value_heads] = self.beta_dims();
+                vec![batch, tokens, value_heads, self.cell.dim]
+            }
         }
     }
 }

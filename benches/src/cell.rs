@@ -246,10 +246,25 @@ impl Cell {
         }
     }
 
+    /// V
+    #[must_use]
+    pub fn value_dim(&self) -> usize {
+        if self.dim == 96 { 192 } else { self.dim }
+    }
+
+    /// The two inner dims of a state.
+    #[must_use]
+    pub fn state_dims(&self) -> [usize; 2] {
+        match self.layout {
+            StateLayout::KLast => [self.value_dim(), self.dim],
+            StateLayout::VLast => [self.dim, self.value_dim()],
+        }
+    }
+
     /// D: channels of a layer's convolution.
     #[must_use]
     pub fn channels(&self) -> usize {
-        (2 * self.model.heads + self.model.value_heads) * self.dim
+        2 * self.model.heads * self.dim + self.model.value_heads * self.value_dim()
     }
 
     /// State of the level-2 cache: cold or warm.
@@ -261,7 +276,7 @@ impl Cell {
     /// Bytes of the states of one row.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
-        self.model.value_heads * self.dim * self.dim * self.state.size_of()
+        self.model.value_heads * self.dim * self.value_dim() * self.state.size_of()
     }
 
     /// Bytes of the pool of one set.
@@ -289,8 +304,12 @@ impl Cell {
         let Self {
             model, dim, state, ..
         } = self;
+        let dims = match self.value_dim() {
+            value_dim if value_dim == *dim => format!("K=V={dim}"),
+            value_dim => format!("K={dim} V={value_dim}"),
+        };
         let mut title = format!(
-            "{} {} (H={} HV={}) K=V={dim} {state} {} {}",
+            "{} {} (H={} HV={}) {dims} {state} {} {}",
             self.op.name(),
             model.name,
             model.heads,

@@ -116,7 +116,7 @@ impl Buffers {
             keep: &keep,
         });
         let slots = self.slots_of(&rows);
-        let row_elements = model.value_heads * dim * dim;
+        let row_elements = model.value_heads * dim * self.cell.value_dim();
         let start: Vec<f64> = slots
             .iter()
             .flat_map(|&slot| {
@@ -156,7 +156,7 @@ impl Buffers {
             ..Recurrent::new(
                 [rows.len(), if commit { 0 } else { tokens }],
                 [model.heads, model.value_heads],
-                [dim, dim],
+                [dim, self.cell.value_dim()],
                 new.gates(&self.cell, &a_log, &dt_bias),
             )
         };
@@ -236,9 +236,9 @@ impl Buffers {
                 z: &z,
                 weight: &norm_weight,
                 eps: EPS.into(),
-                activation: match cell.op.operator() {
-                    Operator::Gdn => Activation::Silu,
-                    Operator::Kda => Activation::Sigmoid,
+                activation: match cell.model.norm {
+                    gated_delta::Activation::Sigmoid => Activation::Sigmoid,
+                    _ => Activation::Silu,
                 },
             }),
             fresh: None,

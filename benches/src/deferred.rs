@@ -451,13 +451,16 @@ pub fn run(
     for case in cases {
         begins(case);
         for count in Count::ALL {
-            let mut buffers = Buffers::new(library, *case, count)?;
+            let buffers = Buffers::new(library, *case, count)?;
             let selected = library.selected(&*buffers.work(0, count)?)?;
             let entries: Vec<Entry> = match every_entry {
                 true => buffers.work(0, count)?.variants()?,
                 false => vec![selected],
             };
+            drop(buffers);
             for entry in entries {
+                // Anew: launches leave their tokens in the rings.
+                let mut buffers = Buffers::new(library, *case, count)?;
                 let title = || format!("{}, {} of {case:?}", entry.name(), count.name());
                 let stream = timer.map_or(StreamRef::default_stream(), |it| it.stream.as_ref());
                 buffers.o.spoil()?;

@@ -76,7 +76,7 @@ pub struct Around {
 
 impl Around {
     fn of(cell: &Cell, rng: &mut SmallRng) -> Self {
-        let (channels, values) = (cell.channels(), cell.model.value_heads * cell.dim);
+        let (channels, values) = (cell.channels(), cell.model.value_heads * cell.value_dim());
         let tokens = cell.batch * cell.tokens;
         let previous = if cell.mode.has_previous() { tokens } else { 0 };
         Self {
@@ -84,7 +84,7 @@ impl Around {
             previous_x: rounded(rng, previous * channels, -2.0, 2.0),
             conv_weight: rounded(rng, channels * TAPS, -0.7, 0.7),
             windows: rounded(rng, DISTINCT_SLOTS * channels * (TAPS - 1), -2.0, 2.0),
-            norm_weight: rounded(rng, cell.dim, 0.5, 1.5),
+            norm_weight: rounded(rng, cell.value_dim(), 0.5, 1.5),
         }
     }
 }
@@ -113,7 +113,7 @@ impl Inputs {
         let (keep, accepted) = (counts(0), counts(1));
         let mut states = random(
             &mut rng,
-            DISTINCT_SLOTS * value_heads * dim * dim,
+            DISTINCT_SLOTS * value_heads * dim * cell.value_dim(),
             -0.2,
             0.2,
         );
@@ -179,7 +179,7 @@ impl Tokens {
         };
         Self {
             k: rounded(rng, tokens * cell.model.heads * cell.dim, -1.0, 1.0),
-            v: rounded(rng, of_value_heads * cell.dim, -1.0, 1.0),
+            v: rounded(rng, of_value_heads * cell.value_dim(), -1.0, 1.0),
             gate: rounded(rng, gates, low, high),
             beta: rounded(rng, of_value_heads, beta_low, beta_high),
         }

@@ -32,6 +32,9 @@ pub struct Options {
     /// Every table of a release instead of chosen cells, and every cell that a peer was recorded for.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub all: bool,
+    /// The layer step of one token of each model of README.md's table, at B = 1, 16 and 256.
+    #[arg(long, conflicts_with_all = CHOICES, conflicts_with = "all")]
+    pub models: bool,
     /// The layer step, convolution to norm, of both kinds of layer, beside the sum of the launches that peers take for it.
     #[arg(long, conflicts_with_all = ["all", "op", "gate"])]
     pub step: bool,
@@ -42,7 +45,7 @@ pub struct Options {
     /// glm-5.3-flash.
     #[arg(long, value_delimiter = ',')]
     pub model: Vec<String>,
-    /// K = V: 64 or 128.
+    /// K = V: 64 or 128; a model with K and V of its own has those.
     #[arg(long, value_delimiter = ',', default_value = "128")]
     pub dim: Vec<usize>,
     /// Batch sizes. Default: 1 to 512 for one token, 1, 4, 16, 64, 256 for more.
@@ -121,6 +124,9 @@ impl Options {
         if self.all {
             return suite::cells();
         }
+        if self.models {
+            return suite::models();
+        }
         let ops = if self.step {
             &[Op::GdnLayer, Op::KdaLayer]
         } else {
@@ -167,7 +173,11 @@ impl Options {
         let mut cells = Vec::new();
         for &name in or(&names, &[op.models()[0].name]) {
             let model = op.model(name)?;
-            for &dim in &self.dim {
+            for &dim in model
+                .dim
+                .as_ref()
+                .map_or(&self.dim[..], std::slice::from_ref)
+            {
                 for state in &self.state {
                     let state = cell::state(state)?;
                     for layout in &self.layout {

@@ -1,6 +1,8 @@
 //! Layers of published models.
 
-/// Heads of a linear-attention layer; K = V = 128.
+use gated_delta::Activation;
+
+/// Heads of a linear-attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Name on the command line.
@@ -9,6 +11,10 @@ pub struct Model {
     pub heads: usize,
     /// Value heads, HV.
     pub value_heads: usize,
+    /// K, where it is not what the command line says.
+    pub dim: Option<usize>,
+    /// Of z, in the layer's norm.
+    pub norm: Activation,
 }
 
 const fn model(name: &'static str, heads: usize, value_heads: usize) -> Model {
@@ -16,21 +22,35 @@ const fn model(name: &'static str, heads: usize, value_heads: usize) -> Model {
         name,
         heads,
         value_heads,
+        dim: None,
+        norm: Activation::Silu,
+    }
+}
+
+impl Model {
+    const fn normed_by(self, norm: Activation) -> Self {
+        Self { norm, ..self }
     }
 }
 
 /// GDN layers.
-pub const GDN: [Model; 3] = [
+pub const GDN: [Model; 5] = [
     model("qwen3-next", 16, 32),
     model("qwen3.5-397b", 16, 64),
     model("qwen3.5-27b", 16, 48),
+    model("qwen4-exp", 16, 48).normed_by(Activation::Sigmoid),
+    // V is 192.
+    Model {
+        dim: Some(96),
+        ..model("olmo-hybrid", 30, 30)
+    },
 ];
 
 /// KDA layers: Kimi-Linear, a KDA layer with two value heads to a key head, a layer of which a GPU has 12 heads, and
 /// GLM-5.3-Flash, whose gate is [`LowerBound`](gated_delta_harness::arguments::KdaDecay::LowerBound).
 pub const KDA: [Model; 4] = [
-    model("kimi-linear", 32, 32),
-    model("kda-gva", 16, 32),
-    model("kimi-k3-tp8", 12, 12),
-    model("glm-5.3-flash", 64, 64),
+    model("kimi-linear", 32, 32).normed_by(Activation::Sigmoid),
+    model("kda-gva", 16, 32).normed_by(Activation::Sigmoid),
+    model("kimi-k3-tp8", 12, 12).normed_by(Activation::Sigmoid),
+    model("glm-5.3-flash", 64, 64).normed_by(Activation::Sigmoid),
 ];

@@ -29,15 +29,33 @@ const TABLES: [&str; 17] = [
     "--op gdn_layer,kda_layer --dim 64 --batch 1,4,16,64,256 --gate softplus",
 ];
 
+/// The layer step of each published model, of one token, with 16- and 32-bit states.
+const MODELS: [&str; 3] = [
+    "--op gdn_layer --model qwen3-next,qwen3.5-27b,qwen4-exp,olmo-hybrid --batch 1,16,256 \
+     --state bf16,f16,f32 --layout k_last",
+    "--op kda_layer --model kimi-linear --batch 1,16,256 --gate softplus --state bf16,f16,f32 --layout k_last",
+    "--op kda_layer --model glm-5.3-flash --batch 1,16,256 --gate lower_bound --state bf16,f16,f32 --layout k_last",
+];
+
+/// The cells of the models.
+pub fn models() -> Result<Vec<Cell>> {
+    of_tables(&MODELS)
+}
+
+fn of_tables(tables: &[&str]) -> Result<Vec<Cell>> {
+    let mut cells: Vec<Cell> = Vec::new();
+    for &table in tables {
+        let words = ["bench"].into_iter().chain(table.split_whitespace());
+        let options = Options::try_parse_from(words).context(table.to_owned())?;
+        cells.extend(options.cells().context(table.to_owned())?);
+    }
+    Ok(cells)
+}
+
 /// The cells of all tables, then those of them that a peer was recorded for with a warm cache.
 pub fn cells() -> Result<Vec<Cell>> {
     let peers = Peers::recorded()?;
-    let mut cells: Vec<Cell> = Vec::new();
-    for table in TABLES {
-        let words = ["bench"].into_iter().chain(table.split_whitespace());
-        let options = Options::try_parse_from(words).context(table)?;
-        cells.extend(options.cells().context(table)?);
-    }
+    let mut cells = of_tables(&TABLES)?;
     let warm = cells.iter().map(|&cell| Cell {
         cold: false,
         ..cell

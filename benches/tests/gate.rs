@@ -1,6 +1,6 @@
 //! The gate in the simulator: it passes what is right, and refuses what is not.
 
-use gated_delta::{DType, Formulation, Library, StateLayout, StreamRef};
+use gated_delta::{Activation, DType, Formulation, Library, StateLayout, StreamRef};
 use gated_delta_benches::buffers::Buffers;
 use gated_delta_benches::cell::{Cell, Mode, Op};
 use gated_delta_benches::shapes::Model;
@@ -25,6 +25,8 @@ fn cell(op: Op, mode: Mode, tokens: usize) -> Cell {
             name: "small",
             heads: 1,
             value_heads: 2,
+            dim: None,
+            norm: Activation::Silu,
         },
         dim: 64,
         batch: 3,
@@ -104,6 +106,28 @@ fn every_gate_state_and_layout_passes() {
         slots: true,
         ..cell(Op::GdnDecode, Mode::Update, 1)
     });
+}
+
+/// K = 96, V = 192, and states of f16.
+#[test]
+fn every_width_of_a_state_and_both_its_dims_pass() {
+    for layout in [StateLayout::KLast, StateLayout::VLast] {
+        for state in [DType::Bf16, DType::F16, DType::F32] {
+            for (op, mode) in [
+                (Op::GdnDecode, Mode::Update),
+                (Op::GdnMtp, Mode::Snapshots),
+                (Op::GdnLayer, Mode::Update),
+            ] {
+                let tokens = if op == Op::GdnMtp { 2 } else { 1 };
+                check(Cell {
+                    dim: 96,
+                    state,
+                    layout,
+                    ..cell(op, mode, tokens)
+                });
+            }
+        }
+    }
 }
 
 #[test]

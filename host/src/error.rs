@@ -88,7 +88,7 @@ pub enum Error {
         what: &'static str,
         /// The value that came.
         got: String,
-        /// The values that are supported: `64 or 128`.
+        /// The values that are supported: `64, 96 or 128`.
         allowed: &'static str,
     },
 

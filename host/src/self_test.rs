@@ -185,12 +185,12 @@ impl Results<'_> {
             .truth
             .allowed
             .iter()
-            .zip(got.chunks(self.case.dim()))
+            .zip(got.chunks(self.case.value_dim()))
             .enumerate()
         {
             let (b, t, head) = (i / of_row, i % of_row / hv, i % hv);
             let allowed = if self.case.is_active(b) { allowed } else { 0.0 };
-            let exact = &self.truth.o[i * self.case.dim()..][..self.case.dim()];
+            let exact = &self.truth.o[i * self.case.value_dim()..][..self.case.value_dim()];
             let error = within(got, exact, self.outputs.o.dtype().into(), allowed);
             worst = worst.max(
                 error
@@ -267,7 +267,7 @@ impl Results<'_> {
     }
 
     fn compare_state(&self, what: &str, got: &[f64], exact: &[f64]) -> Result<f64, String> {
-        let head = self.case.dim() * self.case.dim();
+        let head = self.case.key_dim() * self.case.value_dim();
         let mut worst = 0.0f64;
         for (hv, (got, exact)) in got.chunks(head).zip(exact.chunks(head)).enumerate() {
             let allowed = self.tolerance().state * norm(exact);
@@ -284,7 +284,7 @@ impl Results<'_> {
 
     /// State `index` of `states`.
     fn state<'s>(&self, states: &'s [f64], index: usize) -> &'s [f64] {
-        let len = self.case.heads().1 * self.case.dim() * self.case.dim();
+        let len = self.case.state();
         &states[index * len..][..len]
     }
 }

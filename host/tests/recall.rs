@@ -11,9 +11,9 @@ use std::{env, fs, path::PathBuf};
 use gated_delta::DType::{self, Bf16, F16, F32, I32, I64, U32};
 use gated_delta::step::Update;
 use gated_delta::{
-    Activation, BetaScale, Commit, Context, Convolution, Device, Error, Formulation, Gates, Gdn,
-    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, Library,
-    Norm, Options, Previous, StateLayout, States, Step, Stored, StreamRef, Tensor, Work,
+    Activation, BetaScale, Commit, Context, Convolution, Device, Error, Flush, Formulation, Gates,
+    Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, Library,
+    Norm, Options, Pending, Previous, StateLayout, States, Step, Stored, StreamRef, Tensor, Work,
 };
 
 /// Set in the process that has the stand-in as its driver.
@@ -794,6 +794,58 @@ fn fresh_rows_are_told_apart() {
     let fresh = commit.fresh(SIZES.rows());
     flip_tensors(stand_in, "fresh commit", fresh, true);
     stand_in.flip("fresh commit", &commit, &fresh, 1);
+}
+
+/// Everything about what is pending that is compiled in.
+#[test]
+fn states_that_wait_are_told_apart() {
+    if elsewhere("states_that_wait_are_told_apart").is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    let (b, h, hv, dim) = (DECODE.rows, DECODE.heads, DECODE.value_heads, DECODE.dim);
+    let k = DECODE.gdn().inputs;
+    let Inputs::Qkv { k, .. } = k else {
+        unreachable!("it is")
+    };
+    let rings = |entries: usize| {
+        [
+            apart(k.dtype(), &[DECODE.slots, h, entries, dim], 1),
+            apart(F32, &[DECODE.slots, hv, entries, dim], 1),
+            apart(F32, &[DECODE.slots, hv, entries], 1),
+        ]
+    };
+    let pending = Pending::new(rings(9), DECODE.rows(), DECODE.rows());
+    let states = || States::update(DECODE.pool()).slots(DECODE.rows());
+    let plain = DECODE.step(DECODE.raw(1), states());
+    let step = plain.pending(pending);
+    stand_in.flip("pending", &plain, &step, 1);
+    type Change = fn(&mut Pending<'static>);
+    let changes: [(&str, Change); 6] = [
+        ("most", |it| it.most = 7),
+        ("slots of keys", |it| {
+            it.keys = apart(it.keys.dtype(), &[5, 2, 9, 64], 0);
+        }),
+        ("slots of updates", |it| {
+            it.updates = apart(F32, &[5, 4, 9, 64], 0)
+        }),
+        ("slots of decays", |it| {
+            it.decays = apart(F32, &[5, 4, 9], 0)
+        }),
+        ("dtype of len", |it| it.len = tensor(I64, &[2])),
+        ("dtype of base", |it| it.base = tensor(U32, &[2])),
+    ];
+    for (what, change) in changes {
+        let other = with(pending, change);
+        stand_in.flip(what, &step, &plain.pending(other), 1);
+        let flush = |pending| Flush::new(states(), pending);
+        stand_in.flip(what, &flush(pending), &flush(other), 1);
+    }
+    let longer = Pending::new(rings(10), DECODE.rows(), DECODE.rows());
+    stand_in.flip("R", &step, &plain.pending(longer), 1);
+    stand_in.flip("flush", &step, &Flush::new(states(), pending), 1);
+    stand_in.refused("too many pending", &step, &plain.pending(pending.most(9)));
+    assert_eq!([b, h, hv, dim], [2, 2, 4, 64]);
 }
 
 /// Every tensor and option of a layer step of several tokens, and which of its tensors there are.

@@ -99,7 +99,8 @@ impl StateElement for F32 {
     }
 }
 
-/// Which elements of every row are this thread's.
+/// Which elements of every row are this thread's: one fragment, where the group's fragments make a row, or, of K-last rows
+/// that are several runs of these, one of each: its parts.
 #[derive(Clone, Copy)]
 pub struct Share {
     /// Position of this thread in the group of lanes that shares a row.
@@ -122,6 +123,36 @@ impl Share {
     pub fn column<S: StateElement>(self, i: usize) -> u32 {
         let (piece, within) = (i as u32 / S::PIECE, i as u32 % S::PIECE);
         (piece * self.lanes + self.lane) * S::PIECE + within
+    }
+
+    /// The same of part `i` of the rows: of the group's i-th run of `8 * lanes` elements.
+    #[inline(always)]
+    pub const fn part(self, i: usize) -> Self {
+        Self {
+            first: self.first + i as u32 * FRAGMENT * self.lanes,
+            ..self
+        }
+    }
+
+    /// The channels of q or k that go with this thread's fragments of a row.
+    ///
+    /// # Safety
+    /// As [`Self::load_matching`]'s, of a row of `PARTS` parts.
+    #[inline(always)]
+    pub unsafe fn load_parts<S: StateElement, const PARTS: usize>(
+        self,
+        address: u64,
+        element: u32,
+        wide: bool,
+    ) -> [Raw<8>; PARTS] {
+        let mut raw = [Raw([0; 8]); PARTS];
+        let mut i = 0;
+        while i < PARTS {
+            // SAFETY: the caller's promise.
+            raw[i] = unsafe { self.part(i).load_matching::<S>(address, element, wide) };
+            i += 1;
+        }
+        raw
     }
 
     /// The channels of q or k that go with this thread's fragment of a row.
@@ -180,13 +211,19 @@ impl Share {
     }
 }
 
-/// Stops the compiler where K-last states of these dims do not part into groups of K/8 lanes with `rows` rows each, and
-/// these into blocks of `threads`.
-pub const fn check_k_last(k: u32, v: u32, rows: u32, threads: u32) {
-    let lanes = k / FRAGMENT;
+/// Lanes of a group whose fragments, `parts` of each lane, make a K-last row: a power of two, so that sums over them are
+/// butterflies. K = 128 is 16 lanes of 8 channels, K = 96 four lanes of three times 8.
+pub const fn lanes_of(k: u32, parts: usize) -> u32 {
+    k / (FRAGMENT * parts as u32)
+}
+
+/// Stops the compiler where K-last states of these dims do not part into groups of [`lanes_of`] lanes with `rows` rows each,
+/// and these into blocks of `threads`.
+pub const fn check_k_last((k, parts): (u32, usize), v: u32, rows: u32, threads: u32) {
+    let lanes = lanes_of(k, parts);
     assert!(
-        k.is_multiple_of(FRAGMENT) && lanes.is_power_of_two() && lanes <= 32,
-        "K: 8 to 256, a power of two"
+        k == lanes * FRAGMENT * parts as u32 && lanes.is_power_of_two() && lanes <= 32,
+        "K: 8 channels for each part of a power of two of lanes"
     );
     assert!(threads.is_multiple_of(32), "whole warps");
     assert!(
@@ -200,8 +237,8 @@ pub const fn check_k_last(k: u32, v: u32, rows: u32, threads: u32) {
 pub const fn check_v_last(k: u32, v: u32, lanes: u32, rows: u32) {
     let (columns, threads) = (FRAGMENT * lanes, k / rows * lanes);
     assert!(
-        k == 64 || k == 128,
-        "K: a lane of a warp has 2 or 4 channels"
+        k == 64 || k == 96 || k == 128,
+        "K: a lane of a warp has 2 or 4 channels, or 24 lanes have 4"
     );
     assert!(
         rows.is_power_of_two() && 2 <= rows && rows <= 16,
@@ -216,6 +253,18 @@ pub const fn check_v_last(k: u32, v: u32, lanes: u32, rows: u32) {
         threads.is_multiple_of(32) && threads >= columns && threads <= 512,
         "a thread for each column"
     );
+}
+
+/// Fragments of `ROWS` rows, each in `PARTS`.
+pub type RawRows<const ROWS: usize, const PARTS: usize> = [[RawFragment; PARTS]; ROWS];
+
+/// Values of fragments.
+#[inline(always)]
+pub fn widen_rows<S: StateElement, const ROWS: usize, const PARTS: usize>(
+    c: &StepConstants,
+    raw: RawRows<ROWS, PARTS>,
+) -> [[[f32; 8]; PARTS]; ROWS] {
+    raw.map(|parts| parts.map(|raw| S::widen(c, raw)))
 }
 
 /// Rows of a head's state, and elements of a row: `[V, K]` (K-last) or `[K, V]` (V-last).
@@ -299,6 +348,74 @@ impl Head {
         // SAFETY: the caller's promise.
         let raw = unsafe { self.load::<S>(share, row, live && !fresh) };
         if fresh { [0; 8] } else { raw }
+    }
+
+    /// [`Self::load_start`] of `ROWS` rows from `first` on, all parts of each.
+    ///
+    /// # Safety
+    /// As [`Self::load_start`]'s.
+    #[inline(always)]
+    pub unsafe fn load_start_rows<S: StateElement, const ROWS: usize, const PARTS: usize>(
+        self,
+        share: Share,
+        first: u32,
+        from: (bool, bool),
+    ) -> RawRows<ROWS, PARTS> {
+        let mut raw = [[[0; 8]; PARTS]; ROWS];
+        let mut r = 0;
+        while r < ROWS {
+            let mut i = 0;
+            while i < PARTS {
+                // SAFETY: the caller's promise.
+                raw[r][i] = unsafe { self.load_start::<S>(share.part(i), first + r as u32, from) };
+                i += 1;
+            }
+            r += 1;
+        }
+        raw
+    }
+
+    /// Stores all parts of `row`, rounded.
+    ///
+    /// # Safety
+    /// As [`Self::store`]'s.
+    #[inline(always)]
+    pub unsafe fn store_row<S: StateElement, const PARTS: usize>(
+        self,
+        c: &StepConstants,
+        share: Share,
+        row: u32,
+        values: [[f32; 8]; PARTS],
+    ) {
+        let mut i = 0;
+        while i < PARTS {
+            // SAFETY: the caller's promise.
+            unsafe { self.store::<S>(share.part(i), row, S::narrow(c, values[i])) };
+            i += 1;
+        }
+    }
+
+    /// [`Self::store_row`]; what the stored row is worth.
+    ///
+    /// # Safety
+    /// As [`Self::store`]'s.
+    #[inline(always)]
+    pub unsafe fn store_rounded<S: StateElement, const PARTS: usize>(
+        self,
+        c: &StepConstants,
+        share: Share,
+        row: u32,
+        mut values: [[f32; 8]; PARTS],
+    ) -> [[f32; 8]; PARTS] {
+        let mut i = 0;
+        while i < PARTS {
+            let rounded = S::narrow(c, values[i]);
+            // SAFETY: the caller's promise.
+            unsafe { self.store::<S>(share.part(i), row, rounded) };
+            values[i] = S::widen(c, rounded);
+            i += 1;
+        }
+        values
     }
 
     /// Stores this thread's fragment of `row`.

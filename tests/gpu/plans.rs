@@ -113,8 +113,15 @@ fn a_plan_for_misaligned_tensors_takes_them() {
 
 /// Every family with wide and narrow accesses and each element, with few tokens and with as many as a block has room for.
 fn every_kernel() -> Vec<Spec> {
-    // HV / H = 2: the value heads of V-last KDA leave room for no more.
-    const MOST: usize = 30;
+    // T + T' with HV / H = 2: the value heads of V-last KDA leave room for no more, and those of f32 states of 96 · 192 in
+    // a layer, K-last, for fewer.
+    let most = |family: Family| {
+        let of_few = (true, StateLayout::KLast, DType::F32, 96);
+        match (family.layer, family.layout, family.state, family.dim) == of_few {
+            true => 21,
+            false => 30,
+        }
+    };
     let mut all = Vec::new();
     for family in Family::all() {
         for spacing in [Spacing::Dense, Spacing::Odd] {
@@ -129,11 +136,20 @@ fn every_kernel() -> Vec<Spec> {
                         tokens,
                         ..spec.clone()
                     }));
-                    all.push(Spec {
-                        previous: Some(tokens.min(MOST - tokens)),
+                    let resumed = Spec {
+                        previous: Some(tokens.min(most(family) - tokens)),
                         tokens,
                         ..spec
-                    });
+                    };
+                    if family.dim == 96 {
+                        // Its layers have HV = H, and room for all tokens.
+                        all.push(Spec {
+                            previous: Some(tokens),
+                            ratio: 1,
+                            ..resumed.clone()
+                        });
+                    }
+                    all.push(resumed);
                 }
             }
         }

@@ -9,7 +9,7 @@ use gated_delta_tests::problem::{
 };
 use gated_delta_tests::rows::{self, Row};
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_tests::spec::{Family, Spec, value_dim};
 
 use crate::{law_of, run, several_recurrent};
 
@@ -400,7 +400,11 @@ fn a_commit_of_no_tokens_keeps_every_bit() {
         }
         let unread = problem.pool.values.iter_mut();
         unread.filter(|x| x.is_nan()).for_each(|x| *x = 0.5);
-        for state in problem.pool.values.chunks_mut(spec.dim * spec.dim) {
+        for state in problem
+            .pool
+            .values
+            .chunks_mut(spec.dim * value_dim(spec.dim))
+        {
             let special = [-0.0, 1e-40, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
             for (i, x) in special.into_iter().enumerate() {
                 let is_held = spec.form.state == DType::F16 && x.is_infinite();

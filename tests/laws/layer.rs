@@ -12,7 +12,7 @@ use gated_delta_tests::compare::{assert_close, assert_near, reference};
 use gated_delta_tests::layout::{Form, Layout};
 use gated_delta_tests::problem::{Array, Problem, Sizes, windows_mut};
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{ConvChoice, Family, Spec};
+use gated_delta_tests::spec::{ConvChoice, Family, Spec, value_dim};
 use gated_delta_tests::variants;
 
 use crate::{assert_same_bits, in_f32, law_of, run};
@@ -99,7 +99,7 @@ fn convolved_before(problem: &Problem, case: &Case) -> Problem {
         bias: convolved.bias.as_ref().map(|bias| &*bias.values),
         activation: activation(convolved.activation),
     };
-    let (values, dim) = (o.dims[2] * o.dims[3], o.dims[3]);
+    let values = o.dims[2] * o.dims[3];
     let keys = (channels - values) / 2;
     let [mut q, mut k, mut v] =
         [keys, keys, values].map(|len| vec![f64::NAN; o.dims[0] * o.dims[1] * len]);
@@ -120,16 +120,17 @@ fn convolved_before(problem: &Problem, case: &Case) -> Problem {
             v[t * values..][..values].copy_from_slice(&y[2 * keys..]);
         }
     }
-    let of = |values: Vec<f64>, heads: usize| Array {
+    let of = |values: Vec<f64>, heads: usize, dim: usize| Array {
         values,
         dims: vec![o.dims[0], o.dims[1], heads, dim],
     };
+    let (heads, k_dim) = (convolved.heads, keys / convolved.heads);
     Problem {
         new: Some(New {
-            q: of(q, convolved.heads),
+            q: of(q, heads, k_dim),
             tokens: Tokens {
-                k: of(k, convolved.heads),
-                v: of(v, o.dims[2]),
+                k: of(k, heads, k_dim),
+                v: of(v, o.dims[2], o.dims[3]),
                 gate: convolved.gate.clone(),
                 beta: convolved.beta.clone(),
             },
@@ -185,7 +186,8 @@ fn a_norm_is_of_what_there_is_without_it() {
         for (b, row) in before.rows().into_iter().enumerate() {
             let tokens = row.tokens.filter(|_| row.live.is_some()).unwrap_or(0..0);
             for i in tokens.start * heads..tokens.end * heads {
-                let own = i * spec.dim..(i + 1) * spec.dim;
+                let dim = value_dim(spec.dim);
+                let own = i * dim..(i + 1) * dim;
                 let of_head = GatedNorm {
                     z: &gated.z.values[own.clone()],
                     weight: &gated.weight.values,

@@ -36,7 +36,7 @@ pub fn check(before: &Case, after: &Case) {
     let rows = before.rows();
     let allowed = &wanted.allowed;
     let mut written = Vec::new();
-    let [_, heads, width, _] = before.pool.dims[..] else {
+    let [_, heads, width, _] = before.as_klast(&before.pool).dims[..] else {
         panic!("a pool has four dims")
     };
     for (b, row) in rows.iter().enumerate() {

@@ -455,10 +455,15 @@ impl Memory<'_> {
 
     /// `[…, HV, V, K]` in this layout.
     fn states(&mut self, name: &str, layout: StateLayout, array: &Array) -> View {
-        let view = self.tensor(name, self.form.state, &array.dims, 3);
+        let mut dims = array.dims.clone();
+        let [v, k] = [dims.len() - 2, dims.len() - 1];
+        if layout == StateLayout::VLast {
+            dims.swap(v, k);
+        }
+        let view = self.tensor(name, self.form.state, &dims, 3);
         let mut logical = view.clone();
         if layout == StateLayout::VLast {
-            let [v, k] = [view.dims.len() - 2, view.dims.len() - 1];
+            logical.dims.swap(v, k);
             logical.strides.swap(v, k);
         }
         self.write(&logical, array);

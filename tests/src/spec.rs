@@ -33,8 +33,14 @@ pub struct Family {
     pub layout: StateLayout,
     /// Element of the pools.
     pub state: DType,
-    /// K = V.
+    /// K; V is [`value_dim`] of it.
     pub dim: usize,
+}
+
+/// V, where kernels take K = `dim`.
+#[must_use]
+pub const fn value_dim(dim: usize) -> usize {
+    if dim == 96 { 192 } else { dim }
 }
 
 impl Family {
@@ -274,7 +280,7 @@ pub struct Spec {
     pub heads: usize,
     /// HV / H
     pub ratio: usize,
-    /// K = V
+    /// K; V is [`value_dim`] of it.
     pub dim: usize,
     /// Of the operator.
     pub gates: GateKind,
@@ -442,7 +448,7 @@ impl Spec {
         let fresh = self.fresh.then(|| self.draw_fresh(&mut rng));
         let slots = self.draw_slots(fresh.as_deref(), &mut rng);
         let (positions, checkpoints) = self.draw_prefill(&mut rng);
-        let (hv, dim) = (self.value_heads(), self.dim);
+        let (hv, dim) = (self.value_heads(), value_dim(self.dim));
         let o = Array::unread(&[rows[0], rows[1], hv, dim]);
         let is_commit = self.tokens == 0;
         let (new, convolved) = match self.conv {
@@ -472,7 +478,7 @@ impl Spec {
             }
         }
         let (a_log, dt_bias) = self.draw_parameters(&mut rng);
-        let states = |slots: &[usize]| [slots, &[hv, dim, dim]].concat();
+        let states = |slots: &[usize]| [slots, &[hv, dim, self.dim]].concat();
         let indices = |slots: Option<Vec<i64>>| slots.map(Array::indices);
         let mut problem = Problem {
             gates: self.gates,
@@ -590,8 +596,9 @@ impl Spec {
         [rows, tokens]: [usize; 2],
         rng: &mut StdRng,
     ) -> Convolved<Array> {
-        let (hv, dim) = (self.value_heads(), self.dim);
-        let channels = (2 * self.heads + hv) * dim;
+        let (hv, dim) = (self.value_heads(), value_dim(self.dim));
+        let of_qk = 2 * self.heads * self.dim;
+        let channels = of_qk + hv * dim;
         let x = Array::new(&[rows, tokens, channels], || unit(rng).into());
         let heads = 0..2 * self.heads + hv;
         let of_head = |head: usize, rng: &mut StdRng| match self.magnitude {
@@ -601,7 +608,12 @@ impl Spec {
         };
         let sizes: Vec<f32> = heads.map(|head| of_head(head, rng)).collect();
         let scaled = |i: usize, rng: &mut StdRng| {
-            let size = sizes[i / dim] / (conv.taps as f32).sqrt();
+            let head = if i < of_qk {
+                i / self.dim
+            } else {
+                2 * self.heads + (i - of_qk) / dim
+            };
+            let size = sizes[head] / (conv.taps as f32).sqrt();
             f64::from(size * unit(rng))
         };
         let weights = (0..channels * conv.taps).map(|i| scaled(i / conv.taps, rng));
@@ -675,10 +687,12 @@ impl Spec {
     }
 
     fn draw_tokens(&self, [rows, tokens]: [usize; 2], rng: &mut StdRng) -> Tokens<Array> {
-        let (hv, dim) = (self.value_heads(), self.dim);
+        let hv = self.value_heads();
         let k = self.draw_qk([rows, tokens], rng);
-        let v = Array::new(&[rows, tokens, hv, dim], || unit(rng).into());
-        let (per_head, per_channel) = ([rows, tokens, hv], [rows, tokens, hv, dim]);
+        let v = Array::new(&[rows, tokens, hv, value_dim(self.dim)], || {
+            unit(rng).into()
+        });
+        let (per_head, per_channel) = ([rows, tokens, hv], [rows, tokens, hv, self.dim]);
         let raw = ([-4.0, 4.0], &[1e4, -1e4][..]);
         let log_decay = ([-3.0, 0.0], &[0.0, -1e4][..]);
         let beta = ([0.0, 2.0], &[0.0, 1.0, 2.0][..]);

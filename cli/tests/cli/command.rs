@@ -231,6 +231,12 @@ impl Contents {
                 .iter()
                 .map(|bytes| half::bf16::from_le_bytes(*bytes).into())
                 .collect(),
+            Dtype::F16 => data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| half::f16::from_le_bytes(*bytes).into())
+                .collect(),
             other => panic!("{name} is {other}"),
         }
     }

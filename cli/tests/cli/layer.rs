@@ -8,7 +8,9 @@ use safetensors::tensor::Dtype;
 const GDN: &str = "layer_qwen3_next_decode";
 /// B = 2, T = 1, H = HV = 2, K = V = 128, P = 4, W = 4; slots 2 and 3.
 const KDA: &str = "layer_kimi_linear_decode";
-/// D of the former.
+/// B = 2, T = 1, H = HV = 2, K = 96, V = 192, P = 4, W = 4; slots of two rows. β up to 2.
+const OLMO: &str = "layer_olmo_hybrid_decode";
+/// D of [`GDN`].
 const CHANNELS: usize = 1024;
 /// B = 3 packed rows, one of them fresh, of 221 tokens in all; the rest as [`GDN`]. P = 5.
 const PREFILL: &str = "layer_qwen3_next_prefill";
@@ -32,9 +34,21 @@ fn filled(contents: Contents, name: &str, value: f32) -> Contents {
     contents.with(name, Dtype::BF16, &shape, value.repeat(data.len() / 2))
 }
 
+/// The same states, of f16.
+fn in_f16(contents: Contents) -> Contents {
+    let shape = contents.tensors["state"].1.clone();
+    let states = contents.floats("state");
+    let bytes = states
+        .iter()
+        .flat_map(|&x| half::f16::from_f32(x).to_le_bytes());
+    contents
+        .clone()
+        .with("state", Dtype::F16, &shape, bytes.collect())
+}
+
 #[test]
 fn known_answers_of_layers_hold() {
-    for name in [GDN, KDA, PREFILL, KDA_PREFILL] {
+    for name in [GDN, KDA, OLMO, PREFILL, KDA_PREFILL] {
         for backend in backends() {
             let stdout = check(&fixture_path(name), &["--backend", backend])
                 .succeeds()
@@ -57,6 +71,8 @@ fn what_run_writes_of_a_layer_passes_as_expected() {
     let cases = [
         ("as it is", plain()),
         ("kda", Contents::fixture(KDA).without_expected()),
+        ("olmo", Contents::fixture(OLMO).without_expected()),
+        ("f16 states", in_f16(plain())),
         (
             "biased",
             given_bias(plain()).with_metadata("conv_activation", "none"),

@@ -251,13 +251,31 @@ pub struct Case {
 impl Case {
     /// H and HV.
     pub fn heads(&self) -> (usize, usize) {
-        let h = if self.dim() == 64 { 2 } else { 1 };
+        let h = if self.key_dim() == 64 { 2 } else { 1 };
         (h, h * self.kind.ratio as usize)
     }
 
-    /// K and V.
-    pub fn dim(&self) -> usize {
+    /// K
+    pub fn key_dim(&self) -> usize {
         self.kind.k_dim as usize
+    }
+
+    /// V
+    pub fn value_dim(&self) -> usize {
+        self.kind.v_dim as usize
+    }
+
+    /// Elements of the states of all value heads.
+    pub fn state(&self) -> usize {
+        self.heads().1 * self.key_dim() * self.value_dim()
+    }
+
+    /// The two inner dims of a state.
+    pub fn state_dims(&self) -> [usize; 2] {
+        match self.kind.layout {
+            StateLayout::KLast => [self.value_dim(), self.key_dim()],
+            StateLayout::VLast => [self.key_dim(), self.value_dim()],
+        }
     }
 
     /// `[B, T]`
@@ -283,7 +301,7 @@ impl Case {
     /// D
     pub fn channels(&self) -> usize {
         let (h, hv) = self.heads();
-        (2 * h + hv) * self.dim()
+        2 * h * self.key_dim() + hv * self.value_dim()
     }
 
     /// Columns of a slot of windows.
@@ -416,12 +434,12 @@ fn family(
     } else {
         &[GateKind::GdnRaw, GateKind::GdnGiven]
     };
-    let kinds = [64, 128].map(|k_dim| Kind {
+    let kinds = [[64, 64], [96, 192], [128, 128]].map(|[k_dim, v_dim]| Kind {
         operator,
         layout,
         state,
         k_dim,
-        v_dim: k_dim,
+        v_dim,
         ratio: 1,
         tokens: 1,
         norm: false,

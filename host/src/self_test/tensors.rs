@@ -109,8 +109,10 @@ impl Around {
 
     pub fn norm(&self, case: &Case) -> Result<Norm<'_>, Error> {
         let (_, hv) = case.heads();
-        let z = self.z.tensor(&[ROWS, case.way.tokens, hv, case.dim()])?;
-        let weight = self.norm_weight.tensor(&[case.dim()])?;
+        let z = self
+            .z
+            .tensor(&[ROWS, case.way.tokens, hv, case.value_dim()])?;
+        let weight = self.norm_weight.tensor(&[case.value_dim()])?;
         Ok(Norm::new(z, weight, values::EPS))
     }
 
@@ -136,12 +138,12 @@ impl Tokens {
 
     pub fn k(&self, case: &Case) -> Result<Tensor<'_>, Error> {
         self.k
-            .tensor(&[ROWS, self.count, case.heads().0, case.dim()])
+            .tensor(&[ROWS, self.count, case.heads().0, case.key_dim()])
     }
 
     pub fn v(&self, case: &Case) -> Result<Tensor<'_>, Error> {
         self.v
-            .tensor(&[ROWS, self.count, case.heads().1, case.dim()])
+            .tensor(&[ROWS, self.count, case.heads().1, case.value_dim()])
     }
 
     pub fn beta(&self, case: &Case) -> Result<Tensor<'_>, Error> {
@@ -149,7 +151,7 @@ impl Tokens {
     }
 
     pub fn gate(&self, case: &Case) -> Result<Tensor<'_>, Error> {
-        let dims = [ROWS, self.count, case.heads().1, case.dim()];
+        let dims = [ROWS, self.count, case.heads().1, case.key_dim()];
         let per_channel = case.kind.operator.per_channel();
         self.gate.tensor(&dims[..if per_channel { 4 } else { 3 }])
     }
@@ -178,7 +180,7 @@ impl Inputs {
 
     pub fn q(&self, case: &Case) -> Result<Tensor<'_>, Error> {
         self.q
-            .tensor(&[ROWS, case.way.tokens, case.heads().0, case.dim()])
+            .tensor(&[ROWS, case.way.tokens, case.heads().0, case.key_dim()])
     }
 
     pub fn read_slots(&self) -> Result<Option<Tensor<'_>>, Error> {
@@ -210,7 +212,7 @@ impl Inputs {
     pub fn kda_gates<'a>(&'a self, case: &Case, tokens: &'a Tokens) -> Result<KdaGates<'a>, Error> {
         let rows = case.heads().1;
         let a_log = self.a_log.tensor(&[rows])?;
-        let dt_bias = Some(self.dt_bias.tensor(&[rows, case.dim()])?);
+        let dt_bias = Some(self.dt_bias.tensor(&[rows, case.key_dim()])?);
         let (kind, beta_kind) = match case.gates {
             GateKind::KdaSoftplus => (KdaGate::Softplus { a_log, dt_bias }, KdaBeta::Logit),
             GateKind::KdaLowerBound => (
@@ -237,9 +239,9 @@ impl Outputs {
     pub fn new(context: Option<&Context>, case: &Case, values: &Values) -> Result<Self, Error> {
         let (_, hv) = case.heads();
         let nan = |dtype, len| Buffer::floats(context, dtype, &vec![f64::NAN; len]);
-        let state = hv * case.dim() * case.dim();
+        let state = case.state();
         Ok(Self {
-            o: nan(DType::F32, ROWS * case.way.tokens * hv * case.dim())?,
+            o: nan(DType::F32, ROWS * case.way.tokens * hv * case.value_dim())?,
             pool: Buffer::floats(context, case.kind.state, &values.pool)?,
             snapshots: if case.way.snapshots {
                 Some(nan(case.kind.state, ROWS * (case.way.tokens + 1) * state)?)
@@ -266,12 +268,12 @@ impl Outputs {
     }
 
     pub fn views(&mut self, case: &Case) -> Result<Views<'_>, Error> {
-        let ((_, hv), dim, tokens) = (case.heads(), case.dim(), case.way.tokens);
+        let ((_, hv), [outer, inner], tokens) = (case.heads(), case.state_dims(), case.way.tokens);
         Ok(Views {
-            o: self.o.tensor_mut(&[ROWS, tokens, hv, dim])?,
-            pool: self.pool.tensor_mut(&[SLOTS, hv, dim, dim])?,
+            o: self.o.tensor_mut(&[ROWS, tokens, hv, case.value_dim()])?,
+            pool: self.pool.tensor_mut(&[SLOTS, hv, outer, inner])?,
             snapshots: match &mut self.snapshots {
-                Some(buffer) => Some(buffer.tensor_mut(&[ROWS, tokens + 1, hv, dim, dim])?),
+                Some(buffer) => Some(buffer.tensor_mut(&[ROWS, tokens + 1, hv, outer, inner])?),
                 None => None,
             },
             windows: match &mut self.windows {

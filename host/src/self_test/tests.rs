@@ -179,7 +179,7 @@ fn a_single_wrong_element_fails() {
         let case = cases.iter().find(snapshots).unwrap();
         let launched = || launch(&library, None, None, case, Truth::new).unwrap();
         launched().check().unwrap();
-        let per_slot = case.heads().1 * case.dim() * case.dim();
+        let per_slot = case.state();
         // A part in 16 of a value around a half, as each dtype has it.
         let bit = match state {
             DType::F32 => 19,
@@ -194,7 +194,7 @@ fn a_single_wrong_element_fails() {
         let expect = |message: String, parts: &[&str]| {
             assert!(parts.iter().all(|part| message.contains(part)), "{message}");
         };
-        let row = case.way.tokens * case.heads().1 * case.dim();
+        let row = case.way.tokens * case.heads().1 * case.value_dim();
         expect(
             spoiled(&|outputs| outputs.o.spoil(7, 19)),
             &["o of row 0, token 0, value head 0", "off by", "element 7"],

@@ -50,8 +50,7 @@ impl Truth {
         let slot = |slot: Option<usize>| slot.map_or(-1, |slot| slot as i64);
         let starts: Vec<i64> = (0..ROWS).map(|b| slot(case.start(b))).collect();
         let ends: Vec<i64> = (0..ROWS).map(|b| slot(case.end(b))).collect();
-        let (_, hv) = case.heads();
-        let state = hv * case.dim() * case.dim();
+        let state = case.state();
         if case.way.previous > 0 {
             let keep = case.keep().map(|keep| keep as i64);
             let commit = Layer {
@@ -154,10 +153,11 @@ impl Truth {
             Some(q) => Recurrent { q, ..*step },
             None => *step,
         };
-        let ((_, hv), dim) = (case.heads(), case.dim());
+        let ((_, hv), dim) = (case.heads(), case.value_dim());
+        let len = dim * case.key_dim();
         let tolerance = Tolerance::from(formulation(case)).output;
         for (i, o) in self.o.chunks_mut(dim).enumerate() {
-            let state = &self.states[i * dim * dim..][..dim * dim];
+            let state = &self.states[i * len..][..len];
             let off = tolerance * norm(&step.query(i / hv, i % hv)) * norm(state);
             let is_active = case.is_active(i / hv / case.way.tokens);
             self.allowed.push(if case.way.norm && is_active {
@@ -248,8 +248,7 @@ fn windows_after(case: &Case, values: &Values) -> Result<LayerOutput, Error> {
         let steps = ROWS * (case.way.tokens + 1);
         case.way.snapshots.then(|| vec![f64::NAN; steps * of_token])
     };
-    let (_, hv) = case.heads();
-    let snapshots = nothing(hv * case.dim() * case.dim());
+    let snapshots = nothing(case.state());
     let window_snapshots = nothing(case.channels() * (TAPS - 1));
     let pools = Pools {
         states: &values.pool,
@@ -288,7 +287,7 @@ fn query(case: &Case, values: &Values, windows: &[f64]) -> Result<Option<Vec<f64
             None => vec![0.0; window],
         };
         for y in convolve(&conv(values), &window, x)?.chunks(channels) {
-            q.extend_from_slice(&y[..h * case.dim()]);
+            q.extend_from_slice(&y[..h * case.key_dim()]);
         }
     }
     Ok(Some(q))
@@ -309,7 +308,7 @@ static NOTHING: Tokens = Tokens {
 fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
     let (h, hv) = case.heads();
     let given = |given: &'a [f64]| if case.way.conv { &[] } else { given };
-    let (rows, dims) = ([ROWS, case.way.tokens], [case.dim(); 2]);
+    let (rows, dims) = ([ROWS, case.way.tokens], [case.key_dim(), case.value_dim()]);
     let gates = gates(case, values, &values.tokens);
     Recurrent {
         q: given(&values.q),

@@ -57,18 +57,17 @@ impl Values {
     pub fn of(case: &Case) -> Self {
         let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15 ^ u64::from(case.kind.k_dim));
         let (h, hv) = case.heads();
-        let dim = case.dim();
+        let (k_dim, v_dim) = (case.key_dim(), case.value_dim());
         let new = ROWS * case.way.tokens;
         let per_head = match case.gates {
             GateKind::GdnRaw | GateKind::GdnGiven => 1,
-            _ => dim,
+            _ => k_dim,
         };
         let tokens = numbers.tokens(case, new, per_head);
         let previous = numbers.tokens(case, ROWS * case.way.previous, per_head);
-        let state = hv * dim * dim;
-        let pool = numbers.pool(case, state);
+        let pool = numbers.pool(case, case.state());
         let mut values = Self {
-            q: numbers.between(-1.0, 1.0, new * h * dim),
+            q: numbers.between(-1.0, 1.0, new * h * k_dim),
             tokens,
             previous,
             a_log: numbers.between(-1.0, 1.0, hv),
@@ -86,8 +85,8 @@ impl Values {
             around.previous_x = numbers.between(-1.0, 1.0, ROWS * case.way.previous * channels);
         }
         if case.way.norm {
-            around.z = numbers.between(-2.0, 2.0, new * hv * dim);
-            around.norm_weight = numbers.between(0.5, 1.5, dim);
+            around.z = numbers.between(-2.0, 2.0, new * hv * v_dim);
+            around.norm_weight = numbers.between(0.5, 1.5, v_dim);
         }
         values
     }
@@ -133,14 +132,14 @@ impl Numbers {
     }
 
     fn tokens(&mut self, case: &Case, count: usize, gates_per_head: usize) -> Tokens {
-        let ((h, hv), dim) = (case.heads(), case.dim());
+        let (h, hv) = case.heads();
         let (gate, beta) = match case.gates {
             GateKind::GdnGiven | GateKind::KdaLog => ((-1.5, 0.0), (0.0, 1.0)),
             _ => ((-2.0, 2.0), (-2.0, 2.0)),
         };
         Tokens {
-            k: self.between(-1.0, 1.0, count * h * dim),
-            v: self.between(-1.0, 1.0, count * hv * dim),
+            k: self.between(-1.0, 1.0, count * h * case.key_dim()),
+            v: self.between(-1.0, 1.0, count * hv * case.value_dim()),
             gate: self.between(gate.0, gate.1, count * hv * gates_per_head),
             beta: self.between(beta.0, beta.1, count * hv),
         }

@@ -80,6 +80,7 @@ impl Request<'_> {
             },
             norm: self.is_chunked() && self.norm.is_some(),
         };
+        kind.check_dims()?;
         kind.check_room()?;
         Ok(Problem {
             kind,

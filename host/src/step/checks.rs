@@ -28,10 +28,13 @@ impl Heads {
     /// Checks them, as the dims of k and v say.
     #[inline]
     pub fn new(h: usize, k_dim: usize, hv: usize, v_dim: usize) -> Result<Self, Error> {
-        if !matches!(k_dim, 64 | 128) {
-            return Err(unsupported("K", k_dim, "64 or 128"));
+        if !matches!(k_dim, 64 | 96 | 128) {
+            return Err(unsupported("K", k_dim, "64, 96 or 128"));
         }
-        if v_dim != k_dim {
+        if k_dim == 96 && v_dim != 192 {
+            return Err(unsupported("V", v_dim, "192 with K = 96"));
+        }
+        if k_dim != 96 && v_dim != k_dim {
             return Err(unsupported("V", v_dim, "the same as K"));
         }
         if h == 0 || h > MAX_BATCH {

@@ -6,7 +6,7 @@ use gated_delta_kernels::launch::{Family, Layout};
 
 use super::{StateLayout, checks};
 use crate::error::Error;
-use crate::shapes::range;
+use crate::shapes::{range, unsupported};
 use crate::tensor::DType;
 
 /// A family of kernels, or a use of one that has thresholds of its own.
@@ -303,6 +303,22 @@ impl Kind {
             (KdaLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8)],
             (KdaLayerParallel(_), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (256, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128)],
             (KdaLayerParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_layer_parallel_klast_bf16_k64_tile32), (ANY, E::kda_layer_parallel_klast_bf16_k64_tile64)],
+            (GdnDecode, KLast, Bf16, [96, 192]) => &[(160, E::gdn_decode_klast_bf16_k96v192_tile16), (ANY, E::gdn_decode_klast_bf16_k96v192_tile32)],
+            (GdnDecode, KLast, F32, [96, 192]) => &[(160, E::gdn_decode_klast_f32_k96v192_tile8), (ANY, E::gdn_decode_klast_f32_k96v192_tile16)],
+            (GdnDecode, VLast, Bf16, [96, 192]) => &[(192, E::gdn_decode_vlast_bf16_k96v192_tile32), (ANY, E::gdn_decode_vlast_bf16_k96v192_tile64)],
+            (GdnDecode, VLast, F32, [96, 192]) => &[(ANY, E::gdn_decode_vlast_f32_k96v192_tile32)],
+            (GdnMtp, KLast, Bf16, [96, 192]) => &[(ANY, E::gdn_mtp_klast_bf16_k96v192_tile32)],
+            (GdnMtp, KLast, F32, [96, 192]) => &[(ANY, E::gdn_mtp_klast_f32_k96v192_tile16)],
+            (GdnMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_mtp_vlast_bf16_k96v192_tile32)],
+            (GdnMtp, VLast, F32, [96, 192]) => &[(ANY, E::gdn_mtp_vlast_f32_k96v192_tile32)],
+            (GdnLayer, KLast, Bf16, [96, 192]) => &[(128, E::gdn_layer_klast_bf16_k96v192_tile32), (ANY, E::gdn_layer_klast_bf16_k96v192_tile192)],
+            (GdnLayer, KLast, F32, [96, 192]) => &[(96, E::gdn_layer_klast_f32_k96v192_tile32), (ANY, E::gdn_layer_klast_f32_k96v192_tile192)],
+            (GdnLayer, VLast, Bf16, [96, 192]) => &[(128, E::gdn_layer_vlast_bf16_k96v192_tile32), (ANY, E::gdn_layer_vlast_bf16_k96v192_tile192)],
+            (GdnLayer, VLast, F32, [96, 192]) => &[(128, E::gdn_layer_vlast_f32_k96v192_tile32), (ANY, E::gdn_layer_vlast_f32_k96v192_tile192)],
+            (GdnLayerMtp, KLast, Bf16, [96, 192]) => &[(128, E::gdn_layer_mtp_klast_bf16_k96v192_tile32), (ANY, E::gdn_layer_mtp_klast_bf16_k96v192_tile192)],
+            (GdnLayerMtp, KLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_klast_f32_k96v192_tile192)],
+            (GdnLayerMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_bf16_k96v192_tile192)],
+            (GdnLayerMtp, VLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_f32_k96v192_tile192)],
             (GdnPrefill, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_chain_klast_bf16_k64_tile64)],
             (GdnPrefill, KLast, Bf16, [128, 128]) => &[(128, E::gdn_prefill_chain_klast_bf16_k128_tile64), (ANY, E::gdn_prefill_chain_klast_bf16_k128_tile128)],
             (GdnPrefillShort, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_short_klast_bf16_k64_tile64)],
@@ -412,8 +428,22 @@ impl Kind {
         // Some of a single value head take no other.
         let of_several = Self { ratio: 2, ..self };
         let entries = of_several.rows().iter();
-        let entries = entries.map(|(_, entry)| entry.max_ratio());
-        if is_layer { entries.max() } else { None }
+        let most = |&(_, entry): &Row| {
+            let fits = |&ratio: &u32| {
+                let of_one = Self {
+                    ratio,
+                    tokens: 1,
+                    ..self
+                };
+                of_one.shared_bytes(entry) <= most_shared_bytes(entry)
+            };
+            (1..=entry.max_ratio()).rev().find(fits)
+        };
+        if is_layer {
+            entries.filter_map(most).max()
+        } else {
+            None
+        }
     }
 
     /// Dynamic shared memory of a block of `entry`, bytes.
@@ -422,6 +452,20 @@ impl Kind {
             entry.shared_bytes_per_head() + entry.shared_bytes_per_token_of_head() * self.tokens;
         let of_block = entry.shared_bytes() + entry.shared_bytes_per_token() * self.tokens;
         of_block.saturating_add(of_head.saturating_mul(self.ratio))
+    }
+
+    /// K = 96 has kernels of GDN that go token by token, and no others.
+    pub fn check_dims(self) -> Result<(), Error> {
+        if self.k_dim != 96 {
+            return Ok(());
+        }
+        let with = match (self.operator.per_channel(), self.operator.is_chunked()) {
+            (true, _) => "64 or 128 with KDA",
+            (_, true) => "64 or 128 with formulation = chunked",
+            _ if self.operator.mode().is_some() => "64 or 128 with formulation = parallel",
+            _ => return Ok(()),
+        };
+        Err(unsupported("K", self.k_dim as usize, with))
     }
 
     /// Some variant has room for these tokens and value heads, where any is compiled.
@@ -602,12 +646,12 @@ mod tests {
         families
             .chain(parallel)
             .flat_map(|(operator, layout, state)| {
-                [64, 128].map(|k_dim| Kind {
+                [[64, 64], [96, 192], [128, 128]].map(|[k_dim, v_dim]| Kind {
                     operator,
                     layout,
                     state,
                     k_dim,
-                    v_dim: k_dim,
+                    v_dim,
                     ratio: 1,
                     tokens: 1,
                     norm: false,

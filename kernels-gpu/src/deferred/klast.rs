@@ -6,7 +6,7 @@ use super::ring::{Pending, Ring};
 use super::{Deferring, MAX_PENDING, folds};
 use crate::constants::Element;
 use crate::device::float::fma;
-use crate::device::global::{load_b32, store_b32};
+use crate::device::global::{load_b32, prefetch, store_b32};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b64, store_shared_b64};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
@@ -74,12 +74,29 @@ impl<
         };
 
     const CHECKED: () = {
-        check_k_last(K, V, ROWS as u32, THREADS);
+        check_k_last((K, 1), V, ROWS as u32, THREADS);
         assert!(VALUES == 2 * ROWS, "a product with k and one with q a row");
         assert!(VALUES as u32 <= Self::LANES, "a lane for each product");
         assert!(MAX_PENDING <= Self::LANES, "a lane for each pending token");
         assert!(Self::ENTRIES <= MOST_ENTRIES);
     };
+
+    /// Brings what [`Self::fold`] loads to level-2 cache: it loads the tokens one after the other, and the states are on their
+    /// way meanwhile. A lane has a token, a group a line of what all groups load.
+    #[inline(always)]
+    fn fetch(ring: Ring, len: u32, (share, group, first): (Share, u32, u32)) {
+        let j = share.lane;
+        if j < len {
+            prefetch(ring.update(j, V, first));
+            let line = 128 * group;
+            if line < ring.key_bytes() {
+                prefetch(ring.key(j) + line as u64);
+            }
+            if line < 4 * Self::CHANNELS {
+                prefetch(ring.decay(j, Self::CHANNELS) + line as u64);
+            }
+        }
+    }
 
     /// (6) The states of the group's rows with the `len` first pending tokens in them.
     #[inline(always)]
@@ -313,7 +330,7 @@ impl<
         // A lane ends up with one product: of a row with k, its neighbour with q.
         let own = share.lane % VALUES as u32;
         let own_row = first + own / 2;
-        let writes = share.lane < VALUES as u32 && own % 2 == 0;
+        let writes = share.lane < VALUES as u32 && own.is_multiple_of(2);
         let wide = c.wide_io != 0;
         // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; the token's entry is that of
         // no pending token.
@@ -328,6 +345,9 @@ impl<
                 pending.len > 0 && (c.tokens == 0 || folds(pending.len, c.tokens, c.pending));
             if c.tokens == 0 && !must_fold {
                 return;
+            }
+            if must_fold {
+                Self::fetch(ring, pending.len, (share, group, first));
             }
             let mut raw = [[0; 8]; ROWS];
             let mut r = 0;
@@ -368,7 +388,7 @@ impl<
 
             let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
             let [v] = v.to_f32(c.v_element);
-            let norms = norms((k, q), Self::LANES); // (1)
+            let norms = norms(([k], [q]), Self::LANES); // (1)
             let (log_decay, beta) = gates.log_values::<G>(&c, Self::LANES);
             let scale = f32::from_bits(c.scale);
             let factors = Factors::new(c.l2norm != 0, scale, norms, (1.0, beta));
@@ -400,7 +420,7 @@ impl<
             let products = butterfly_scatter(products, 1, VALUES as u32);
             let [product] = butterfly_sum([products[0]], VALUES as u32, Self::LANES);
             let other = warp_shuffle_xor(product, 1);
-            let (sk, sq) = if own % 2 == 0 {
+            let (sk, sq) = if own.is_multiple_of(2) {
                 (product, other)
             } else {
                 (other, product)

@@ -113,6 +113,12 @@ impl Ring {
         self.keys + self.entry(j) * self.key_bytes as u64
     }
 
+    /// Bytes of a token's k.
+    #[inline(always)]
+    pub fn key_bytes(self) -> u32 {
+        self.key_bytes
+    }
+
     /// Address of element `first` of token `j`'s u `[V]`, f32.
     #[inline(always)]
     pub fn update(self, j: u32, v: u32, first: u32) -> u64 {

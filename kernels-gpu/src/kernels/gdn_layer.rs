@@ -34,8 +34,14 @@ impl Layered for PerHead {
 }
 
 /// K-last states.
-pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
-    layer::KLast<PerHead, S, K, V, ROWS, THREADS>;
+pub type KLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize = 1,
+> = layer::KLast<PerHead, S, K, V, ROWS, THREADS, PARTS>;
 
 /// V-last states.
 pub type VLast<
@@ -55,7 +61,8 @@ pub type WholeKLast<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> = layer::WholeKLast<PerHead, S, K, V, ROWS, THREADS, DEPTH>;
+    const PARTS: usize = 1,
+> = layer::WholeKLast<PerHead, S, K, V, ROWS, THREADS, DEPTH, PARTS>;
 
 /// V-last states, whole heads a block.
 pub type WholeVLast<

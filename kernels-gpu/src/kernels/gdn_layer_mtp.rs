@@ -26,7 +26,8 @@ pub type KLast<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> = layer::MtpKLast<PerHead, S, K, V, TILE, ROWS, THREADS, DEPTH>;
+    const PARTS: usize = 1,
+> = layer::MtpKLast<PerHead, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>;
 
 /// V-last states.
 pub type VLast<

@@ -11,29 +11,42 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::elements::{self, load};
-use crate::recurrent::klast::{Token, load_channels, norms, step};
+use crate::recurrent::klast::{Token, load_parts, norms, parts_to_f32, step};
 use crate::recurrent::tokens::{LaneGates, Tokens};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
 
-/// K-last states: `ROWS` rows of S per group of K/8 lanes; `THREADS` for each value head of a block.
-pub struct KLast<G, S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>(
-    PhantomData<(G, S)>,
-);
+/// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` for each value head of a block.
+pub struct KLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize = 1,
+>(PhantomData<(G, S)>);
 
-impl<G, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
-    KLast<G, S, K, V, ROWS, THREADS>
+impl<
+    G,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     /// Lanes of a group.
-    const LANES: u32 = K / FRAGMENT;
+    const LANES: u32 = lanes_of(K, PARTS);
     const WARPS: u32 = THREADS / 32;
     /// Rows of a block.
     const TILE: u32 = THREADS / Self::LANES * ROWS as u32;
     const BLOCKS: u32 = V / Self::TILE;
     /// Channels of q, and of k, that a block convolves for its cluster.
     const PART: u32 = K / Self::BLOCKS;
-    /// Shared memory: the mailboxes; k, then q, as [`load_channels`] takes them; then v and the sums of squares of every
+    /// Shared memory: the mailboxes; k, then q, as [`load_parts`] takes them; then v and the sums of squares of every
     /// head.
     const KEYS: u32 = mail::BYTES;
     const Q: u32 = Self::KEYS + K * 4;
@@ -43,8 +56,15 @@ impl<G, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const TH
     const HEAD_BYTES: u32 = Self::SUMS + Self::HEAD_SUMS * 4;
 }
 
-impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
-    Kernel for KLast<G, S, K, V, ROWS, THREADS>
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> Kernel for KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     type Params = LayerParams;
     type Constants = StepConstants;
@@ -66,13 +86,14 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
 
     #[inline(always)]
     unsafe fn run(params: &LayerParams) {
-        const { check_k_last(K, V, ROWS as u32, THREADS) };
+        const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const {
             assert!(
                 Self::TILE + 2 * Self::PART <= THREADS,
                 "a thread for each channel"
             );
             assert!(ROWS as u32 <= Self::LANES, "a lane for each row's norm");
+            assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part");
         };
         let c = StepConstants::get();
         // SAFETY: the mailboxes are the first of the block's shared memory.
@@ -98,25 +119,20 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
             let tokens = Tokens::new(&c, &params.step, row);
             let live = place.live();
             let start = place.slots.start::<S>(&c, &params.step, (row.hv, [V, K]));
-            let mut raw = [[0; 8]; ROWS];
-            let mut i = 0;
-            while i < ROWS {
-                let from = (live, place.is_fresh());
-                raw[i] = start.load_start::<S>(share, first + i as u32, from);
-                i += 1;
-            }
+            let from = (live, place.is_fresh());
+            let raw = start.load_start_rows::<S, ROWS, PARTS>(share, first, from);
             let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::TILE));
             let own_channels = (thread_idx_x(), c.ratio * THREADS);
             let channels = Channels::<1>::load(&c, params, &place, row, dims, tiles, own_channels);
-            let (mut k, mut q, mut v) = ([0.0; 8], [0.0; 8], [0.0; ROWS]);
+            let (mut k, mut q, mut v) = ([[0.0; 8]; PARTS], [[0.0; 8]; PARTS], [0.0; ROWS]);
             let gates = LaneGates::load::<G, S, K>(&c, &params.step, row, &tokens, 0, share);
             let scale = Scale::load(&c, params, row, (0, first + share.lane % ROWS as u32));
             if c.taps == 0 {
-                let raw_k = share.load_matching::<S>(tokens.k.at(0, 0), c.k_element, wide);
-                let raw_q = share.load_matching::<S>(tokens.q.at(0, 0), c.q_element, wide);
+                let raw_k = share.load_parts::<S, PARTS>(tokens.k.at(0, 0), c.k_element, wide);
+                let raw_q = share.load_parts::<S, PARTS>(tokens.q.at(0, 0), c.q_element, wide);
                 let raw_v = load::<ROWS>(tokens.v.at(0, first), c.v_element, wide);
-                k = raw_k.to_f32(c.k_element);
-                q = raw_q.to_f32(c.q_element);
+                k = parts_to_f32(raw_k, c.k_element);
+                q = parts_to_f32(raw_q, c.q_element);
                 v = raw_v.to_f32(c.v_element);
             }
             cluster::wait();
@@ -133,9 +149,9 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
                 channels.store_windows(&c, params, &place);
                 sync_threads(); // for v
                 cluster::wait_mailbox(mail::of_channels());
-                k = load_channels(smem + Self::KEYS, share);
-                q = load_channels(smem + Self::Q, share);
-                i = 0;
+                k = load_parts(smem + Self::KEYS, share);
+                q = load_parts(smem + Self::Q, share);
+                let mut i = 0;
                 while i < ROWS {
                     v[i] = f32::from_bits(load_shared_b32(head_smem + (own + i as u32) * 4));
                     i += 1;
@@ -143,8 +159,8 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
             let token = Token::new(&c, (k, q), norms((k, q), Self::LANES), gates, 0);
-            let mut states = raw.map(|raw| S::widen(&c, raw));
-            let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+            let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
+            let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
             if c.has_norm != 0 {
                 let sums = head_smem + Self::SUMS;
                 let of_warp = row.tile * Self::WARPS + thread / 32;
@@ -153,9 +169,9 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
             }
             if c.update_state != 0 {
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [V, K]));
-                i = 0;
+                let mut i = 0;
                 while i < ROWS {
-                    write.store::<S>(share, first + i as u32, S::narrow(&c, states[i]));
+                    write.store_row::<S, PARTS>(&c, share, first + i as u32, states[i]);
                     i += 1;
                 }
             }
@@ -163,7 +179,7 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
                 cluster::wait_mailbox(mail::of_sums());
                 let squares = sum_of(head_smem + Self::SUMS, Self::HEAD_SUMS);
                 let mut mine = o[0];
-                i = 1;
+                let mut i = 1;
                 while i < ROWS {
                     mine = if share.lane == i as u32 { o[i] } else { mine };
                     i += 1;
@@ -180,8 +196,15 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
     }
 }
 
-impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
-    KLast<G, S, K, V, ROWS, THREADS>
+impl<
+    G: Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
     #[inline(always)]
@@ -199,7 +222,7 @@ impl<G: Layered, S: StateElement, const K: u32, const V: u32, const ROWS: usize,
                 Of::Query => Self::Q,
                 _ => Self::KEYS,
             };
-            let address = smem + first + position::<S, K>(part.own);
+            let address = smem + first + position::<S>(Self::LANES, part.own);
             let mut rank = 0;
             while rank < Self::BLOCKS {
                 cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());

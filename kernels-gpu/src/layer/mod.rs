@@ -47,7 +47,7 @@ use crate::device::warp::lane_id;
 use crate::launch::Family;
 use crate::recurrent::Gating;
 use crate::recurrent::vlast::load_rows;
-use crate::state::StateElement;
+use crate::state::{FRAGMENT, StateElement};
 
 /// The kernels of an operator's layer step.
 pub trait Layered: Gating {
@@ -59,18 +59,22 @@ pub trait Layered: Gating {
     const LAYER_PARALLEL: Family;
 }
 
-/// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that lanes of K-last states of `S` load
-/// theirs as [`crate::recurrent::klast::load_channels`] does.
+/// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that `lanes` lanes of K-last states of `S`
+/// load theirs as [`crate::recurrent::klast::load_parts`] does.
 #[inline(always)]
-fn position<S: StateElement, const K: u32>(i: u32) -> u32 {
-    4 * if S::PIECES == 1 {
-        i % 8 / 4 * (K / 2) + i / 8 * 4 + i % 4
-    } else {
-        i
-    }
+fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
+    let run = lanes * FRAGMENT;
+    let (part, i) = (i / run * run, i % run);
+    4 * (part
+        + if S::PIECES == 1 {
+            i % 8 / 4 * (run / 2) + i / 8 * 4 + i % 4
+        } else {
+            i
+        })
 }
 
-/// This lane's K/32 of the channels at `smem`, padded with zeros to 4.
+/// This lane's share of the channels at `smem`: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with
+/// zeros to 4.
 ///
 /// # Safety
 /// They are there, each behind the one before it.
@@ -78,8 +82,12 @@ fn position<S: StateElement, const K: u32>(i: u32) -> u32 {
 unsafe fn warp_channels<const K: u32>(smem: u32) -> [f32; 4] {
     // SAFETY: the caller's promise.
     unsafe {
-        if K == 128 {
-            load_rows::<4>(smem + lane_id() * 16)
+        if K > 64 {
+            if lane_id() < K / 4 {
+                load_rows::<4>(smem + lane_id() * 16)
+            } else {
+                [0.0; 4]
+            }
         } else {
             let [x, y] = load_rows::<2>(smem + lane_id() * 8);
             [x, y, 0.0, 0.0]

@@ -9,15 +9,15 @@ use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b3
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, sync_warp};
 use crate::launch::{Computes, Kernel, Layout};
-use crate::recurrent::klast::{Token, load_channels, norms, step, store_channels};
+use crate::recurrent::klast::{Token, load_channels, load_parts, norms, step, store_channels};
 use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
 use crate::recurrent::slots::token_slot;
 use crate::recurrent::tokens::{Gating, LaneGates, Tokens};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
 
-/// K-last states: `TILE` rows of every value head of a query/key head, `ROWS` of them per group of K/8 lanes at a time; `DEPTH`
+/// K-last states: `TILE` rows of every value head of a query/key head, `ROWS` of them per group of [`lanes_of`] lanes at a time; `DEPTH`
 /// such slices of the block are on their way to shared memory. Each thread waits for its own copies alone.
 pub struct MtpKLast<
     G,
@@ -28,6 +28,7 @@ pub struct MtpKLast<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
+    const PARTS: usize = 1,
 >(PhantomData<(G, S)>);
 
 impl<
@@ -39,9 +40,10 @@ impl<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+    const PARTS: usize,
+> MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>
 {
-    const LANES: u32 = K / FRAGMENT;
+    const LANES: u32 = lanes_of(K, PARTS);
     const GROUPS: u32 = THREADS / Self::LANES;
     const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
     /// Rows of a slice.
@@ -57,18 +59,19 @@ impl<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> Mtp for MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+    const PARTS: usize,
+> Mtp for MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>
 {
     type Gating = G;
     const K: u32 = K;
     const V: u32 = V;
     const TILE: u32 = TILE;
     const THREADS: u32 = THREADS;
-    const TOKENS: u32 = Self::BEHIND_MAIL + DEPTH * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+    const TOKENS: u32 = Self::BEHIND_MAIL + DEPTH * Ring::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
 
     #[inline(always)]
     fn place(i: u32) -> u32 {
-        position::<S, K>(i)
+        position::<S>(Self::LANES, i)
     }
 }
 
@@ -81,7 +84,8 @@ impl<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> Kernel for MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+    const PARTS: usize,
+> Kernel for MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>
 {
     type Params = LayerParams;
     type Constants = StepConstants;
@@ -103,7 +107,8 @@ impl<
 
     #[inline(always)]
     unsafe fn run(params: &LayerParams) {
-        const { check_k_last(K, V, ROWS as u32, THREADS) };
+        const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
+        const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
         const {
             assert!(
                 TILE.is_multiple_of(Self::GROUPS_OF_WARP * ROWS as u32),
@@ -137,7 +142,7 @@ impl<
             }
             let turn = Turn::load::<G, S, K>(&launch, &earliest, group, share);
             let scale = launch.load_scale::<Self>(thread_idx_x());
-            let ring = Ring::<S, ROWS, THREADS>::new(
+            let ring = Ring::<S, ROWS, THREADS, PARTS>::new(
                 dynamic_shared_mem() + Self::BEHIND_MAIL,
                 launch.place.reads(),
                 c.wide_state != 0,
@@ -195,16 +200,16 @@ impl<
                     let of_head = row.with_head(&c, r);
                     let raw = ring.read(s % DEPTH, share, head, first);
                     start(s + DEPTH);
-                    let mut states = raw.map(|raw| S::widen(&c, raw));
+                    let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                     let mut i = 0;
                     loop {
                         if c.previous_tokens != 0 && i == kept {
                             let write = slots.write::<S>(&c, &params.step, (of_head.hv, [V, K]));
                             let mut n = 0;
                             while n < ROWS {
-                                let rounded = S::narrow(&c, states[n]);
-                                write.store::<S>(share, first + n as u32, rounded);
-                                states[n] = S::widen(&c, rounded);
+                                let row = first + n as u32;
+                                states[n] =
+                                    write.store_rounded::<S, PARTS>(&c, share, row, states[n]);
                                 n += 1;
                             }
                         }
@@ -212,7 +217,7 @@ impl<
                             break;
                         }
                         let (token, v, values) = Self::prepared(&c, (i, r, own), share);
-                        let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                        let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
                         i += 1;
                         if i <= kept {
                             continue;
@@ -221,7 +226,7 @@ impl<
                         slots.after::<S>(&c, &params.step, of_head, [V, K], after, |head| {
                             let mut n = 0;
                             while n < ROWS {
-                                head.store::<S>(share, first + n as u32, S::narrow(&c, states[n]));
+                                head.store_row::<S, PARTS>(&c, share, first + n as u32, states[n]);
                                 n += 1;
                             }
                         });
@@ -288,7 +293,8 @@ impl<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH>
+    const PARTS: usize,
+> MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>
 {
     /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the groups take
     /// turns, whose first is loaded. All threads of the block call it.
@@ -310,8 +316,8 @@ impl<
             // SAFETY: the caller's promise; a head's bytes have one writer.
             unsafe {
                 let (k, q) = (
-                    load_channels(token, share),
-                    load_channels(token + Self::Q, share),
+                    load_parts::<PARTS>(token, share),
+                    load_parts::<PARTS>(token + Self::Q, share),
                 );
                 let gates = turn.gates.values::<G>(c, Self::LANES, false);
                 let norms = norms((k, q), Self::LANES);
@@ -342,7 +348,7 @@ impl<
         c: &StepConstants,
         (i, r, own): (u32, u32, u32),
         share: Share,
-    ) -> (Token, [f32; ROWS], u32) {
+    ) -> (Token<PARTS>, [f32; ROWS], u32) {
         let (token, head) = (Self::token(c, i), Self::head(c, i, r));
         let values = head + Self::VALUES + own * 4;
         // SAFETY: the caller's promise.
@@ -354,8 +360,8 @@ impl<
                 n += 1;
             }
             let made = Token {
-                k: load_channels(token, share),
-                q: load_channels(token + Self::Q, share),
+                k: load_parts(token, share),
+                q: load_parts(token + Self::Q, share),
                 decay: if G::PER_CHANNEL {
                     load_channels(head, share)
                 } else {

@@ -202,12 +202,12 @@ impl<
                 let (of_head, share) = (row.with_head(&c, r), share(own));
                 ring.wait(DEPTH - 1);
                 let head = slots.start::<S>(&c, &params.step, (of_head.hv, [K, V]));
-                let mut raw = [[0; 8]; ROWS];
+                let mut raw = [[[0; 8]; 1]; ROWS];
                 if is_there {
                     raw = ring.read(s % DEPTH, share, head, first);
                 }
                 start(s + DEPTH);
-                let mut states = raw.map(|raw| S::widen(&c, raw));
+                let mut states = raw.map(|[raw]| S::widen(&c, raw));
                 let mut i = 0;
                 loop {
                     if c.previous_tokens != 0 && i == kept {

@@ -81,7 +81,7 @@ pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
     }
 }
 
-/// The sum of `count` words at `smem`, pair by pair, neighbours first. `count` is a power of two up to 32.
+/// The sum of `count` words at `smem`, 1 to 32 of them, as [`pairwise_sum`] adds them.
 ///
 /// # Safety
 /// They are there.

@@ -6,10 +6,11 @@ use crate::device::shared::{
     copy_async_b128, copy_async_commit, copy_async_wait, load_shared_b128,
 };
 use crate::device::thread::thread_idx_x;
-use crate::state::{Head, RawFragment, Share, StateElement};
+use crate::state::{Head, RawRows, Share, StateElement};
 
-/// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, in its shared memory.
-pub struct Ring<S, const ROWS: usize, const THREADS: u32> {
+/// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, in its shared memory; a
+/// row is of `PARTS` fragments.
+pub struct Ring<S, const ROWS: usize, const THREADS: u32, const PARTS: usize = 1> {
     /// Address of the first.
     first: u32,
     /// Whether states come this way: of a row that starts from its slot, in pieces of 16 bytes.
@@ -19,9 +20,14 @@ pub struct Ring<S, const ROWS: usize, const THREADS: u32> {
     element: PhantomData<S>,
 }
 
-impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREADS> {
+impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
+    Ring<S, ROWS, THREADS, PARTS>
+{
+    /// Of a thread's row.
+    const PIECES: usize = S::PIECES * PARTS;
+
     /// Bytes of a slice.
-    pub const SLICE_BYTES: u32 = ROWS as u32 * S::PIECES as u32 * THREADS * 16;
+    pub const SLICE_BYTES: u32 = ROWS as u32 * Self::PIECES as u32 * THREADS * 16;
 
     /// From address `first` on, of a row that `reads` its slot, from states whose pieces are aligned where `wide`.
     #[inline(always)]
@@ -37,7 +43,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREA
     /// Where this thread's piece `i` of the slice at place `at` goes.
     #[inline(always)]
     fn piece(&self, at: u32, i: u32) -> u32 {
-        let pieces = ROWS as u32 * S::PIECES as u32;
+        let pieces = ROWS as u32 * Self::PIECES as u32;
         self.first + ((at * pieces + i) * THREADS + thread_idx_x()) * 16
     }
 
@@ -57,9 +63,10 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREA
         if self.copies && is_there {
             let (head, first) = from();
             let mut i = 0;
-            while i < ROWS * S::PIECES {
-                let row = first + (i / S::PIECES) as u32;
-                let address = head.piece_address::<S>(share, row, i % S::PIECES);
+            while i < ROWS * Self::PIECES {
+                let row = first + (i / Self::PIECES) as u32;
+                let part = share.part(i % Self::PIECES / S::PIECES);
+                let address = head.piece_address::<S>(part, row, i % S::PIECES);
                 // SAFETY: the caller's promise.
                 unsafe { copy_async_b128(self.piece(at, i as u32), address) };
                 i += 1;
@@ -93,26 +100,27 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32> Ring<S, ROWS, THREA
         share: Share,
         head: Head,
         first: u32,
-    ) -> [RawFragment; ROWS] {
-        let mut raw = [[0; 8]; ROWS];
+    ) -> RawRows<ROWS, PARTS> {
+        let mut raw = [[[0; 8]; PARTS]; ROWS];
         let mut row = 0;
         while row < ROWS {
             // SAFETY: the caller's promise.
             unsafe {
                 if self.copies {
                     let mut i = 0;
-                    while i < S::PIECES {
-                        let piece = self.piece(at, (row * S::PIECES + i) as u32);
-                        [
-                            raw[row][4 * i],
-                            raw[row][4 * i + 1],
-                            raw[row][4 * i + 2],
-                            raw[row][4 * i + 3],
-                        ] = load_shared_b128(piece);
+                    while i < Self::PIECES {
+                        let piece = self.piece(at, (row * Self::PIECES + i) as u32);
+                        let (raw, word) = (&mut raw[row][i / S::PIECES], 4 * (i % S::PIECES));
+                        [raw[word], raw[word + 1], raw[word + 2], raw[word + 3]] =
+                            load_shared_b128(piece);
                         i += 1;
                     }
                 } else if self.reads {
-                    raw[row] = head.load::<S>(share, first + row as u32, true);
+                    let mut part = 0;
+                    while part < PARTS {
+                        raw[row][part] = head.load::<S>(share.part(part), first + row as u32, true);
+                        part += 1;
+                    }
                 }
             }
             row += 1;

@@ -8,12 +8,12 @@ use super::{Layered, Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
-use crate::recurrent::klast::{Token, load_channels, norms, step};
+use crate::recurrent::klast::{Token, load_channels, load_parts, norms, step};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
 
-/// K-last states: all value heads of a query/key head, one after the other; `ROWS` rows of S per group of K/8 lanes at a
+/// K-last states: all value heads of a query/key head, one after the other; `ROWS` rows of S per group of [`lanes_of`] lanes at a
 /// time, of which `DEPTH` such slices are on their way to shared memory. Each thread waits for its own copies alone.
 pub struct WholeKLast<
     G,
@@ -23,6 +23,7 @@ pub struct WholeKLast<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
+    const PARTS: usize = 1,
 >(PhantomData<(G, S)>);
 
 impl<
@@ -33,9 +34,10 @@ impl<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH>
+    const PARTS: usize,
+> WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH, PARTS>
 {
-    const LANES: u32 = K / FRAGMENT;
+    const LANES: u32 = lanes_of(K, PARTS);
     /// Rows of a slice.
     const SLICE: u32 = THREADS / Self::LANES * ROWS as u32;
     const SLICES: u32 = V / Self::SLICE;
@@ -49,17 +51,18 @@ impl<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> Whole for WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH>
+    const PARTS: usize,
+> Whole for WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH, PARTS>
 {
     type Gating = G;
     const K: u32 = K;
     const V: u32 = V;
     const THREADS: u32 = THREADS;
-    const KEYS: u32 = DEPTH * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+    const KEYS: u32 = DEPTH * Ring::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
 
     #[inline(always)]
     fn place(i: u32) -> u32 {
-        position::<S, K>(i)
+        position::<S>(Self::LANES, i)
     }
 }
 
@@ -71,14 +74,16 @@ impl<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-> Kernel for WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH>
+    const PARTS: usize,
+> Kernel for WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH, PARTS>
 {
     type Params = LayerParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
     const MAX_HEADS: u32 = 16;
-    const MIN_BLOCKS_PER_SM: u32 = 1;
+    /// Several parts of k, q and states would take more than 128 registers, and leave room for one.
+    const MIN_BLOCKS_PER_SM: u32 = if PARTS > 1 { 2 } else { 1 };
     const SHARED_BYTES: u32 = Self::HEADS;
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
@@ -91,7 +96,8 @@ impl<
 
     #[inline(always)]
     unsafe fn run(params: &LayerParams) {
-        const { check_k_last(K, V, ROWS as u32, THREADS) };
+        const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
+        const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
         const { assert!(V <= THREADS && K <= THREADS, "a thread for each element") };
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
@@ -106,7 +112,7 @@ impl<
         // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads.
         unsafe {
             let place = Place::load(&c, params, row.b);
-            let ring = Ring::<S, ROWS, THREADS>::new(smem, place.reads(), c.wide_state != 0);
+            let ring = Ring::<S, ROWS, THREADS, PARTS>::new(smem, place.reads(), c.wide_state != 0);
             let head = |r: u32| {
                 let own = row.with_head(&c, r);
                 place.slots.start::<S>(&c, &params.step, (own.hv, [V, K]))
@@ -129,8 +135,8 @@ impl<
             let scale = ahead.give::<Self>(&c, params, &place, row);
             sync_threads();
 
-            let k = load_channels(smem + Self::KEYS, share);
-            let q = load_channels(smem + Self::Q, share);
+            let k = load_parts(smem + Self::KEYS, share);
+            let q = load_parts(smem + Self::Q, share);
             let norms = norms((k, q), Self::LANES);
             let mut s = 0;
             let mut r = 0;
@@ -151,7 +157,7 @@ impl<
                     let first = first_row(i);
                     ring.wait(DEPTH - 1);
                     let raw = ring.read(s % DEPTH, share, head(r), first);
-                    let mut states = raw.map(|raw| S::widen(&c, raw));
+                    let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                     let mut v = [0.0; ROWS];
                     let mut n = 0;
                     while n < ROWS {
@@ -159,7 +165,7 @@ impl<
                         v[n] = f32::from_bits(load_shared_b32(address));
                         n += 1;
                     }
-                    let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                    let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
                     n = 0;
                     while n < ROWS {
                         let row = first + n as u32;
@@ -167,7 +173,7 @@ impl<
                             store_shared_b32(of_head + Self::O + row * 4, o[n].to_bits());
                         }
                         if c.update_state != 0 {
-                            write.store::<S>(share, row, S::narrow(&c, states[n]));
+                            write.store_row::<S, PARTS>(&c, share, row, states[n]);
                         }
                         n += 1;
                     }

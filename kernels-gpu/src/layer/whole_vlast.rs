@@ -17,9 +17,10 @@ use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{LayerParams, StepConstants};
 
-/// V-last states: all value heads of a query/key head, one after the other; each group of `LANES` = V/8 lanes has consecutive
-/// rows of S, `ROWS` of them a slice. All slices of a head are in shared memory: their products with k and q come first,
-/// then δ, then the new states, and behind them the next head's slices. As many threads as there are columns own one each.
+/// V-last states: all value heads of a query/key head, one after the other, each in one or several tiles of 8 · `LANES` columns;
+/// each group of `LANES` lanes has consecutive rows of a tile, `ROWS` of them a slice. All slices of a head are in shared memory:
+/// of each tile their products with k and q come first, then δ, then the new states, and behind them the next head's
+/// slices. As many threads as a tile has columns own one each.
 pub struct WholeVLast<
     G,
     S,
@@ -44,10 +45,14 @@ impl<
     /// Rows of a group.
     const GROUP_ROWS: u32 = K * LANES / THREADS;
     const SLICES: u32 = Self::GROUP_ROWS / ROWS as u32;
-    /// Shared memory: the slices of a head; S k and S q of each column from each warp; δ rk of each column; then the
-    /// heads'.
-    const SUMS_OF_WARPS: u32 = Self::SLICES * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
-    const STEPS: u32 = Self::SUMS_OF_WARPS + Self::WARPS * V * 8;
+    /// Columns of a tile.
+    const COLUMNS: u32 = LANES * FRAGMENT;
+    /// Tiles of a head.
+    const PARTS: u32 = V / Self::COLUMNS;
+    /// Shared memory: the slices of a head; S k and S q of each column of a tile from each warp; δ rk of each column; then
+    /// the heads'.
+    const SUMS_OF_WARPS: u32 = Self::PARTS * Self::SLICES * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+    const STEPS: u32 = Self::SUMS_OF_WARPS + Self::WARPS * Self::COLUMNS * 8;
 }
 
 impl<
@@ -64,7 +69,7 @@ impl<
     const K: u32 = K;
     const V: u32 = V;
     const THREADS: u32 = THREADS;
-    const KEYS: u32 = Self::STEPS + V * 4;
+    const KEYS: u32 = Self::STEPS + Self::COLUMNS * 4;
 
     #[inline(always)]
     fn place(i: u32) -> u32 {
@@ -102,20 +107,23 @@ impl<
     unsafe fn run(params: &LayerParams) {
         const { check_v_last(K, V, LANES, (K * LANES / THREADS).next_multiple_of(2)) };
         const {
-            assert!(V == LANES * FRAGMENT, "whole rows");
             assert!(V <= THREADS && K <= THREADS, "a thread for each element");
             assert!(
                 1 <= Self::SLICES && Self::SLICES <= 2,
                 "summed pair by pair"
             );
+            assert!(
+                Self::PARTS * Self::SLICES <= 4,
+                "as many slices on their way as can be waited for"
+            );
         };
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let (thread, warp) = (thread_idx_x(), thread_idx_x() / 32);
-        let share = Share {
+        let share = |part: u32| Share {
             lane: thread % LANES,
             lanes: LANES,
-            first: 0,
+            first: part * Self::COLUMNS,
         };
         let smem = dynamic_shared_mem();
         let (sums, steps) = (smem + Self::SUMS_OF_WARPS, smem + Self::STEPS);
@@ -131,9 +139,14 @@ impl<
             };
             let first_row = |i: u32| thread / LANES * Self::GROUP_ROWS + i * ROWS as u32;
             let ahead = Ahead::load::<Self>(&c, params, &place, row);
+            // Slice `i` of tile `part` of head `r`, where there is such a head.
+            let start = |r: u32, part: u32, i: u32| {
+                let (at, is_there) = (part * Self::SLICES + i, r < c.ratio);
+                ring.start(at, is_there, share(part), || (head(r), first_row(i)));
+            };
             let mut i = 0;
-            while i < Self::SLICES {
-                ring.start(i, true, share, || (head(0), first_row(i)));
+            while i < Self::PARTS * Self::SLICES {
+                start(0, i / Self::SLICES, i % Self::SLICES);
                 i += 1;
             }
             if !place.live() {
@@ -148,14 +161,16 @@ impl<
                 warp_channels::<K>(smem + Self::Q),
             );
             let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
-            let mut r = 0;
-            while r < c.ratio {
-                let of_head = Self::head(r);
+            let mut n = 0;
+            while n < c.ratio * Self::PARTS {
+                let (r, part) = (n / Self::PARTS, n % Self::PARTS);
+                let (of_head, share) = (Self::head(r), share(part));
                 let states = |i: u32| {
                     let first = first_row(i);
+                    let at = part * Self::SLICES + i;
                     let mut states = ring
-                        .read(i, share, head(r), first)
-                        .map(|raw| S::widen(&c, raw));
+                        .read(at, share, head(r), first)
+                        .map(|[raw]| S::widen(&c, raw));
                     if G::PER_CHANNEL {
                         let decay = load_rows::<ROWS>(of_head + Self::DECAY + first * 4);
                         let mut n = 0;
@@ -167,7 +182,7 @@ impl<
                     (states, load_rows::<ROWS>(smem + Self::KEYS + first * 4))
                 };
                 let products = |i: u32| {
-                    ring.wait(Self::SLICES - 1 - i);
+                    ring.wait(Self::PARTS * Self::SLICES - 1 - i);
                     let (states, k) = states(i);
                     let q = load_rows::<ROWS>(smem + Self::Q + first_row(i) * 4);
                     (
@@ -185,24 +200,26 @@ impl<
                         n += 1;
                     }
                 }
-                leave_sums::<S, LANES>(sk, sq, share, sums + warp * V * 8);
+                leave_sums::<S, LANES>(sk, sq, share, sums + warp * Self::COLUMNS * 8);
                 sync_threads();
                 let beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
                 let decay = match G::PER_CHANNEL {
                     true => 1.0,
                     false => f32::from_bits(load_shared_b32(of_head + Self::DECAY)),
                 };
-                if thread < V {
+                if thread < Self::COLUMNS {
                     let l2norm = c.l2norm != 0;
                     let factors =
                         Factors::new(l2norm, f32::from_bits(c.scale), norms, (decay, beta));
                     let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
-                        load_shared_b64(sums + (i as u32 * V + thread) * 8).map(f32::from_bits)
+                        load_shared_b64(sums + (i as u32 * Self::COLUMNS + thread) * 8)
+                            .map(f32::from_bits)
                     });
-                    let v = f32::from_bits(load_shared_b32(of_head + thread * 4));
+                    let column = of_head + (part * Self::COLUMNS + thread) * 4;
+                    let v = f32::from_bits(load_shared_b32(column));
                     let delta = factors.delta(v, sk); // (3)
                     let o = factors.output(sq, delta); // (5)
-                    store_shared_b32(of_head + Self::O + thread * 4, o.to_bits());
+                    store_shared_b32(column + Self::O, o.to_bits());
                     store_shared_b32(steps + thread * 4, (delta * factors.k).to_bits());
                 }
                 sync_threads();
@@ -220,11 +237,10 @@ impl<
                             n += 1;
                         }
                     }
-                    let next = r + 1;
-                    ring.start(i, next < c.ratio, share, || (head(next), first_row(i)));
+                    start(r + 1, part, i);
                     i += 1;
                 }
-                r += 1;
+                n += 1;
             }
             finish::<Self>(&c, params, row, scale);
         }

@@ -77,7 +77,8 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
     values
 }
 
-/// Sum of the pairs `pair(0..count)`, `count` a power of two up to 32, neighbours first.
+/// Sum of the pairs `pair(0..count)`, 1 to 32 of them, neighbours first: where `count` is no power of two, the sums of its
+/// parts that are, the largest first.
 #[inline(always)]
 pub fn pairwise_sum(count: usize, pair: impl Fn(usize) -> [f32; 2]) -> [f32; 2] {
     // partial[l] is the sum of the last whole run of 2^l pairs: few are live at a time.
@@ -93,7 +94,15 @@ pub fn pairwise_sum(count: usize, pair: impl Fn(usize) -> [f32; 2]) -> [f32; 2] 
         partial[level] = sum;
         i += 1;
     }
-    partial[count.ilog2() as usize]
+    let mut level = count.ilog2() as usize;
+    let mut sum = partial[level];
+    while level > 0 {
+        level -= 1;
+        if (count >> level) & 1 == 1 {
+            sum = [sum[0] + partial[level][0], sum[1] + partial[level][1]];
+        }
+    }
+    sum
 }
 
 /// Σ over rows r of `row(r)` x\[r\], for each of a thread's columns: two rows at a time, then pair by pair, neighbours
@@ -131,7 +140,27 @@ pub fn column_products<const ROWS: usize>(
 /// x · y of a thread's own values, in order.
 #[inline(always)]
 pub fn dot<const N: usize>(x: [f32; N], y: [f32; N]) -> f32 {
+    add_dot(0.0, x, y)
+}
+
+/// [`dot`] of several parts, one after the other.
+#[inline(always)]
+pub fn dot_parts<const N: usize, const PARTS: usize>(
+    x: [[f32; N]; PARTS],
+    y: [[f32; N]; PARTS],
+) -> f32 {
     let mut sum = 0.0;
+    let mut part = 0;
+    while part < PARTS {
+        sum = add_dot(sum, x[part], y[part]);
+        part += 1;
+    }
+    sum
+}
+
+/// sum + x · y, in order.
+#[inline(always)]
+fn add_dot<const N: usize>(mut sum: f32, x: [f32; N], y: [f32; N]) -> f32 {
     let mut i = 0;
     while i < N {
         sum = fma(x[i], y[i], sum);

@@ -13,43 +13,63 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load};
-use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
+use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot_parts};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{StepConstants, StepParams};
 
-/// K-last states: `ROWS` rows of S per group of K/8 lanes; `THREADS` of a block.
+/// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` of a block.
 ///
 /// A single token is loaded by every group for itself. Of several, each group prepares some for the whole block, in
 /// shared memory, and then all groups walk through them.
-pub struct KLast<G, S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>(
-    PhantomData<(G, S)>,
-);
+pub struct KLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize = 1,
+>(PhantomData<(G, S)>);
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
-    KLast<G, S, K, V, ROWS, THREADS>
+impl<
+    G: Gating,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     /// Lanes of a group.
-    const LANES: u32 = K / FRAGMENT;
+    const LANES: u32 = lanes_of(K, PARTS);
     const GROUPS: u32 = THREADS / Self::LANES;
     const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
 }
 
-impl<G: Gating, S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> Prepared
-    for KLast<G, S, K, V, ROWS, THREADS>
+impl<
+    G: Gating,
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> Prepared for KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     const PER_CHANNEL: bool = G::PER_CHANNEL;
     const K: u32 = K;
-    const TILE: u32 = THREADS / (K / FRAGMENT) * ROWS as u32;
+    const TILE: u32 = THREADS / lanes_of(K, PARTS) * ROWS as u32;
     const TOKENS: u32 = 0;
 }
 
-/// A token in a lane's registers: its own 8 channels.
+/// A token in a lane's registers: its own 8 channels of each part.
 #[derive(Clone, Copy)]
-pub(crate) struct Token {
-    pub k: [f32; 8],
-    pub q: [f32; 8],
-    /// KDA's α; GDN's is in the factors.
+pub(crate) struct Token<const PARTS: usize = 1> {
+    pub k: [[f32; 8]; PARTS],
+    pub q: [[f32; 8]; PARTS],
+    /// KDA's α, of one part; GDN's is in the factors.
     pub decay: [f32; 8],
     pub factors: Factors,
     /// Where the state after it goes besides.
@@ -58,16 +78,16 @@ pub(crate) struct Token {
 
 /// A token as it lies in memory.
 #[derive(Clone, Copy)]
-struct RawToken {
-    k: Raw<8>,
-    q: Raw<8>,
+struct RawToken<const PARTS: usize> {
+    k: [Raw<8>; PARTS],
+    q: [Raw<8>; PARTS],
     q_element: u32,
     gates: LaneGates,
     /// Where the state after it goes besides.
     slot: u64,
 }
 
-impl RawToken {
+impl<const PARTS: usize> RawToken<PARTS> {
     /// # Safety
     /// The token is there.
     #[inline(always)]
@@ -83,8 +103,8 @@ impl RawToken {
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                k: share.load_matching::<S>(tokens.k.at(t, 0), c.k_element, wide),
-                q: share.load_matching::<S>(tokens.q.at(t, 0), tokens.q.element(), wide),
+                k: share.load_parts::<S, PARTS>(tokens.k.at(t, 0), c.k_element, wide),
+                q: share.load_parts::<S, PARTS>(tokens.q.at(t, 0), tokens.q.element(), wide),
                 gates: LaneGates::load::<G, S, K>(c, params, row, tokens, t, share),
                 q_element: tokens.q.element(),
                 slot: token_slot(c, params, row.b, t),
@@ -94,25 +114,44 @@ impl RawToken {
 
     /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[inline(always)]
-    fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token {
-        let channels = (self.k.to_f32(c.k_element), self.q.to_f32(self.q_element));
+    fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+        let channels = (
+            parts_to_f32(self.k, c.k_element),
+            parts_to_f32(self.q, self.q_element),
+        );
         let gates = self.gates.values::<G>(c, lanes, together);
         Token::new(c, channels, norms(channels, lanes), gates, self.slot)
     }
 }
 
-/// Σk², Σq² and k·q over a group of `lanes` lanes (1). All lanes of the warp call it.
+/// A lane's channels of all parts.
 #[inline(always)]
-pub(crate) fn norms((k, q): ([f32; 8], [f32; 8]), lanes: u32) -> [f32; 3] {
-    butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes)
+pub(crate) fn parts_to_f32<const PARTS: usize>(
+    raw: [Raw<8>; PARTS],
+    element: u32,
+) -> [[f32; 8]; PARTS] {
+    raw.map(|raw| raw.to_f32(element))
 }
 
-impl Token {
+/// Σk², Σq² and k·q over a group of `lanes` lanes (1). All lanes of the warp call it.
+#[inline(always)]
+pub(crate) fn norms<const PARTS: usize>(
+    (k, q): ([[f32; 8]; PARTS], [[f32; 8]; PARTS]),
+    lanes: u32,
+) -> [f32; 3] {
+    butterfly_sum(
+        [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)],
+        1,
+        lanes,
+    )
+}
+
+impl<const PARTS: usize> Token<PARTS> {
     /// Of a lane's channels of k and q, their [`norms`], and the gates as [`LaneGates::values`] gives them.
     #[inline(always)]
     pub(crate) fn new(
         c: &StepConstants,
-        (k, q): ([f32; 8], [f32; 8]),
+        (k, q): ([[f32; 8]; PARTS], [[f32; 8]; PARTS]),
         norms: [f32; 3],
         (decay, gates): ([f32; 8], (f32, f32)),
         slot: u64,
@@ -129,9 +168,9 @@ impl Token {
 
 /// One token on this group's rows; their outputs.
 #[inline(always)]
-pub(crate) fn step<G: Gating, const ROWS: usize>(
-    states: &mut [[f32; 8]; ROWS],
-    token: Token,
+pub(crate) fn step<G: Gating, const ROWS: usize, const PARTS: usize>(
+    states: &mut [[[f32; 8]; PARTS]; ROWS],
+    token: Token<PARTS>,
     v: [f32; ROWS],
     lanes: u32,
 ) -> [f32; ROWS] {
@@ -141,11 +180,11 @@ pub(crate) fn step<G: Gating, const ROWS: usize>(
         if G::PER_CHANNEL {
             let mut i = 0;
             while i < 8 {
-                states[r][i] *= token.decay[i]; // (2)
+                states[r][0][i] *= token.decay[i]; // (2)
                 i += 1;
             }
         }
-        products[r] = [dot(states[r], token.k), dot(states[r], token.q)];
+        products[r] = [dot_parts(states[r], token.k), dot_parts(states[r], token.q)];
         r += 1;
     }
     let products = butterfly_sum_pairs(products, 1, lanes);
@@ -156,24 +195,37 @@ pub(crate) fn step<G: Gating, const ROWS: usize>(
         let delta = token.factors.delta(v[r], sk); // (3)
         o[r] = token.factors.output(sq, delta); // (5)
         let step = delta * token.factors.k;
-        let mut i = 0;
-        while i < 8 {
-            states[r][i] = fma(step, token.k[i], token.factors.decay * states[r][i]); // (2) (4)
-            i += 1;
+        let mut part = 0;
+        while part < PARTS {
+            let (s, k) = (&mut states[r][part], token.k[part]);
+            let mut i = 0;
+            while i < 8 {
+                s[i] = fma(step, k[i], token.factors.decay * s[i]); // (2) (4)
+                i += 1;
+            }
+            part += 1;
         }
         r += 1;
     }
     o
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
-    Kernel for KLast<G, S, K, V, ROWS, THREADS>
+impl<
+    G: Gating,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> Kernel for KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = V / Self::TILE;
-    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
+    /// Several parts of k, q and states are more than 128 registers.
+    const MIN_BLOCKS_PER_SM: u32 = if PARTS > 1 { 384 } else { 512 } / THREADS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::RECURRENT,
@@ -185,7 +237,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
-        const { check_k_last(K, V, ROWS as u32, THREADS) };
+        const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
+        const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let group = thread_idx_x() / Self::LANES;
@@ -212,14 +265,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
             }
             let start = slots.start::<S>(&c, params, (row.hv, [V, K]));
             let load_states = || {
-                let mut raw = [[0; 8]; ROWS];
-                let mut r = 0;
-                while r < ROWS {
-                    raw[r] =
-                        start.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
-                    r += 1;
-                }
-                raw
+                let from = (live, slots.is_fresh());
+                start.load_start_rows::<S, ROWS, PARTS>(share, first, from)
             };
             let store_zeros = || {
                 let mut t = 0;
@@ -240,9 +287,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                     return;
                 }
                 let token = token.values::<G>(&c, Self::LANES, true);
-                let mut states = raw.map(|raw| S::widen(&c, raw));
+                let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                 let v = v.to_f32(c.v_element);
-                let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
                 Self::store_after(
                     &slots,
                     &c,
@@ -275,27 +322,26 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                 }
             }
             sync_threads();
-            let mut states = raw.map(|raw| S::widen(&c, raw));
+            let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
             if c.previous_tokens != 0 {
                 let mut t = 0;
                 while t < kept {
                     let (token, v) = Self::prepared(&c, t, share);
-                    step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                    step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
                     t += 1;
                 }
                 let write = slots.write::<S>(&c, params, (row.hv, [V, K]));
                 let mut r = 0;
                 while r < ROWS {
-                    let rounded = S::narrow(&c, states[r]);
-                    write.store::<S>(share, first + r as u32, rounded);
-                    states[r] = S::widen(&c, rounded);
+                    states[r] =
+                        write.store_rounded::<S, PARTS>(&c, share, first + r as u32, states[r]);
                     r += 1;
                 }
             }
             let mut t = 0;
             while t < tokens.count {
                 let (token, v) = Self::prepared(&c, kept + t, share);
-                let o = step::<G, ROWS>(&mut states, token, v, Self::LANES);
+                let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
                 let is_last = t + 1 == tokens.count;
                 Self::store_after(
                     &slots,
@@ -315,8 +361,15 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
     }
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>
-    KLast<G, S, K, V, ROWS, THREADS>
+impl<
+    G: Gating,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     /// Stores this group's rows wherever the state after a token goes: see [`Slots::after`].
     #[inline(always)]
@@ -326,7 +379,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
         params: &StepParams,
         row: Row,
         after: (u32, bool, u64),
-        states: &[[f32; 8]; ROWS],
+        states: &[[[f32; 8]; PARTS]; ROWS],
         (share, first): (Share, u32),
     ) {
         // SAFETY: the caller's promise.
@@ -334,7 +387,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
             slots.after::<S>(c, params, row, [V, K], after, |head| {
                 let mut r = 0;
                 while r < ROWS {
-                    head.store::<S>(share, first + r as u32, S::narrow(c, states[r]));
+                    head.store_row::<S, PARTS>(c, share, first + r as u32, states[r]);
                     r += 1;
                 }
             });
@@ -350,7 +403,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
         tokens: &Tokens,
         share: Share,
         first: u32,
-    ) -> (RawToken, Raw<ROWS>) {
+    ) -> (RawToken<PARTS>, Raw<ROWS>) {
         let group = thread_idx_x() / Self::LANES;
         // SAFETY: the caller's promise.
         unsafe {
@@ -370,7 +423,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
         params: &StepParams,
         row: Row,
         (tokens, before): (&Tokens, u32),
-        (mut raw, mut v): (RawToken, Raw<ROWS>),
+        (mut raw, mut v): (RawToken<PARTS>, Raw<ROWS>),
         (share, first): (Share, u32),
     ) {
         let group = thread_idx_x() / Self::LANES;
@@ -399,8 +452,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
                 let token = raw.values::<G>(c, Self::LANES, false);
                 let smem = smem + t * Self::TOKEN_BYTES;
                 if t < tokens.count {
-                    store_channels(smem, share, token.k);
-                    store_channels(smem + Self::Q, share, token.q);
+                    store_parts(smem, share, token.k);
+                    store_parts(smem + Self::Q, share, token.q);
                     if G::PER_CHANNEL {
                         store_channels(smem + Self::DECAY, share, token.decay);
                     }
@@ -419,7 +472,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
 
     /// Prepared token `i`, and v of this group's rows.
     #[inline(always)]
-    unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token, [f32; ROWS]) {
+    unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token<PARTS>, [f32; ROWS]) {
         let smem = Self::token(i);
         let group = thread_idx_x() / Self::LANES;
         // SAFETY: the caller's promise.
@@ -435,8 +488,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const ROWS: usize, 
             let slot = Self::slot(c, smem);
             let token = Token {
                 slot,
-                k: load_channels(smem, share),
-                q: load_channels(smem + Self::Q, share),
+                k: load_parts(smem, share),
+                q: load_parts(smem + Self::Q, share),
                 decay: if G::PER_CHANNEL {
                     load_channels(smem + Self::DECAY, share)
                 } else {
@@ -477,4 +530,38 @@ pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
         let [e, f, g, h] = load_shared_b128(own + share.lanes * 16);
         [a, b, c, d, e, f, g, h].map(f32::from_bits)
     }
+}
+
+/// [`store_channels`] of every part, one behind the other.
+///
+/// # Safety
+/// As [`store_channels`]'s.
+#[inline(always)]
+pub(crate) unsafe fn store_parts<const PARTS: usize>(
+    smem: u32,
+    share: Share,
+    values: [[f32; 8]; PARTS],
+) {
+    let mut i = 0;
+    while i < PARTS {
+        // SAFETY: the caller's promise.
+        unsafe { store_channels(smem + i as u32 * share.lanes * 32, share, values[i]) };
+        i += 1;
+    }
+}
+
+/// What [`store_parts`] stored for this lane.
+///
+/// # Safety
+/// As a load's of shared memory.
+#[inline(always)]
+pub(crate) unsafe fn load_parts<const PARTS: usize>(smem: u32, share: Share) -> [[f32; 8]; PARTS] {
+    let mut values = [[0.0; 8]; PARTS];
+    let mut i = 0;
+    while i < PARTS {
+        // SAFETY: the caller's promise.
+        values[i] = unsafe { load_channels(smem + i as u32 * share.lanes * 32, share) };
+        i += 1;
+    }
+    values
 }

@@ -356,7 +356,7 @@ pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
     }
 }
 
-/// KDA's α of this lane's K/32 channels, padded to 4, of token `t`; then what [`Factors`] take: GDN's α (KDA's 1) and β.
+/// KDA's α of this lane's channels, padded to 4, of token `t`; then what [`Factors`] take: GDN's α (KDA's 1) and β.
 ///
 /// # Safety
 /// The token is there.
@@ -390,7 +390,7 @@ pub(crate) unsafe fn warp_gates<G: Gating, const K: u32>(
     }
 }
 
-/// α of this lane's K/32 channels, padded to 4, and β, of token `t`.
+/// α of this lane's channels, padded to 4, and β, of token `t`.
 #[inline(always)]
 unsafe fn channel_gates<const K: u32>(
     c: &StepConstants,
@@ -418,14 +418,20 @@ unsafe fn channel_gates<const K: u32>(
     }
 }
 
-/// This lane's K/32 channels of q, k or a gate, padded with zeros to 4.
+/// This lane's channels of q, k or a gate: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros
+/// to 4.
 #[inline(always)]
 unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> Raw<4> {
-    let address = address + (lane_id() * (K / 32) * bytes_of(element)) as u64;
+    let own = if K > 64 { 4 } else { 2 };
+    let address = address + (lane_id() * own * bytes_of(element)) as u64;
     // SAFETY: the caller's promise.
     unsafe {
-        if K == 128 {
-            load::<4>(address, element, wide)
+        if K > 64 {
+            if lane_id() < K / 4 {
+                load::<4>(address, element, wide)
+            } else {
+                Raw([0; 4])
+            }
         } else {
             let Raw([x, y]) = load::<2>(address, element, wide);
             Raw([x, y, 0, 0])
@@ -433,7 +439,7 @@ unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) ->
     }
 }
 
-/// Stores this lane's K/32 channels of a row of K.
+/// Stores this lane's channels of a row of K, as [`warp_channels`] loads them.
 ///
 /// # Safety
 /// The places are this lane's to write.
@@ -442,8 +448,10 @@ pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
     let [x, y, z, w] = values.map(f32::to_bits);
     // SAFETY: the caller's promise.
     unsafe {
-        if K == 128 {
-            store_shared_b128(smem + lane_id() * 16, [x, y, z, w]);
+        if K > 64 {
+            if lane_id() < K / 4 {
+                store_shared_b128(smem + lane_id() * 16, [x, y, z, w]);
+            }
         } else {
             store_shared_b64(smem + lane_id() * 8, [x, y]);
         }

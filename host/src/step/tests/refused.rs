@@ -120,7 +120,12 @@ fn heads_that_no_kernel_takes_are_refused_by_name() {
             args.inputs = Inputs::qkv(qk, qk, v);
         }
     };
-    refused(gdn(), of_heads(2, 96, 4, 96), &["K = 96", "64 or 128"]);
+    refused(gdn(), of_heads(2, 80, 4, 80), &["K = 80", "64, 96 or 128"]);
+    refused(
+        gdn(),
+        of_heads(2, 96, 4, 96),
+        &["V = 96", "192 with K = 96"],
+    );
     refused(
         gdn(),
         of_heads(2, 64, 4, 128),

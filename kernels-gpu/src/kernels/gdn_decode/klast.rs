@@ -8,23 +8,35 @@ use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load};
-use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
+use crate::math::reduce::{butterfly_sum_pairs, dot_parts};
+use crate::recurrent::klast::{norms, parts_to_f32};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, check_k_last};
+use crate::state::{Share, StateElement, check_k_last, lanes_of};
 use crate::step::{StepConstants, StepParams};
 
-/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block.
-pub struct KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32>(
-    PhantomData<S>,
-);
+/// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes, all in flight at once; `THREADS` of a block.
+pub struct KLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize = 1,
+>(PhantomData<S>);
 
-impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> Kernel
-    for KLast<S, K, V, ROWS, THREADS>
+impl<
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> Kernel for KLast<S, K, V, ROWS, THREADS, PARTS>
 {
     type Params = StepParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
-    const TILES: u32 = V / (THREADS / (K / FRAGMENT) * ROWS as u32);
+    const TILES: u32 = V / (THREADS / lanes_of(K, PARTS) * ROWS as u32);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnDecode,
         layout: Layout::KLast,
@@ -35,8 +47,8 @@ impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREA
 
     #[inline(always)]
     unsafe fn run(params: &StepParams) {
-        const { check_k_last(K, V, ROWS as u32, THREADS) };
-        let lanes = K / FRAGMENT;
+        const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
+        let lanes = const { lanes_of(K, PARTS) };
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let share = Share {
@@ -51,14 +63,10 @@ impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREA
             let slots = Slots::load(&c, params, row.b);
             let live = slots.live(&c, params);
             let read = slots.read_head::<S>(&c, params, (row.hv, [V, K]));
-            let mut raw = [[0; 8]; ROWS];
-            let mut r = 0;
-            while r < ROWS {
-                raw[r] = read.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
-                r += 1;
-            }
-            let k = share.load_matching::<S>(row.k(&c, params, 0), c.k_element, wide);
-            let q = share.load_matching::<S>(row.q(&c, params, 0), c.q_element, wide);
+            let from = (live, slots.is_fresh());
+            let raw = read.load_start_rows::<S, ROWS, PARTS>(share, first, from);
+            let k = share.load_parts::<S, PARTS>(row.k(&c, params, 0), c.k_element, wide);
+            let q = share.load_parts::<S, PARTS>(row.q(&c, params, 0), c.q_element, wide);
             let v = load::<ROWS>(row.v(&c, params, first), c.v_element, wide);
             let gates = RawGates::load(&c, params, row);
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
@@ -70,11 +78,11 @@ impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREA
             }
 
             let (k, q, v) = (
-                k.to_f32(c.k_element),
-                q.to_f32(c.q_element),
+                parts_to_f32(k, c.k_element),
+                parts_to_f32(q, c.q_element),
                 v.to_f32(c.v_element),
             );
-            let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, lanes); // (1)
+            let norms = norms((k, q), lanes); // (1)
             let factors = Factors::new(
                 c.l2norm != 0,
                 f32::from_bits(c.scale),
@@ -83,10 +91,10 @@ impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREA
             );
 
             let mut products = [[0.0; 2]; ROWS];
-            r = 0;
+            let mut r = 0;
             while r < ROWS {
-                let s = S::widen(&c, raw[r]);
-                products[r] = [dot(s, k), dot(s, q)];
+                let s = raw[r].map(|raw| S::widen(&c, raw));
+                products[r] = [dot_parts(s, k), dot_parts(s, q)];
                 r += 1;
             }
             let products = butterfly_sum_pairs(products, 1, lanes);
@@ -99,14 +107,18 @@ impl<S: StateElement, const K: u32, const V: u32, const ROWS: usize, const THREA
                 o[r] = factors.output(sq, delta); // (5)
                 if c.update_state != 0 {
                     let step = delta * factors.k;
-                    let s = S::widen(&c, raw[r]);
-                    let mut next = [0.0; 8];
-                    let mut i = 0;
-                    while i < 8 {
-                        next[i] = fma(step, k[i], factors.decay * s[i]); // (2) (4)
-                        i += 1;
+                    let mut next = raw[r].map(|raw| S::widen(&c, raw));
+                    let mut part = 0;
+                    while part < PARTS {
+                        let mut i = 0;
+                        while i < 8 {
+                            let s = next[part][i];
+                            next[part][i] = fma(step, k[part][i], factors.decay * s); // (2) (4)
+                            i += 1;
+                        }
+                        part += 1;
                     }
-                    write.store::<S>(share, first + r as u32, S::narrow(&c, next));
+                    write.store_row::<S, PARTS>(&c, share, first + r as u32, next);
                 }
                 r += 1;
             }

@@ -190,14 +190,19 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
     }
 }
 
-/// This lane's K/32 channels of q or k, padded with zeros to 4.
+/// This lane's channels of q or k: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros to 4.
 #[inline(always)]
 unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> [f32; 4] {
-    let address = address + (lane_id() * (K / 32) * bytes_of(element)) as u64;
+    let own = if K > 64 { 4 } else { 2 };
+    let address = address + (lane_id() * own * bytes_of(element)) as u64;
     // SAFETY: the caller's promise.
     unsafe {
-        if K == 128 {
-            load::<4>(address, element, wide).to_f32(element)
+        if K > 64 {
+            if lane_id() < K / 4 {
+                load::<4>(address, element, wide).to_f32(element)
+            } else {
+                [0.0; 4]
+            }
         } else {
             let [x, y] = load::<2>(address, element, wide).to_f32(element);
             [x, y, 0.0, 0.0]

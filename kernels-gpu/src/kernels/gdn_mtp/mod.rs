@@ -43,8 +43,14 @@ impl Gating for PerHead {
 }
 
 /// Token by token on K-last states.
-pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
-    recurrent::KLast<PerHead, S, K, V, ROWS, THREADS>;
+pub type KLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize = 1,
+> = recurrent::KLast<PerHead, S, K, V, ROWS, THREADS, PARTS>;
 
 /// Token by token on V-last states.
 pub type VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =

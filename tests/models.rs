@@ -1,0 +1,168 @@
+//! The linear layer of each model of README.md's table, convolution to norm, against the reference: a decode, a verify and a
+//! prompt, in every state dtype and layout. Heads are those of a small part of it, with its HV/H.
+
+use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
+use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_tests::compare::check_everywhere;
+use gated_delta_tests::slots::SlotChoice;
+use gated_delta_tests::spec::{Family, NormChoice, Spec};
+
+/// What a model's layer is.
+struct Model {
+    name: &'static str,
+    gates: GateKind,
+    /// HV/H.
+    ratio: usize,
+    /// K; V is K, or 192.
+    dim: usize,
+    norm: NormChoice,
+}
+
+const fn norm(eps: f32, activation: Activation) -> NormChoice {
+    NormChoice { eps, activation }
+}
+
+const SILU: NormChoice = norm(1e-6, Activation::Silu);
+const SIGMOID: NormChoice = norm(1e-5, Activation::Sigmoid);
+const GDN: GateKind = GateKind::Raw(BetaScale::One);
+
+const MODELS: [Model; 8] = [
+    Model {
+        name: "Qwen3-Next",
+        gates: GDN,
+        ratio: 2,
+        dim: 128,
+        norm: SILU,
+    },
+    Model {
+        name: "Qwen3.5",
+        gates: GDN,
+        ratio: 3,
+        dim: 128,
+        norm: SILU,
+    },
+    Model {
+        name: "Qwen3.5-MoE",
+        gates: GDN,
+        ratio: 4,
+        dim: 128,
+        norm: SILU,
+    },
+    Model {
+        name: "Qwen4-exp",
+        gates: GDN,
+        ratio: 3,
+        dim: 128,
+        norm: norm(1e-6, Activation::Sigmoid),
+    },
+    Model {
+        name: "Qwen4-exp, K = 64",
+        gates: GDN,
+        ratio: 3,
+        dim: 64,
+        norm: norm(1e-6, Activation::Sigmoid),
+    },
+    Model {
+        name: "OLMo-Hybrid",
+        gates: GateKind::Raw(BetaScale::Two),
+        ratio: 1,
+        dim: 96,
+        norm: norm(1e-5, Activation::Silu),
+    },
+    Model {
+        name: "Kimi-Linear",
+        gates: GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+        ratio: 1,
+        dim: 128,
+        norm: SIGMOID,
+    },
+    Model {
+        name: "GLM-5-Next",
+        gates: GateKind::Kda(KdaDecay::LowerBound(-5.0), KdaBeta::Logit),
+        ratio: 1,
+        dim: 128,
+        norm: SIGMOID,
+    },
+];
+
+impl Model {
+    /// `tokens` of two rows, of which one may be fresh, by the kernels for one token or for several.
+    fn spec(&self, layout: StateLayout, state: DType, tokens: usize) -> Spec {
+        let family = Family::layer(self.gates.operator(), layout, state, self.dim);
+        let mut spec = Spec {
+            tokens,
+            ratio: self.ratio,
+            heads: if self.ratio == 1 { 2 } else { 1 },
+            gates: self.gates,
+            norm: Some(self.norm),
+            slots: SlotChoice::BOTH,
+            fresh: true,
+            ..Spec::plain(family)
+        };
+        // As the models have it: x, z and o in bf16.
+        spec.form.gates = [DType::Bf16; 2];
+        spec
+    }
+}
+
+/// Checks `make` of each model, layout and state dtype.
+fn each(make: impl Fn(&Model, StateLayout, DType) -> Option<Spec>) {
+    for model in &MODELS {
+        for layout in [StateLayout::KLast, StateLayout::VLast] {
+            for state in [DType::F32, DType::Bf16, DType::F16] {
+                if let Some(spec) = make(model, layout, state) {
+                    println!("{}, {layout} {state}", model.name);
+                    check_everywhere(&spec.case(), None);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_models_layer_decodes() {
+    each(|model, layout, state| Some(model.spec(layout, state, 1)));
+}
+
+/// With the state and the window after each token.
+#[test]
+fn every_models_layer_verifies_drafts() {
+    each(|model, layout, state| {
+        Some(Spec {
+            snapshots: Some(0),
+            ..model.spec(layout, state, 3)
+        })
+    });
+}
+
+/// In pieces of 64 tokens, the last of them shorter.
+#[test]
+fn every_models_layer_takes_a_prompt() {
+    each(|model, layout, state| {
+        let mut spec = model.spec(layout, state, 70);
+        spec.options.formulation = Formulation::Chunked;
+        spec.batch = 1;
+        (model.dim != 96).then_some(spec)
+    });
+}
+
+/// What is not there for K = 96 is refused by name.
+#[test]
+fn a_prompt_of_k_96_is_refused_by_name() {
+    let olmo = MODELS.iter().find(|model| model.dim == 96);
+    let mut spec = olmo
+        .expect("OLMo-Hybrid")
+        .spec(StateLayout::KLast, DType::F32, 70);
+    spec.options.formulation = Formulation::Chunked;
+    let case = spec.case();
+    let backend = &gated_delta_tests::backend::backends()[0];
+    let refused = backend.with(&case, |_, _, args| match args.work() {
+        Ok(work) => work.variants().map(|_| ()),
+        Err(error) => Err(error),
+    });
+    let (refused, _) = refused.unwrap();
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "K = 96 is not supported: 64 or 128 with formulation = chunked"
+    );
+}
