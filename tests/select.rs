@@ -1,10 +1,12 @@
 //! Both sides of every threshold at which another variant is selected: the same results, bit for bit.
 
+use std::sync::OnceLock;
+
 use gated_delta::{Activation, DType, Entry, KdaBeta, StateLayout, Tensor};
 use gated_delta_harness::arguments::{
     Arguments, GateKind, GatedNorm, KdaDecay, New, Operator, Tokens,
 };
-use gated_delta_tests::backend::{Backend, backends};
+use gated_delta_tests::backend::{Backend, backends, on_threads};
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Change, take};
@@ -69,14 +71,19 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     selected
 }
 
-/// The batch sizes of single heads after which another variant is selected.
-fn thresholds(family: Family) -> Vec<usize> {
-    let selected: Vec<Entry> = (1..=MOST_HEADS)
-        .map(|batch| selected(family, batch, 1))
-        .collect();
-    (1..MOST_HEADS)
-        .filter(|&batch| selected[batch - 1] != selected[batch])
-        .collect()
+/// Of every family the batch sizes of single heads after which another variant is selected.
+fn thresholds() -> &'static [(Family, usize)] {
+    static THRESHOLDS: OnceLock<Vec<(Family, usize)>> = OnceLock::new();
+    let of = |family| {
+        let selected: Vec<Entry> = (1..=MOST_HEADS)
+            .map(|batch| selected(family, batch, 1))
+            .collect();
+        let changes = move |&batch: &usize| selected[batch - 1] != selected[batch];
+        (1..MOST_HEADS)
+            .filter(changes)
+            .map(move |batch| (family, batch))
+    };
+    THRESHOLDS.get_or_init(|| Family::all().into_iter().flat_map(of).collect())
 }
 
 /// `threshold` rows of `ratio` value heads and one more, of which the first, the middle and the last two are active.
@@ -154,35 +161,31 @@ fn results_are_the_same_with_two_heads_a_block() {
 
 #[test]
 fn results_are_the_same_on_both_sides_of_each_threshold() {
-    for family in Family::all() {
-        for threshold in thresholds(family) {
-            for backend in backends() {
-                println!("{family:?} at {threshold} heads, {}", backend.name());
-                both_sides(backend, family, threshold, 1);
-            }
+    on_threads(thresholds(), |&(family, threshold)| {
+        for backend in backends() {
+            println!("{family:?} at {threshold} heads, {}", backend.name());
+            both_sides(backend, family, threshold, 1);
         }
-    }
+    });
 }
 
 #[test]
 fn thresholds_count_the_heads_of_all_rows() {
-    for family in Family::all() {
-        for threshold in thresholds(family) {
-            for heads in [2, 8, 64] {
-                let batch = threshold / heads;
-                assert_eq!(
-                    selected(family, batch, heads),
-                    selected(family, batch * heads, 1),
-                    "{batch} rows of {heads}"
-                );
-                let next = selected(family, (batch + 1) * heads, 1);
-                assert_eq!(
-                    selected(family, batch + 1, heads),
-                    next,
-                    "{} rows of {heads}",
-                    batch + 1
-                );
-            }
+    for &(family, threshold) in thresholds() {
+        for heads in [2, 8, 64] {
+            let batch = threshold / heads;
+            assert_eq!(
+                selected(family, batch, heads),
+                selected(family, batch * heads, 1),
+                "{batch} rows of {heads}"
+            );
+            let next = selected(family, (batch + 1) * heads, 1);
+            assert_eq!(
+                selected(family, batch + 1, heads),
+                next,
+                "{} rows of {heads}",
+                batch + 1
+            );
         }
     }
 }

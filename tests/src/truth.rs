@@ -1,6 +1,7 @@
 //! What the reference says about a case.
 
 use std::convert::Infallible;
+use std::ops::Range;
 
 use gated_delta::{Activation, BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, New, Tokens};
@@ -455,15 +456,21 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
         };
         let rows = before.rows();
         let [exact, more] = [0, 1].map(|i| each_state(&problems[i], &rows, from[i]));
+        let heads = problem.value_heads;
         let states = States {
-            exact: &exact.1,
-            decaying_more: &more.1,
+            exact: &exact.states,
+            decaying_more: &more.states,
         };
-        let of_tokens = states
-            .allowed(len, tolerance.output, 0.0)
-            .into_iter()
-            .enumerate();
+        let of_states = states.allowed(len, tolerance.output, 0.0);
+        let mut of_tokens = vec![0.0; problem.v.len() / problem.value_dim];
+        for (tokens, first) in &exact.rows {
+            let of_row = tokens.start * heads..tokens.end * heads;
+            let count = of_row.len();
+            of_tokens[of_row].copy_from_slice(&of_states[first * heads..][..count]);
+        }
         allowed.o = of_tokens
+            .into_iter()
+            .enumerate()
             .map(|(i, of_state)| {
                 let q = problem.query(i / problem.value_heads, i % problem.value_heads);
                 let q = finite_norm(&q);
@@ -472,7 +479,7 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
             })
             .collect();
         if before.has_previous() {
-            o = exact.0;
+            o = exact.o;
         }
     }
     let (mut windows, mut window_snapshots) = (None, None);
@@ -545,64 +552,99 @@ fn finite_norm(values: &[f64]) -> f64 {
     norm(&finite)
 }
 
-/// o, and the state after every token, `[B, T, HV, V, K]`, or `[total, HV, V, K]`, of a launch that starts from these
-/// states and writes none.
-fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> (Vec<f64>, Vec<f64>) {
+/// What rows leave that start from some states and write none.
+struct EachState {
+    /// As of any launch.
+    o: Vec<f64>,
+    /// Active rows' tokens, among those of all rows, and the state after the first of them: its number in `states`.
+    rows: Vec<(Range<usize>, usize)>,
+    /// `[…, HV, V, K]`
+    states: Vec<f64>,
+}
+
+/// The states after every token of a launch that starts from these.
+fn each_state(problem: &Layer<'_>, rows: &[Row], states: &[f64]) -> EachState {
     let step = &problem.step;
+    let mut live: Vec<_> = rows
+        .iter()
+        .enumerate()
+        .filter_map(|(b, row)| Some((b, row.tokens.clone()?, row.live.as_ref()?)))
+        .collect();
+    live.sort_by_key(|(_, tokens, _)| tokens.start);
+    let lengths = live.iter().map(|(_, tokens, _)| tokens.len());
     // Packed rows of a prefill may all be shorter than T.
-    let steps = match step.cu_seqlens {
-        Some(_) => rows
-            .iter()
-            .flat_map(|row| &row.tokens)
-            .map(ExactSizeIterator::len)
-            .max(),
-        None => Some(step.tokens),
+    let steps = lengths.max().unwrap_or(1).max(1);
+    // All tokens as packed ones: what is between active rows is one inactive row, and has no state.
+    let total = step.v.len() / (step.value_heads * step.value_dim);
+    let (mut bounds, mut starts, mut fresh, mut own) = (vec![0], vec![], vec![], vec![]);
+    let mut add = |end: usize, start: i64, is_fresh: i64| {
+        bounds.push(end as i64);
+        starts.push(start);
+        fresh.push(is_fresh);
+        starts.len() - 1
     };
-    let (steps, heads) = (steps.unwrap_or(1), step.value_heads);
-    let len = heads * step.key_dim * step.value_dim;
-    let start = |row: &Row| {
-        row.live.as_ref().map_or(-1, |live| {
-            // A fresh row is active by the slot that it writes: any.
-            let start = live.commit.map(|(_, slot)| slot).or(live.start);
-            start.unwrap_or(0) as i64
-        })
-    };
-    let starts: Vec<i64> = rows.iter().map(start).collect();
+    let mut end = 0;
+    for (b, tokens, live) in live {
+        assert!(end <= tokens.start, "no token is of two rows");
+        if end < tokens.start {
+            add(tokens.start, -1, 0);
+        }
+        // A fresh row is active by the slot that it writes: any.
+        let start = live.commit.map(|(_, slot)| slot).or(live.start);
+        let is_fresh = problem.fresh.map_or(0, |fresh| fresh[b]);
+        let row = add(tokens.end, start.unwrap_or(0) as i64, is_fresh);
+        end = tokens.end;
+        own.push((tokens, row * steps));
+    }
+    if end < total {
+        add(total, -1, 0);
+    }
     let step = Recurrent {
+        batch: starts.len(),
+        tokens: steps,
+        cu_seqlens: Some(&bounds),
         read_slots: Some(&starts),
         write_slots: None,
         token_slots: None,
         accepted: None,
         null_slot: None,
         update_state: false,
-        tokens: steps,
         snapshot_steps: Some(steps),
         previous: None,
         ..*step
     };
-    let nothing = vec![0.0; rows.len() * steps * len];
+    let len = step.value_heads * step.key_dim * step.value_dim;
+    let nothing = vec![0.0; starts.len() * steps * len];
     let pools = Pools {
         states,
         snapshots: Some(&nothing),
         ..Pools::default()
     };
+    let fresh = problem.fresh.is_some().then_some(&fresh[..]);
     let verify = Layer {
         step,
         // What is committed of a fresh row is no longer zeros.
-        fresh: problem.fresh.filter(|_| problem.step.previous.is_none()),
+        fresh: fresh.filter(|_| problem.step.previous.is_none()),
         checkpoints: None,
         ..*problem
     };
     let verified = run(&verify, &pools);
-    let snapshots = verified.snapshots.unwrap_or_default();
-    let mut states = vec![0.0; verified.o.len() / step.value_dim * len / heads];
-    for (b, row) in rows.iter().enumerate() {
-        for (t, token) in row.tokens.iter().flat_map(Clone::clone).enumerate() {
-            let state = &snapshots[(b * steps + t) * len..][..len];
-            states[token * len..][..len].copy_from_slice(state);
+    // Zero for inactive rows, NaN where there is no row.
+    let mut o = vec![f64::NAN; verified.o.len()];
+    let of_token = step.value_heads * step.value_dim;
+    for row in rows {
+        let Some(tokens) = &row.tokens else { continue };
+        let own = tokens.start * of_token..tokens.end * of_token;
+        match row.live {
+            Some(_) => o[own.clone()].copy_from_slice(&verified.o[own]),
+            None => o[own].fill(0.0),
         }
     }
-    (verified.o, states)
+    EachState {
+        o,
+        rows: own,
+        states: verified.snapshots.unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]
