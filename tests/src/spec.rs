@@ -118,6 +118,13 @@ impl Family {
         families
     }
 
+    /// Whether a kernel has room for one token of so many value heads of a query/key head.
+    #[must_use]
+    pub fn takes_ratio(self, ratio: usize) -> bool {
+        let mut entries = Entry::ALL.iter();
+        entries.any(|entry| Self::all_of(*entry).contains(&self) && takes(*entry, 1, ratio as u32))
+    }
+
     /// Whether tokens are computed one by one, so that there is a state after each.
     #[must_use]
     pub fn is_recurrent(self) -> bool {
@@ -199,6 +206,13 @@ impl Family {
             _ => 200,
         }
     }
+}
+
+/// Whether a block of `entry` has room for so many tokens of so many value heads.
+fn takes(entry: Entry, tokens: u32, heads: u32) -> bool {
+    let of_head = entry.shared_bytes_per_head() + entry.shared_bytes_per_token_of_head() * tokens;
+    let of_block = entry.shared_bytes() + entry.shared_bytes_per_token() * tokens;
+    heads <= entry.max_heads() && of_block + of_head * heads <= 101_376
 }
 
 /// How large q and k are.
@@ -410,15 +424,7 @@ impl Spec {
         let mut entries = (Entry::ALL.iter())
             .filter(|entry| Family::all_of(**entry).contains(&family))
             .peekable();
-        entries.peek().is_none()
-            || entries.any(|entry| {
-                let bytes = entry.shared_bytes()
-                    + entry.shared_bytes_per_token() * tokens
-                    + (entry.shared_bytes_per_head()
-                        + entry.shared_bytes_per_token_of_head() * tokens)
-                        * heads;
-                heads <= entry.max_heads() && bytes <= 101_376
-            })
+        entries.peek().is_none() || entries.any(|entry| takes(*entry, tokens, heads))
     }
 
     /// Laid out.

@@ -27,11 +27,15 @@ enum Keeping {
 pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     let mut shapes = Vec::new();
     // A block of a layer's kernels has all value heads of a query/key head.
-    let ratios: &[usize] = match family.layer && family.is_recurrent() {
+    let of_block = family.layer && family.is_recurrent();
+    let ratios: &[usize] = match of_block {
         true => &[1, 2, 3, 4, 8, 16],
         false => &[1, 2, 3, 4, 8],
     };
     for &ratio in ratios {
+        if of_block && !family.takes_ratio(ratio) {
+            continue;
+        }
         let of_heads = |heads| (1..=4).map(move |batch| (batch, heads, ratio));
         shapes.extend(
             (1..=4)
