@@ -3,13 +3,13 @@
 use gated_delta::{Error, Tensor};
 use gated_delta_harness::arguments::{
     Arguments, Checkpoints, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed,
-    Tokens,
+    Pending, Tokens,
 };
 
 use crate::op::{Op, excluded, previous_gates};
 use crate::problem::{CONV, NORM, PREVIOUS, Problem, Views};
 
-/// Names of what a commit, which has no new tokens, does not take.
+/// Names of what a commit or a flush, which has no new tokens, does not take.
 const OF_NEW_TOKENS: [&str; 12] = [
     "k",
     "v",
@@ -43,8 +43,8 @@ impl Problem {
     fn places(&self) -> Arguments<&'static str> {
         let optional = |name| self.tensors.contains_key(name).then_some(name);
         let [gate, beta] = self.gates.names();
-        let is_commit = self.is_commit();
-        let convolved = (self.has_conv() && !is_commit).then(|| Convolved {
+        let (is_commit, has_new) = (self.is_commit(), self.has_new());
+        let convolved = (self.has_conv() && has_new).then(|| Convolved {
             x: "x",
             heads: self.heads.unwrap_or(0),
             gate,
@@ -63,7 +63,7 @@ impl Problem {
             eps: self.norm_eps.unwrap_or(0.0),
             activation: self.norm_activation,
         });
-        let new = (!is_commit && !self.has_conv()).then_some(New {
+        let new = (has_new && !self.has_conv()).then_some(New {
             q: "q",
             tokens: Tokens {
                 k: "k",
@@ -125,6 +125,14 @@ impl Problem {
                 slots,
             }),
             workspace: optional("workspace"),
+            pending: self.has_pending().then(|| Pending {
+                keys: "pending.keys",
+                updates: "pending.updates",
+                decays: "pending.decays",
+                len: "pending.len",
+                base: "pending.base",
+                most: self.most_pending(),
+            }),
             update_state: self.update_state,
             options: self.options,
         }
@@ -152,14 +160,22 @@ impl Problem {
                 why: "a convolution makes q, k and v of x",
             });
         }
-        if self.is_commit()
-            && let Some(other) = present(&OF_NEW_TOKENS)
-        {
-            return Err(Error::Contradiction {
-                one: "a commit",
-                other,
-                why: "previous tokens without a q or an x are committed, and there are no new ones",
-            });
+        let without_new = [
+            (
+                self.is_commit(),
+                "a commit",
+                "previous tokens without a q or an x are committed, and there are no new ones",
+            ),
+            (
+                self.is_flush(),
+                "a flush",
+                "pending tokens without a q or an x are folded, and there are no new ones",
+            ),
+        ];
+        for (is, one, why) in without_new {
+            if let Some(other) = present(&OF_NEW_TOKENS).filter(|_| is) {
+                return Err(Error::Contradiction { one, other, why });
+            }
         }
         Ok(())
     }
@@ -185,6 +201,7 @@ impl Problem {
     pub(crate) fn missing(&self, tensor: &'static str) -> Error {
         let needed_by = match tensor {
             name if PREVIOUS.contains(&name) => "previous tokens",
+            name if name.starts_with("pending.") => "pending tokens",
             name if CONV.contains(&name) => "convolutions",
             name if NORM.contains(&name) => "norms",
             "a" | "b" => "raw gates",
@@ -231,6 +248,7 @@ impl Problem {
                     None => "tokens of the longest row of cu_seqlens",
                 };
             }
+            Range { what, .. } if *what == "most of pending" => *what = "max_pending",
             _ => {}
         }
         error
@@ -242,6 +260,11 @@ impl Problem {
             ("pool", _) => "state",
             ("windows", _) => "conv_state",
             ("window_snapshots", _) => "conv_snapshots",
+            ("keys", _) => "pending.keys",
+            ("updates", _) => "pending.updates",
+            ("decays", _) => "pending.decays",
+            ("pending len", _) => "pending.len",
+            ("pending base", _) => "pending.base",
             ("previous", _) => self.previous_tokens(),
             ("previous x", _) | ("x", true) => "prev.x",
             ("previous k", _) | ("k", true) => "prev.k",

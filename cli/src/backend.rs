@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cuda::Cuda;
 use crate::error::Error;
-use crate::problem::{Problem, Views};
+use crate::problem::{Problem, RINGS, Views};
 use crate::reference;
 use crate::tensor::HostTensor;
 
@@ -43,7 +43,7 @@ pub enum Backend {
 /// What a launch leaves behind.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// `[B, T, HV, V]`; `None` for a commit.
+    /// `[B, T, HV, V]`; `None` for a commit and a flush.
     pub o: Option<HostTensor>,
     /// The whole pool afterwards.
     pub state: HostTensor,
@@ -53,6 +53,8 @@ pub struct Outputs {
     pub conv_state: Option<HostTensor>,
     /// `[B, T, D, W − 1]`; `None` without a convolution, and where no snapshots are wanted.
     pub conv_snapshots: Option<HostTensor>,
+    /// The rings afterwards: keys, updates, decays; `None` where no state waits.
+    pub rings: [Option<HostTensor>; 3],
     /// The variant that ran; `None` for the reference.
     pub variant: Option<Entry>,
     /// What each row does.
@@ -95,6 +97,7 @@ impl Outputs {
             snapshots: after.tensors.remove("snapshots"),
             conv_state: after.tensors.remove("conv_state"),
             conv_snapshots: after.tensors.remove("conv_snapshots"),
+            rings: RINGS.map(|name| after.tensors.remove(name)),
             variant,
             rows,
         })

@@ -12,7 +12,7 @@ use crate::compare::{Comparison, compare, pairs};
 use crate::error::Error;
 use crate::file::Expected;
 use crate::metadata::{head_map_name, state_layout_name};
-use crate::problem::Problem;
+use crate::problem::{Problem, RINGS};
 use crate::reference::{self, Truth};
 use crate::table::table;
 use crate::tensor::HostTensor;
@@ -41,6 +41,8 @@ pub fn check(
         ("snapshots", &expected.snapshots),
         ("conv_snapshots", &expected.conv_snapshots),
     ];
+    let rings = RINGS.into_iter().zip(&expected.rings);
+    let results: Vec<_> = results.into_iter().chain(rings).collect();
     let results = results
         .iter()
         .filter(|(name, _)| problem.tensors.contains_key(name));
@@ -147,6 +149,8 @@ struct Written {
     windows: Vec<bool>,
     /// Of all rows, one row's behind the other's.
     steps: Vec<bool>,
+    /// Entries of the rings of keys, updates and decays.
+    entries: [Vec<bool>; 3],
 }
 
 impl Written {
@@ -163,10 +167,14 @@ impl Written {
                 false => vec![false; slots],
             },
             steps: vec![false; tokens.len() * steps],
+            entries: RINGS.map(|ring| {
+                let entries: usize = (0..3).map(|dim| problem.dim(ring, dim)).product();
+                vec![false; entries]
+            }),
         };
         for (b, tokens) in tokens.into_iter().enumerate() {
             written.tokens[tokens.clone()].fill(true);
-            let is_empty = tokens.is_empty() && !problem.is_commit();
+            let is_empty = tokens.is_empty() && problem.has_new();
             if is_empty || rows.inactive.iter().any(|row| row.row == b) {
                 continue;
             }
@@ -184,6 +192,16 @@ impl Written {
                 // There may be none at all.
                 for slot in stores.into_iter().filter(|slot| *slot < slots) {
                     written.windows[slot] = true;
+                }
+            }
+            if let Some(left) = problem.left(b) {
+                let slots = problem.tensors.get("read_slots").map(HostTensor::to_i64);
+                let slot = slots.map_or(b, |slots| slots[b] as usize);
+                for (ring, written) in RINGS.into_iter().zip(&mut written.entries) {
+                    let [heads, entries] = [1, 2].map(|dim| problem.dim(ring, dim));
+                    for head in slot * heads..(slot + 1) * heads {
+                        written[head * entries + left] = true;
+                    }
                 }
             }
             if steps > 0 {
@@ -286,6 +304,19 @@ impl Lines {
                 truth: truth.and_then(|truth| truth.window_snapshots.as_deref()),
             });
         }
+        for (i, name) in RINGS.into_iter().enumerate() {
+            if let Some(after) = &outputs.rings[i] {
+                lines.result(Part {
+                    name,
+                    unit: "entry",
+                    before: problem.tensor(name)?,
+                    after,
+                    written: &written.entries[i],
+                    expected: expected.rings[i].as_ref(),
+                    truth: truth.and_then(|truth| truth.ring(name)).map(Vec::as_slice),
+                });
+            }
+        }
         Ok(lines)
     }
 
@@ -306,14 +337,18 @@ impl Lines {
             (None, Some(truth)) => Some(("reference", Cow::Borrowed(truth))),
             (None, None) => None,
         };
+        let units = match unit {
+            "entry" => "entries".to_owned(),
+            unit => format!("{unit}s"),
+        };
         let label = |which: &str| match written.contains(&false) {
-            true => format!("{name}, {which} {unit}s"),
+            true => format!("{name}, {which} {units}"),
             false => name.to_owned(),
         };
         if written.contains(&true)
             && let Some((source, values)) = &wanted
         {
-            if matches!(name, "conv_state" | "conv_snapshots") {
+            if matches!(name, "conv_state" | "conv_snapshots" | "pending.keys") {
                 let others: Vec<bool> = written.iter().map(|written| !written).collect();
                 let problem = changed_unit(values, &got, &others, unit_elements);
                 let problem = problem.map(|index| format!("{unit} {index} differs"));

@@ -10,7 +10,7 @@ use crate::container::{self, Reader};
 use crate::error::Error;
 use crate::metadata::Metadata;
 use crate::op::Op;
-use crate::problem::Problem;
+use crate::problem::{Problem, RINGS};
 use crate::tensor::HostTensor;
 
 /// What the name of a wanted result begins with.
@@ -29,6 +29,8 @@ pub struct Expected {
     pub snapshots: Option<HostTensor>,
     /// `expected.conv_snapshots`, `[B, T, D, W − 1]` f32.
     pub conv_snapshots: Option<HostTensor>,
+    /// `expected.pending.keys`, `expected.pending.updates` and `expected.pending.decays`, all rings afterwards, f32.
+    pub rings: [Option<HostTensor>; 3],
 }
 
 /// Reads the problem of a file.
@@ -71,6 +73,11 @@ pub fn read_with_expected(path: &Path) -> Result<(Problem, Expected), Error> {
         conv_state: expected("expected.conv_state", "conv_state")?,
         snapshots: expected("expected.snapshots", "snapshots")?,
         conv_snapshots: expected("expected.conv_snapshots", "conv_snapshots")?,
+        rings: [
+            expected("expected.pending.keys", "pending.keys")?,
+            expected("expected.pending.updates", "pending.updates")?,
+            expected("expected.pending.decays", "pending.decays")?,
+        ],
     };
     Ok((problem, expected))
 }
@@ -108,7 +115,8 @@ pub fn output_path(input: &Path, output: &Path) -> Result<PathBuf, Error> {
     Ok(folder.join(name))
 }
 
-/// Writes results: `o`, `state`, `conv_state`, `snapshots` and `conv_snapshots`, with the operator and the layout as metadata.
+/// Writes results: `o`, `state`, `conv_state`, `snapshots`, `conv_snapshots` and rings, with the operator and the layout as
+/// metadata.
 ///
 /// # Errors
 /// [`Error::Input`] where the file cannot be written; one that was there before is then untouched.
@@ -125,8 +133,12 @@ pub fn write(path: &Path, problem: &Problem, outputs: &Outputs) -> Result<(), Er
         ("snapshots", outputs.snapshots.as_ref()),
         ("conv_snapshots", outputs.conv_snapshots.as_ref()),
     ];
+    let rings = RINGS
+        .into_iter()
+        .zip(outputs.rings.each_ref().map(Option::as_ref));
     let tensors: Vec<_> = tensors
         .into_iter()
+        .chain(rings)
         .filter_map(|(name, tensor)| Some((name, tensor?)))
         .collect();
     container::write(path, metadata, &tensors)
@@ -185,6 +197,7 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
         options: metadata.options,
         max_tokens: metadata.max_tokens,
         checkpoint_every: metadata.checkpoint_every,
+        max_pending: metadata.max_pending,
         heads: metadata.heads,
         conv_activation,
         norm_eps: metadata.norm_eps,

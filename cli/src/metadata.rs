@@ -9,7 +9,7 @@ use gated_delta::{
 };
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
 
-use crate::op::Op;
+use crate::op::{DEFERRED, Op};
 
 /// What the metadata says. Problems are sentences that begin with the key.
 pub(crate) struct Metadata {
@@ -21,6 +21,8 @@ pub(crate) struct Metadata {
     pub max_tokens: Option<usize>,
     /// Tokens from one checkpoint to the next.
     pub checkpoint_every: Option<usize>,
+    /// Most tokens that are pending.
+    pub max_pending: Option<usize>,
     /// H, with a convolution.
     pub heads: Option<usize>,
     conv_activation: Option<Activation>,
@@ -71,6 +73,7 @@ impl Metadata {
             snapshots: false,
             max_tokens: None,
             checkpoint_every: None,
+            max_pending: None,
             heads: None,
             conv_activation: None,
             norm_eps: None,
@@ -97,6 +100,7 @@ impl Metadata {
             "formulation" => &[GdnMtp, KdaRecurrent],
             "max_tokens" => &[GdnMtp, GdnPrefill, KdaRecurrent, KdaPrefill],
             "checkpoint_every" => &[GdnPrefill, KdaPrefill],
+            "max_pending" => DEFERRED,
             _ => &Op::ALL,
         };
         if !takers.contains(&self.op) {
@@ -148,6 +152,9 @@ impl Metadata {
             "checkpoint_every" => {
                 let wanted = "a number of tokens, a multiple of 64";
                 self.checkpoint_every = Some(number(key, value, wanted)?);
+            }
+            "max_pending" => {
+                self.max_pending = Some(number(key, value, "a number of tokens")?);
             }
             "max_tokens" if self.op.is_prefill() => {
                 self.max_tokens = Some(number(key, value, "a number of tokens")?);
@@ -212,6 +219,9 @@ impl Metadata {
     pub fn gates(&self, has: impl Fn(&str) -> bool) -> Result<GateKind, String> {
         if self.max_tokens.is_some() && !has("cu_seqlens") {
             return Err("max_tokens: wanted none without cu_seqlens".to_owned());
+        }
+        if self.max_pending.is_some() && !has("pending.len") {
+            return Err("max_pending: wanted none without pending.len".to_owned());
         }
         match (has("checkpoint_slots"), self.checkpoint_every) {
             (true, None) => {

@@ -126,6 +126,7 @@ impl Layer {
             options: Options::default().state_layout(pool.layout),
             max_tokens: None,
             checkpoint_every: None,
+            max_pending: None,
             heads: None,
             conv_activation: Activation::Silu,
             norm_eps: None,

@@ -22,9 +22,11 @@ pub enum Op {
 const ALL: &[Op] = &Op::ALL;
 const PREFILL: &[Op] = &[GdnPrefill, KdaPrefill];
 const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
+/// Whose states may wait for the tokens of a ring.
+pub(crate) const DEFERRED: &[Op] = &[GdnDecode, KdaRecurrent];
 
 /// Tensors of a problem that are given, and the operators that take them.
-const INPUTS: [(&str, &[Op]); 32] = [
+const INPUTS: [(&str, &[Op]); 37] = [
     ("q", ALL),
     ("k", ALL),
     ("v", ALL),
@@ -60,15 +62,23 @@ const INPUTS: [(&str, &[Op]); 32] = [
     ("prev.b", &[GdnMtp]),
     ("prev.g", SEVERAL_TOKENS),
     ("prev.beta", SEVERAL_TOKENS),
+    ("pending.keys", DEFERRED),
+    ("pending.updates", DEFERRED),
+    ("pending.decays", DEFERRED),
+    ("pending.len", DEFERRED),
+    ("pending.base", DEFERRED),
 ];
 
 /// Tensors that a problem leaves behind.
-const OUTPUTS: [(&str, &[Op]); 5] = [
+const OUTPUTS: [(&str, &[Op]); 8] = [
     ("o", ALL),
     ("state", ALL),
     ("conv_state", ALL),
     ("snapshots", SEVERAL_TOKENS),
     ("conv_snapshots", SEVERAL_TOKENS),
+    ("pending.keys", DEFERRED),
+    ("pending.updates", DEFERRED),
+    ("pending.decays", DEFERRED),
 ];
 
 impl Op {

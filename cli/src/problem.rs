@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use gated_delta::step::MAX_PENDING;
+use gated_delta::step::pending::folds;
 use gated_delta::{
     Activation, DType, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
 };
@@ -26,12 +28,17 @@ pub(crate) const PREVIOUS: [&str; 8] = [
     "prev.beta",
     "keep",
 ];
+/// Names of the rings of pending tokens, which are results too.
+pub(crate) const RINGS: [&str; 3] = ["pending.keys", "pending.updates", "pending.decays"];
+/// Names of what says which of their entries are pending.
+const PENDING: [&str; 2] = ["pending.len", "pending.base"];
 /// Names of a convolution's tensors.
 pub(crate) const CONV: [&str; 5] = ["x", "prev.x", "conv_weight", "conv_bias", "conv_state"];
 /// Names of a norm's tensors.
 pub(crate) const NORM: [&str; 2] = ["z", "norm_weight"];
 
-/// A launch: a decode, a verify, a resume, or a commit where there are previous tokens and neither `q` nor `x`.
+/// A launch: a decode, a verify, a resume, or, where there is neither `q` nor `x`, a commit of previous tokens or a flush of
+/// pending ones.
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// What a file calls it.
@@ -39,7 +46,7 @@ pub struct Problem {
     /// How gates come; whose they are says whose layer it is.
     pub gates: GateKind,
     /// The [inputs](Op::inputs) under their names, `o` but in a commit, and `snapshots` where they are wanted, with a
-    /// convolution `conv_snapshots` too; `workspace`, where a launch takes one.
+    /// convolution `conv_snapshots` too; `workspace`, where a launch takes one. Rings are results too.
     pub tensors: BTreeMap<&'static str, HostTensor>,
     /// Whether states are written.
     pub update_state: bool,
@@ -49,6 +56,8 @@ pub struct Problem {
     pub max_tokens: Option<usize>,
     /// Tokens from one checkpoint to the next, with `checkpoint_slots`.
     pub checkpoint_every: Option<usize>,
+    /// Most tokens that are pending; the library's most where `None`.
+    pub max_pending: Option<usize>,
     /// H, with a convolution.
     pub heads: Option<usize>,
     /// Of the convolution, where there is one.
@@ -73,6 +82,7 @@ impl Problem {
     pub fn writes(&self, name: &str) -> bool {
         match name {
             "state" | "conv_state" => self.update_state,
+            name if RINGS.contains(&name) => !self.is_flush(),
             _ => matches!(name, "o" | "snapshots" | "conv_snapshots" | "workspace"),
         }
     }
@@ -105,6 +115,56 @@ impl Problem {
         self.has_previous() && !self.has_any(&["q", "x"])
     }
 
+    /// Whether states wait for the tokens of rings.
+    #[must_use]
+    pub fn has_pending(&self) -> bool {
+        self.has_any(&RINGS) || self.has_any(&PENDING)
+    }
+
+    /// Whether pending tokens are folded, and there are no others.
+    #[must_use]
+    pub fn is_flush(&self) -> bool {
+        self.has_pending() && !self.has_previous() && !self.has_any(&["q", "x"])
+    }
+
+    /// Whether there are new tokens.
+    #[must_use]
+    pub fn has_new(&self) -> bool {
+        !self.is_commit() && !self.is_flush()
+    }
+
+    /// N: most tokens that are pending.
+    #[must_use]
+    pub fn most_pending(&self) -> usize {
+        self.max_pending.unwrap_or(MAX_PENDING)
+    }
+
+    /// Of row b, which is active: how many of its tokens are pending, and the entry of the first.
+    pub(crate) fn pending(&self, b: usize) -> Option<[usize; 2]> {
+        let index = |name: &str| {
+            let index = self.tensors.get(name)?.to_i64().get(b).copied();
+            usize::try_from(index?).ok()
+        };
+        let len = if self.is_fresh(b) {
+            0
+        } else {
+            index("pending.len")?
+        };
+        Some([len, index("pending.base")?])
+    }
+
+    /// Whether row b starts from zeros.
+    fn is_fresh(&self, b: usize) -> bool {
+        let fresh = self.tensors.get("fresh").map(HostTensor::to_i64);
+        fresh.is_some_and(|fresh| fresh[b] != 0)
+    }
+
+    /// The entry of the ring that a token of row b, which is active, is left in.
+    pub(crate) fn left(&self, b: usize) -> Option<usize> {
+        let [len, base] = self.pending(b).filter(|_| self.has_new())?;
+        Some((base + len) % self.dim("pending.updates", 2).max(1))
+    }
+
     /// The tensor whose dims begin with those of the new tokens.
     fn new_tokens(&self) -> &'static str {
         if self.has_conv() { "x" } else { "q" }
@@ -124,13 +184,13 @@ impl Problem {
         }
     }
 
-    /// What the outputs go to, all bits set: of the dtype of `v` or `x`. None in a commit, and where a tensor is missing
+    /// What the outputs go to, all bits set: of the dtype of `v` or `x`. None without new tokens, and where a tensor is missing
     /// that says what it is.
     ///
     /// # Errors
     /// [`Error::Input`] for an `x` of other channels than the states have.
     pub(crate) fn output(&self) -> Result<Option<HostTensor>, Error> {
-        let like = |name| self.tensors.get(name).filter(|_| !self.is_commit());
+        let like = |name| self.tensors.get(name).filter(|_| self.has_new());
         if let Some(v) = like("v") {
             return HostTensor::new(v.dtype(), v.dims()).map(Some);
         }
@@ -184,7 +244,7 @@ impl Problem {
         slots[b * of_row..][..passed.min(of_row)].to_vec()
     }
 
-    /// T: most tokens of a row; 0 in a commit.
+    /// T: most tokens of a row; 0 in a commit or a flush.
     #[must_use]
     pub fn max_tokens(&self) -> usize {
         match self.tensors.get("cu_seqlens") {
@@ -217,15 +277,16 @@ impl Problem {
         Ok(check().map_err(|error| self.renamed(error))?)
     }
 
-    /// The tokens of each row of the batch, among those of all rows; none in a commit, and none where `cu_seqlens` has
+    /// The tokens of each row of the batch, among those of all rows; none in a commit or a flush, and none where `cu_seqlens` has
     /// what [`Problem::validate`] refuses.
     #[must_use]
     pub fn tokens(&self) -> Vec<Range<usize>> {
         let total = self.dim(self.new_tokens(), 1);
         let Some(cu_seqlens) = self.tensors.get("cu_seqlens").map(HostTensor::to_i64) else {
-            let rows = match self.is_commit() {
-                true => self.previous_tokens(),
-                false => self.new_tokens(),
+            let rows = match (self.is_commit(), self.is_flush()) {
+                (true, _) => self.previous_tokens(),
+                (_, true) => "pending.len",
+                _ => self.new_tokens(),
             };
             let row = |b| b * total..(b + 1) * total;
             return (0..self.dim(rows, 0)).map(row).collect();
@@ -243,6 +304,7 @@ impl Problem {
         let indices = |name| self.tensors.get(name).map(HostTensor::to_i64);
         let written = match indices("token_slots") {
             Some(slots) => slots[b * self.max_tokens()..][..tokens].to_vec(),
+            None if self.has_pending() && !self.stores_pending(b, tokens) => Vec::new(),
             None if self.update_state => {
                 let slots = indices("write_slots").or_else(|| indices("read_slots"));
                 let mut written = vec![slots.map_or(b as i64, |slots| slots[b])];
@@ -256,6 +318,15 @@ impl Problem {
         let slot = |slot| usize::try_from(slot).ok();
         let pool = self.dim("state", 0);
         live.filter_map(slot).filter(|slot| *slot < pool).collect()
+    }
+
+    /// Whether row b, whose state waits, writes it: a fresh one with a token, and one that folds.
+    fn stores_pending(&self, b: usize, tokens: usize) -> bool {
+        let Some([len, _]) = self.pending(b) else {
+            return false;
+        };
+        let folds = tokens == 0 || folds(len, tokens, self.most_pending());
+        self.is_fresh(b) || (len > 0 && folds)
     }
 
     /// Slot of the window that row b writes, which is active and has that many tokens, and how many columns of it.

@@ -7,6 +7,7 @@ use gated_delta::{Activation, BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
 use gated_delta_reference::compare::DType as Stored;
 use gated_delta_reference::conv::Conv;
+use gated_delta_reference::deferred::{Deferred, Rings, deferred};
 use gated_delta_reference::gate;
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{self, KdaGates};
@@ -22,7 +23,7 @@ use crate::problem::Problem;
 /// What a launch is to leave behind, not rounded. What is not written keeps its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Truth {
-    /// `[B, T, HV, V]`; empty for a commit.
+    /// `[B, T, HV, V]`; empty for a commit and a flush.
     pub o: Vec<f64>,
     /// The whole pool afterwards.
     pub pool: Vec<f64>,
@@ -32,6 +33,21 @@ pub struct Truth {
     pub snapshots: Option<Vec<f64>>,
     /// All snapshots of windows, where they are wanted.
     pub window_snapshots: Option<Vec<f64>>,
+    /// All rings afterwards, where states wait.
+    pub rings: Option<Rings>,
+}
+
+impl Truth {
+    /// The ring of that name.
+    pub(crate) fn ring(&self, name: &str) -> Option<&Vec<f64>> {
+        let rings = self.rings.as_ref()?;
+        match name {
+            "pending.keys" => Some(&rings.keys),
+            "pending.updates" => Some(&rings.updates),
+            "pending.decays" => Some(&rings.decays),
+            _ => None,
+        }
+    }
 }
 
 /// The truth of a problem that [`Problem::validate`] has passed, from the values as they are stored.
@@ -43,6 +59,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
     let heads = match problem.heads {
         Some(heads) => heads,
         None if problem.is_commit() => problem.dim("prev.k", 2),
+        None if problem.is_flush() => problem.dim("pending.keys", 1),
         None => problem.dim("q", 2),
     };
     let (options, [key_dim, value_dim]) = (&problem.options, problem.state_dims());
@@ -90,6 +107,9 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
             _ => |s| f64::from(s as f32),
         },
     };
+    if problem.has_pending() {
+        return values.deferred(problem, step);
+    }
     let pools = Pools {
         states: values.floats("state"),
         windows: values.optional("conv_state"),
@@ -104,6 +124,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
         windows: after.windows,
         snapshots: after.snapshots,
         window_snapshots: after.window_snapshots,
+        rings: None,
     })
 }
 
@@ -117,6 +138,9 @@ pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
         ("conv_state", truth.windows.as_ref()),
         ("snapshots", truth.snapshots.as_ref()),
         ("conv_snapshots", truth.window_snapshots.as_ref()),
+        ("pending.keys", truth.ring("pending.keys")),
+        ("pending.updates", truth.ring("pending.updates")),
+        ("pending.decays", truth.ring("pending.decays")),
     ];
     for (name, values) in results {
         if let (Some(tensor), Some(values)) = (after.tensors.get_mut(name), values) {
@@ -167,6 +191,33 @@ impl Values {
 
     fn indices(&self, name: &str) -> Option<&[i64]> {
         self.indices.get(name).map(Vec::as_slice)
+    }
+
+    /// The truth of a step or a flush of states that wait.
+    fn deferred(&self, problem: &Problem, step: Recurrent<'_>) -> Result<Truth, Error> {
+        let ring = |name| self.floats(name).to_vec();
+        let rings = Rings {
+            keys: ring("pending.keys"),
+            updates: ring("pending.updates"),
+            decays: ring("pending.decays"),
+        };
+        let waiting = Deferred {
+            step,
+            most: problem.most_pending(),
+            entries: problem.dim("pending.updates", 2),
+            len: self.indices("pending.len").unwrap_or_default(),
+            base: self.indices("pending.base").unwrap_or_default(),
+            fresh: self.indices("fresh"),
+        };
+        let after = deferred(&waiting, self.floats("state"), &rings)?;
+        Ok(Truth {
+            o: after.o,
+            pool: after.pool,
+            windows: None,
+            snapshots: None,
+            window_snapshots: None,
+            rings: Some(after.rings),
+        })
     }
 
     /// What there is around a recurrence.

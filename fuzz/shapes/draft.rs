@@ -3,7 +3,9 @@
 
 use gated_delta::tensor::MAX_DIMS;
 use gated_delta::{BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout};
-use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, Kept, New, Packed, Tokens};
+use gated_delta_harness::arguments::{
+    Arguments, GateKind, KdaDecay, Kept, New, Packed, Pending, Tokens,
+};
 use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
 
 use crate::form::Form;
@@ -34,10 +36,12 @@ enum Keeping {
     TokenSlots,
     Resume,
     Commit,
+    Pending,
+    Flush,
 }
 
 impl Keeping {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::InPlace,
         Self::Slots,
         Self::OtherPool,
@@ -45,7 +49,14 @@ impl Keeping {
         Self::TokenSlots,
         Self::Resume,
         Self::Commit,
+        Self::Pending,
+        Self::Flush,
     ];
+
+    /// States wait for the tokens of a ring.
+    fn is_deferred(self) -> bool {
+        matches!(self, Self::Pending | Self::Flush)
+    }
 }
 
 /// True once in about `n` times; false where the bytes are used up.
@@ -57,7 +68,10 @@ impl<'a> Arbitrary<'a> for Draft {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
         let gates = gates(u)?;
         let keeping = *u.choose(&Keeping::ALL)?;
-        let sizes = Sizes::draw(u)?;
+        let mut sizes = Sizes::draw(u)?;
+        if keeping.is_deferred() && !rarely(u, 16)? {
+            (sizes.tokens, sizes.packed) = (1, false);
+        }
         let options = options(u, keeping)?;
         let of_parallel = options.formulation == Formulation::Parallel && !rarely(u, 8)?;
         let state = match of_parallel {
@@ -108,9 +122,10 @@ fn gates(u: &mut Unstructured<'_>) -> Result<GateKind> {
 }
 
 fn options(u: &mut Unstructured<'_>, keeping: Keeping) -> Result<Options> {
-    let has_parallel = !matches!(keeping, Keeping::Snapshots | Keeping::TokenSlots);
+    let is_deferred = keeping.is_deferred();
+    let has_parallel = !matches!(keeping, Keeping::Snapshots | Keeping::TokenSlots) && !is_deferred;
     let parallel = rarely(u, if has_parallel { 2 } else { 32 })?;
-    let v_last = rarely(u, if parallel { 16 } else { 2 })?;
+    let v_last = rarely(u, if parallel || is_deferred { 16 } else { 2 })?;
     let mut options = Options::default()
         .head_map(*u.choose(&[HeadMap::Grouped, HeadMap::Tiled])?)
         .qk_l2norm(u.arbitrary()?);
@@ -180,6 +195,17 @@ impl Draw<'_, '_> {
         })
     }
 
+    fn pending(&mut self) -> Result<Pending<usize>> {
+        Ok(Pending {
+            keys: self.tensor("keys")?,
+            updates: self.tensor("updates")?,
+            decays: self.tensor("decays")?,
+            len: self.tensor("pending len")?,
+            base: self.tensor("pending base")?,
+            most: self.sizes.ring[0],
+        })
+    }
+
     fn packed(&mut self) -> Result<Packed<usize>> {
         Ok(Packed {
             cu_seqlens: self.tensor("cu_seqlens")?,
@@ -194,11 +220,11 @@ impl Draw<'_, '_> {
     fn arguments(&mut self, keeping: Keeping, options: Options) -> Result<Arguments<usize>> {
         let is_commit = keeping == Keeping::Commit;
         let has_previous = matches!(keeping, Keeping::Resume | Keeping::Commit);
-        let new = match is_commit {
+        let new = match is_commit || keeping == Keeping::Flush {
             true => None,
             false => Some(self.new_tokens()?),
         };
-        let packed = match self.sizes.packed && !is_commit {
+        let packed = match self.sizes.packed && new.is_some() {
             true => Some(self.packed()?),
             false => None,
         };
@@ -212,9 +238,14 @@ impl Draw<'_, '_> {
         let of_rows = !of_tokens && !matches!(keeping, Keeping::InPlace | Keeping::Snapshots);
         let reads_alone =
             matches!(keeping, Keeping::InPlace | Keeping::Snapshots) && rarely(self.u, 3)?;
-        let write_slots = of_rows && self.u.arbitrary()?;
+        let pending = match keeping.is_deferred() {
+            true => Some(self.pending()?),
+            false => None,
+        };
+        let usual = pending.is_none() || rarely(self.u, 16)?;
+        let write_slots = of_rows && usual && self.u.arbitrary()?;
         let accepted = of_tokens && self.u.arbitrary()?;
-        let write_pool = keeping == Keeping::OtherPool || rarely(self.u, 4)?;
+        let write_pool = keeping == Keeping::OtherPool || (usual && rarely(self.u, 4)?);
         Ok(Arguments {
             gates: self.gates,
             a_log: self.wanted(a_log, "A_log")?,
@@ -239,6 +270,7 @@ impl Draw<'_, '_> {
             positions: None,
             checkpoints: None,
             workspace: None,
+            pending,
             update_state: !reads_alone,
             options,
         })
@@ -279,7 +311,7 @@ impl Draw<'_, '_> {
 fn free_dims(name: &str) -> usize {
     match name {
         "A_log" | "dt_bias" => 0,
-        "pool" | "write_pool" => 1,
+        "pool" | "write_pool" | "keys" | "updates" | "decays" => 1,
         "snapshots" => 2,
         _ => MAX_DIMS,
     }
@@ -307,10 +339,11 @@ fn dtype(name: &str, state: DType, u: &mut Unstructured<'_>) -> Result<DType> {
     );
     let allowed = match name {
         "pool" | "write_pool" | "snapshots" => &[state][..],
-        "A_log" | "dt_bias" => &[DType::F32],
+        "A_log" | "dt_bias" | "updates" | "decays" => &[DType::F32],
         "read_slots" | "write_slots" | "token_slots" | "accepted" | "cu_seqlens" | "keep" => {
             &indices
         }
+        "pending len" | "pending base" => &indices,
         _ => &floats,
     };
     Ok(*u.choose(allowed)?)

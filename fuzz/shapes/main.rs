@@ -106,6 +106,7 @@ fn with_views<'a>(arguments: &Arguments<usize>, views: &[Tensor<'a>]) -> Argumen
 fn writes(arguments: &Arguments<usize>, name: &str) -> bool {
     match name {
         "o" | "snapshots" | "write_pool" => true,
+        "keys" | "updates" | "decays" => !arguments.is_flush(),
         "pool" => arguments.write_pool.is_none() && arguments.update_state,
         _ => false,
     }

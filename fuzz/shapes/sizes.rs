@@ -18,6 +18,8 @@ pub struct Sizes {
     dim: usize,
     slots: usize,
     pub packed: bool,
+    /// N and R.
+    pub ring: [usize; 2],
 }
 
 impl Sizes {
@@ -31,6 +33,7 @@ impl Sizes {
         let rows = u.int_in_range(0..=3)?;
         let tokens = draw_tokens(u)?;
         let slots = if rarely(u, 3)? { rows * tokens } else { rows };
+        let most = u.int_in_range(1..=8)?;
         Ok(Self {
             rows,
             tokens,
@@ -44,6 +47,7 @@ impl Sizes {
             },
             slots: slots + u.int_in_range(0..=3)?,
             packed: rarely(u, 3)?,
+            ring: [most, most + u.int_in_range(1..=2)?],
         })
     }
 
@@ -91,6 +95,10 @@ impl Sizes {
                     dim,
                 ]
             }
+            "keys" => dims = vec![slots, heads, self.ring[1], dim],
+            "updates" => dims = vec![slots, value_heads, self.ring[1], dim],
+            "decays" if is_kda => dims = vec![slots, value_heads, self.ring[1], dim],
+            "decays" => dims = vec![slots, value_heads, self.ring[1]],
             "token_slots" => dims = vec![rows, self.tokens],
             "cu_seqlens" => dims = vec![rows + 1],
             _ => dims = vec![rows],

@@ -4,9 +4,10 @@
 //! tensors, and [`Arguments::work`] makes the library's arguments of it, or says what contradicts itself.
 
 use gated_delta::error::excludes;
+use gated_delta::step::Update;
 use gated_delta::{
-    Activation, BetaScale, Commit, Convolution, Error, Gates, GdnGates, Inputs, KdaBeta, KdaGate,
-    KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
+    Activation, BetaScale, Commit, Convolution, Error, Flush, Gates, GdnGates, Inputs, KdaBeta,
+    KdaGate, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
 };
 
 /// Whose layer.
@@ -192,6 +193,23 @@ pub struct Checkpoints<T> {
     pub slots: T,
 }
 
+/// Tokens that states wait for, in rings of the slots.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pending<T> {
+    /// `[P, H, R, K]`
+    pub keys: T,
+    /// `[P, HV, R, V]`
+    pub updates: T,
+    /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`
+    pub decays: T,
+    /// `[B]`
+    pub len: T,
+    /// `[B]`
+    pub base: T,
+    /// N
+    pub most: usize,
+}
+
 /// Everything that a launch may be given; `T` is a tensor, or what becomes one.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments<T> {
@@ -235,6 +253,8 @@ pub struct Arguments<T> {
     pub checkpoints: Option<Checkpoints<T>>,
     /// Of a prefill.
     pub workspace: Option<T>,
+    /// Tokens that are not in the states yet; without new ones they are folded in, and nothing else.
+    pub pending: Option<Pending<T>>,
     /// Whether states are written.
     pub update_state: bool,
     /// What is fixed for a layer.
@@ -274,6 +294,23 @@ impl<T> Convolved<T> {
             windows: f(&self.windows)?,
             write_windows: self.write_windows.as_ref().map(f).transpose()?,
             window_snapshots: self.window_snapshots.as_ref().map(f).transpose()?,
+        })
+    }
+}
+
+impl<T> Pending<T> {
+    /// With what `f` makes of each tensor.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Pending<U>, E> {
+        Ok(Pending {
+            keys: f(&self.keys)?,
+            updates: f(&self.updates)?,
+            decays: f(&self.decays)?,
+            len: f(&self.len)?,
+            base: f(&self.base)?,
+            most: self.most,
         })
     }
 }
@@ -329,6 +366,7 @@ impl<T> Arguments<T> {
             positions: None,
             checkpoints: None,
             workspace: None,
+            pending: None,
             update_state: true,
             options: Options::default(),
         }
@@ -375,6 +413,7 @@ impl<T> Arguments<T> {
         };
         let convolved = |convolved: &Convolved<T>| convolved.map(f);
         let previous_x = |kept: &KeptX<T>| kept.map(f);
+        let pending = |pending: &Pending<T>| pending.map(f);
         Ok(Arguments {
             gates: self.gates,
             a_log: optional(&self.a_log)?,
@@ -396,6 +435,7 @@ impl<T> Arguments<T> {
             positions: optional(&self.positions)?,
             checkpoints: self.checkpoints.as_ref().map(checkpoints).transpose()?,
             workspace: optional(&self.workspace)?,
+            pending: self.pending.as_ref().map(pending).transpose()?,
             update_state: self.update_state,
             options: self.options,
         })
@@ -405,6 +445,15 @@ impl<T> Arguments<T> {
     #[must_use]
     pub fn is_commit(&self) -> bool {
         self.has_previous() && self.new.is_none() && self.convolved.is_none()
+    }
+
+    /// Whether pending tokens are folded, and there are no others.
+    #[must_use]
+    pub fn is_flush(&self) -> bool {
+        self.pending.is_some()
+            && !self.has_previous()
+            && self.new.is_none()
+            && self.convolved.is_none()
     }
 
     /// Whether there are previous tokens.
@@ -517,6 +566,15 @@ impl<T> Arguments<T> {
                 .as_mut()
                 .map(|packed| ("cu_seqlens", &mut packed.cu_seqlens)),
         );
+        if let Some(pending) = &mut self.pending {
+            all.extend([
+                ("keys", &mut pending.keys),
+                ("updates", &mut pending.updates),
+                ("decays", &mut pending.decays),
+                ("pending len", &mut pending.len),
+                ("pending base", &mut pending.base),
+            ]);
+        }
         all
     }
 }
@@ -535,6 +593,10 @@ impl<'a> Arguments<Tensor<'a>> {
     /// [`Error::MissingTensor`] and [`Error::Contradiction`] for what the library's types do not let be said.
     pub fn work(&self) -> Result<Box<dyn Work + 'a>, Error> {
         self.check()?;
+        if let (true, Some(pending)) = (self.is_flush(), &self.pending) {
+            let flush = Flush::new(self.update(), pending.of_library());
+            return Ok(Box::new(flush.options(self.options)));
+        }
         let of = |tokens: &Tokens<Tensor<'a>>| (tokens.gate, tokens.beta);
         let (gate, beta) = match (&self.new, &self.convolved) {
             (Some(new), _) => of(&new.tokens),
@@ -573,11 +635,17 @@ impl<'a> Arguments<Tensor<'a>> {
         }
     }
 
-    fn of_gates<G: Gates + 'a>(&self, gates: G) -> Result<Box<dyn Work + 'a>, Error> {
+    /// States that are written.
+    fn update(&self) -> Update<'a> {
         let mut update = States::update(self.pool);
         update.write_pool = self.write_pool;
         update.read_slots = self.read_slots;
         update.write_slots = self.write_slots;
+        update
+    }
+
+    fn of_gates<G: Gates + 'a>(&self, gates: G) -> Result<Box<dyn Work + 'a>, Error> {
+        let update = self.update();
         let kept = self.kept();
         let (inputs, o) = match (self.new, &self.convolved) {
             (Some(New { q, tokens, o }), _) => (Inputs::qkv(q, tokens.k, tokens.v), o),
@@ -622,6 +690,9 @@ impl<'a> Arguments<Tensor<'a>> {
         }
         if let Some(kept) = kept {
             step = step.previous(kept);
+        }
+        if let Some(pending) = &self.pending {
+            step = step.pending(pending.of_library());
         }
         Ok(Box::new(step))
     }
@@ -670,6 +741,7 @@ impl<'a> Arguments<Tensor<'a>> {
                 (self.positions.is_some(), "positions"),
                 (self.checkpoints.is_some(), "checkpoints"),
                 (self.workspace.is_some(), "workspace"),
+                (self.pending.is_some(), "pending"),
             ],
             "it has no new tokens",
         )?;
@@ -682,6 +754,21 @@ impl<'a> Arguments<Tensor<'a>> {
             (self.token_slots.is_some(), "token_slots"),
             &[read_slots, write_slots, previous, no_update],
             "they say where states start and where each of them goes",
+        )?;
+        excludes(
+            (self.is_flush(), "a flush"),
+            &[
+                no_update,
+                snapshots,
+                (self.norm.is_some(), "z"),
+                (self.fresh.is_some(), "fresh"),
+                (self.packed.is_some(), "cu_seqlens"),
+                (self.token_slots.is_some(), "token_slots"),
+                (self.positions.is_some(), "positions"),
+                (self.checkpoints.is_some(), "checkpoints"),
+                (self.workspace.is_some(), "workspace"),
+            ],
+            "pending tokens are folded, and no others are there",
         )?;
         excludes(
             previous,
@@ -699,6 +786,14 @@ impl<'a> Arguments<Tensor<'a>> {
 
 fn missing(tensor: &'static str, needed_by: &'static str) -> Error {
     Error::MissingTensor { tensor, needed_by }
+}
+
+impl<'a> Pending<Tensor<'a>> {
+    /// The library's.
+    fn of_library(&self) -> gated_delta::Pending<'a> {
+        let rings = [self.keys, self.updates, self.decays];
+        gated_delta::Pending::new(rings, self.len, self.base).most(self.most)
+    }
 }
 
 impl<'a> Convolved<Tensor<'a>> {

@@ -2,23 +2,13 @@
 
 mod laws;
 
-use gated_delta::{DType, Entry};
+use gated_delta::DType;
 use gated_delta_harness::arguments::Operator;
-use gated_delta_kernels::constants::Element;
 use gated_delta_tests::backend::backends;
-use gated_delta_tests::deferred::Spec;
+use gated_delta_tests::deferred::{Spec, entries, of_entry};
 use gated_delta_tests::for_all;
 use proptest::prelude::*;
 use proptest::sample::select;
-
-/// The entries of states that wait.
-fn entries() -> impl Iterator<Item = Entry> {
-    let is_deferred = |entry: &Entry| {
-        let computes = entry.computes();
-        computes.is_some_and(|computes| computes.family.is_deferred())
-    };
-    Entry::ALL.iter().copied().filter(is_deferred)
-}
 
 /// Rows of up to three sequences, in any slots, some of them out of range.
 fn specs(operator: Operator, state: DType, dim: usize) -> impl Strategy<Value = Spec> {
@@ -78,21 +68,10 @@ fn specs(operator: Operator, state: DType, dim: usize) -> impl Strategy<Value = 
 fn every_entry_computes_what_the_reference_does() {
     let mut seen = 0;
     for entry in entries() {
-        let computes = entry.computes().unwrap();
-        let operator = match computes.family.decays_channels() {
-            true => Operator::Kda,
-            false => Operator::Gdn,
-        };
-        let states: &[_] = match computes.state {
-            Element::F32 => &[DType::F32],
-            _ => &[DType::Bf16, DType::F16],
-        };
-        let (dim, cases) = match computes.k {
-            64 => (64, 40),
-            _ => (128, 12),
-        };
-        for &state in states {
-            for_all("deferred", cases, &specs(operator, state, dim), |spec| {
+        for of in of_entry(entry, &[]) {
+            let cases = if of.dim == 64 { 40 } else { 12 };
+            let specs = specs(of.operator, of.state, of.dim);
+            for_all("deferred", cases, &specs, |spec| {
                 let problem = spec.problem();
                 for backend in backends() {
                     problem.check(&problem.run(backend, Some(entry)));

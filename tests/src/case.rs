@@ -47,10 +47,11 @@ impl Case {
         let updated = [Some(self.written_pool()), windows];
         let updated = updated.into_iter().filter(|_| self.update_state);
         let snapshots = [self.snapshots.as_ref(), window_snapshots(self)];
-        let mut written = updated.chain(snapshots);
-        let mut written = written
-            .by_ref()
-            .chain([self.outputs(), self.workspace.as_ref()]);
+        let written = updated.chain(snapshots);
+        let written = written.chain([self.outputs(), self.workspace.as_ref()]);
+        let pending = self.pending.as_ref();
+        let rings = pending.map(|it| [&it.keys, &it.updates, &it.decays].map(Some));
+        let mut written = written.chain(rings.into_iter().flatten());
         written.any(|view| view.is_some_and(|view| buffer == view.buffer))
     }
 

@@ -1,12 +1,12 @@
 //! States that wait for the tokens of a ring: problems in memory, their launches, and what must have come out.
 
-use gated_delta::driver::{DeviceMemory, Stream};
-use gated_delta::step::Update;
 use gated_delta::{
-    DType, Entry, Error, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaGate, KdaGates,
-    Library, Options, Pending, States, StreamRef, Tensor, Work,
+    BetaScale, DType, Entry, Error, HeadMap, KdaBeta, Library, Options, StreamRef, Work,
 };
-use gated_delta_harness::arguments::Operator;
+use gated_delta_harness::arguments::{
+    Arguments, GateKind, KdaDecay, New, Operator, Pending, Tokens,
+};
+use gated_delta_kernels::constants::Element;
 use gated_delta_reference::compare::{LOG_DECAY, Tolerance, norm};
 use gated_delta_reference::deferred::{After, Deferred as Reference, Rings, deferred};
 use gated_delta_reference::gdn::Gates;
@@ -17,6 +17,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::backend::Backend;
 use crate::buffer::{Buffer, View};
+use crate::case::Case;
 use crate::compare::assert_close;
 
 /// What a problem is like; its values follow from the seed.
@@ -124,6 +125,33 @@ impl Spec {
     pub fn problem(&self) -> Problem {
         Problem::new(self)
     }
+}
+
+/// The entries of states that wait.
+pub fn entries() -> impl Iterator<Item = Entry> {
+    let is_deferred = |entry: &Entry| {
+        let computes = entry.computes();
+        computes.is_some_and(|computes| computes.family.is_deferred())
+    };
+    Entry::ALL.iter().copied().filter(is_deferred)
+}
+
+/// Of an entry, with each dtype that its states may have: rows of so many pending tokens each.
+#[must_use]
+pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
+    let Some(computes) = entry.computes() else {
+        return Vec::new();
+    };
+    let operator = match computes.family.decays_channels() {
+        true => Operator::Kda,
+        false => Operator::Gdn,
+    };
+    let states: &[_] = match computes.state {
+        Element::F32 => &[DType::F32],
+        _ => &[DType::Bf16, DType::F16],
+    };
+    let spec = |&state| Spec::new(operator, state, computes.k as usize, len);
+    states.iter().map(spec).collect()
 }
 
 /// Positions of the tensors' buffers.
@@ -308,13 +336,13 @@ impl Problem {
         }
     }
 
-    fn writes(i: usize) -> bool {
-        matches!(i, O | POOL | KEYS | UPDATES | DECAYS)
+    fn floats_at(&self, i: usize, index: &[usize]) -> Vec<f64> {
+        let positions = self.views[i].entry(index).positions().into_iter();
+        positions.map(|p| self.buffers[i].float(p)).collect()
     }
 
     fn floats(&self, i: usize) -> Vec<f64> {
-        let positions = self.views[i].positions().into_iter();
-        positions.map(|p| self.buffers[i].float(p)).collect()
+        self.floats_at(i, &[])
     }
 
     fn bits_at(&self, i: usize, index: &[usize]) -> Vec<u64> {
@@ -337,15 +365,13 @@ impl Problem {
     /// The state in a slot.
     #[must_use]
     pub fn state(&self, slot: usize) -> Vec<f64> {
-        let positions = self.views[POOL].entry(&[slot]).positions().into_iter();
-        positions.map(|p| self.buffers[POOL].float(p)).collect()
+        self.floats_at(POOL, &[slot])
     }
 
     /// o of row b.
     #[must_use]
     pub fn o(&self, b: usize) -> Vec<f64> {
-        let positions = self.views[O].entry(&[b]).positions().into_iter();
-        positions.map(|p| self.buffers[O].float(p)).collect()
+        self.floats_at(O, &[b])
     }
 
     /// Bits of an entry of a slot's ring, all that a token left.
@@ -385,9 +411,7 @@ impl Problem {
     #[must_use]
     pub fn with_states_of_this(&self, spec: &Spec) -> Self {
         let mut next = spec.problem();
-        for i in [POOL, KEYS, UPDATES, DECAYS] {
-            next.buffers[i] = self.buffers[i].clone();
-        }
+        next.take_states(self);
         next
     }
 
@@ -498,55 +522,57 @@ impl Problem {
         alone
     }
 
-    /// Calls `body` with the work.
-    fn with_work<R>(&self, bases: &[Tensor<'_>], body: impl FnOnce(&dyn Work) -> R) -> R {
+    /// As a launch in memory.
+    #[must_use]
+    pub fn case(&self) -> Case {
         let spec = &self.spec;
-        let t = |i: usize| self.views[i].of(bases).expect(NAMES[i]);
-        let options = Options::default()
-            .head_map(match spec.tiled {
-                true => HeadMap::Tiled,
-                false => HeadMap::Grouped,
-            })
-            .qk_l2norm(spec.l2norm);
-        let options = match spec.null_slot {
-            Some(slot) => options.null_slot(slot),
-            None => options,
+        let view = |i: usize| self.views[i].clone();
+        let gates = match (spec.operator, spec.raw_gates) {
+            (Operator::Gdn, true) => GateKind::Raw(BetaScale::One),
+            (Operator::Gdn, false) => GateKind::Given,
+            (Operator::Kda, true) => GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+            (Operator::Kda, false) => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
         };
-        let pending = Pending::new([t(KEYS), t(UPDATES), t(DECAYS)], t(LEN), t(BASE));
-        let pending = pending.most(spec.ring[0]);
-        let states: Update<'_> = States::update(t(POOL)).slots(t(SLOTS));
-        if spec.tokens == 0 {
-            return body(&Flush::new(states, pending).options(options));
-        }
-        let inputs = Inputs::qkv(t(Q), t(K), t(V));
-        match spec.operator {
-            Operator::Gdn => {
-                let gates = match spec.raw_gates {
-                    true => GdnGates::raw(t(G), t(BETA), t(A_LOG), t(DT_BIAS)),
-                    false => GdnGates::given(t(G), t(BETA)),
-                };
-                let step = Gdn::new(inputs, gates, t(O), states);
-                let mut step = step.options(options).pending(pending);
-                step.fresh = spec.fresh.as_ref().map(|_| t(FRESH));
-                body(&step)
-            }
-            Operator::Kda => {
-                let (kind, beta) = match spec.raw_gates {
-                    true => (
-                        KdaGate::Softplus {
-                            a_log: t(A_LOG),
-                            dt_bias: Some(t(DT_BIAS)),
-                        },
-                        KdaBeta::Logit,
-                    ),
-                    false => (KdaGate::Log, KdaBeta::Given),
-                };
-                let gates = KdaGates::new(t(G), kind, t(BETA), beta);
-                let step = Kda::new(inputs, gates, t(O), states);
-                let mut step = step.options(options).pending(pending);
-                step.fresh = spec.fresh.as_ref().map(|_| t(FRESH));
-                body(&step)
-            }
+        let head_map = match spec.tiled {
+            true => HeadMap::Tiled,
+            false => HeadMap::Grouped,
+        };
+        let mut options = Options::default().head_map(head_map).qk_l2norm(spec.l2norm);
+        options.null_slot = spec.null_slot;
+        let has_tokens = spec.tokens > 0;
+        let args = Arguments {
+            a_log: spec.raw_gates.then(|| view(A_LOG)),
+            dt_bias: spec.raw_gates.then(|| view(DT_BIAS)),
+            new: has_tokens.then(|| New {
+                q: view(Q),
+                tokens: Tokens {
+                    k: view(K),
+                    v: view(V),
+                    gate: view(G),
+                    beta: view(BETA),
+                },
+                o: view(O),
+            }),
+            read_slots: Some(view(SLOTS)),
+            fresh: spec
+                .fresh
+                .as_ref()
+                .filter(|_| has_tokens)
+                .map(|_| view(FRESH)),
+            pending: Some(Pending {
+                keys: view(KEYS),
+                updates: view(UPDATES),
+                decays: view(DECAYS),
+                len: view(LEN),
+                base: view(BASE),
+                most: spec.ring[0],
+            }),
+            options,
+            ..Arguments::new(gates, view(POOL))
+        };
+        Case {
+            buffers: self.buffers.clone(),
+            args,
         }
     }
 
@@ -559,37 +585,19 @@ impl Problem {
         backend: &Backend,
         body: impl FnOnce(&Library, StreamRef<'_>, &dyn Work) -> R,
     ) -> Result<(R, Self), Error> {
-        let mut after = self.clone();
-        let result = match backend {
-            Backend::Simulator(library) => {
-                let buffers = after.buffers.iter_mut().enumerate();
-                let bases = buffers.map(|(i, buffer)| buffer.tensor(Self::writes(i)));
-                let bases = bases.collect::<Result<Vec<_>, _>>()?;
-                let stream = StreamRef::default_stream();
-                self.with_work(&bases, |work| body(library, stream, work))
-            }
-            Backend::Cuda(library, context) => {
-                let stream = Stream::new(context)?;
-                let copies = self.buffers.iter();
-                let copies = copies.map(|buffer| DeviceMemory::from_slice(context, &buffer.words));
-                let mut memories = copies.collect::<Result<Vec<_>, _>>()?;
-                let result = {
-                    let buffers = self.buffers.iter().zip(&mut memories).enumerate();
-                    let bases = buffers.map(|(i, (buffer, memory))| match Self::writes(i) {
-                        true => memory.tensor_mut(buffer.dtype, &[buffer.len()]),
-                        false => memory.tensor(buffer.dtype, &[buffer.len()]),
-                    });
-                    let bases = bases.collect::<Result<Vec<_>, _>>()?;
-                    self.with_work(&bases, |work| body(library, stream.as_ref(), work))
-                };
-                stream.synchronize()?;
-                for (buffer, memory) in after.buffers.iter_mut().zip(&memories) {
-                    memory.read(&mut buffer.words)?;
-                }
-                result
-            }
-        };
-        Ok((result, after))
+        let (result, after) = backend.with(&self.case(), |library, stream, args| {
+            let work = args.work();
+            work.map(|work| body(library, stream, &*work))
+        })?;
+        Ok((result?, self.after(after)))
+    }
+
+    /// The same as a launch left it.
+    fn after(&self, case: Case) -> Self {
+        Self {
+            buffers: case.buffers,
+            ..self.clone()
+        }
     }
 
     /// Runs it with the variant that the library selects, or with `variant`.
@@ -599,22 +607,7 @@ impl Problem {
     #[must_use]
     #[track_caller]
     pub fn run(&self, backend: &Backend, variant: Option<Entry>) -> Self {
-        let launched = self.on(backend, |library, stream, work| {
-            // SAFETY: the buffers are alive until `on` has waited, and nobody else has them; live rows have slots of
-            // their own.
-            unsafe {
-                match variant {
-                    None => library.launch(stream, work),
-                    Some(variant) => library.launch_with(stream, work, variant),
-                }
-            }
-        });
-        match launched {
-            Ok((Ok(()), after)) => after,
-            Ok((Err(error), _)) | Err(error) => {
-                panic!("{}: {error}\n{:?}", backend.name(), self.spec)
-            }
-        }
+        self.after(backend.run(&self.case(), variant))
     }
 
     /// Every variant.
@@ -739,11 +732,7 @@ impl Problem {
                 if spec.tokens > 0 {
                     seen(vec![o.clone()]);
                 }
-                let got: Vec<f64> = o
-                    .positions()
-                    .iter()
-                    .map(|&i| after.buffers[O].float(i))
-                    .collect();
+                let got = after.floats_at(O, &[b, 0, hv]);
                 let what = format!("of row {b}, value head {hv}, {spec:?}");
                 let Some([slot, pending, first]) = live else {
                     let zeros = after.bits_at(O, &[b, 0, hv]).iter().all(|bits| *bits == 0);
@@ -758,18 +747,14 @@ impl Problem {
                     false => hv / ratio,
                 };
                 // What the state is made of, and how much decays.
-                let values = |from: &Self, i: usize, index: &[usize]| -> Vec<f64> {
-                    let positions = from.views[i].entry(index).positions().into_iter();
-                    positions.map(|p| from.buffers[i].float(p)).collect()
-                };
                 let mut size = match spec.is_fresh(b) {
                     true => 0.0,
-                    false => norm(&values(self, POOL, &[slot, hv])),
+                    false => norm(&self.floats_at(POOL, &[slot, hv])),
                 };
                 let mut decays = 0.0f64;
                 for j in 0..pending {
                     let entry = (first + j) % entries;
-                    let of = |i, head| values(self, i, &[slot, head, entry]);
+                    let of = |i, head| self.floats_at(i, &[slot, head, entry]);
                     size += norm(&of(KEYS, head)) * norm(&of(UPDATES, hv));
                     decays += of(DECAYS, hv).iter().fold(0.0, |max, g| g.abs().max(max));
                 }
@@ -777,7 +762,7 @@ impl Problem {
                 if spec.writes(b) {
                     let allowed = (Tolerance::RECURRENT.state + LOG_DECAY * decays) * size;
                     let exact = &folded.pool[(slot * hv_count + hv) * dim * dim..][..dim * dim];
-                    let got = values(after, POOL, &[slot, hv]);
+                    let got = after.floats_at(POOL, &[slot, hv]);
                     assert_close(&format!("state {what}"), &got, exact, spec.state, allowed);
                     seen(vec![state]);
                 }
@@ -805,7 +790,7 @@ impl Problem {
                 let u = ring_at(UPDATES, hv, dim);
                 let size = size + norm(&k) * norm(&u);
                 let bound = Tolerance::RECURRENT.output + LOG_DECAY * decays;
-                let q = values(self, Q, &[b, 0, head]);
+                let q = self.floats_at(Q, &[b, 0, head]);
                 let q_length = match spec.l2norm {
                     true => 1.0,
                     false => norm(&q).max(1.0),
@@ -814,10 +799,10 @@ impl Problem {
                 let exact = &wanted.o[(b * hv_count + hv) * dim..][..dim];
                 let allowed = bound * size * q_length * k_length.powi(2);
                 assert_close(&format!("o {what}"), &got, exact, spec.io, allowed);
-                let got_u = values(after, UPDATES, &[slot, hv, left]);
+                let got_u = after.floats_at(UPDATES, &[slot, hv, left]);
                 let allowed = bound * size * k_length / key_length + 1e-6 * norm(&u);
                 assert_close(&format!("u {what}"), &got_u, &u, DType::F32, allowed);
-                let got_decays = values(after, DECAYS, &[slot, hv, left]);
+                let got_decays = after.floats_at(DECAYS, &[slot, hv, left]);
                 let allowed = LOG_DECAY * norm(&log_decays);
                 assert_close(
                     &format!("log decay {what}"),

@@ -216,6 +216,7 @@ impl Layout for Problem {
             positions,
             checkpoints,
             workspace,
+            pending: None,
             update_state: self.update_state,
             options: self.options,
         };

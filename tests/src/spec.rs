@@ -511,6 +511,7 @@ impl Spec {
             checkpoints,
             // As large as it has to be: where it is laid out.
             workspace: None,
+            pending: None,
             update_state: self.update_state,
             options: self.options,
         };

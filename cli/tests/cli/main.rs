@@ -7,6 +7,7 @@ mod bad_input;
 mod bench;
 mod check;
 mod command;
+mod deferred;
 mod layer;
 mod recurrent;
 mod recurrent_bad_input;

@@ -2,7 +2,7 @@
 
 use gated_delta::{BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout, Tensor};
 use gated_delta_harness::arguments::{
-    Arguments, Checkpoints, GateKind, KdaDecay, Kept, New, Operator, Packed, Tokens,
+    Arguments, Checkpoints, GateKind, KdaDecay, Kept, New, Operator, Packed, Pending, Tokens,
 };
 use proptest::option;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
@@ -91,7 +91,7 @@ pub type Draw = (
     Dims,
     GateKind,
     Vec<Twist>,
-    [bool; 24],
+    [bool; 28],
     [DType; 5],
     (Option<f32>, Option<u32>, usize),
 );
@@ -112,14 +112,14 @@ pub fn draws() -> impl Strategy<Value = Draw> {
     (
         dims(),
         select(gates),
-        proptest::collection::vec(twist(), 28),
-        any::<[bool; 24]>(),
+        proptest::collection::vec(twist(), 33),
+        any::<[bool; 28]>(),
         (floats(), floats(), floats(), indices).prop_map(|(a, b, c, d)| [a, b, c, d, DType::F32]),
         (scale, null_slot, prop_oneof![4 => 0usize..=2, 1 => size()]),
     )
 }
 
-/// A step or a commit of either operator.
+/// A step, a commit or a flush of either operator.
 pub fn arguments(
     (dims, gates, twists, flags, dtypes, (scale, null_slot, steps)): Draw,
 ) -> Option<Arguments<Tensor<'static>>> {
@@ -185,12 +185,33 @@ pub fn arguments(
         };
     }
     (options.scale, options.null_slot) = (scale, null_slot);
+    let has_pending = flag() && flag();
+    let is_flush = has_pending && flag();
+    let entries = [slots, value_heads, steps.saturating_add(8), dim];
+    let of_keys = [slots, heads, entries[2], dim];
+    let [keys, updates] =
+        [(0, of_keys), (4, entries)].map(|(dtype, dims)| optional(dtype, &dims, has_pending));
+    let (keys, updates) = (keys?, updates?);
+    let decays = optional(4, &entries[..if per_channel { 4 } else { 3 }], has_pending)?;
+    let [len, base] = [
+        optional(3, &[rows], has_pending)?,
+        optional(3, &[rows], has_pending)?,
+    ];
+    let rings = keys.zip(updates).zip(decays).zip(len).zip(base);
+    let pending = rings.map(|((((keys, updates), decays), len), base)| Pending {
+        keys,
+        updates,
+        decays,
+        len,
+        base,
+        most: steps,
+    });
     Some(Arguments {
         gates,
         a_log: optional(4, &[value_heads], has_parameters)?,
         dt_bias: optional(4, &dt_bias[..1 + usize::from(per_channel)], has_parameters)?,
-        new: (!is_commit).then_some(new),
-        previous: ((with_previous && !of_tokens) || is_commit).then_some(Kept {
+        new: (!is_commit && !is_flush).then_some(new),
+        previous: (((with_previous && !of_tokens) || is_commit) && !is_flush).then_some(Kept {
             tokens: previous,
             keep,
         }),
@@ -215,6 +236,7 @@ pub fn arguments(
             slots,
         }),
         workspace: optional(4, &[steps, dim], flag() && flag())?,
+        pending,
         update_state: flag() || flag(),
         options,
     })
