@@ -238,12 +238,13 @@ fn prefill_of(entry: Entry) -> Option<launch::Family> {
 /// A state may be read before the branch on its slot, but never without the predicate that the slot is valid.
 #[test]
 fn states_are_loaded_under_a_predicate() {
-    for (_, name, text) in on_states() {
+    for (entry, text) in TEXTS {
         for line in text
             .lines()
             .filter(|line| line.contains("ld.global.L1::no_allocate"))
         {
-            assert!(line.trim_start().starts_with('@'), "{name}: {line}");
+            let is_guarded = line.trim_start().starts_with('@');
+            assert!(is_guarded, "{}: {line}", entry.name());
         }
     }
 }

@@ -10,6 +10,7 @@ use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
+use gated_delta_tests::deferred;
 use gated_delta_tests::layout::{Form, Spacing};
 use gated_delta_tests::slots::SlotChoice;
 use gated_delta_tests::spec::{ConvChoice, Family, NormChoice, Spec};
@@ -258,6 +259,45 @@ fn sanitizer_every_entry_and_switch() {
     });
 }
 
+/// Steps and flushes on states that wait, of every entry: rows that fold and rows that do not, fresh and inactive ones.
+fn waiting() -> Vec<(Entry, deferred::Spec)> {
+    let steps = |spec: deferred::Spec| {
+        let gaps = deferred::Spec {
+            raw_gates: true,
+            io: DType::F32,
+            index: DType::I64,
+            gap: 3,
+            tiled: true,
+            l2norm: false,
+            fresh: Some(vec![false, false, true, false]),
+            heads: [2, 2],
+            ..spec.clone()
+        };
+        let flush = deferred::Spec {
+            tokens: 0,
+            index: DType::U32,
+            null_slot: Some(1),
+            ..spec.clone()
+        };
+        [spec, gaps, flush]
+    };
+    let of = |entry| {
+        let specs = deferred::of_entry(entry, &[0, 8, 5, 9]);
+        let specs = specs.into_iter().flat_map(steps);
+        specs.map(move |spec| (entry, spec))
+    };
+    deferred::entries().flat_map(of).collect()
+}
+
+#[test]
+fn sanitizer_states_that_wait() {
+    let Some(backend) = cuda() else { return };
+    on_threads(&of_this_process(waiting()), |(entry, spec)| {
+        let problem = spec.problem();
+        problem.check(&problem.run(backend, Some(*entry)));
+    });
+}
+
 #[test]
 fn sanitizer_an_empty_batch() {
     let Some(backend) = cuda() else { return };
@@ -296,6 +336,10 @@ fn every_entry_has_its_launches() {
             (false, false) => FORMS.len() + SWITCHES.len() - 2,
         };
         assert_eq!(taken.count(), wanted, "{}", entry.name());
+    }
+    for (entry, spec) in waiting() {
+        let variants = spec.problem().variants();
+        assert!(variants.contains(&entry), "{}: {spec:?}", entry.name());
     }
 }
 

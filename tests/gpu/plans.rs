@@ -4,6 +4,7 @@ use gated_delta::{DType, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
 use gated_delta_tests::backend::{cuda, on_threads};
 use gated_delta_tests::compare::check;
+use gated_delta_tests::deferred;
 use gated_delta_tests::layout::Spacing;
 use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::variants;
@@ -169,13 +170,27 @@ fn every_kernel_has_room() {
 #[test]
 fn no_kernel_spills() {
     let Some(backend) = cuda() else { return };
-    on_threads(&every_kernel(), |spec| {
-        let resources = backend.with(&spec.case(), |library, _, args| {
-            library.resources(&*args.work()?)
+    let forms = every_kernel().into_iter();
+    let forms = forms.map(|spec| (format!("{:?}", spec.form), spec.case()));
+    let waiting = deferred::entries()
+        .flat_map(|entry| deferred::of_entry(entry, &[0, 8, 5]))
+        .flat_map(|spec| {
+            let gaps = deferred::Spec {
+                io: DType::F32,
+                gap: 3,
+                ..spec.clone()
+            };
+            let flush = deferred::Spec {
+                tokens: 0,
+                ..spec.clone()
+            };
+            [spec, gaps, flush].map(|spec| (format!("{spec:?}"), spec.problem().case()))
         });
+    let cases: Vec<_> = forms.chain(waiting).collect();
+    on_threads(&cases, |(form, case)| {
+        let resources = backend.with(case, |library, _, args| library.resources(&*args.work()?));
         for (entry, resources) in resources.unwrap().0.unwrap() {
-            let form = (spec.form.qkvo[0], spec.form.io);
-            println!("{} {form:?}: {resources:?}", entry.name());
+            println!("{} {form}: {resources:?}", entry.name());
             assert_eq!(resources.local_bytes, 0, "{}", entry.name());
             assert!(
                 resources.registers <= 65_536 / entry.block(),

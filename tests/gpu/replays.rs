@@ -8,6 +8,7 @@ use gated_delta_harness::arguments::{Arguments, Operator};
 use gated_delta_tests::backend::{cuda, launch, on_threads};
 use gated_delta_tests::buffer::Buffer;
 use gated_delta_tests::case::Case;
+use gated_delta_tests::deferred;
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Array, Change, Problem, keep};
 use gated_delta_tests::slots::SlotChoice;
@@ -40,6 +41,8 @@ fn changing<T: Clone>(args: &Arguments<T>) -> Vec<T> {
         "fresh",
         "positions",
         "checkpoint_slots",
+        "pending len",
+        "pending base",
         "x",
         "z",
     ];
@@ -52,14 +55,16 @@ fn changing<T: Clone>(args: &Arguments<T>) -> Vec<T> {
 /// A launch of `problems[0]` is captured, then replayed with the indices of each of them, and leaves what launches
 /// leave. Of a layer, x and z are those of each of them too.
 fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
+    let cases = problems.iter().map(|problem| problem.case(&spec.form));
+    replay_cases(name, &cases.collect::<Vec<_>>());
+}
+
+/// The same of launches in memory.
+fn replay_cases(name: &str, cases: &[Case]) {
     let Some(backend) = cuda() else { return };
-    let cases: Vec<Case> = problems
-        .iter()
-        .map(|problem| problem.case(&spec.form))
-        .collect();
     let first = &cases[0];
     let mut eager = first.clone();
-    for case in &cases {
+    for case in cases {
         for view in changing(&case.args) {
             assert_eq!(view.offset, 0);
             eager.buffers[view.buffer] = case.buffers[view.buffer].clone();
@@ -75,7 +80,7 @@ fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
             let mut graph =
                 unsafe { Graph::capture(&stream, || launch(library, stream.as_ref(), args, None)) }
                     .unwrap();
-            for case in &cases {
+            for case in cases {
                 let tensors = changing(args).into_iter();
                 for (tensor, view) in tensors.zip(changing(&case.args)) {
                     overwrite(context, &tensor, &case.buffers[view.buffer]);
@@ -236,6 +241,24 @@ fn a_replayed_prefill_sees_changed_lengths_and_positions() {
             with([10, 74, 139, 139, 141], [1, 0, 7, 127]),
         ];
         replay(&format!("{family:?}, {around}"), &spec, &problems);
+    });
+}
+
+/// Forty steps of rows whose states wait, as an engine decodes: each row folds at a time of its own, by what the replay is told.
+#[test]
+fn a_replayed_graph_sees_what_is_pending() {
+    let entries: Vec<_> = deferred::entries().collect();
+    on_threads(&entries, |&entry| {
+        for spec in deferred::of_entry(entry, &[0, 3, 8, 7]) {
+            let mut problems = vec![spec.problem()];
+            for step in 1..40 {
+                let last = &problems[step - 1];
+                // One draft in five is rejected.
+                problems.push(last.next(last, usize::from(step % 5 > 0), spec.seed));
+            }
+            let cases: Vec<Case> = problems.iter().map(deferred::Problem::case).collect();
+            replay_cases(&format!("{spec:?}"), &cases);
+        }
     });
 }
 
