@@ -1,0 +1,260 @@
+//! Decodes whose states wait: tokens are left in a ring beside a state, which is written once in eight steps. Rows fold at
+//! different steps, one is admitted late, a token is taken back, and in the end the states are flushed: they and every output
+//! are those of plain decoding. Without a GPU, in the simulator.
+
+mod common;
+
+use anyhow::{Result, ensure};
+use common::engine::{Buffer, Engine};
+use common::{Inputs as Step, OUTPUT_TOLERANCE, Rows, STATE_TOLERANCE, Shape, same_bits, worst};
+use gated_delta::step::pending::{after, folds};
+use gated_delta::step::{MAX_PENDING, Update};
+use gated_delta::{Error, Flush, Gdn, GdnGates, Inputs, Pending, States};
+use half::bf16;
+
+/// R: one token and those that are pending.
+const ENTRIES: usize = MAX_PENDING + 1;
+
+/// How many tokens to decode.
+const STEPS: usize = 24;
+
+/// A slot for each row.
+const SLOTS: [usize; 3] = [4, 0, 2];
+
+/// The step at which a row is admitted: they fold at different steps.
+const ADMITTED: [usize; 3] = [0, 3, 7];
+
+/// A step whose token the first row takes back.
+const TAKEN_BACK: usize = 10;
+
+fn main() -> Result<()> {
+    let (engine, heads, dim) = match common::gpu()? {
+        Some(device) => (Engine::on(device)?, [16, 32], 128),
+        None => {
+            println!("no GPU: in the simulator");
+            (Engine::simulated(), [1, 2], 64)
+        }
+    };
+    let shape = Shape {
+        batch: SLOTS.len(),
+        tokens: 1,
+        heads: heads[0],
+        value_heads: heads[1],
+        dim,
+        slots: 5,
+    };
+    let mut layer = Layer::new(&engine, shape)?;
+    let mut wanted = vec![f32::NAN; shape.slots * shape.state()];
+    // Of each slot the tokens that are pending, and the entry of the first: all that an engine keeps.
+    let mut pending = [[0; 2]; 5];
+    for step in 0..STEPS {
+        let token = Step::random(shape, step as u64);
+        let active = |b: usize| step >= ADMITTED[b];
+        let fresh = [0, 1, 2].map(|b| i32::from(step == ADMITTED[b]));
+        let rows = [0, 1, 2].map(|b| if active(b) { SLOTS[b] as i32 } else { -1 });
+        layer.set(&token, &rows, &fresh, &pending)?;
+        let before = layer.waiting.states.read()?;
+        // SAFETY: the buffers outlive the wait, nobody else uses them, and rows have slots of their own.
+        unsafe { engine.library.launch(engine.stream(), &layer.step()?) }?;
+        engine.synchronize()?;
+
+        // Plain decoding: every step writes the states.
+        for b in (0..SLOTS.len()).filter(|&b| fresh[b] != 0) {
+            wanted[SLOTS[b] * shape.state()..][..shape.state()].fill(0.0);
+        }
+        let truth = token.truth(&wanted, &Rows::decoded(&rows))?;
+        let of_token = shape.value_heads * dim;
+        let off = worst("o", &layer.o.read()?, &truth.o, of_token, OUTPUT_TOLERANCE)?;
+        let states = layer.waiting.states.read()?;
+        let mut folded = Vec::new();
+        for b in (0..SLOTS.len()).filter(|&b| active(b)) {
+            let slot = SLOTS[b];
+            let of_slot = slot * shape.state()..(slot + 1) * shape.state();
+            if fresh[b] != 0 {
+                pending[slot] = [0, 0];
+            }
+            let writes = fresh[b] != 0 || folds(pending[slot][0], 1, MAX_PENDING);
+            if writes && fresh[b] == 0 {
+                folded.push(slot);
+            }
+            let is_same = same_bits(&before[of_slot.clone()], &states[of_slot.clone()]);
+            ensure!(
+                writes != is_same,
+                "step {step}: slot {slot}, folds {writes}"
+            );
+            let kept = usize::from((b, step) != (0, TAKEN_BACK));
+            pending[slot] = after(pending[slot], [kept, 1], [MAX_PENDING, ENTRIES]);
+            if kept > 0 {
+                let own = &truth.pool[of_slot.clone()];
+                let own = own.iter().map(|&x| x as f32);
+                wanted.splice(of_slot, own);
+            }
+        }
+        println!("  step {step}: o within {off:.1e} of the reference, folded {folded:?}");
+    }
+
+    // Whoever knows no ring, a prefill or a copy, is to find what every token has left.
+    layer.waiting.set(&pending)?;
+    let (states, tokens) = layer.waiting.tensors(shape)?;
+    // SAFETY: as above.
+    unsafe {
+        engine
+            .library
+            .launch(engine.stream(), &Flush::new(states, tokens))
+    }?;
+    engine.synchronize()?;
+    let wanted: Vec<f64> = common::doubles(&wanted);
+    let states = layer.waiting.states.read()?;
+    let off = worst("state", &states, &wanted, shape.state(), STATE_TOLERANCE)?;
+    println!("flushed: states within {off:.1e} of those that every step writes");
+    Ok(())
+}
+
+/// The layer of an engine: its memory, and what it launches.
+struct Layer {
+    shape: Shape,
+    q: Buffer<bf16>,
+    k: Buffer<bf16>,
+    v: Buffer<bf16>,
+    a: Buffer<bf16>,
+    b: Buffer<bf16>,
+    a_log: Buffer<f32>,
+    dt_bias: Buffer<f32>,
+    o: Buffer<bf16>,
+    fresh: Buffer<i32>,
+    waiting: Waiting,
+}
+
+/// States, their rings, and what rows have pending.
+struct Waiting {
+    /// `[P, HV, V, K]`
+    states: Buffer<f32>,
+    /// `[P, H, R, K]`
+    keys: Buffer<bf16>,
+    /// `[P, HV, R, V]`
+    updates: Buffer<f32>,
+    /// `[P, HV, R]`
+    decays: Buffer<f32>,
+    /// `[B]`
+    slots: Buffer<i32>,
+    /// `[B]`
+    len: Buffer<i32>,
+    /// `[B]`
+    base: Buffer<i32>,
+}
+
+impl Layer {
+    /// With pools and rings full of NaN: what is there is never read before it is written.
+    fn new(engine: &Engine, shape: Shape) -> Result<Self> {
+        let Shape {
+            batch,
+            heads,
+            value_heads,
+            dim,
+            slots,
+            ..
+        } = shape;
+        let wide = |len: usize| engine.buffer(&vec![f32::NAN; len]);
+        let narrow = |len: usize| engine.buffer(&vec![bf16::NAN; len]);
+        let indices = || engine.buffer(&vec![-1; batch]);
+        Ok(Self {
+            shape,
+            q: narrow(batch * heads * dim)?,
+            k: narrow(batch * heads * dim)?,
+            v: narrow(batch * value_heads * dim)?,
+            a: narrow(batch * value_heads)?,
+            b: narrow(batch * value_heads)?,
+            a_log: wide(value_heads)?,
+            dt_bias: wide(value_heads)?,
+            o: narrow(batch * value_heads * dim)?,
+            fresh: indices()?,
+            waiting: Waiting {
+                states: wide(slots * shape.state())?,
+                keys: narrow(slots * heads * ENTRIES * dim)?,
+                updates: wide(slots * value_heads * ENTRIES * dim)?,
+                decays: wide(slots * value_heads * ENTRIES)?,
+                slots: indices()?,
+                len: indices()?,
+                base: indices()?,
+            },
+        })
+    }
+
+    /// What the engine's projection and scheduler leave; the outputs are set back to NaN.
+    fn set(
+        &mut self,
+        token: &Step,
+        rows: &[i32; 3],
+        fresh: &[i32; 3],
+        pending: &[[usize; 2]; 5],
+    ) -> Result<()> {
+        self.q.write(&token.q)?;
+        self.k.write(&token.k)?;
+        self.v.write(&token.v)?;
+        self.a.write(&token.a)?;
+        self.b.write(&token.b)?;
+        self.a_log.write(&token.a_log)?;
+        self.dt_bias.write(&token.dt_bias)?;
+        self.o.write(&token.o)?;
+        self.fresh.write(fresh)?;
+        self.waiting.slots.write(rows)?;
+        self.waiting.set(pending)
+    }
+
+    /// The decode of a token.
+    fn step(&mut self) -> Result<Gdn<'_>, Error> {
+        let Shape {
+            batch,
+            heads,
+            value_heads,
+            dim,
+            ..
+        } = self.shape;
+        let inputs = Inputs::qkv(
+            self.q.tensor(&[batch, 1, heads, dim])?,
+            self.k.tensor(&[batch, 1, heads, dim])?,
+            self.v.tensor(&[batch, 1, value_heads, dim])?,
+        );
+        let gates = GdnGates::raw(
+            self.a.tensor(&[batch, 1, value_heads])?,
+            self.b.tensor(&[batch, 1, value_heads])?,
+            self.a_log.tensor(&[value_heads])?,
+            self.dt_bias.tensor(&[value_heads])?,
+        );
+        let o = self.o.tensor_mut(&[batch, 1, value_heads, dim])?;
+        let (states, pending) = self.waiting.tensors(self.shape)?;
+        Ok(Gdn::new(inputs, gates, o, states)
+            .pending(pending)
+            .fresh(self.fresh.tensor(&[batch])?))
+    }
+}
+
+impl Waiting {
+    /// What each row has pending, by its slot.
+    fn set(&mut self, pending: &[[usize; 2]; 5]) -> Result<()> {
+        self.len.write(&SLOTS.map(|slot| pending[slot][0] as i32))?;
+        self.base.write(&SLOTS.map(|slot| pending[slot][1] as i32))
+    }
+
+    /// States and pending tokens of a launch.
+    fn tensors(&mut self, shape: Shape) -> Result<(Update<'_>, Pending<'_>), Error> {
+        let Shape {
+            batch,
+            heads,
+            value_heads,
+            dim,
+            slots,
+            ..
+        } = shape;
+        let pool = self.states.tensor_mut(&[slots, value_heads, dim, dim])?;
+        let rings = [
+            self.keys.tensor_mut(&[slots, heads, ENTRIES, dim])?,
+            self.updates
+                .tensor_mut(&[slots, value_heads, ENTRIES, dim])?,
+            self.decays.tensor_mut(&[slots, value_heads, ENTRIES])?,
+        ];
+        let (len, base) = (self.len.tensor(&[batch])?, self.base.tensor(&[batch])?);
+        let states = States::update(pool).slots(self.slots.tensor(&[batch])?);
+        Ok((states, Pending::new(rings, len, base)))
+    }
+}
