@@ -117,6 +117,9 @@ fn a_replayed_graph_sees_changed_slots() {
 #[test]
 fn a_layer_step_replayed_a_thousand_times() {
     const REPLAYS: usize = 1000;
+    if cuda().is_none() {
+        return;
+    }
     on_threads(&Family::which(|family| family.layer), |&family| {
         let spec = Spec {
             fresh: true,

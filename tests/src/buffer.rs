@@ -39,17 +39,22 @@ impl Buffer {
     /// Bits of element `i`, in the low end.
     #[must_use]
     pub fn bits(&self, i: usize) -> u64 {
-        let size = self.dtype.size_of();
-        let mut bits = [0; 8];
-        bits[..size].copy_from_slice(&bytemuck::cast_slice(&self.words)[i * size..][..size]);
-        u64::from_le_bytes(bits)
+        assert!(i < self.len, "element {i} of {}", self.len);
+        match self.dtype.size_of() {
+            2 => bytemuck::cast_slice::<_, u16>(&self.words)[i].into(),
+            4 => bytemuck::cast_slice::<_, u32>(&self.words)[i].into(),
+            _ => bytemuck::cast_slice::<_, u64>(&self.words)[i],
+        }
     }
 
     /// Sets element `i` to the low bits of `bits`.
     pub fn set_bits(&mut self, i: usize, bits: u64) {
-        let size = self.dtype.size_of();
-        bytemuck::cast_slice_mut(&mut self.words)[i * size..][..size]
-            .copy_from_slice(&bits.to_le_bytes()[..size]);
+        assert!(i < self.len, "element {i} of {}", self.len);
+        match self.dtype.size_of() {
+            2 => bytemuck::cast_slice_mut::<_, u16>(&mut self.words)[i] = bits as u16,
+            4 => bytemuck::cast_slice_mut::<_, u32>(&mut self.words)[i] = bits as u32,
+            _ => bytemuck::cast_slice_mut::<_, u64>(&mut self.words)[i] = bits,
+        }
     }
 
     /// Element `i` of a float buffer.
