@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use gated_delta::{BetaScale, DType, Formulation, KdaBeta, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, value_dim};
 
 use crate::inputs::LOWER_BOUND;
 use crate::shapes::{self, Model};
@@ -249,7 +249,7 @@ impl Cell {
     /// V
     #[must_use]
     pub fn value_dim(&self) -> usize {
-        if self.dim == 96 { 192 } else { self.dim }
+        value_dim(self.dim)
     }
 
     /// The two inner dims of a state.

@@ -1,7 +1,5 @@
 //! Decodes on states that wait, beside those that write every state: µs a step, over whole cycles from one fold to the next.
 
-use std::path::Path;
-
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::step::MAX_PENDING;
@@ -245,6 +243,22 @@ impl Buffers {
         })
     }
 
+    /// The first set as it was before launches folded its states and left their tokens in its rings, and no outputs.
+    fn restore(&mut self) -> Result<()> {
+        self.o.spoil()?;
+        let Values {
+            state,
+            keys,
+            updates,
+            decays,
+            ..
+        } = &self.values;
+        self.pool.refill(&bytes(state, self.case.state))?;
+        self.keys.refill(&bytes(keys, DType::Bf16))?;
+        self.updates.refill(&bytes(updates, DType::F32))?;
+        self.decays.refill(&bytes(decays, DType::F32))
+    }
+
     /// Launch i of those with `count`.
     fn work(&self, i: usize, count: Count) -> Result<Box<dyn Work + '_>, Error> {
         let Case {
@@ -451,21 +465,16 @@ pub fn run(
     for case in cases {
         begins(case);
         for count in Count::ALL {
-            let buffers = Buffers::new(library, *case, count)?;
+            let mut buffers = Buffers::new(library, *case, count)?;
             let selected = library.selected(&*buffers.work(0, count)?)?;
             let entries: Vec<Entry> = match every_entry {
                 true => buffers.work(0, count)?.variants()?,
                 false => vec![selected],
             };
-            drop(buffers);
             for entry in entries {
-                // Anew: launches leave their tokens in the rings.
-                let mut buffers = Buffers::new(library, *case, count)?;
                 let title = || format!("{}, {} of {case:?}", entry.name(), count.name());
                 let stream = timer.map_or(StreamRef::default_stream(), |it| it.stream.as_ref());
-                buffers.o.spoil()?;
-                let state = bytes(&buffers.values.state, case.state);
-                buffers.pool.refill(&state)?;
+                buffers.restore()?;
                 // SAFETY: the buffers outlive the wait.
                 unsafe { library.launch_with(stream, &*buffers.work(0, count)?, entry) }?;
                 if let Some(timer) = timer {
@@ -508,14 +517,6 @@ pub fn run(
         }
     }
     Ok(rows)
-}
-
-/// Writes rows to a CSV file.
-///
-/// # Errors
-/// The file system's.
-pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
-    crate::prefill::save_rows(path, rows)
 }
 
 /// All rows, one a line.

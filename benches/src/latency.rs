@@ -11,6 +11,7 @@ use gated_delta::driver::{Context, Device};
 use gated_delta_harness::timing::{Timer, copy_ceiling, empty_kernel};
 use humantime::format_rfc3339_seconds;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
 use crate::buffers::Buffers;
 use crate::cell::{self, Cell};
@@ -22,7 +23,7 @@ use crate::options::Options;
 use crate::peers::Peers;
 use crate::prefill;
 use crate::prewarm;
-use crate::record::{Csv, Row, Run, read};
+use crate::record::{self, Csv, Row, Run, read};
 use crate::report::{Before, tables};
 use crate::shapes::{GDN, KDA, Model};
 use crate::tune::advice;
@@ -205,18 +206,8 @@ fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> R
         progress.set_message(title.to_owned());
     })?;
     progress.finish_and_clear();
-    let mut text = String::new();
-    if let Some(path) = &options.save {
-        let default = || default_record(gpu, "-prefill");
-        let path = path.clone().unwrap_or_else(default);
-        prefill::save(&path, &measured.rows)?;
-        writeln!(text, "rows are in {}", path.display())?;
-    }
-    writeln!(text, "{}", prefill::table(&measured.rows, bench.heads))?;
-    writeln!(
-        text,
-        "{gpu}: copy {copy:.0} GB/s (2 GiB, bytes read + written)"
-    )?;
+    let table = prefill::table(&measured.rows, bench.heads);
+    let mut text = in_words(options, (gpu, copy), "-prefill", (&measured.rows, &table))?;
     for failure in &measured.failures {
         writeln!(text, "FAILED: {failure}")?;
     }
@@ -246,22 +237,33 @@ fn deferreds(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> 
         progress.set_message(format!("{case:?}"));
     })?;
     progress.finish_and_clear();
+    let table = deferred::table(&rows, copy);
+    Ok(Outcome {
+        text: in_words(options, (gpu, copy), "-deferred", (&rows, &table))?,
+        ..Outcome::default()
+    })
+}
+
+/// A table and the copy beside it; its rows in a file, where that is asked for.
+fn in_words<T: Serialize>(
+    options: &Options,
+    (gpu, copy): (&str, f64),
+    suffix: &str,
+    (rows, table): (&[T], &str),
+) -> Result<String> {
     let mut text = String::new();
     if let Some(path) = &options.save {
-        let default = || default_record(gpu, "-deferred");
+        let default = || default_record(gpu, suffix);
         let path = path.clone().unwrap_or_else(default);
-        deferred::save(&path, &rows)?;
+        record::save(&path, rows)?;
         writeln!(text, "rows are in {}", path.display())?;
     }
-    writeln!(text, "{}", deferred::table(&rows, copy))?;
+    writeln!(text, "{table}")?;
     writeln!(
         text,
         "{gpu}: copy {copy:.0} GB/s (2 GiB, bytes read + written)"
     )?;
-    Ok(Outcome {
-        text,
-        ..Outcome::default()
-    })
+    Ok(text)
 }
 
 /// `record/h200/2026-01-31.csv`.

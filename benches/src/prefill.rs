@@ -6,7 +6,6 @@ mod cases;
 mod values;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, ensure};
@@ -473,29 +472,6 @@ fn wrong(row: &Row, state: DType) -> Option<String> {
             allowed[0], allowed[1]
         )
     })
-}
-
-/// Writes rows to a CSV file, in a folder that is made where it is missing.
-///
-/// # Errors
-/// The system's, with the path.
-pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
-    save_rows(path, rows)
-}
-
-/// Writes rows of a table to a CSV file.
-pub(crate) fn save_rows<T: Serialize>(path: &Path, rows: &[T]) -> Result<()> {
-    let write = || -> Result<()> {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let mut file = csv::Writer::from_path(path)?;
-        for row in rows {
-            file.serialize(row)?;
-        }
-        Ok(file.flush()?)
-    };
-    write().with_context(|| path.display().to_string())
 }
 
 /// All rows, one a line, and what checkpoints cost.

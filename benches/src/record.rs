@@ -77,6 +77,24 @@ impl Run {
     }
 }
 
+/// Writes rows of a table to a CSV file, in a folder that is made where there is none.
+///
+/// # Errors
+/// The system's, with the path.
+pub fn save<T: Serialize>(path: &Path, rows: &[T]) -> Result<()> {
+    let write = || -> Result<()> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let mut file = csv::Writer::from_path(path)?;
+        for row in rows {
+            file.serialize(row)?;
+        }
+        Ok(file.flush()?)
+    };
+    write().with_context(|| path.display().to_string())
+}
+
 impl Row {
     /// GB/s.
     #[must_use]
