@@ -62,7 +62,7 @@ struct Memory {
 pub fn check(
     library: &Library,
     context: Option<&Context>,
-    (queue, stream): (StreamRef<'_>, Option<&Stream>),
+    stream: Option<&Stream>,
     entry: Entry,
     tokens: usize,
 ) -> Result<f64, Error> {
@@ -154,6 +154,7 @@ pub fn check(
         .each_ref()
         .map(|buffer| buffer.bytes().to_vec());
 
+    let queue = stream.map_or(StreamRef::default_stream(), Stream::as_ref);
     // SAFETY: the memory lives until the launch is done, below, and is nobody else's.
     let enqueued = unsafe { memory.enqueue(library, queue, (entry, tokens), (per_channel, dim)) };
     let done = stream.map_or(Ok(()), Stream::synchronize);
