@@ -4,14 +4,14 @@ use std::sync::OnceLock;
 
 use gated_delta::{Activation, DType, Entry, KdaBeta, StateLayout, Tensor};
 use gated_delta_harness::arguments::{
-    Arguments, GateKind, GatedNorm, KdaDecay, New, Operator, Tokens,
+    Arguments, GateKind, GatedNorm, KdaDecay, New, Operator, Tokens, value_dim,
 };
 use gated_delta_tests::backend::{Backend, backends, on_threads};
 use gated_delta_tests::compare::check;
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{Change, take};
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec, value_dim};
+use gated_delta_tests::spec::{Family, Spec};
 use gated_delta_tests::variants;
 
 /// More heads than any threshold.

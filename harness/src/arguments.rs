@@ -19,6 +19,12 @@ pub enum Operator {
     Kda,
 }
 
+/// V, where kernels take this K.
+#[must_use]
+pub const fn value_dim(key_dim: usize) -> usize {
+    if key_dim == 96 { 192 } else { key_dim }
+}
+
 /// How gates come; whose they are says whose layer it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GateKind {

@@ -1,7 +1,9 @@
 //! Snapshots, token slots, commits and resumed launches keep the states that an update would.
 
 use gated_delta::{DType, Formulation};
-use gated_delta_harness::arguments::{CommitConvolution, Convolved, Kept, KeptX, New, Packed};
+use gated_delta_harness::arguments::{
+    CommitConvolution, Convolved, Kept, KeptX, New, Packed, value_dim,
+};
 use gated_delta_tests::case::Case;
 use gated_delta_tests::layout::Layout;
 use gated_delta_tests::problem::{
@@ -9,7 +11,7 @@ use gated_delta_tests::problem::{
 };
 use gated_delta_tests::rows::{self, Row};
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec, value_dim};
+use gated_delta_tests::spec::{Family, Spec};
 
 use crate::{law_of, run, several_recurrent};
 

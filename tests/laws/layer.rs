@@ -1,7 +1,7 @@
 //! The layer step: what a convolution, a norm and fresh rows change, and what they do not.
 
 use gated_delta::{Activation, DType};
-use gated_delta_harness::arguments::{Convolved, New, Tokens};
+use gated_delta_harness::arguments::{Convolved, New, Tokens, value_dim};
 use gated_delta_reference::compare::{Tolerance, norm, of_norm};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate;
@@ -12,7 +12,7 @@ use gated_delta_tests::compare::{assert_close, assert_near, reference};
 use gated_delta_tests::layout::{Form, Layout};
 use gated_delta_tests::problem::{Array, Problem, Sizes, windows_mut};
 use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{ConvChoice, Family, Spec, value_dim};
+use gated_delta_tests::spec::{ConvChoice, Family, Spec};
 use gated_delta_tests::variants;
 
 use crate::{assert_same_bits, in_f32, law_of, run};

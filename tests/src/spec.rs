@@ -5,7 +5,7 @@ use gated_delta::{
 };
 use gated_delta_harness::arguments::{
     Checkpoints, CommitConvolution, Convolved, GateKind, GatedNorm, KdaDecay, Kept, KeptX, New,
-    Operator, Packed, Tokens,
+    Operator, Packed, Tokens, value_dim,
 };
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch;
@@ -35,12 +35,6 @@ pub struct Family {
     pub state: DType,
     /// K; V is [`value_dim`] of it.
     pub dim: usize,
-}
-
-/// V, where kernels take K = `dim`.
-#[must_use]
-pub const fn value_dim(dim: usize) -> usize {
-    if dim == 96 { 192 } else { dim }
 }
 
 impl Family {
