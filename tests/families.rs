@@ -152,7 +152,7 @@ fn zero_queries_and_keys() {
 /// Many inactive rows among few live ones, all kinds of indices.
 #[test]
 fn inactive_rows() {
-    for family in Family::all() {
+    for family in Family::of_kernels() {
         for (seed, index) in [DType::I32, DType::I64, DType::U32].into_iter().enumerate() {
             for null_slot in [None, Some(0)] {
                 let mut spec = Spec {
@@ -182,7 +182,7 @@ fn inactive_rows() {
 
 #[test]
 fn an_empty_batch_does_nothing() {
-    for family in Family::all() {
+    for family in Family::of_kernels() {
         let spare = SlotChoice {
             spare: 2,
             ..SlotChoice::NONE
@@ -213,7 +213,7 @@ fn an_empty_batch_does_nothing() {
 /// An all-padding batch, as engines launch to warm up: zeros, and every state as it was.
 #[test]
 fn an_inactive_batch_touches_no_state() {
-    for family in Family::all() {
+    for family in Family::of_kernels() {
         let plain = Spec {
             slots: SlotChoice::LIVE,
             ..Spec::plain(family)
@@ -264,7 +264,7 @@ fn an_inactive_batch_touches_no_state() {
 /// A pool that is not written may be borrowed read-only, as may everything else but o.
 #[test]
 fn without_update_the_pool_is_only_read() {
-    for family in Family::all() {
+    for family in Family::of_kernels() {
         let mut spec = Spec::plain(family);
         spec.update_state = false;
         let case = spec.case();

@@ -96,14 +96,14 @@ pub fn differential(entry: Entry) {
 fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
     let (cases, states) = match (family.dim, family.max_tokens()) {
         // Of pieces of 64 tokens.
-        (64, _) if family.is_chunked() => (40, 4),
-        _ if family.is_chunked() => (16, 2),
-        (64, _) if family.layer => (80, 16),
-        _ if family.layer => (24, 8),
-        (64, 1) => (200, 24),
-        (_, 1) => (60, 12),
-        (64, _) => (150, 16),
-        _ => (50, 8),
+        (64, _) if family.is_chunked() => (30, 4),
+        _ if family.is_chunked() => (12, 2),
+        (64, _) if family.layer => (50, 16),
+        _ if family.layer => (16, 8),
+        (64, 1) => (120, 24),
+        (_, 1) => (36, 12),
+        (64, _) => (90, 16),
+        _ => (30, 8),
     };
     for_all(
         entry.operator(),

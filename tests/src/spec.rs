@@ -89,6 +89,12 @@ impl Family {
         Self::which(|_| true)
     }
 
+    /// One of each kernel, for what does not hang on the conversion of states: f16's are bf16's kernels.
+    #[must_use]
+    pub fn of_kernels() -> Vec<Self> {
+        Self::which(|family| family.state != DType::F16)
+    }
+
     /// Those of the recurrence alone, without a convolution or a norm.
     #[must_use]
     pub fn alone() -> Vec<Self> {
