@@ -33,12 +33,10 @@ const ADMITTED: usize = 4;
 const SLOTS: [i32; 3] = [4, 0, 2];
 
 fn main() -> Result<()> {
-    let (engine, heads, dim) = match common::gpu()? {
-        Some(device) => (Engine::on(device)?, [16, 32], 128),
-        None => {
-            println!("no GPU: in the simulator");
-            (Engine::simulated(), [1, 2], 64)
-        }
+    let (engine, is_simulated) = Engine::first()?;
+    let (heads, dim) = match is_simulated {
+        false => ([16, 32], 128),
+        true => ([1, 2], 64),
     };
     let [heads, value_heads] = heads;
     let shape = Shape {

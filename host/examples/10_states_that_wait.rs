@@ -28,12 +28,10 @@ const ADMITTED: [usize; 3] = [0, 3, 7];
 const TAKEN_BACK: usize = 10;
 
 fn main() -> Result<()> {
-    let (engine, heads, dim) = match common::gpu()? {
-        Some(device) => (Engine::on(device)?, [16, 32], 128),
-        None => {
-            println!("no GPU: in the simulator");
-            (Engine::simulated(), [1, 2], 64)
-        }
+    let (engine, is_simulated) = Engine::first()?;
+    let (heads, dim) = match is_simulated {
+        false => ([16, 32], 128),
+        true => ([1, 2], 64),
     };
     let shape = Shape {
         batch: SLOTS.len(),

@@ -34,26 +34,15 @@ const LENGTH: usize = 32;
 const ROUNDED_TOLERANCE: f32 = 5e-2;
 
 fn main() -> Result<()> {
-    let (engine, shape) = match common::gpu()? {
-        Some(device) => (
-            Engine::on(device)?,
-            Shape {
-                heads: 4,
-                value_heads: 8,
-                dim: 128,
-            },
-        ),
-        None => {
-            println!("no GPU: in the simulator");
-            (
-                Engine::simulated(),
-                Shape {
-                    heads: 1,
-                    value_heads: 2,
-                    dim: 64,
-                },
-            )
-        }
+    let (engine, is_simulated) = Engine::first()?;
+    let [heads, value_heads, dim] = match is_simulated {
+        false => [4, 8, 128],
+        true => [1, 2, 64],
+    };
+    let shape = Shape {
+        heads,
+        value_heads,
+        dim,
     };
     let model = Model::random(&engine, shape, 5)?;
 

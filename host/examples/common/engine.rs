@@ -22,6 +22,17 @@ impl Engine {
         Ok(Self { library, stream })
     }
 
+    /// On the first GPU, or where there is none in the simulator; and whether it is there.
+    pub fn first() -> Result<(Self, bool)> {
+        Ok(match super::gpu()? {
+            Some(device) => (Self::on(device)?, false),
+            None => {
+                println!("no GPU: in the simulator");
+                (Self::simulated(), true)
+            }
+        })
+    }
+
     /// In the simulator.
     pub fn simulated() -> Self {
         Self {
