@@ -313,7 +313,7 @@ impl Lines {
                     after,
                     written: &written.entries[i],
                     expected: expected.rings[i].as_ref(),
-                    truth: truth.and_then(|truth| truth.ring(name)).map(Vec::as_slice),
+                    truth: truth.and_then(|truth| Some(&*truth.rings.as_ref()?[i])),
                 });
             }
         }

@@ -18,7 +18,7 @@ use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGa
 
 use crate::error::Error;
 use crate::op::previous_gates;
-use crate::problem::Problem;
+use crate::problem::{Problem, RINGS};
 
 /// What a launch is to leave behind, not rounded. What is not written keeps its value.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,21 +33,8 @@ pub struct Truth {
     pub snapshots: Option<Vec<f64>>,
     /// All snapshots of windows, where they are wanted.
     pub window_snapshots: Option<Vec<f64>>,
-    /// All rings afterwards, where states wait.
-    pub rings: Option<Rings>,
-}
-
-impl Truth {
-    /// The ring of that name.
-    pub(crate) fn ring(&self, name: &str) -> Option<&Vec<f64>> {
-        let rings = self.rings.as_ref()?;
-        match name {
-            "pending.keys" => Some(&rings.keys),
-            "pending.updates" => Some(&rings.updates),
-            "pending.decays" => Some(&rings.decays),
-            _ => None,
-        }
-    }
+    /// All rings afterwards, where states wait: keys, updates, decays.
+    pub rings: Option<[Vec<f64>; 3]>,
 }
 
 /// The truth of a problem that [`Problem::validate`] has passed, from the values as they are stored.
@@ -138,11 +125,13 @@ pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
         ("conv_state", truth.windows.as_ref()),
         ("snapshots", truth.snapshots.as_ref()),
         ("conv_snapshots", truth.window_snapshots.as_ref()),
-        ("pending.keys", truth.ring("pending.keys")),
-        ("pending.updates", truth.ring("pending.updates")),
-        ("pending.decays", truth.ring("pending.decays")),
     ];
-    for (name, values) in results {
+    let rings = truth
+        .rings
+        .iter()
+        .flat_map(|rings| RINGS.into_iter().zip(rings));
+    let rings = rings.map(|(name, ring)| (name, Some(ring)));
+    for (name, values) in results.into_iter().chain(rings) {
         if let (Some(tensor), Some(values)) = (after.tensors.get_mut(name), values) {
             if tensor.dtype() == DType::F16 && matches!(name, "state" | "snapshots") {
                 let held: Vec<f64> = values.iter().map(|&s| Stored::F16.round_state(s)).collect();
@@ -195,11 +184,11 @@ impl Values {
 
     /// The truth of a step or a flush of states that wait.
     fn deferred(&self, problem: &Problem, step: Recurrent<'_>) -> Result<Truth, Error> {
-        let ring = |name| self.floats(name).to_vec();
+        let [keys, updates, decays] = RINGS.map(|name| self.floats(name).to_vec());
         let rings = Rings {
-            keys: ring("pending.keys"),
-            updates: ring("pending.updates"),
-            decays: ring("pending.decays"),
+            keys,
+            updates,
+            decays,
         };
         let waiting = Deferred {
             step,
@@ -216,7 +205,7 @@ impl Values {
             windows: None,
             snapshots: None,
             window_snapshots: None,
-            rings: Some(after.rings),
+            rings: Some([after.rings.keys, after.rings.updates, after.rings.decays]),
         })
     }
 
