@@ -66,7 +66,8 @@ impl DType {
     fn half_ulp(self, x: f64) -> f64 {
         let (bits, smallest) = self.precision();
         let exponent = (x.to_bits() >> 52 & 0x7ff) as i32 - 1023;
-        2f64.powi(exponent.max(smallest) - bits)
+        let biased = exponent.max(smallest) - bits + 1023;
+        f64::from_bits((biased as u64) << 52)
     }
 
     /// The nearest value, an even one of two; infinite where there is none so large.

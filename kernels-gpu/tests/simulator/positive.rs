@@ -211,6 +211,15 @@ fn packing_rounds_to_nearest_even() {
     assert_eq!(float::f16_to_f32(0x3c01), 1.0 + 1.0 / 1024.0);
 }
 
+#[test]
+fn every_f16_is_an_f32() {
+    for bits in 0..=u16::MAX {
+        let (got, wanted) = (float::f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
+        let same = got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan();
+        assert!(same, "{bits:#06x}: wanted {wanted}, got {got}");
+    }
+}
+
 /// One value head of a decode, K = V = 128 in bf16: 4 blocks of 8 groups of 16 lanes, 4 rows each.
 #[test]
 fn time_of_one_head() {

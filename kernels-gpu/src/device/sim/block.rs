@@ -48,7 +48,7 @@ pub struct Thread {
     pub(super) at: Cell<At>,
     pub(super) yielder: Cell<*const Yielder<(), ()>>,
     /// What it brings to a collective, then what it takes from it.
-    pub(super) words: Cell<Words>,
+    words: [Cell<u32>; WORDS],
     /// For each lane of its warp, the time up to which that lane's accesses happened before.
     pub(super) lane_barriers: [Cell<u32>; LANES],
     /// Phases of the cluster's barrier that are before it.
@@ -64,7 +64,8 @@ pub struct Thread {
 }
 
 /// What a lane brings to a collective, or takes from it; of most collectives the first few matter.
-pub type Words = [u32; 16];
+pub type Words = [u32; WORDS];
+const WORDS: usize = 16;
 
 /// An asynchronous copy under way.
 struct Copy {
@@ -78,7 +79,7 @@ struct Copy {
 
 thread_local! {
     /// The block of the running fiber of this OS thread.
-    pub(super) static CURRENT: Cell<*const Block<'static>> = const { Cell::new(ptr::null()) };
+    static CURRENT: Cell<*const Block<'static>> = const { Cell::new(ptr::null()) };
 }
 
 /// Whether a fiber runs on this OS thread.
@@ -89,18 +90,49 @@ pub fn in_fiber() -> bool {
 /// Runs `f` on the block of the running fiber.
 #[inline]
 pub fn current<R>(f: impl FnOnce(&Block<'_>) -> R) -> R {
-    let block = CURRENT.get();
+    // Without a call, as `LocalKey::get` would be.
+    let block = CURRENT.try_with(Cell::get).unwrap_or(ptr::null());
     assert!(
         !block.is_null(),
         "device function called outside sim::launch"
     );
-    // SAFETY: `Block::resume` sets it to a block that outlives the turn of the fiber that runs this.
+    // SAFETY: `Block::run_fibers` sets it to a block that outlives the turn of the fiber that runs this.
     f(unsafe { &*block })
+}
+
+/// While this is there, fibers of a block run on this OS thread.
+pub struct Entered {
+    outer: *const Block<'static>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.outer);
+    }
 }
 
 impl Thread {
     pub fn is(&self, at: At) -> bool {
         self.at.get() == at
+    }
+
+    /// The first of its words, all that a shuffle exchanges.
+    pub(super) fn word(&self) -> &Cell<u32> {
+        &self.words[0]
+    }
+
+    pub(super) fn words(&self) -> Words {
+        let mut words = Words::default();
+        for (word, value) in words.iter_mut().zip(&self.words) {
+            *word = value.get();
+        }
+        words
+    }
+
+    pub(super) fn set_words(&self, words: Words) {
+        for (word, value) in self.words.iter().zip(words) {
+            word.set(value);
+        }
     }
 }
 
@@ -115,7 +147,7 @@ impl<'a> Block<'a> {
         let thread = |_| Thread {
             at: Cell::new(At::Exited),
             yielder: Cell::new(ptr::null()),
-            words: Cell::default(),
+            words: [const { Cell::new(0) }; WORDS],
             lane_barriers: [const { Cell::new(0) }; LANES],
             phases: Cell::new(0),
             mail: Cell::new(0),
@@ -140,6 +172,13 @@ impl<'a> Block<'a> {
             clocks: (0..launch.shape.block as usize / LANES)
                 .map(|_| Clock::default())
                 .collect(),
+        }
+    }
+
+    /// Makes it the one that [`current`] gives.
+    pub(super) fn enter(&self) -> Entered {
+        Entered {
+            outer: CURRENT.replace(ptr::from_ref(self).cast()),
         }
     }
 
@@ -239,17 +278,18 @@ impl Block<'_> {
                 format!("a shuffle names lane or lane mask {source}: a warp has 32 lanes");
             Problem::sync(message).raise();
         }
-        let mut words = Words::default();
-        words[0] = value.to_bits();
-        f32::from_bits(self.exchange(words, at)[0])
+        let thread = self.running();
+        thread.word().set(value.to_bits());
+        self.wait(at);
+        f32::from_bits(thread.word().get())
     }
 
     /// What `at` makes of the `words` that the lanes bring, for this one.
     pub(super) fn exchange(&self, words: Words, at: At) -> Words {
         let thread = self.running();
-        thread.words.set(words);
+        thread.set_words(words);
         self.wait(at);
-        thread.words.get()
+        thread.words()
     }
 
     pub fn multiply(&self, a: [u32; 4], b: [u32; 2], c: [f32; 4], at: At) -> [f32; 4] {

@@ -82,14 +82,16 @@ impl Cluster {
 
     /// Of three loads that nothing orders, two: those that last beyond the phase under way, and of equal ones the lowest
     /// and the highest.
-    pub fn lasting(&self, mut loads: [Access; 3]) -> [Access; 2] {
+    pub fn lasting(&self, loads: [Access; 3]) -> [Access; 2] {
+        let [a, b, c] = loads;
         if self.used.get() {
-            loads.sort_unstable_by_key(|&load| (self.lasts(load), load));
-            if self.lasts(loads[0]) != self.lasts(loads[2]) {
-                return [loads[1], loads[2]];
+            let of = |load| (self.lasts(load), load);
+            let (a, b, c) = (of(a), of(b), of(c));
+            if a.0 != b.0 || b.0 != c.0 {
+                let (low, high) = (a.min(b), a.max(b));
+                return [low.max(c.min(high)).1, high.max(c).1];
             }
         }
-        let [a, b, c] = loads;
         [a.min(b).min(c), a.max(b).max(c)]
     }
 

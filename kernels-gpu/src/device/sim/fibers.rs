@@ -7,7 +7,7 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use super::barrier::Barrier;
-use super::block::{Block, CURRENT, LANES, Thread, Words};
+use super::block::{Block, LANES, Thread, Words};
 use super::fault::{Fault, Problem};
 use super::matrix;
 use crate::constants::Element;
@@ -135,6 +135,11 @@ impl Block<'_> {
 
     /// Runs the threads until each has exited, or none can go on before the cluster does.
     pub(super) fn run_fibers(&self, fibers: &mut [Fiber]) -> Result<(), Fault> {
+        let _entered = self.enter();
+        self.run_warps(fibers)
+    }
+
+    fn run_warps(&self, fibers: &mut [Fiber]) -> Result<(), Fault> {
         loop {
             for (warp, fibers) in fibers.chunks_mut(LANES).enumerate() {
                 self.run_warp(warp * LANES, fibers)?;
@@ -184,6 +189,9 @@ impl Block<'_> {
                     self.resume(first + lane, fiber)?;
                 }
             }
+            if self.meet_all(warp) {
+                continue;
+            }
             let (mut met, mut stuck) = (false, None);
             for (lane, thread) in warp.iter().enumerate() {
                 let at = thread.at.get();
@@ -214,24 +222,23 @@ impl Block<'_> {
         }
     }
 
+    /// Completes the collective to which the whole warp has come, if that is where it is: the common case at its shortest.
+    fn meet_all(&self, warp: &[Thread]) -> bool {
+        let at = warp[0].at.get();
+        let can_meet = at.mask() == u32::MAX && !matches!(at, At::SyncBarrier(_) | At::Arrive(_));
+        let meets = can_meet && warp.iter().all(|thread| at.meets(thread.at.get()));
+        if meets {
+            self.meet(warp, at);
+        }
+        meets
+    }
+
     /// Completes a collective that all its lanes have reached.
     fn meet(&self, warp: &[Thread], at: At) {
-        if let At::SyncWarp(mask) = at {
-            self.order_lanes(warp, mask);
-        } else {
-            let brought: [Words; LANES] = array::from_fn(|lane| warp[lane].words.get());
-            for (lane, thread) in warp.iter().enumerate() {
-                thread.words.set(match thread.at.get() {
-                    At::ShuffleXor(lane_mask) => brought[lane ^ lane_mask as usize],
-                    At::ShuffleIdx(source) => brought[source as usize],
-                    At::Mma(element) => matrix::multiply(lane, &brought, element),
-                    At::LoadMatrices => matrix::rows(lane, &brought),
-                    At::LoadMatricesTransposed => matrix::columns(lane, &brought),
-                    At::StoreMatricesTransposed => matrix::stored_rows(lane, &brought),
-                    At::Warpgroup => matrix::left_rows(lane, &brought),
-                    _ => brought[lane],
-                });
-            }
+        match at {
+            At::SyncWarp(mask) => self.order_lanes(warp, mask),
+            At::ShuffleXor(_) | At::ShuffleIdx(_) => shuffle(warp),
+            _ => exchange(warp, at),
         }
         for lane in lanes(at.mask()) {
             warp[lane].at.set(At::Running);
@@ -258,10 +265,7 @@ impl Block<'_> {
     /// Gives `fiber` a turn, until it waits or exits.
     fn resume(&self, thread: usize, fiber: &mut Fiber) -> Result<(), Fault> {
         self.running.set(thread);
-        let outer = CURRENT.replace(ptr::from_ref(self).cast());
-        let turn = panic::catch_unwind(AssertUnwindSafe(|| fiber.resume(())));
-        CURRENT.set(outer);
-        match turn {
+        match panic::catch_unwind(AssertUnwindSafe(|| fiber.resume(()))) {
             Ok(CoroutineResult::Yield(())) => Ok(()),
             Ok(CoroutineResult::Return(())) if self.has_arrived(thread) => {
                 let message = "exits, and has not waited for the cluster, to whose barrier it came";
@@ -283,6 +287,35 @@ impl Block<'_> {
         };
         let message = format!("diverged: {}, but {}", place(waiting), place(missing));
         self.fault(waiting, *Problem::sync(message))
+    }
+}
+
+/// Each lane takes the word of the lane that it names.
+fn shuffle(warp: &[Thread]) {
+    let brought: [u32; LANES] = array::from_fn(|lane| warp[lane].word().get());
+    for (lane, thread) in warp.iter().enumerate() {
+        let source = match thread.at.get() {
+            At::ShuffleXor(lane_mask) => lane ^ lane_mask as usize,
+            At::ShuffleIdx(source) => source as usize,
+            _ => lane,
+        };
+        thread.word().set(brought[source]);
+    }
+}
+
+/// Each lane takes what `at`, which all lanes have reached, makes of the words of all.
+fn exchange(warp: &[Thread], at: At) {
+    let brought: [Words; LANES] = array::from_fn(|lane| warp[lane].words());
+    let taken = match at {
+        At::Mma(element) => matrix::multiply(&brought, element),
+        At::LoadMatrices => array::from_fn(|lane| matrix::rows(lane, &brought)),
+        At::LoadMatricesTransposed => array::from_fn(|lane| matrix::columns(lane, &brought)),
+        At::StoreMatricesTransposed => array::from_fn(|lane| matrix::stored_rows(lane, &brought)),
+        At::Warpgroup => array::from_fn(|lane| matrix::left_rows(lane, &brought)),
+        _ => brought,
+    };
+    for (thread, words) in warp.iter().zip(taken) {
+        thread.set_words(words);
     }
 }
 

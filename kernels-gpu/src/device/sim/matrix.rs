@@ -2,10 +2,8 @@
 
 use std::array;
 
-use half::{bf16, f16};
-
 use super::block::{LANES, Words};
-use super::float::fma;
+use super::float::b16x2_to_f32;
 use crate::constants::Element;
 
 /// What a lane brings to a multiplication.
@@ -17,33 +15,38 @@ pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
     words
 }
 
-/// D of `lane`, from the [`fragments`] of all.
-pub fn multiply(lane: usize, brought: &[Words; LANES], of: Element) -> Words {
-    let mut d = Words::default();
-    for (i, d) in d.iter_mut().take(4).enumerate() {
-        let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
-        let c = f32::from_bits(brought[lane][6 + i]);
-        let sum = (0..16).fold(c, |sum, k| {
-            let a = &brought[row % 8 * 4 + k % 8 / 2];
-            let b = &brought[column * 4 + k % 8 / 2];
-            fma(
-                element(a[k / 8 * 2 + row / 8], k, of),
-                element(b[4 + k / 8], k, of),
-                sum,
-            )
-        });
-        *d = sum.to_bits();
+/// D of each lane, from the [`fragments`] of all.
+///
+/// Sums go up in k, each product exact: of two elements of 16 bits it has at most 22.
+pub fn multiply(brought: &[Words; LANES], of: Element) -> [Words; LANES] {
+    let mut a = [[0.0; 16]; 16];
+    let mut b = [[0.0; 16]; 8];
+    for (lane, words) in brought.iter().enumerate() {
+        let (row, k) = (lane / 4, lane % 4 * 2);
+        for (i, &word) in words[..4].iter().enumerate() {
+            let at = k + i / 2 * 8;
+            a[row + i % 2 * 8][at..at + 2].copy_from_slice(&elements(word, of));
+        }
+        for (i, &word) in words[4..6].iter().enumerate() {
+            let at = k + i * 8;
+            b[row][at..at + 2].copy_from_slice(&elements(word, of));
+        }
     }
-    d
+    array::from_fn(|lane| {
+        let mut d = Words::default();
+        for (i, d) in d.iter_mut().take(4).enumerate() {
+            let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
+            let c = f32::from_bits(brought[lane][6 + i]);
+            let products = a[row].iter().zip(&b[column]).map(|(a, b)| a * b);
+            *d = products.fold(c, |sum, product| sum + product).to_bits();
+        }
+        d
+    })
 }
 
-/// The element of a word, of 16 bits, whose index in its row is even (the low half) or odd.
-fn element(word: u32, index: usize, of: Element) -> f32 {
-    let bits = half_of(word, index);
-    match of {
-        Element::F16 => f16::from_bits(bits).to_f32(),
-        _ => bf16::from_bits(bits).to_f32(),
-    }
+/// The two elements of a word.
+fn elements(word: u32, of: Element) -> [f32; 2] {
+    b16x2_to_f32(word, of == Element::F16)
 }
 
 fn half_of(word: u32, index: usize) -> u16 {

@@ -57,9 +57,10 @@ impl SharedMemory {
     pub fn peek<T: Pod>(&self, address: u32) -> Result<T, Box<Problem>> {
         let mut value = T::zeroed();
         let range = self.range::<T>("load", address)?;
-        let values = bytemuck::cast_slice_mut(std::slice::from_mut(&mut value));
-        for (half, from) in values.iter_mut().zip(&self.values[range]) {
-            *half = from.get();
+        let values: &mut [u16] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut value));
+        let from = &self.values[range];
+        for (i, half) in values.iter_mut().enumerate() {
+            *half = from[i].get();
         }
         Ok(value)
     }
@@ -149,6 +150,7 @@ impl SharedMemory {
     }
 
     /// The granules of a `T` at `address`.
+    #[inline]
     fn range<T>(&self, op: &str, address: u32) -> Result<Range<usize>, Box<Problem>> {
         let (size, granule) = (size_of::<T>(), GRANULE_BYTES as usize);
         let (base, end) = (BASE as usize, BASE as usize + self.values.len() * granule);

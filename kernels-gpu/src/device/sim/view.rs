@@ -92,12 +92,21 @@ impl<'a> View<'a> {
         let [axis, inner @ ..] = outer else {
             return offset + size <= self.run;
         };
-        // A second place is possible only where elements overlap.
         let last = (offset / axis.stride).min(axis.count - 1);
-        let rests = (0..=last).rev().map(|place| offset - place * axis.stride);
-        rests
-            .take_while(|&rest| rest < axis.reach)
-            .any(|rest| self.in_run(inner, rest, size))
+        let mut rest = offset - last * axis.stride;
+        loop {
+            if rest >= axis.reach {
+                return false;
+            }
+            if self.in_run(inner, rest, size) {
+                return true;
+            }
+            // A second place is possible only where elements overlap.
+            if rest + axis.stride > offset {
+                return false;
+            }
+            rest += axis.stride;
+        }
     }
 
     /// Whether each byte lies within a run.

@@ -1,11 +1,9 @@
 //! Products of warpgroups. A warp has rows of its own: it multiplies them when its lanes have come, whatever the others do.
 
-use bytemuck::Pod;
-use half::f16;
-
 use super::block::{Block, Words};
 use super::fibers::At;
-use super::float::fma;
+use super::float::b16x2_to_f32;
+use bytemuck::Pod;
 
 /// Which way the cores of a right factor lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,8 +15,9 @@ enum Rows {
 }
 
 /// The two f16 of a word.
+#[inline]
 fn pair(word: u32) -> [f32; 2] {
-    [word, word >> 16].map(|half| f16::from_bits(half as u16).to_f32())
+    b16x2_to_f32(word, true)
 }
 
 /// Byte of the core of 8 tokens and 8 channels in an image of 128 tokens.
@@ -48,8 +47,8 @@ impl Block<'_> {
             words[..4].copy_from_slice(a);
             let mut left = [0.0; 32];
             let exchanged = self.exchange(words, At::Warpgroup);
-            for (left, word) in left.chunks_mut(2).zip(exchanged) {
-                left.copy_from_slice(&pair(word));
+            for (i, word) in exchanged.into_iter().enumerate() {
+                [left[2 * i], left[2 * i + 1]] = pair(word);
             }
             for (column, sums) in sums.chunks_mut(4).enumerate() {
                 for half in 0..2 {
@@ -60,8 +59,9 @@ impl Block<'_> {
                     for (e, terms) in terms.iter().enumerate() {
                         for (i, &term) in terms.iter().enumerate() {
                             let at = 8 * half + i;
-                            sums[e] = fma(left[at], term, sums[e]);
-                            sums[2 + e] = fma(left[16 + at], term, sums[2 + e]);
+                            // Products of f16 are exact.
+                            sums[e] += left[at] * term;
+                            sums[2 + e] += left[16 + at] * term;
                         }
                     }
                 }
@@ -88,16 +88,16 @@ impl Block<'_> {
         match rows {
             Rows::OfTerms => {
                 let [first, second] = &mut terms;
-                for (i, (first, second)) in first.iter_mut().zip(second).enumerate() {
+                for (i, first) in first.iter_mut().enumerate() {
                     let word: u32 = self.row_of_core(core, i, 4 * c as u32);
-                    [*first, *second] = pair(word);
+                    [*first, second[i]] = pair(word);
                 }
             }
             Rows::OfColumns => {
                 for (i, terms) in terms.iter_mut().enumerate() {
                     let row: [u32; 4] = self.row_of_core(core, 2 * c + i, 0);
-                    for (terms, word) in terms.chunks_mut(2).zip(row) {
-                        terms.copy_from_slice(&pair(word));
+                    for (j, word) in row.into_iter().enumerate() {
+                        [terms[2 * j], terms[2 * j + 1]] = pair(word);
                     }
                 }
             }
