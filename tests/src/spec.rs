@@ -583,16 +583,18 @@ impl Spec {
         self.update_state && (apart || write_slots.is_some_and(|written| written != slots))
     }
 
-    /// How large elements of q and k are to be.
+    /// How large elements of q and k are to be. Keys of chunks that nobody normalises are shorter than 1: a token of β = 2
+    /// makes a state longer by a longer one, and what cancels in a piece grows (docs/prefill.md, "Range").
     fn qk_size(&self) -> f32 {
         let size = match self.magnitude {
             Magnitude::Tiny => 1e-3 / (self.dim as f32).sqrt(),
             Magnitude::Large => 100.0,
             _ => 1.0,
         };
-        match self.options.qk_l2norm {
-            true => size,
-            false => size / (self.dim as f32).sqrt(),
+        match (self.options.qk_l2norm, self.options.formulation) {
+            (true, _) => size,
+            (false, Formulation::Chunked) => 0.8 * size / (self.dim as f32).sqrt(),
+            (false, _) => size / (self.dim as f32).sqrt(),
         }
     }
 
@@ -620,7 +622,8 @@ impl Spec {
             } else {
                 2 * self.heads + (i - of_qk) / dim
             };
-            let size = sizes[head] / (conv.taps as f32).sqrt();
+            let terms = conv.taps + usize::from(conv.bias);
+            let size = sizes[head] / (terms as f32).sqrt();
             f64::from(size * unit(rng))
         };
         let weights = (0..channels * conv.taps).map(|i| scaled(i / conv.taps, rng));
