@@ -21,7 +21,7 @@ use session::{Outcome, Session};
 /// Steps where the user names none.
 const STEPS: usize = 32;
 /// The same on the simulator, so that it is a matter of seconds.
-const SIMULATED_STEPS: usize = 6;
+const SIMULATED_STEPS: usize = 4;
 /// Tokens of each row's prompt.
 const PROMPT: usize = 2048;
 /// The same on the simulator, of one row: two chunks.
