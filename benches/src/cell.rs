@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use gated_delta::{BetaScale, DType, Formulation, KdaBeta, StateLayout};
+use gated_delta::{DType, Formulation, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, value_dim};
 
 use crate::inputs::LOWER_BOUND;
@@ -241,7 +241,7 @@ impl Cell {
     #[must_use]
     pub fn gates(&self) -> GateKind {
         match self.op.operator() {
-            Operator::Gdn => GateKind::Raw(BetaScale::One),
+            Operator::Gdn => GateKind::Raw(self.model.beta),
             Operator::Kda => GateKind::Kda(self.gate, KdaBeta::Given),
         }
     }

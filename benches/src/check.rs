@@ -1,7 +1,7 @@
 //! The gate: what a launch leaves in the first and the last row, against the reference.
 
 use anyhow::{Context as _, Result, ensure};
-use gated_delta::{DType, Entry, Library, StreamRef};
+use gated_delta::{BetaScale, DType, Entry, Library, StreamRef};
 use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::conv::Conv;
@@ -58,7 +58,10 @@ impl Wide {
                 b: &self.beta,
                 a_log,
                 dt_bias,
-                beta_scale: 1.0,
+                beta_scale: match cell.model.beta {
+                    BetaScale::Two => 2.0,
+                    _ => 1.0,
+                },
             });
         }
         TokenGates::Kda(KdaGates {

@@ -98,7 +98,8 @@ pub struct Options {
     /// and with it.
     #[arg(long)]
     pub prewarm: bool,
-    /// Prefills of Qwen3-Next's layer instead: prompts and batches of them, beside the fastest other library.
+    /// Prefills of Qwen3-Next's layer instead: prompts and batches of them, beside the fastest other library; and a prompt of
+    /// 1,024 of each model.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub prefill: bool,
     /// Decodes on states that wait instead, beside those that write every state; --batch, and every variant with --tune.

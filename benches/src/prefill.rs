@@ -1,6 +1,6 @@
 //! Prefills of Qwen3-Next's heads, and of Kimi-Linear's (log decay and β given, or the gate computed): prompts of all sizes,
-//! batches of them, and mixed ones, with other states and with a convolution and a norm, beside the fastest other library. Each
-//! row is checked against the reference before it is timed.
+//! batches of them, and mixed ones, with other states and with a convolution and a norm, beside the fastest other library; and a
+//! prompt of each model. Each row is checked against the reference before it is timed.
 
 mod cases;
 mod values;
@@ -14,12 +14,14 @@ use gated_delta::{
     Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaBeta, KdaGate,
     KdaGates, Library, Norm, Options, StateLayout, States, Step, StreamRef, Work,
 };
-use gated_delta_harness::arguments::Operator;
+use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_harness::timing::{Micros, Timer, cold_sets};
 use gated_delta_reference::compare;
 use half::bf16;
 use serde::{Deserialize, Serialize};
 
+use crate::cell::gate_name;
+use crate::shapes::Model;
 use crate::slab::{Slab, upload};
 
 pub use cases::{Case, cases};
@@ -172,7 +174,7 @@ impl<'a> Buffers<'a> {
             gate: match case.operator {
                 Operator::Gdn => tokens(total, bytemuck::cast_slice(&values.gate))?,
                 Operator::Kda => {
-                    let gates = &values.gates[usize::from(case.softplus)];
+                    let gates = &values.gates[usize::from(case.gate != KdaDecay::Log)];
                     tokens(total, bytemuck::cast_slice(gates))?
                 }
             },
@@ -201,13 +203,16 @@ impl<'a> Buffers<'a> {
             return self.step_of(set, longest, GdnGates::given(gate, beta));
         }
         let gate = self.gate.tensor(set, DType::Bf16, &[1, total, hv, dim])?;
-        if !self.case.softplus {
-            let gates = KdaGates::new(gate, KdaGate::Log, beta, KdaBeta::Given);
-            return self.step_of(set, longest, gates);
-        }
-        let kind = KdaGate::Softplus {
-            a_log: self.a_log.tensor(0, DType::F32, &[hv])?,
-            dt_bias: Some(self.dt_bias.tensor(0, DType::F32, &[hv, dim])?),
+        let a_log = self.a_log.tensor(0, DType::F32, &[hv])?;
+        let dt_bias = Some(self.dt_bias.tensor(0, DType::F32, &[hv, dim])?);
+        let kind = match self.case.gate {
+            KdaDecay::Log => KdaGate::Log,
+            KdaDecay::Softplus => KdaGate::Softplus { a_log, dt_bias },
+            KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                lower_bound,
+                a_log: Some(a_log),
+                dt_bias,
+            },
         };
         let gates = KdaGates::new(gate, kind, beta, KdaBeta::Given);
         self.step_of(set, longest, gates)
@@ -255,7 +260,7 @@ impl<'a> Buffers<'a> {
         if let Some(layer) = &self.layer {
             let z = layer.z.tensor(set, DType::Bf16, &[1, total, hv, dim])?;
             let weight = layer.norm.tensor(0, DType::Bf16, &[dim])?;
-            step = step.norm(Norm::new(z, weight, EPS));
+            step = step.norm(Norm::new(z, weight, EPS).activation(case.norm()));
         }
         if let Some(every) = case.every {
             let kept = self
@@ -344,11 +349,14 @@ impl Bench<'_> {
         let mut measured = Measured::default();
         for case in cases {
             begins(&case.title());
-            let heads = self.heads[usize::from(case.operator == Operator::Kda)];
+            let of_operator = self.heads[usize::from(case.operator == Operator::Kda)];
+            let of_model = |model: Model| [model.heads, model.value_heads];
+            let heads = case.model.map_or(of_operator, of_model);
             let values = values
                 .entry((heads, case.dim))
                 .or_insert_with(|| Values::new(heads, case.dim));
-            let what = (case.operator, case.softplus, case.layer);
+            let model = case.model.map(|model| model.name);
+            let what = (case.operator, gate_name(case.gate), case.layer, model);
             let key = (case.lengths.clone(), case.dim, what);
             let truths = match known.get(&key) {
                 Some(truths) => Rc::clone(truths),

@@ -1,6 +1,6 @@
 //! Layers of published models.
 
-use gated_delta::Activation;
+use gated_delta::{Activation, BetaScale};
 
 /// Heads of a linear-attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct Model {
     pub dim: Option<usize>,
     /// Of z, in the layer's norm.
     pub norm: Activation,
+    /// What β is a sigmoid times.
+    pub beta: BetaScale,
 }
 
 const fn model(name: &'static str, heads: usize, value_heads: usize) -> Model {
@@ -24,6 +26,7 @@ const fn model(name: &'static str, heads: usize, value_heads: usize) -> Model {
         value_heads,
         dim: None,
         norm: Activation::Silu,
+        beta: BetaScale::One,
     }
 }
 
@@ -42,6 +45,7 @@ pub const GDN: [Model; 5] = [
     // V is 192.
     Model {
         dim: Some(96),
+        beta: BetaScale::Two,
         ..model("olmo-hybrid", 30, 30)
     },
 ];

@@ -1,6 +1,6 @@
 //! The gate in the simulator: it passes what is right, and refuses what is not.
 
-use gated_delta::{Activation, DType, Formulation, Library, StateLayout, StreamRef};
+use gated_delta::{Activation, BetaScale, DType, Formulation, Library, StateLayout, StreamRef};
 use gated_delta_benches::buffers::Buffers;
 use gated_delta_benches::cell::{Cell, Mode, Op};
 use gated_delta_benches::shapes::Model;
@@ -27,6 +27,7 @@ fn cell(op: Op, mode: Mode, tokens: usize) -> Cell {
             value_heads: 2,
             dim: None,
             norm: Activation::Silu,
+            beta: BetaScale::Two,
         },
         dim: 64,
         batch: 3,

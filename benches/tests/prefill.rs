@@ -2,7 +2,8 @@
 
 use gated_delta::{DType, Library, StateLayout};
 use gated_delta_benches::prefill::{Bench, Case, cases, table};
-use gated_delta_harness::arguments::Operator;
+use gated_delta_benches::shapes::{KDA, Model};
+use gated_delta_harness::arguments::{KdaDecay, Operator};
 
 const HEADS: [[usize; 2]; 2] = [[1, 2]; 2];
 
@@ -43,7 +44,18 @@ fn rows_of_a_prefill_are_checked() {
         },
         Case {
             operator: Operator::Kda,
-            softplus: true,
+            gate: KdaDecay::Softplus,
+            layer: true,
+            ..case("short", &[16, 3])
+        },
+        Case {
+            operator: Operator::Kda,
+            gate: KdaDecay::LowerBound(-5.0),
+            model: Some(Model {
+                heads: 2,
+                value_heads: 2,
+                ..KDA[3]
+            }),
             layer: true,
             ..case("short", &[16, 3])
         },
@@ -59,6 +71,7 @@ fn rows_of_a_prefill_are_checked() {
         "chain tile64",
         "KDA 3 rows, K = V = 64",
         "KDA short, softplus, layer, K = V = 64",
+        "glm-5.3-flash short, lower_bound, layer, K = V = 64",
     ] {
         assert!(table.contains(&format!("| {name} ")), "{table}");
     }

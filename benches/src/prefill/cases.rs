@@ -1,7 +1,11 @@
 //! Rows of the table.
 
-use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::Operator;
+use gated_delta::{Activation, DType, StateLayout};
+use gated_delta_harness::arguments::{KdaDecay, Operator};
+
+use crate::cell::gate_name;
+use crate::inputs::LOWER_BOUND;
+use crate::shapes::{self, Model};
 
 /// Before how often checkpoints are.
 pub(super) const KEPT: &str = ", a checkpoint every ";
@@ -13,8 +17,10 @@ pub struct Case {
     pub name: &'static str,
     /// Whose layer.
     pub operator: Operator,
-    /// Of KDA: log decays are computed from what is given.
-    pub softplus: bool,
+    /// Whose heads and norm; none: those that the bench has for the operator, and SiLU.
+    pub model: Option<Model>,
+    /// Of KDA: what log decays are computed from.
+    pub gate: KdaDecay,
     /// Tokens of each row.
     pub lengths: Vec<usize>,
     /// Tokens from one checkpoint to the next.
@@ -36,7 +42,8 @@ impl Case {
         Self {
             name,
             operator: Operator::Gdn,
-            softplus: false,
+            model: None,
+            gate: KdaDecay::Log,
             lengths,
             every: None,
             state: DType::F32,
@@ -49,12 +56,13 @@ impl Case {
     /// The name, and what is not usual; what a peer's time is recorded by.
     #[must_use]
     pub fn title(&self) -> String {
-        let mut title = self.name.to_owned();
-        if self.operator == Operator::Kda {
-            title = format!("KDA {title}");
-        }
-        if self.softplus {
-            title += ", softplus";
+        let mut title = match (self.model, self.operator) {
+            (Some(model), _) => format!("{} {}", model.name, self.name),
+            (None, Operator::Kda) => format!("KDA {}", self.name),
+            (None, Operator::Gdn) => self.name.to_owned(),
+        };
+        if self.gate != KdaDecay::Log {
+            title += &format!(", {}", gate_name(self.gate));
         }
         if self.layer {
             title += ", layer";
@@ -96,6 +104,11 @@ impl Case {
         (2 * h + hv) * self.dim
     }
 
+    /// The activation of its norm.
+    pub(super) fn norm(&self) -> Activation {
+        self.model.map_or(Activation::Silu, |model| model.norm)
+    }
+
     /// Whether a time that is recorded under this name is of the same.
     pub(super) fn is_peers(&self, name: &str) -> bool {
         self.title() == name && self.state == DType::F32
@@ -122,15 +135,50 @@ pub fn cases() -> Vec<Case> {
         Case::new("8 tails", tails()),
         Case::new("8x16", vec![16; 8]),
     ];
-    let operators = [Operator::Gdn, Operator::Kda].into_iter();
-    operators
-        .flat_map(|operator| {
-            of_operator(
-                plain.clone().map(|case| Case { operator, ..case }),
-                operator,
-            )
+    let of_operator = |operator| {
+        let plain = plain.clone().map(|case| Case { operator, ..case });
+        of_operator(plain, operator)
+    };
+    let mut cases = of_operator(Operator::Gdn);
+    cases.extend(of_operator(Operator::Kda));
+    cases.extend(of_models());
+    cases
+}
+
+/// A prompt of each model of README.md's table that has one, from convolution to norm.
+fn of_models() -> impl Iterator<Item = Case> {
+    let prompt = |model: Model, operator: Operator, gate: KdaDecay, dim: usize| Case {
+        operator,
+        model: Some(model),
+        gate,
+        dim,
+        layer: true,
+        ..Case::new("1x1024", vec![1024])
+    };
+    // Of K = 96 there is none.
+    let gdn = shapes::GDN.into_iter().filter(|model| model.dim.is_none());
+    let gdn = gdn.flat_map(move |model| {
+        let dims: &[usize] = match model.name {
+            "qwen4-exp" => &[128, 64],
+            _ => &[128],
+        };
+        dims.iter()
+            .map(move |&dim| prompt(model, Operator::Gdn, KdaDecay::Log, dim))
+    });
+    let kda = shapes::KDA.into_iter().filter_map(move |model| {
+        let gate = match model.name {
+            "kimi-linear" => KdaDecay::Softplus,
+            "glm-5.3-flash" => KdaDecay::LowerBound(LOWER_BOUND),
+            _ => return None,
+        };
+        Some(prompt(model, Operator::Kda, gate, 128))
+    });
+    gdn.chain(kda).flat_map(|case| {
+        [DType::F32, DType::Bf16].map(|state| Case {
+            state,
+            ..case.clone()
         })
-        .collect()
+    })
 }
 
 /// What is measured of an operator, of whose rows `plain` are.
@@ -158,13 +206,16 @@ fn of_operator(plain: [Case; 13], operator: Operator) -> Vec<Case> {
     ];
     if operator == Operator::Kda {
         cases.extend(find(&some).into_iter().map(|case| Case {
-            softplus: true,
+            gate: KdaDecay::Softplus,
             ..case
         }));
     }
     cases.extend(find(&some).into_iter().map(|case| Case {
         layer: true,
-        softplus: operator == Operator::Kda,
+        gate: match operator {
+            Operator::Gdn => KdaDecay::Log,
+            Operator::Kda => KdaDecay::Softplus,
+        },
         ..case
     }));
     let few = ["1x4096", "8x1024", "8 tails"];

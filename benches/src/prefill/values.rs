@@ -4,9 +4,9 @@ use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
 use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::Operator;
+use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_reference::conv::{Conv, convolve};
-use gated_delta_reference::gate::Activation;
+use gated_delta_reference::gate::{Activation, lower_bound_log_decay, softplus_log_decay};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
 use half::bf16;
@@ -114,16 +114,18 @@ impl Values {
             let values = &values[row * dim..][..dim];
             values.iter().map(|x| x.to_f64()).collect()
         };
-        if !case.softplus {
-            return of_row(given);
-        }
         let bias = &self.dt_bias[head * dim..][..dim];
-        let rate = f64::from(self.a_log[head]).exp();
-        let of_channel = |(x, &bias): (f64, &f32)| {
-            let x = x + f64::from(bias);
-            -rate * (x.max(0.0) + (-x.abs()).exp().ln_1p())
-        };
-        of_row(raw).into_iter().zip(bias).map(of_channel).collect()
+        let (a_log, bias) = (f64::from(self.a_log[head]), bias.iter().map(|&x| x.into()));
+        let raw = of_row(raw).into_iter().zip(bias);
+        match case.gate {
+            KdaDecay::Log => of_row(given),
+            KdaDecay::Softplus => raw
+                .map(|(x, bias)| softplus_log_decay(x, a_log, bias))
+                .collect(),
+            KdaDecay::LowerBound(bound) => raw
+                .map(|(x, bias)| lower_bound_log_decay(x, bound.into(), a_log, bias))
+                .collect(),
+        }
     }
 
     /// Bytes of a slot of the case's pool.
@@ -257,7 +259,10 @@ fn truth(
             z: &of(&values.z, hv, head),
             weight: &weight,
             eps: EPS.into(),
-            activation: Activation::Silu,
+            activation: match case.norm() {
+                gated_delta::Activation::Sigmoid => Activation::Sigmoid,
+                _ => Activation::Silu,
+            },
         };
         o = gated_norm(&norm, &o)?;
     }
