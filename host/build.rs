@@ -1,5 +1,6 @@
 //! Compresses `ptx/`, which stays text in the sources: each file by itself, for a program that links this library unpacks
-//! those that it launches. `src/ptx.rs` has the other half. A published package has `ptx.lzma` in its place, from `cargo xtask ptx-archive`.
+//! those that it launches. `src/ptx.rs` has the other half. A published package has `ptx.lzma` in its place, from
+//! `cargo xtask ptx-archive`.
 
 use std::error::Error;
 use std::io::Read;

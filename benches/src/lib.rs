@@ -1,7 +1,8 @@
 //! What the latency bench is made of: [`options`] ask for cells, [`suite`] for all that a release shows; a [`cell`] says
 //! what a row measures, [`buffers`] hold it, [`check`] compares it with the reference. A [`record`] keeps rows, [`peers`]
 //! are what others took, [`report`] shows rows as tables, [`figures`] draws them, [`tune`] says which variants to take.
-//! Prefills have a table of their own, [`prefill`], and so have states that wait, [`deferred`]. [`latency`] is all of it, for `cargo bench` and the command.
+//! Prefills have a table of their own, [`prefill`], and so have states that wait, [`deferred`]. [`latency`] is all of it, for
+//! `cargo bench` and the command.
 
 pub mod buffers;
 pub mod cell;

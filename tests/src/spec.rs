@@ -153,8 +153,8 @@ impl Family {
         [Some(family), of_f16].into_iter().flatten().collect()
     }
 
-    /// The family of an entry by its name, unless it is of no operator on states, prepares for one, or has states that wait, which
-    /// [`crate::deferred`] is for.
+    /// The family of an entry by its name, unless it is of no operator on states, prepares for one, or has states that wait,
+    /// which [`crate::deferred`] is for.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
         let computes = entry.computes()?;

@@ -20,8 +20,8 @@
 //! | [`Step::fresh`] | rows that start from zeros, whatever their slots hold |
 //! | [`Step::pending`] | states wait, the tokens since are in a ring: decodes that write a state once in eight |
 //!
-//! Each of them but the last is for any T and goes with every way of keeping states. Where there is a convolution, windows are kept as
-//! states are: see [`Convolution`].
+//! Each of them but the last is for any T and goes with every way of keeping states. Where there is a convolution, windows are
+//! kept as states are: see [`Convolution`].
 //!
 //! A *prefill* has any number of tokens, with [`Formulation::Chunked`], from slot to slot ([`States::update`]);
 //! snapshots and previous tokens it has not. It has options of its own:

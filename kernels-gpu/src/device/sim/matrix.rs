@@ -17,7 +17,7 @@ pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
 
 /// D of each lane, from the [`fragments`] of all.
 ///
-/// Sums go up in k, each product exact: of two elements of 16 bits it has at most 22.
+/// Sums go up in k, each product exact where f32 has its exponent: of two elements of 16 bits it has at most 22.
 pub fn multiply(brought: &[Words; LANES], of: Element) -> [Words; LANES] {
     let mut a = [[0.0; 16]; 16];
     let mut b = [[0.0; 16]; 8];
