@@ -1,7 +1,7 @@
 //! The gate: what a launch leaves in the first and the last row, against the reference.
 
 use anyhow::{Context as _, Result, ensure};
-use gated_delta::{BetaScale, DType, Entry, Library, StreamRef};
+use gated_delta::{DType, Entry, Library, StreamRef};
 use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::conv::Conv;
@@ -58,10 +58,7 @@ impl Wide {
                 b: &self.beta,
                 a_log,
                 dt_bias,
-                beta_scale: match cell.model.beta {
-                    BetaScale::Two => 2.0,
-                    _ => 1.0,
-                },
+                beta_scale: cell.model.beta.factor().into(),
             });
         }
         TokenGates::Kda(KdaGates {
@@ -239,10 +236,7 @@ impl Buffers {
                 z: &z,
                 weight: &norm_weight,
                 eps: EPS.into(),
-                activation: match cell.model.norm {
-                    gated_delta::Activation::Sigmoid => Activation::Sigmoid,
-                    _ => Activation::Silu,
-                },
+                activation: cell.model.norm.into(),
             }),
             fresh: None,
             checkpoints: None,

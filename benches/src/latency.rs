@@ -25,7 +25,7 @@ use crate::prefill;
 use crate::prewarm;
 use crate::record::{self, Csv, Row, Run, read};
 use crate::report::{Before, tables};
-use crate::shapes::{GDN, KDA, Model};
+use crate::shapes::{GDN, KDA};
 use crate::tune::advice;
 
 /// What a run has to show.
@@ -192,11 +192,10 @@ fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> R
         };
         cases.retain(|case| asked(&case.title()));
     }
-    let heads = |model: &Model| [model.heads, model.value_heads];
     let bench = prefill::Bench {
         library,
         timer: Some((timer, copy)),
-        heads: [heads(&GDN[0]), heads(&KDA[0])],
+        heads: [GDN[0].head_counts(), KDA[0].head_counts()],
         every_entry: options.tune,
         entries: &options.entry,
     };

@@ -350,8 +350,8 @@ impl Bench<'_> {
         for case in cases {
             begins(&case.title());
             let of_operator = self.heads[usize::from(case.operator == Operator::Kda)];
-            let of_model = |model: Model| [model.heads, model.value_heads];
-            let heads = case.model.map_or(of_operator, of_model);
+            let heads = case.model.as_ref();
+            let heads = heads.map_or(of_operator, Model::head_counts);
             let values = values
                 .entry((heads, case.dim))
                 .or_insert_with(|| Values::new(heads, case.dim));

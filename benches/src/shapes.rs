@@ -31,6 +31,12 @@ const fn model(name: &'static str, heads: usize, value_heads: usize) -> Model {
 }
 
 impl Model {
+    /// H and HV.
+    #[must_use]
+    pub const fn head_counts(&self) -> [usize; 2] {
+        [self.heads, self.value_heads]
+    }
+
     const fn normed_by(self, norm: Activation) -> Self {
         Self { norm, ..self }
     }

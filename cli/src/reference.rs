@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use gated_delta::{Activation, BetaScale, DType, KdaBeta};
+use gated_delta::{DType, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
 use gated_delta_reference::compare::DType as Stored;
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{Deferred, Rings, deferred};
-use gated_delta_reference::gate;
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda::{self, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
@@ -104,7 +103,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
         window_snapshots: values.optional("conv_snapshots"),
         ..Pools::default()
     };
-    let after = layer(&values.layer(problem, step)?, &pools)?;
+    let after = layer(&values.layer(problem, step), &pools)?;
     Ok(Truth {
         o: after.o,
         pool: after.states,
@@ -210,31 +209,25 @@ impl Values {
     }
 
     /// What there is around a recurrence.
-    fn layer<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Result<Layer<'a>, Error> {
-        let projection = match problem.has_conv() {
-            true => Some(Projection {
-                x: self.floats("x"),
-                previous: self.optional("prev.x"),
-                conv: Conv {
-                    channels: problem.dim("conv_weight", 0),
-                    width: problem.dim("conv_weight", 1),
-                    weight: self.floats("conv_weight"),
-                    bias: self.optional("conv_bias"),
-                    activation: activation(problem.conv_activation)?,
-                },
-            }),
-            false => None,
-        };
-        let norm = match self.optional("z") {
-            Some(z) => Some(GatedNorm {
-                z,
-                weight: self.floats("norm_weight"),
-                eps: problem.norm_eps.unwrap_or(0.0).into(),
-                activation: activation(problem.norm_activation)?,
-            }),
-            None => None,
-        };
-        Ok(Layer {
+    fn layer<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Layer<'a> {
+        let projection = problem.has_conv().then(|| Projection {
+            x: self.floats("x"),
+            previous: self.optional("prev.x"),
+            conv: Conv {
+                channels: problem.dim("conv_weight", 0),
+                width: problem.dim("conv_weight", 1),
+                weight: self.floats("conv_weight"),
+                bias: self.optional("conv_bias"),
+                activation: problem.conv_activation.into(),
+            },
+        });
+        let norm = self.optional("z").map(|z| GatedNorm {
+            z,
+            weight: self.floats("norm_weight"),
+            eps: problem.norm_eps.unwrap_or(0.0).into(),
+            activation: problem.norm_activation.into(),
+        });
+        Layer {
             step,
             projection,
             norm,
@@ -244,7 +237,7 @@ impl Values {
                 slots,
                 positions: self.indices("positions"),
             }),
-        })
+        }
     }
 
     /// Gates from the token's tensors of these names.
@@ -256,11 +249,7 @@ impl Values {
                 b: second,
                 a_log: self.floats("A_log"),
                 dt_bias: self.floats("dt_bias"),
-                beta_scale: match beta_scale {
-                    BetaScale::One => 1.0,
-                    BetaScale::Two => 2.0,
-                    other => return Err(not_taken(other)),
-                },
+                beta_scale: beta_scale.factor().into(),
             }),
             GateKind::Given => TokenGates::Gdn(Gates::Given {
                 g: first,
@@ -289,15 +278,6 @@ impl Values {
             }),
         })
     }
-}
-
-fn activation(activation: Activation) -> Result<gate::Activation, Error> {
-    Ok(match activation {
-        Activation::None => gate::Activation::None,
-        Activation::Silu => gate::Activation::Silu,
-        Activation::Sigmoid => gate::Activation::Sigmoid,
-        other => return Err(not_taken(other)),
-    })
 }
 
 /// A kind of the library's that the reference does not know.

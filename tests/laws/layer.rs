@@ -4,7 +4,6 @@ use gated_delta::{Activation, DType};
 use gated_delta_harness::arguments::{Convolved, New, Tokens, value_dim};
 use gated_delta_reference::compare::{Tolerance, norm, of_norm};
 use gated_delta_reference::conv::{Conv, convolve};
-use gated_delta_reference::gate;
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_tests::backend::{Backend, backends};
 use gated_delta_tests::case::Case;
@@ -36,14 +35,6 @@ fn with_conv(spec: &mut Spec) {
         apart: false,
         window_snapshots: Some(0),
     });
-}
-
-fn activation(activation: Activation) -> gate::Activation {
-    match activation {
-        Activation::None => gate::Activation::None,
-        Activation::Sigmoid => gate::Activation::Sigmoid,
-        _ => gate::Activation::Silu,
-    }
 }
 
 /// Fresh rows of which none is: the bits of a launch without them, by the same kernels, which are no layer's.
@@ -97,7 +88,7 @@ fn convolved_before(problem: &Problem, case: &Case) -> Problem {
         width,
         weight: &weight.values,
         bias: convolved.bias.as_ref().map(|bias| &*bias.values),
-        activation: activation(convolved.activation),
+        activation: convolved.activation.into(),
     };
     let values = o.dims[2] * o.dims[3];
     let keys = (channels - values) / 2;
@@ -192,7 +183,7 @@ fn a_norm_is_of_what_there_is_without_it() {
                     z: &gated.z.values[own.clone()],
                     weight: &gated.weight.values,
                     eps: gated.eps.into(),
-                    activation: activation(gated.activation),
+                    activation: gated.activation.into(),
                 };
                 let o = &plain[own.clone()];
                 let exact = gated_norm(&of_head, o).unwrap();
@@ -275,7 +266,7 @@ fn long_sequence(backend: &Backend, spec: &Spec, steps: usize) {
             z: &gated.z.values,
             weight: &gated.weight.values,
             eps: gated.eps.into(),
-            activation: activation(gated.activation),
+            activation: gated.activation.into(),
         };
         let after = backend.run(&next, Some(variants[step % variants.len()]));
 

@@ -3,11 +3,10 @@
 use std::convert::Infallible;
 use std::ops::Range;
 
-use gated_delta::{Activation, BetaScale, DType, KdaBeta};
+use gated_delta::{DType, KdaBeta};
 use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, New, Tokens};
 use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays, of_norm};
 use gated_delta_reference::conv::{Conv, convolve, window_after};
-use gated_delta_reference::gate;
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
@@ -137,7 +136,7 @@ impl Values {
                 b: beta,
                 a_log: a_log.unwrap_or_default(),
                 dt_bias: dt_bias.unwrap_or_default(),
-                beta_scale: if scale == BetaScale::Two { 2.0 } else { 1.0 },
+                beta_scale: scale.factor().into(),
             }),
             GateKind::Kda(decay, beta_kind) => TokenGates::Kda(kda::KdaGates {
                 g: gate,
@@ -272,7 +271,7 @@ impl Values {
             z: &norm.z,
             weight: &norm.weight,
             eps: norm.eps.into(),
-            activation: activation(norm.activation),
+            activation: norm.activation.into(),
         })
     }
 
@@ -292,15 +291,6 @@ impl Values {
     }
 }
 
-fn activation(activation: Activation) -> gate::Activation {
-    match activation {
-        Activation::None => gate::Activation::None,
-        Activation::Silu => gate::Activation::Silu,
-        Activation::Sigmoid => gate::Activation::Sigmoid,
-        other => panic!("the reference has no {other}"),
-    }
-}
-
 fn conv<'a>(case: &Case, floats: &'a Arguments<Vec<f64>>) -> Option<Conv<'a>> {
     let dims = &problem::conv(case)?.weight.dims;
     let conv = problem::conv(floats)?;
@@ -309,7 +299,7 @@ fn conv<'a>(case: &Case, floats: &'a Arguments<Vec<f64>>) -> Option<Conv<'a>> {
         width: dims[1],
         weight: conv.weight,
         bias: conv.bias.map(Vec::as_slice),
-        activation: activation(conv.activation),
+        activation: conv.activation.into(),
     })
 }
 

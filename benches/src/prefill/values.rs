@@ -114,17 +114,18 @@ impl Values {
             let values = &values[row * dim..][..dim];
             values.iter().map(|x| x.to_f64()).collect()
         };
-        let bias = &self.dt_bias[head * dim..][..dim];
-        let (a_log, bias) = (f64::from(self.a_log[head]), bias.iter().map(|&x| x.into()));
-        let raw = of_row(raw).into_iter().zip(bias);
+        let computed = |log_decay: &dyn Fn(f64, f64, f64) -> f64| -> Vec<f64> {
+            let a_log = self.a_log[head].into();
+            let biased = of_row(raw).into_iter().zip(&self.dt_bias[head * dim..]);
+            let of_channel = |(x, &bias): (f64, &f32)| log_decay(x, a_log, bias.into());
+            biased.map(of_channel).collect()
+        };
         match case.gate {
             KdaDecay::Log => of_row(given),
-            KdaDecay::Softplus => raw
-                .map(|(x, bias)| softplus_log_decay(x, a_log, bias))
-                .collect(),
-            KdaDecay::LowerBound(bound) => raw
-                .map(|(x, bias)| lower_bound_log_decay(x, bound.into(), a_log, bias))
-                .collect(),
+            KdaDecay::Softplus => computed(&softplus_log_decay),
+            KdaDecay::LowerBound(bound) => {
+                computed(&|x, a_log, bias| lower_bound_log_decay(x, bound.into(), a_log, bias))
+            }
         }
     }
 
@@ -259,10 +260,7 @@ fn truth(
             z: &of(&values.z, hv, head),
             weight: &weight,
             eps: EPS.into(),
-            activation: match case.norm() {
-                gated_delta::Activation::Sigmoid => Activation::Sigmoid,
-                _ => Activation::Silu,
-            },
+            activation: case.norm().into(),
         };
         o = gated_norm(&norm, &o)?;
     }

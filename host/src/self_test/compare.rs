@@ -1,8 +1,8 @@
 //! The reference's names for what this crate calls otherwise.
 
-use gated_delta_reference::{compare, recurrent};
+use gated_delta_reference::{compare, gate, recurrent};
 
-use crate::step::{Formulation, HeadMap, StateLayout};
+use crate::step::{Activation, Formulation, HeadMap, StateLayout};
 use crate::tensor::DType;
 
 impl From<HeadMap> for recurrent::HeadMap {
@@ -19,6 +19,16 @@ impl From<StateLayout> for recurrent::Layout {
         match layout {
             StateLayout::KLast => Self::KLast,
             StateLayout::VLast => Self::VLast,
+        }
+    }
+}
+
+impl From<Activation> for gate::Activation {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::None => Self::None,
+            Activation::Silu => Self::Silu,
+            Activation::Sigmoid => Self::Sigmoid,
         }
     }
 }

@@ -16,6 +16,17 @@ pub enum BetaScale {
     Two,
 }
 
+impl BetaScale {
+    /// The number.
+    #[must_use]
+    pub const fn factor(self) -> f32 {
+        match self {
+            Self::One => 1.0,
+            Self::Two => 2.0,
+        }
+    }
+}
+
 /// Gates of a GDN layer: [`GdnGates::raw`] or [`GdnGates::given`].
 #[allow(
     clippy::large_enum_variant,
@@ -215,10 +226,7 @@ impl sealed::Gates for GdnGates<'_> {
                 a_log: Some(named("A_log", a_log)),
                 dt_bias: Some(named("dt_bias", dt_bias)),
                 beta_logit: true,
-                beta_scale: match beta_scale {
-                    BetaScale::One => 1.0,
-                    BetaScale::Two => 2.0,
-                },
+                beta_scale: beta_scale.factor(),
                 previous_names: ["previous a", "previous b"],
             },
             GdnGates::Given { g, beta } => GateParts {

@@ -19,17 +19,18 @@ pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
 ///
 /// Sums go up in k, each product exact where f32 has its exponent: of two elements of 16 bits it has at most 22.
 pub fn multiply(brought: &[Words; LANES], of: Element) -> [Words; LANES] {
+    let elements = |word: u32| b16x2_to_f32(word, of == Element::F16);
     let mut a = [[0.0; 16]; 16];
     let mut b = [[0.0; 16]; 8];
     for (lane, words) in brought.iter().enumerate() {
         let (row, k) = (lane / 4, lane % 4 * 2);
         for (i, &word) in words[..4].iter().enumerate() {
             let at = k + i / 2 * 8;
-            a[row + i % 2 * 8][at..at + 2].copy_from_slice(&elements(word, of));
+            a[row + i % 2 * 8][at..at + 2].copy_from_slice(&elements(word));
         }
         for (i, &word) in words[4..6].iter().enumerate() {
             let at = k + i * 8;
-            b[row][at..at + 2].copy_from_slice(&elements(word, of));
+            b[row][at..at + 2].copy_from_slice(&elements(word));
         }
     }
     array::from_fn(|lane| {
@@ -42,11 +43,6 @@ pub fn multiply(brought: &[Words; LANES], of: Element) -> [Words; LANES] {
         }
         d
     })
-}
-
-/// The two elements of a word.
-fn elements(word: u32, of: Element) -> [f32; 2] {
-    b16x2_to_f32(word, of == Element::F16)
 }
 
 fn half_of(word: u32, index: usize) -> u16 {

@@ -94,19 +94,14 @@ impl<'a> View<'a> {
         };
         let last = (offset / axis.stride).min(axis.count - 1);
         let mut rest = offset - last * axis.stride;
-        loop {
-            if rest >= axis.reach {
-                return false;
-            }
+        // A second place is possible only where elements overlap.
+        while rest < axis.reach && rest <= offset {
             if self.in_run(inner, rest, size) {
                 return true;
             }
-            // A second place is possible only where elements overlap.
-            if rest + axis.stride > offset {
-                return false;
-            }
             rest += axis.stride;
         }
+        false
     }
 
     /// Whether each byte lies within a run.

@@ -1,9 +1,10 @@
 //! Products of warpgroups. A warp has rows of its own: it multiplies them when its lanes have come, whatever the others do.
 
+use bytemuck::Pod;
+
 use super::block::{Block, Words};
 use super::fibers::At;
 use super::float::b16x2_to_f32;
-use bytemuck::Pod;
 
 /// Which way the cores of a right factor lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
