@@ -106,14 +106,12 @@ impl Model {
 }
 
 /// Checks `make` of each model, layout and state dtype.
-fn each(make: impl Fn(&Model, StateLayout, DType) -> Option<Spec>) {
+fn each(make: impl Fn(&Model, StateLayout, DType) -> Spec) {
     for model in &MODELS {
         for layout in [StateLayout::KLast, StateLayout::VLast] {
             for state in [DType::F32, DType::Bf16, DType::F16] {
-                if let Some(spec) = make(model, layout, state) {
-                    println!("{}, {layout} {state}", model.name);
-                    check_everywhere(&spec.case(), None);
-                }
+                println!("{}, {layout} {state}", model.name);
+                check_everywhere(&make(model, layout, state).case(), None);
             }
         }
     }
@@ -121,17 +119,15 @@ fn each(make: impl Fn(&Model, StateLayout, DType) -> Option<Spec>) {
 
 #[test]
 fn every_models_layer_decodes() {
-    each(|model, layout, state| Some(model.spec(layout, state, 1)));
+    each(|model, layout, state| model.spec(layout, state, 1));
 }
 
 /// With the state and the window after each token.
 #[test]
 fn every_models_layer_verifies_drafts() {
-    each(|model, layout, state| {
-        Some(Spec {
-            snapshots: Some(0),
-            ..model.spec(layout, state, 3)
-        })
+    each(|model, layout, state| Spec {
+        snapshots: Some(0),
+        ..model.spec(layout, state, 3)
     });
 }
 
@@ -142,27 +138,6 @@ fn every_models_layer_takes_a_prompt() {
         let mut spec = model.spec(layout, state, 70);
         spec.options.formulation = Formulation::Chunked;
         spec.batch = 1;
-        (model.dim != 96).then_some(spec)
+        spec
     });
-}
-
-/// What is not there for K = 96 is refused by name.
-#[test]
-fn a_prompt_of_k_96_is_refused_by_name() {
-    let olmo = MODELS.iter().find(|model| model.dim == 96);
-    let mut spec = olmo
-        .expect("OLMo-Hybrid")
-        .spec(StateLayout::KLast, DType::F32, 70);
-    spec.options.formulation = Formulation::Chunked;
-    let case = spec.case();
-    let backend = &gated_delta_tests::backend::backends()[0];
-    let refused = backend.with(&case, |_, _, args| match args.work() {
-        Ok(work) => work.variants().map(|_| ()),
-        Err(error) => Err(error),
-    });
-    let (refused, _) = refused.unwrap();
-    assert_eq!(
-        refused.unwrap_err().to_string(),
-        "K = 96 is not supported: 64 or 128 with formulation = chunked"
-    );
 }

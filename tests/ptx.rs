@@ -429,7 +429,7 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
     let vlast = entry
         .computes()
         .is_some_and(|computes| computes.layout == launch::Layout::VLast);
-    (entry.tiles() == 1 || !has(&OF_A_NORM)) && (!vlast || symbol != "GD_WIDE_STATE")
+    (entry.has_whole_head() || !has(&OF_A_NORM)) && (!vlast || symbol != "GD_WIDE_STATE")
 }
 
 /// Whether it converts 16-bit states, which may be f16: tensor cores take them as they are.

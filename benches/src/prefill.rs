@@ -128,10 +128,10 @@ struct Around {
 impl<'a> Buffers<'a> {
     fn new(library: &Library, case: &'a Case, heads: [usize; 2], values: &Values) -> Result<Self> {
         let [_, hv] = heads;
-        let (total, rows, dim) = (case.tokens(), case.lengths.len(), case.dim);
+        let (total, rows, v_dim) = (case.tokens(), case.lengths.len(), case.value_dim());
         let state = values.states(case);
         let channels = case.channels(heads);
-        let of_launch = total * 2 * (channels + hv * dim) + 2 * rows * state.len();
+        let of_launch = total * 2 * (channels + hv * v_dim) + 2 * rows * state.len();
         let sets = cold_sets(of_launch);
         // Only what is read has values: of the rest, one token's.
         let [qkv, x] = match case.layer {
@@ -180,8 +180,8 @@ impl<'a> Buffers<'a> {
             },
             a_log: upload(library, 1, &values.a_log)?,
             dt_bias: upload(library, 1, &values.dt_bias)?,
-            beta: tokens(total, bytemuck::cast_slice(&values.beta))?,
-            o: Slab::new(library, sets, total * hv * dim * 2)?,
+            beta: tokens(total, bytemuck::cast_slice(&values.betas(case)))?,
+            o: Slab::new(library, sets, total * hv * v_dim * 2)?,
             pool: Slab::filled(library, sets, slots * state.len(), &state)?,
             cu_seqlens: upload(library, 1, &bounds)?,
             write_slots: upload(library, 1, &(count..2 * count).collect::<Vec<_>>())?,
@@ -229,6 +229,7 @@ impl<'a> Buffers<'a> {
     {
         let case = self.case;
         let (total, rows, dim) = (case.tokens(), case.lengths.len(), case.dim);
+        let v_dim = case.value_dim();
         let [h, hv] = self.heads;
         let (slots, channels) = (case.slots(), case.channels(self.heads));
         let inputs = match &self.layer {
@@ -243,13 +244,15 @@ impl<'a> Buffers<'a> {
             None => Inputs::qkv(
                 self.q.tensor(set, DType::Bf16, &[1, total, h, dim])?,
                 self.k.tensor(set, DType::Bf16, &[1, total, h, dim])?,
-                self.v.tensor(set, DType::Bf16, &[1, total, hv, dim])?,
+                self.v.tensor(set, DType::Bf16, &[1, total, hv, v_dim])?,
             ),
         };
-        let pool = self.pool.tensor(set, case.state, &[slots, hv, dim, dim])?;
+        let [rows_of_state, of_row] = case.state_dims();
+        let dims = [slots, hv, rows_of_state, of_row];
+        let pool = self.pool.tensor(set, case.state, &dims)?;
         let states =
             States::update(pool).write_slots(self.write_slots.tensor(0, DType::I32, &[rows])?);
-        let o = self.o.tensor(set, DType::Bf16, &[1, total, hv, dim])?;
+        let o = self.o.tensor(set, DType::Bf16, &[1, total, hv, v_dim])?;
         let bounds = self.cu_seqlens.tensor(0, DType::I32, &[rows + 1])?;
         let options = Options::default()
             .formulation(Formulation::Chunked)
@@ -258,8 +261,8 @@ impl<'a> Buffers<'a> {
             .packed(bounds, longest)
             .options(options);
         if let Some(layer) = &self.layer {
-            let z = layer.z.tensor(set, DType::Bf16, &[1, total, hv, dim])?;
-            let weight = layer.norm.tensor(0, DType::Bf16, &[dim])?;
+            let z = layer.z.tensor(set, DType::Bf16, &[1, total, hv, v_dim])?;
+            let weight = layer.norm.tensor(0, DType::Bf16, &[v_dim])?;
             step = step.norm(Norm::new(z, weight, EPS).activation(case.norm()));
         }
         if let Some(every) = case.every {
@@ -290,22 +293,24 @@ impl<'a> Buffers<'a> {
             layout,
             ..
         } = self.case;
-        let (hv, dim) = (self.heads[1], *dim);
+        let (hv, v_dim) = (self.heads[1], self.case.value_dim());
         let mut worst = [0.0f64; 2];
         for truth in truths {
             let first: usize = lengths[..truth.b].iter().sum();
             let tokens = lengths[truth.b];
-            let bytes = self.o.read(first * hv * dim * 2, tokens * hv * dim * 2)?;
-            let of_head = bytes.chunks(dim * 2).skip(truth.head).step_by(hv);
+            let bytes = self
+                .o
+                .read(first * hv * v_dim * 2, tokens * hv * v_dim * 2)?;
+            let of_head = bytes.chunks(v_dim * 2).skip(truth.head).step_by(hv);
             let got: Vec<f64> = of_head
                 .flat_map(|bytes| floats(bytes, DType::Bf16))
                 .collect();
-            let len = dim * dim * state.size_of();
+            let len = dim * v_dim * state.size_of();
             let slot = lengths.len() + truth.b;
             let bytes = self.pool.read((slot * hv + truth.head) * len, len)?;
             let mut stored = floats(&bytes, *state);
             if *layout == StateLayout::VLast {
-                stored = values::transposed(&stored, dim);
+                stored = values::transposed(&stored, v_dim);
             }
             for (worst, (got, wanted)) in worst
                 .iter_mut()

@@ -2,7 +2,7 @@
 
 use gated_delta::{DType, Library, StateLayout};
 use gated_delta_benches::prefill::{Bench, Case, cases, table};
-use gated_delta_benches::shapes::{KDA, Model};
+use gated_delta_benches::shapes::{GDN, KDA, Model};
 use gated_delta_harness::arguments::{KdaDecay, Operator};
 
 const HEADS: [[usize; 2]; 2] = [[1, 2]; 2];
@@ -59,6 +59,17 @@ fn rows_of_a_prefill_are_checked() {
             layer: true,
             ..case("short", &[16, 3])
         },
+        Case {
+            model: Some(Model {
+                heads: 1,
+                value_heads: 1,
+                ..GDN[4]
+            }),
+            dim: 96,
+            layer: true,
+            layout: StateLayout::VLast,
+            ..case("2 rows", &[66, 3])
+        },
     ];
     let library = Library::simulator();
     let measured = bench(&library, false, &[]).run(&small, |_| {}).unwrap();
@@ -72,6 +83,7 @@ fn rows_of_a_prefill_are_checked() {
         "KDA 3 rows, K = V = 64",
         "KDA short, softplus, layer, K = V = 64",
         "glm-5.3-flash short, lower_bound, layer, K = V = 64",
+        "olmo-hybrid 2 rows, layer, V-last, K = 96, V = 192",
     ] {
         assert!(table.contains(&format!("| {name} ")), "{table}");
     }

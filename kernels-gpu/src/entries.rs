@@ -191,8 +191,10 @@ macro_rules! for_each_entry {
             gdn_layer_mtp_vlast_f32_k96v192_tile192 = gdn_layer_mtp::VLast<F32, 96, 192, 192, 4, 4, 192, 1>;
             gdn_prefill_convolve_k64 = gdn_prefill::Convolve<64, 64>;
             gdn_prefill_convolve_k128 = gdn_prefill::Convolve<128, 128>;
+            gdn_prefill_convolve_k96v192 = gdn_prefill::Convolve<96, 192>;
             gdn_prefill_prepare_k64 = gdn_prefill::Prepare<64, 64>;
             gdn_prefill_prepare_k128 = gdn_prefill::Prepare<128, 128>;
+            gdn_prefill_prepare_k96v192 = gdn_prefill::Prepare<96, 192>;
             gdn_prefill_chain_klast_bf16_k64_tile64 = gdn_prefill::Chain<B16, 64, 64, false, 1>;
             gdn_prefill_chain_klast_bf16_k128_tile64 = gdn_prefill::Chain<B16, 128, 128, false, 1>;
             gdn_prefill_chain_klast_bf16_k128_tile128 = gdn_prefill::Chain<B16, 128, 128, false, 2>;
@@ -205,6 +207,10 @@ macro_rules! for_each_entry {
             gdn_prefill_chain_vlast_f32_k64_tile64 = gdn_prefill::Chain<F32, 64, 64, true, 1>;
             gdn_prefill_chain_vlast_f32_k128_tile64 = gdn_prefill::Chain<F32, 128, 128, true, 1>;
             gdn_prefill_chain_vlast_f32_k128_tile128 = gdn_prefill::Chain<F32, 128, 128, true, 2>;
+            gdn_prefill_chain_klast_bf16_k96v192_tile64 = gdn_prefill::Chain<B16, 96, 192, false, 1>;
+            gdn_prefill_chain_klast_f32_k96v192_tile64 = gdn_prefill::Chain<F32, 96, 192, false, 1>;
+            gdn_prefill_chain_vlast_bf16_k96v192_tile64 = gdn_prefill::Chain<B16, 96, 192, true, 1>;
+            gdn_prefill_chain_vlast_f32_k96v192_tile64 = gdn_prefill::Chain<F32, 96, 192, true, 1>;
             gdn_prefill_short_klast_bf16_k64_tile64 = gdn_prefill::Short<B16, 64, 64, false, 1>;
             gdn_prefill_short_klast_bf16_k128_tile128 = gdn_prefill::Short<B16, 128, 128, false, 2>;
             gdn_prefill_short_klast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, false, 1>;
@@ -213,6 +219,10 @@ macro_rules! for_each_entry {
             gdn_prefill_short_vlast_bf16_k128_tile128 = gdn_prefill::Short<B16, 128, 128, true, 2>;
             gdn_prefill_short_vlast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, true, 1>;
             gdn_prefill_short_vlast_f32_k128_tile128 = gdn_prefill::Short<F32, 128, 128, true, 2>;
+            gdn_prefill_short_klast_bf16_k96v192_tile64 = gdn_prefill::Short<B16, 96, 192, false, 1>;
+            gdn_prefill_short_klast_f32_k96v192_tile64 = gdn_prefill::Short<F32, 96, 192, false, 1>;
+            gdn_prefill_short_vlast_bf16_k96v192_tile64 = gdn_prefill::Short<B16, 96, 192, true, 1>;
+            gdn_prefill_short_vlast_f32_k96v192_tile64 = gdn_prefill::Short<F32, 96, 192, true, 1>;
             kda_prefill_convolve_k64 = kda_prefill::Convolve<64, 64>;
             kda_prefill_convolve_k128 = kda_prefill::Convolve<128, 128>;
             kda_prefill_prepare_k64 = kda_prefill::Prepare<64, 64>;
@@ -239,6 +249,7 @@ macro_rules! for_each_entry {
             kda_prefill_short_vlast_f32_k128_tile128 = kda_prefill::Short<F32, 128, 128, true, 2>;
             prefill_windows_k64 = prefill_windows::Windows<64, 64>;
             prefill_windows_k128 = prefill_windows::Windows<128, 128>;
+            prefill_windows_k96v192 = prefill_windows::Windows<96, 192>;
             device_contract = device_contract::EveryPrimitive<64>;
             cluster_contract = device_contract::Cluster<64>;
             warpgroup_contract = device_contract::Warpgroup<128>;
@@ -429,6 +440,18 @@ macro_rules! define_entries {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::WARPGROUPS,)*
                 }
+            }
+
+            /// Whether its tests have passed on a GPU.
+            pub const fn is_proved(self) -> bool {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::PROVED,)*
+                }
+            }
+
+            /// Whether a block, or a cluster of them, has all of a head's state, which a norm takes.
+            pub const fn has_whole_head(self) -> bool {
+                self.tiles() == self.cluster()
             }
 
             /// Most value heads of a query/key head.

@@ -38,6 +38,8 @@ pub trait Kernel {
     const CLUSTER_OF_HEADS: bool = false;
     /// Whether it multiplies as warpgroups ([`crate::device::warpgroup`]): takes a GPU of compute capability 9.0, no later one.
     const WARPGROUPS: bool = false;
+    /// Whether its tests have passed on a GPU. What has not is for the simulator, and for a host that asks for it.
+    const PROVED: bool = true;
     /// Most value heads of a query/key head.
     const MAX_RATIO: u32 = if Self::MAX_HEADS == 1 {
         u32::MAX

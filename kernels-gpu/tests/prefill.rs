@@ -206,6 +206,12 @@ impl Case {
         )
     }
 
+    /// D
+    fn channels(&self) -> usize {
+        let (value_heads, k_dim, v_dim) = self.dims();
+        2 * self.heads * k_dim + value_heads * v_dim
+    }
+
     /// Whether decays are of key channels.
     fn per_channel(&self) -> bool {
         self.entry.computes().unwrap().family.decays_channels()
@@ -214,6 +220,7 @@ impl Case {
     fn prepare(&self) -> Entry {
         match (self.per_channel(), self.dims().1) {
             (false, 128) => Entry::gdn_prefill_prepare_k128,
+            (false, 96) => Entry::gdn_prefill_prepare_k96v192,
             (false, _) => Entry::gdn_prefill_prepare_k64,
             (true, 128) => Entry::kda_prefill_prepare_k128,
             (true, _) => Entry::kda_prefill_prepare_k64,
@@ -223,6 +230,7 @@ impl Case {
     fn convolve(&self) -> Entry {
         match (self.per_channel(), self.dims().1) {
             (false, 128) => Entry::gdn_prefill_convolve_k128,
+            (false, 96) => Entry::gdn_prefill_convolve_k96v192,
             (false, _) => Entry::gdn_prefill_convolve_k64,
             (true, 128) => Entry::kda_prefill_convolve_k128,
             (true, _) => Entry::kda_prefill_convolve_k64,
@@ -280,7 +288,7 @@ impl Case {
         let states = draw(self.slots * value_heads * k_dim * v_dim, &mut |r| {
             self.value * 0.3 * r.normal()
         });
-        let channels = (2 * self.heads + value_heads) * k_dim;
+        let channels = self.channels();
         let inputs = self.taps.saturating_sub(1);
         let xs = draw(drawn * channels * self.taps.min(1), &mut Random::normal);
         let weights = draw(channels * self.taps, &mut |r| 0.5 * r.normal());
@@ -443,7 +451,7 @@ impl Case {
                     grid,
                     block: entry.block(),
                     shared_bytes: entry.shared_bytes(),
-                    cluster: 1,
+                    cluster: entry.cluster(),
                     overlaps: false,
                 },
                 constants: c.words(),
@@ -514,6 +522,7 @@ impl Case {
         if self.taps > 0 {
             let entry = match k_dim {
                 128 => Entry::prefill_windows_k128,
+                96 => Entry::prefill_windows_k96v192,
                 _ => Entry::prefill_windows_k64,
             };
             let blocks = (channels as u32).div_ceil(entry.block());
@@ -642,8 +651,11 @@ impl Done {
         (first, t, slot): (usize, usize, Option<usize>),
     ) -> Vec<f64> {
         let case = &self.case;
-        let (value_heads, dim, _) = case.dims();
-        let heads = if of == 2 { value_heads } else { case.heads };
+        let (value_heads, k_dim, v_dim) = case.dims();
+        let (heads, dim) = match of {
+            2 => (value_heads, v_dim),
+            _ => (case.heads, k_dim),
+        };
         if case.taps == 0 {
             let values = [&self.q, &self.k, &self.v][of];
             return values[(t * heads + head) * dim..][..dim].to_vec();
@@ -660,14 +672,13 @@ impl Done {
             let sum: f64 = terms.sum();
             sum / (1.0 + (-sum).exp())
         };
-        let channel = (of * case.heads + head) * dim;
+        let channel = of * case.heads * k_dim + head * dim;
         (channel..channel + dim).map(of_channel).collect()
     }
 
     /// Input `t` of a channel, from the window where it is before `first`.
     fn before(&self, first: usize, t: i64, slot: Option<usize>, channel: usize) -> f64 {
-        let (value_heads, dim, _) = self.case.dims();
-        let channels = (2 * self.case.heads + value_heads) * dim;
+        let channels = self.case.channels();
         if t >= first as i64 {
             return self.x[t as usize * channels + channel];
         }
@@ -681,8 +692,7 @@ impl Done {
     /// The windows that every live row leaves are those of the truth, bit for bit, and no other has changed.
     fn check_windows(&self) {
         let case = &self.case;
-        let (value_heads, dim, _) = case.dims();
-        let channels = (2 * case.heads + value_heads) * dim;
+        let channels = case.channels();
         let inputs = case.taps - 1;
         let mut truth = self.windows_before.clone();
         let mut first = 0;
@@ -1055,6 +1065,14 @@ fn a_token_by_itself_has_a_decodes_bits() {
             Entry::gdn_decode_vlast_f32_k64_tile32,
         ),
         (
+            Entry::gdn_prefill_chain_klast_f32_k96v192_tile64,
+            Entry::gdn_decode_klast_f32_k96v192_tile8,
+        ),
+        (
+            Entry::gdn_prefill_chain_vlast_f32_k96v192_tile64,
+            Entry::gdn_decode_vlast_f32_k96v192_tile32,
+        ),
+        (
             Entry::kda_prefill_chain_klast_f32_k128_tile64,
             Entry::kda_recurrent_klast_f32_k128_tile8,
         ),
@@ -1097,6 +1115,8 @@ fn from_convolution_to_norm() {
         Entry::gdn_prefill_chain_vlast_bf16_k64_tile64,
         Entry::gdn_prefill_short_klast_f32_k128_tile128,
         Entry::gdn_prefill_short_vlast_f32_k64_tile64,
+        Entry::gdn_prefill_chain_klast_f32_k96v192_tile64,
+        Entry::gdn_prefill_short_vlast_bf16_k96v192_tile64,
         KDA,
         Entry::kda_prefill_short_vlast_bf16_k64_tile64,
     ];

@@ -113,6 +113,26 @@ fn tensors_in_host_memory_have_no_recipe() {
     }
 }
 
+/// Who launches by itself has not said that it takes what only the simulator has run.
+#[test]
+fn what_no_gpu_has_proved_has_no_recipe() {
+    for family in Family::prefills() {
+        let case = Spec::plain(family).case();
+        nowhere(&case, |work| {
+            let entry = work.selected().unwrap();
+            match work.recipe() {
+                Ok(recipe) => assert!(recipe.kernel.entry().is_proved(), "{family:?}"),
+                Err(error) => {
+                    assert!(!entry.is_proved(), "{family:?}: {error}");
+                    let message = error.to_string();
+                    assert!(message.starts_with("kernel = gdn_prefill_"), "{message}");
+                    assert!(message.contains("not passed on a GPU"), "{message}");
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn every_entry_has_a_template() {
     for &entry in Entry::ALL {

@@ -270,7 +270,7 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
     if problem.options.formulation != Formulation::Chunked {
         return None;
     }
-    let (rows, dim) = (problem.batch(), o.dims[3]);
+    let (rows, v_dim) = (problem.batch(), o.dims[3]);
     let total = o.dims[0] * o.dims[1];
     let longest = match &problem.packed {
         Some(packed) => total.min(packed.max_tokens),
@@ -291,7 +291,7 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
     };
     let prepares = |entry: &&Entry| {
         let computes = entry.computes();
-        computes.is_some_and(|it| (it.family, it.k) == (wanted, dim as u32))
+        computes.is_some_and(|it| (it.family, it.v) == (wanted, v_dim as u32))
     };
     let entry = Entry::ALL.iter().find(prepares)?;
     let units = prefill::units(total as u64, rows as u64, problem.positions.is_some());

@@ -1,7 +1,7 @@
 //! Rows of the table.
 
 use gated_delta::{Activation, DType, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{KdaDecay, Operator, value_dim};
 
 use crate::cell::gate_name;
 use crate::inputs::LOWER_BOUND;
@@ -29,7 +29,7 @@ pub struct Case {
     pub state: DType,
     /// Which dim of a state is contiguous.
     pub layout: StateLayout,
-    /// K and V.
+    /// K; V is [`value_dim`] of it.
     pub dim: usize,
     /// With a convolution and a norm.
     pub layer: bool,
@@ -70,8 +70,10 @@ impl Case {
         if self.layout == StateLayout::VLast {
             title += ", V-last";
         }
-        if self.dim != 128 {
-            title += &format!(", K = V = {}", self.dim);
+        match (self.dim, self.value_dim()) {
+            (128, _) => {}
+            (k, v) if k == v => title += &format!(", K = V = {k}"),
+            (k, v) => title += &format!(", K = {k}, V = {v}"),
         }
         if let Some(every) = self.every {
             title += &format!("{KEPT}{every}");
@@ -101,7 +103,25 @@ impl Case {
 
     /// D of H and HV heads.
     pub(super) fn channels(&self, [h, hv]: [usize; 2]) -> usize {
-        (2 * h + hv) * self.dim
+        2 * h * self.dim + hv * self.value_dim()
+    }
+
+    /// V
+    pub(super) fn value_dim(&self) -> usize {
+        value_dim(self.dim)
+    }
+
+    /// The two inner dims of a state.
+    pub(super) fn state_dims(&self) -> [usize; 2] {
+        match self.layout {
+            StateLayout::KLast => [self.value_dim(), self.dim],
+            StateLayout::VLast => [self.dim, self.value_dim()],
+        }
+    }
+
+    /// What β is a number up to 1 times.
+    pub(super) fn beta_scale(&self) -> f32 {
+        self.model.map_or(1.0, |model| model.beta.factor())
     }
 
     /// The activation of its norm.
@@ -145,7 +165,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// A prompt of each model of README.md's table that has one, from convolution to norm.
+/// A prompt of each model of README.md's table, from convolution to norm.
 fn of_models() -> impl Iterator<Item = Case> {
     let prompt = |model: Model, operator: Operator, gate: KdaDecay, dim: usize| Case {
         operator,
@@ -155,15 +175,13 @@ fn of_models() -> impl Iterator<Item = Case> {
         layer: true,
         ..Case::new("1x1024", vec![1024])
     };
-    // Of K = 96 there is none.
-    let gdn = shapes::GDN.into_iter().filter(|model| model.dim.is_none());
-    let gdn = gdn.flat_map(move |model| {
-        let dims: &[usize] = match model.name {
-            "qwen4-exp" => &[128, 64],
-            _ => &[128],
+    let gdn = shapes::GDN.into_iter().flat_map(move |model| {
+        let dims = match (model.name, model.dim) {
+            ("qwen4-exp", _) => vec![128, 64],
+            (_, dim) => vec![dim.unwrap_or(128)],
         };
-        dims.iter()
-            .map(move |&dim| prompt(model, Operator::Gdn, KdaDecay::Log, dim))
+        let prompt = move |dim| prompt(model, Operator::Gdn, KdaDecay::Log, dim);
+        dims.into_iter().map(prompt)
     });
     let kda = shapes::KDA.into_iter().filter_map(move |model| {
         let gate = match model.name {

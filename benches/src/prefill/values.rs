@@ -4,7 +4,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
 use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{KdaDecay, Operator, value_dim};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate::{Activation, lower_bound_log_decay, softplus_log_decay};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
@@ -60,7 +60,7 @@ impl Values {
         };
         let rounded =
             |values: Vec<f32>| -> Vec<bf16> { values.into_iter().map(bf16::from_f32).collect() };
-        let (keys, all, tokens) = (heads * dim, value_heads * dim, DISTINCT_TOKENS);
+        let (keys, all, tokens) = (heads * dim, value_heads * value_dim(dim), DISTINCT_TOKENS);
         let channels = 2 * keys + all;
         let [q, k] = [(); 2].map(|()| rounded(draw(keys, tokens)));
         let v = rounded(draw(all, tokens));
@@ -85,17 +85,20 @@ impl Values {
                 .map(|x| 1.0 / (1.0 + (-2.0 * x).exp()))
                 .collect(),
             gates: {
-                let slow = draw(all, tokens)
+                let slow = draw(value_heads * dim, tokens)
                     .into_iter()
                     .map(|x| -(2.0 * x).exp() / 20.0);
                 let slow = slow.collect();
-                [rounded(slow), rounded(draw(all, tokens))]
+                [rounded(slow), rounded(draw(value_heads * dim, tokens))]
             },
             a_log: draw(value_heads, 1),
-            dt_bias: draw(all, 1).into_iter().map(|x| x - 2.0).collect(),
+            dt_bias: draw(value_heads * dim, 1)
+                .into_iter()
+                .map(|x| x - 2.0)
+                .collect(),
             weight: rounded(draw(channels, TAPS)),
             window: rounded(draw(channels, TAPS - 1)),
-            norm: rounded(draw(dim, 1)),
+            norm: rounded(draw(value_dim(dim), 1)),
             state: draw(all * dim, 1)
                 .into_iter()
                 .map(|x| bf16::from_f32(x).to_f32())
@@ -129,9 +132,15 @@ impl Values {
         }
     }
 
+    /// β of each token.
+    pub fn betas(&self, case: &Case) -> Vec<f32> {
+        let scaled = self.beta.iter().map(|beta| case.beta_scale() * beta);
+        scaled.collect()
+    }
+
     /// Bytes of a slot of the case's pool.
     pub fn states(&self, case: &Case) -> Vec<u8> {
-        let of_heads = self.state.chunks(case.dim * case.dim);
+        let of_heads = self.state.chunks(case.dim * case.value_dim());
         let state: Vec<f32> = match case.layout {
             StateLayout::KLast => self.state.clone(),
             StateLayout::VLast => of_heads
@@ -148,9 +157,10 @@ impl Values {
     }
 }
 
-/// Of a square matrix.
-pub fn transposed<T: Copy>(matrix: &[T], dim: usize) -> Vec<T> {
-    let at = |i: usize| matrix[i % dim * dim + i / dim];
+/// Of a matrix whose rows are so long.
+pub fn transposed<T: Copy>(matrix: &[T], columns: usize) -> Vec<T> {
+    let rows = matrix.len() / columns;
+    let at = |i: usize| matrix[i % rows * columns + i / rows];
     (0..matrix.len()).map(at).collect()
 }
 
@@ -198,34 +208,34 @@ fn truth(
     values: &Values,
     (b, head): (usize, usize),
 ) -> Result<Truth> {
-    let dim = case.dim;
+    let (dim, v_dim) = (case.dim, case.value_dim());
     let first: usize = case.lengths[..b].iter().sum();
     let tokens = first..first + case.lengths[b];
     let key_head = head / (hv / h);
     // Channel by channel: of the row's tokens, and in the projection.
     let places = [
-        (&values.q, h, key_head, key_head * dim),
-        (&values.k, h, key_head, (h + key_head) * dim),
-        (&values.v, hv, head, (2 * h + head) * dim),
+        (&values.q, (h, dim), key_head, key_head * dim),
+        (&values.k, (h, dim), key_head, (h + key_head) * dim),
+        (&values.v, (hv, v_dim), head, 2 * h * dim + head * v_dim),
     ];
-    let of = |values: &[bf16], heads: usize, head: usize| -> Vec<f64> {
+    let of = |values: &[bf16], (heads, dim): (usize, usize), head: usize| -> Vec<f64> {
         let of_token =
             |token: usize| &values[(token % DISTINCT_TOKENS * heads + head) * dim..][..dim];
         let wide = tokens.clone().flat_map(of_token);
         wide.map(|x| x.to_f64()).collect()
     };
     let mut qkv = Vec::new();
-    for (values_of, heads, head, channel) in places {
-        let x = of(values_of, heads, head);
+    for (values_of, (heads, channels), head, channel) in places {
+        let x = of(values_of, (heads, channels), head);
         let wide = |values: &[bf16], of_channel: usize| -> Vec<f64> {
-            let values = &values[channel * of_channel..][..dim * of_channel];
+            let values = &values[channel * of_channel..][..channels * of_channel];
             values.iter().map(|x| x.to_f64()).collect()
         };
         qkv.push(match case.layer {
             false => x,
             true => {
                 let conv = Conv {
-                    channels: dim,
+                    channels,
                     width: TAPS,
                     weight: &wide(&values.weight, TAPS),
                     bias: None,
@@ -235,19 +245,20 @@ fn truth(
             }
         });
     }
-    let len = dim * dim;
+    let len = dim * v_dim;
     let state = &values.state[head * len..][..len];
     let mut state: Vec<f64> = state.iter().map(|&x| x.into()).collect();
-    let mut o = Vec::with_capacity(tokens.len() * dim);
+    let mut o = Vec::with_capacity(tokens.len() * v_dim);
     for (i, token) in tokens.clone().enumerate() {
-        let [q, k, v] = [0, 1, 2].map(|of: usize| &qkv[of][i * dim..][..dim]);
+        let [q, k, v] = [dim, dim, v_dim].map(|dim| i * dim..(i + 1) * dim);
+        let (q, k, v) = (&qkv[0][q], &qkv[1][k], &qkv[2][v]);
         let gate = token % DISTINCT_TOKENS * hv + head;
         let step = Token {
             q: normalise(q, true, default_scale(dim)),
             k: normalise(k, true, 1.0),
             v: v.to_vec(),
             log_decay: values.log_decays(case, (token, head, hv)),
-            beta: values.beta[gate].into(),
+            beta: (case.beta_scale() * values.beta[gate]).into(),
         };
         let after = recurrence(&state, &[step])?.pop();
         let after = after.context("a token leaves a state")?;
@@ -257,7 +268,7 @@ fn truth(
     if case.layer {
         let weight: Vec<f64> = values.norm.iter().map(|x| x.to_f64()).collect();
         let norm = GatedNorm {
-            z: &of(&values.z, hv, head),
+            z: &of(&values.z, (hv, v_dim), head),
             weight: &weight,
             eps: EPS.into(),
             activation: case.norm().into(),

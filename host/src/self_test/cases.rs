@@ -453,12 +453,17 @@ fn family(
     });
     let variants: Vec<_> = variants.into_iter().flatten().collect();
     let count = variants.len().max(ways.len());
-    let rounds = variants.iter().cycle().zip(ways.iter().cycle());
+    // The layouts begin with different ways, so that each variant meets several.
+    let first = match layout {
+        StateLayout::KLast => 0,
+        StateLayout::VLast => ways.len() / 2,
+    };
+    let rounds = variants.iter().cycle().zip(ways.iter().cycle().skip(first));
     for (i, (&(kind, entry), &way)) in rounds.take(count).enumerate() {
         let chunked = operator.is_chunked();
-        // A prefill's norm is of blocks that have all of a head.
+        // A prefill's norm is of who has all of a head.
         let way = Way {
-            norm: way.norm && !(chunked && entry.tiles() > 1),
+            norm: way.norm && (!chunked || entry.has_whole_head()),
             ..way
         };
         let kind = Kind {

@@ -121,8 +121,8 @@ pub type GdnCommit<'a> = Commit<'a, GdnGates<'a>>;
 /// A commit of a KDA layer: see [`Commit`].
 pub type KdaCommit<'a> = Commit<'a, KdaGates<'a>>;
 
-/// A decode, a verify, a resume or a prefill. T in 1..=16, in a prefill any number; K = V in {64, 128}; HV a multiple
-/// of H.
+/// A decode, a verify, a resume or a prefill. T in 1..=16, in a prefill any number; K = V in {64, 128}, or, of GDN
+/// token by token or in chunks, K = 96 and V = 192; HV a multiple of H.
 ///
 /// With [`Step::packed`], the `[B, T, …]` tensors are `[1, total, …]`. Strides of rows, tokens and heads, of slots and
 /// of snapshots are free, but what is written must not overlap itself; the innermost dim is contiguous. Views that are

@@ -130,7 +130,7 @@ pub(crate) struct Kind {
     pub ratio: u32,
     /// T + T'
     pub tokens: u32,
-    /// Of a prefill: there is a norm, for which a block has all of a head.
+    /// Of a prefill: there is a norm, for which a block, or a cluster, has all of a head.
     pub norm: bool,
 }
 
@@ -335,6 +335,14 @@ impl Kind {
             (GdnPrefill, VLast, F32, [128, 128]) => &[(128, E::gdn_prefill_chain_vlast_f32_k128_tile64), (ANY, E::gdn_prefill_chain_vlast_f32_k128_tile128)],
             (GdnPrefillShort, VLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k64_tile64)],
             (GdnPrefillShort, VLast, F32, [128, 128]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k128_tile128)],
+            (GdnPrefill, KLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_chain_klast_bf16_k96v192_tile64)],
+            (GdnPrefill, KLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_chain_klast_f32_k96v192_tile64)],
+            (GdnPrefill, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_chain_vlast_bf16_k96v192_tile64)],
+            (GdnPrefill, VLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_chain_vlast_f32_k96v192_tile64)],
+            (GdnPrefillShort, KLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_short_klast_bf16_k96v192_tile64)],
+            (GdnPrefillShort, KLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_short_klast_f32_k96v192_tile64)],
+            (GdnPrefillShort, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_short_vlast_bf16_k96v192_tile64)],
+            (GdnPrefillShort, VLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k96v192_tile64)],
             (KdaPrefill, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_chain_klast_bf16_k64_tile64)],
             (KdaPrefill, KLast, Bf16, [128, 128]) => &[(128, E::kda_prefill_chain_klast_bf16_k128_tile64), (ANY, E::kda_prefill_chain_klast_bf16_k128_tile128)],
             (KdaPrefillShort, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_short_klast_bf16_k64_tile64)],
@@ -360,6 +368,7 @@ impl Kind {
         match (self.operator, self.k_dim) {
             (Operator::GdnPrefill, 64) => Some(Entry::gdn_prefill_prepare_k64),
             (Operator::GdnPrefill, 128) => Some(Entry::gdn_prefill_prepare_k128),
+            (Operator::GdnPrefill, 96) => Some(Entry::gdn_prefill_prepare_k96v192),
             (Operator::KdaPrefill, 64) => Some(Entry::kda_prefill_prepare_k64),
             (Operator::KdaPrefill, 128) => Some(Entry::kda_prefill_prepare_k128),
             _ => None,
@@ -371,6 +380,7 @@ impl Kind {
         match (self.operator, self.k_dim) {
             (Operator::GdnPrefill, 64) => Some(Entry::gdn_prefill_convolve_k64),
             (Operator::GdnPrefill, 128) => Some(Entry::gdn_prefill_convolve_k128),
+            (Operator::GdnPrefill, 96) => Some(Entry::gdn_prefill_convolve_k96v192),
             (Operator::KdaPrefill, 64) => Some(Entry::kda_prefill_convolve_k64),
             (Operator::KdaPrefill, 128) => Some(Entry::kda_prefill_convolve_k128),
             _ => None,
@@ -382,6 +392,7 @@ impl Kind {
         match (self.operator.is_chunked(), self.k_dim) {
             (true, 64) => Some(Entry::prefill_windows_k64),
             (true, 128) => Some(Entry::prefill_windows_k128),
+            (true, 96) => Some(Entry::prefill_windows_k96v192),
             _ => None,
         }
     }
@@ -454,15 +465,14 @@ impl Kind {
         of_block.saturating_add(of_head.saturating_mul(self.ratio))
     }
 
-    /// K = 96 has kernels of GDN that go token by token, and no others.
+    /// K = 96 has kernels of GDN that go token by token, and in chunks, and no others.
     pub fn check_dims(self) -> Result<(), Error> {
         if self.k_dim != 96 {
             return Ok(());
         }
-        let with = match (self.operator.per_channel(), self.operator.is_chunked()) {
+        let with = match (self.operator.per_channel(), self.operator.mode()) {
             (true, _) => "64 or 128 with KDA",
-            (_, true) => "64 or 128 with formulation = chunked",
-            _ if self.operator.mode().is_some() => "64 or 128 with formulation = parallel",
+            (_, Some(_)) => "64 or 128 with formulation = parallel",
             _ => return Ok(()),
         };
         Err(unsupported("K", self.k_dim as usize, with))
@@ -508,7 +518,7 @@ impl Kind {
     fn has_room(self, entry: Entry) -> bool {
         self.ratio <= entry.max_ratio()
             && self.shared_bytes(entry) <= most_shared_bytes(entry)
-            && !(self.norm && entry.tiles() > 1)
+            && (!self.norm || entry.has_whole_head())
     }
 
     /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it. Where that has no

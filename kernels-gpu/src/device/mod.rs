@@ -193,7 +193,7 @@ pub mod warpgroup {
     #[must_use]
     pub struct Pending<T>(T);
 
-    /// D = A Bᵀ, with A the 64 rows of an image from `rows` on, and B its first 64; K is 64 or 128.
+    /// D = A Bᵀ, with A the 64 rows of an image from `rows` on, and B its first 64; K is 64, 96 or 128.
     ///
     /// # Safety
     /// `rows` and `image` are multiples of 128, of a matrix in the block's shared memory. No product is under way.

@@ -133,6 +133,30 @@ unsafe fn rows_k128(rows: u32, image: u32) -> [f32; 32] {
 
 #[inline(always)]
 #[rustfmt::skip]
+unsafe fn rows_k96(rows: u32, image: u32) -> [f32; 32] {
+    let mut d = [0.0f32; 32];
+    multiply_rows! {
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "from_zero" 0;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 256;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 512;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 768;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 1024;
+        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
+        d28 d29 d30 d31] "on" 1280;
+        rows image d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15
+        15 d16 16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30
+        30 d31 31]
+    }
+    d
+}
+
+#[inline(always)]
+#[rustfmt::skip]
 unsafe fn rows_k64(rows: u32, image: u32) -> [f32; 32] {
     let mut d = [0.0f32; 32];
     multiply_rows! {
@@ -202,6 +226,53 @@ unsafe fn both_k128(a: [u32; 32], b: u32) -> [[f32; 32]; 2] {
         in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15 a16 16
         a17 17 a18 18 a19 19 a20 20 a21 21 a22 22 a23 23 a24 24 a25 25 a26 26 a27 27 a28 28 a29 29 a30 30 a31
         31]
+        shared b
+    }
+    [d, q]
+}
+
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn both_k96(a: [u32; 24], b: u32) -> [[f32; 32]; 2] {
+    let (mut d, mut q) = ([0.0f32; 32], [0.0f32; 32]);
+    multiply! {
+        group "8" {
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "from_zero" [a0 a1 a2 a3] b + 0 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a4 a5 a6 a7] b + 256 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a8 a9 a10 a11] b + 512 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b + 768 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a16 a17 a18 a19] b + 1024 0;
+        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
+        d25 d26 d27 d28 d29 d30 d31] "on" [a20 a21 a22 a23] b + 1280 0;
+        }
+        group "8" {
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "from_zero" [a0 a1 a2 a3] b + 64 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a4 a5 a6 a7] b + 320 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a8 a9 a10 a11] b + 576 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a12 a13 a14 a15] b + 832 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a16 a17 a18 a19] b + 1088 0;
+        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
+        q25 q26 q27 q28 q29 q30 q31] "on" [a20 a21 a22 a23] b + 1344 0;
+        }
+        pending 2
+        out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        out q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
+        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
+        31]
+        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15 a16 16
+        a17 17 a18 18 a19 19 a20 20 a21 21 a22 22 a23 23]
         shared b
     }
     [d, q]
@@ -328,6 +399,56 @@ unsafe fn accumulate_k128<const TOKENS: u32>(
 
 #[inline(always)]
 #[rustfmt::skip]
+unsafe fn accumulate_k96<const TOKENS: u32>(
+    sums: &mut [f32; 48],
+    (a, b): ([u32; 16], u32),
+    d: &mut [f32; 32],
+    (x, triangle): ([u32; 16], u32),
+) {
+    multiply! {
+        group "16" {
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x0 x1 x2 x3] triangle + 0 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x0 x1 x2 x3]
+        triangle + 128 0;
+        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x4 x5 x6 x7] triangle + 64 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x4 x5 x6 x7]
+        triangle + 192 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x8 x9 x10 x11]
+        triangle + 256 0;
+        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
+        triangle + 320 0;
+        }
+        group "{apart}" {
+        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a0 a1
+        a2 a3] b + 0 1;
+        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a4 a5
+        a6 a7] b + 16 1;
+        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a8 a9
+        a10 a11] b + 32 1;
+        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
+        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a12
+        a13 a14 a15] b + 48 1;
+        }
+        pending 1
+        inout sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
+        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
+        s31 31 s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45
+        s46 46 s47 47]
+        inout d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
+        in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
+        shared b shared triangle
+        constant apart TOKENS
+    }
+}
+
+#[inline(always)]
+#[rustfmt::skip]
 unsafe fn accumulate_k64<const TOKENS: u32>(
     sums: &mut [f32; 32],
     (a, b): ([u32; 16], u32),
@@ -388,6 +509,19 @@ unsafe fn settle_64(sums: &mut [f32; 64]) {
 /// Behind it no product is under way.
 #[inline(always)]
 #[rustfmt::skip]
+unsafe fn settle_48(sums: &mut [f32; 48]) {
+    settle! {
+        pending 0
+        sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16
+        s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31
+        s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45 s46 46
+        s47 47]
+    }
+}
+
+/// Behind it no product is under way.
+#[inline(always)]
+#[rustfmt::skip]
 unsafe fn settle_32(sums: &mut [f32; 32]) {
     settle! {
         pending 0
@@ -429,12 +563,12 @@ fn first<T: Copy + Default, const M: usize, const N: usize>(a: &[T; M]) -> [T; N
     first
 }
 
-/// The first half of `all` from `half`.
+/// The first of `all` from `own`.
 #[inline(always)]
-fn put_half(all: &mut [f32; 64], half: [f32; 32]) {
+fn put_first<const N: usize>(all: &mut [f32; 64], own: [f32; N]) {
     let mut i = 0;
-    while i < 32 {
-        all[i] = half[i];
+    while i < N {
+        all[i] = own[i];
         i += 1;
     }
 }
@@ -444,10 +578,10 @@ pub unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32
     let (rows, image) = (operand(rows, 2048), operand(image, 2048));
     // SAFETY: the caller's promise.
     unsafe {
-        if K == 128 {
-            rows_k128(rows, image)
-        } else {
-            rows_k64(rows, image)
+        match K {
+            128 => rows_k128(rows, image),
+            96 => rows_k96(rows, image),
+            _ => rows_k64(rows, image),
         }
     }
 }
@@ -457,10 +591,10 @@ pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f3
     let image = operand(image, 2048);
     // SAFETY: the caller's promise.
     unsafe {
-        if K == 128 {
-            both_k128(*a, image)
-        } else {
-            both_k64(first(a), image)
+        match K {
+            128 => both_k128(*a, image),
+            96 => both_k96(first(a), image),
+            _ => both_k64(first(a), image),
         }
     }
 }
@@ -491,12 +625,18 @@ pub unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
     let (b, triangle) = ((*a, operand(image, 128)), (*x, operand(triangle, 128)));
     // SAFETY: the caller's promise.
     unsafe {
-        if K == 128 {
-            accumulate_k128::<TOKENS>(sums, b, d, triangle);
-        } else {
-            let mut half = first(sums);
-            accumulate_k64::<TOKENS>(&mut half, b, d, triangle);
-            put_half(sums, half);
+        match K {
+            128 => accumulate_k128::<TOKENS>(sums, b, d, triangle),
+            96 => {
+                let mut own = first(sums);
+                accumulate_k96::<TOKENS>(&mut own, b, d, triangle);
+                put_first(sums, own);
+            }
+            _ => {
+                let mut own = first(sums);
+                accumulate_k64::<TOKENS>(&mut own, b, d, triangle);
+                put_first(sums, own);
+            }
         }
     }
 }
@@ -505,12 +645,18 @@ pub unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
 pub fn warpgroup_settle<const K: u32>(sums: &mut [f32; 64]) {
     // SAFETY: all threads of the group come, as they have to the product.
     unsafe {
-        if K == 128 {
-            settle_64(sums);
-        } else {
-            let mut half = first(sums);
-            settle_32(&mut half);
-            put_half(sums, half);
+        match K {
+            128 => settle_64(sums),
+            96 => {
+                let mut own = first(sums);
+                settle_48(&mut own);
+                put_first(sums, own);
+            }
+            _ => {
+                let mut own = first(sums);
+                settle_32(&mut own);
+                put_first(sums, own);
+            }
         }
     }
 }

@@ -23,8 +23,9 @@ use crate::prefill::operands::Global;
 use crate::prefill::prepare::{self, Makes, Unit};
 use crate::prefill::rows::row_of;
 use crate::prefill::solve::SCRATCH_BYTES;
+use crate::prefill::values::{self, Channels};
 use crate::prefill::workspace::Operands;
-use crate::prefill::{self, head_bytes, image_bytes, values};
+use crate::prefill::{self, head_bytes, image_bytes};
 use crate::row::value_head;
 use crate::step::{PrefillParams, StepConstants};
 
@@ -56,6 +57,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
+    const PROVED: bool = prefill::kernels::is_proved(K);
     const SHARED_BYTES: u32 = Self::SCALES + prepare::SCALE_BYTES + COUNTER_BYTES + 128;
     const WORKSPACE_BYTES: u32 = image_bytes(K);
     const WORKSPACE_BYTES_PER_HEAD: u32 = head_bytes(K, false);
@@ -109,8 +111,10 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
                 if c.makes_values() {
                     let threads = THREADS / heads;
                     let threads = (thread_idx_x() % threads, threads);
-                    let of = (&span, piece, Inputs::NONE);
-                    values::make(&c, params, of, (hv, V), threads, Global(operands.values));
+                    let with = (&span, piece, Inputs::NONE);
+                    let of = Channels::of_head(hv, V);
+                    let out = Global(operands.values);
+                    values::make::<K, V>(&c, params, with, of, threads, out);
                 }
                 let of = (h, hv, Inputs::NONE);
                 made = Unit::new::<K>(&c, params, with, of, makes, at);

@@ -20,8 +20,9 @@ use crate::prefill::convolution::Inputs;
 use crate::prefill::load::{Convolved, THREADS};
 use crate::prefill::operands::Global;
 use crate::prefill::rows::row_of;
+use crate::prefill::values::{self, Channels};
 use crate::prefill::workspace::Operands;
-use crate::prefill::{self, channels, head_bytes, images_bytes, values};
+use crate::prefill::{self, channels, head_bytes, images_bytes};
 use crate::row::{Row, value_head};
 use crate::step::{PrefillParams, StepConstants};
 
@@ -80,8 +81,9 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
                     return;
                 }
             } else if c.makes_values() {
-                let (of, threads) = ((with.0, with.1, Inputs::NONE), (thread_idx_x(), THREADS));
-                values::make(&c, params, of, (hv, V), threads, Global(operands.values));
+                let (with, threads) = ((with.0, with.1, Inputs::NONE), (thread_idx_x(), THREADS));
+                let (of, tiles) = (Channels::of_head(hv, V), Global(operands.values));
+                values::make::<K, V>(&c, params, with, of, threads, tiles);
             }
             let row = Row {
                 b: span.b,

@@ -11,7 +11,7 @@ use crate::constants::Element;
 use crate::device::thread::{block_idx_x, block_idx_z, thread_idx_x};
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::layer::Place;
-use crate::prefill::kernels::constants;
+use crate::prefill::kernels::{constants, is_proved};
 use crate::prefill::rows::Span;
 use crate::prefill::windows;
 use crate::step::PrefillParams;
@@ -24,6 +24,7 @@ impl<const K: u32, const V: u32> Kernel for Windows<K, V> {
     type Constants = crate::step::StepConstants;
     const BLOCK: u32 = 256;
     const TILES: u32 = 1;
+    const PROVED: bool = is_proved(K);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::PrefillWindows,
         layout: Layout::KLast,

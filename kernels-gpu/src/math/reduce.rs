@@ -158,9 +158,9 @@ pub fn dot_parts<const N: usize, const PARTS: usize>(
     sum
 }
 
-/// sum + x · y, in order.
+/// sum + x · y of a thread's own values, in order.
 #[inline(always)]
-fn add_dot<const N: usize>(mut sum: f32, x: [f32; N], y: [f32; N]) -> f32 {
+pub fn add_dot<const N: usize>(mut sum: f32, x: [f32; N], y: [f32; N]) -> f32 {
     let mut i = 0;
     while i < N {
         sum = fma(x[i], y[i], sum);

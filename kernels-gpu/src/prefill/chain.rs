@@ -14,11 +14,12 @@ use super::rows::{Piece, Span, halves, long};
 use super::single;
 use super::solve::SCRATCH_BYTES;
 use super::state::Places;
-use super::values::{self, TILE_BYTES};
+use super::values::{self, Channels, TILE_BYTES};
 use super::workspace::{Operands, own_bytes, unit_bytes};
 use super::{
     CHUNK, FACTOR_BYTES, FACTORS, P, anew, channels, head_bytes, image_bytes, images_bytes,
 };
+use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::global::{prefetch, prefetch_bulk};
 use crate::device::overlap::wait_for_previous;
@@ -40,8 +41,8 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// Barrier of the first warpgroup; the others' follow.
 pub const GROUPS: u32 = 2;
-/// Of the norm: squares of every token, for each warpgroup.
-const SUM_BYTES: u32 = 512;
+/// Of the norm: squares of every token, for 64 rows of a state.
+const SUM_BYTES: u32 = 4 * CHUNK;
 /// Pieces in shared memory.
 const STAGES: u32 = 2;
 /// Of the row's tokens, and of where the next copies are from.
@@ -53,10 +54,24 @@ pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
 }
 
-/// Shared memory of a block.
-pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
+/// Shared memory of a block, with [`sum_bytes`].
+pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> u32 {
     let stages = STAGES * stage_bytes(k, per_channel, groups);
-    128 + stages + SUM_BYTES + SPAN_BYTES + STAGES * COUNTER_BYTES
+    128 + stages + sums + SPAN_BYTES + STAGES * COUNTER_BYTES
+}
+
+/// Blocks of a cluster: all that share a head's state where no block has room for that, else 1.
+pub const fn cluster(v: u32, groups: u32) -> u32 {
+    if v > 128 { v / (64 * groups) } else { 1 }
+}
+
+/// Shared memory of the norm: the sums of both warpgroups; of a block of a cluster those of all rows of the head, for each stage.
+pub const fn sum_bytes(v: u32, groups: u32) -> u32 {
+    if cluster(v, groups) > 1 {
+        STAGES * v / 64 * SUM_BYTES
+    } else {
+        2 * SUM_BYTES
+    }
 }
 
 /// Shared memory behind it that a unit is made in, where the block makes it.
@@ -93,6 +108,11 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     Chain<'a, G, K, V, V_LAST, GROUPS_OF_BLOCK>
 {
     const THREADS: u32 = 128 * GROUPS_OF_BLOCK;
+    /// Blocks of the cluster.
+    const CLUSTER: u32 = cluster(V, GROUPS_OF_BLOCK);
+    const SUM_BYTES: u32 = sum_bytes(V, GROUPS_OF_BLOCK);
+    /// Whether it has several.
+    const CLUSTERED: bool = Self::CLUSTER > 1;
     const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK);
     /// Byte of the head's operands in a stage.
     const HEAD: u32 = images_bytes(K, G::PER_CHANNEL);
@@ -150,6 +170,22 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::stage(0) + STAGES * Self::STAGE_BYTES
     }
 
+    /// Those of a cluster, of the piece that is in this stage: others may be at the next piece already.
+    #[inline(always)]
+    fn sums_of_cluster(stage: u32) -> u32 {
+        let is_second = stage != Self::stage(0);
+        Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
+    }
+
+    /// Waits for the blocks of the cluster to be there, to which this one sends its sums. All threads that have rows come.
+    #[inline(always)]
+    pub fn meet_cluster(&self) {
+        if self.c.has_norm != 0 {
+            cluster::arrive_relaxed();
+            cluster::wait();
+        }
+    }
+
     /// Counter of the copies to the stage of piece `j`.
     #[inline(always)]
     fn counter(j: u32) -> u32 {
@@ -159,7 +195,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// Where the row's tokens are said, behind the sums.
     #[inline(always)]
     fn kept() -> u32 {
-        Self::sums() + SUM_BYTES
+        Self::sums() + Self::SUM_BYTES
     }
 
     /// Says there which tokens are the row's, since there are not registers to keep that from piece to piece. For one thread,
@@ -468,6 +504,9 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             if !has_rows {
                 return;
             }
+            if Self::CLUSTERED {
+                self.meet_cluster();
+            }
             let mut of = 0;
             loop {
                 self.of_head(of).advance_short::<S>(of);
@@ -521,7 +560,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// Where the scratch is that a unit is made in.
     #[inline(always)]
     fn scratch() -> u32 {
-        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK)
+        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK, Self::SUM_BYTES)
     }
 
     /// Operands of piece `j` of the value head so many behind the first of the block.
@@ -585,10 +624,16 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     #[inline(always)]
     unsafe fn make_values(&self, span: &Span, j: u32) {
         let with = (span, span.piece(j), self.inputs);
-        let (of, threads) = ((self.row.hv, V), (thread_idx_x(), THREADS));
+        let count = 64 * GROUPS_OF_BLOCK;
+        let of = Channels {
+            hv: self.row.hv,
+            first: if V == count { 0 } else { self.row.tile * count },
+            count,
+        };
+        let threads = (thread_idx_x(), THREADS);
         let tiles = Shared(Self::stage(j) + Self::TILES);
         // SAFETY: the caller's promise.
-        unsafe { values::make(self.c, self.params, with, of, threads, tiles) };
+        unsafe { values::make::<K, V>(self.c, self.params, with, of, threads, tiles) };
     }
 
     /// v of piece `j`, of a block all of whose threads have rows.
@@ -733,8 +778,17 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             };
             // Beside the products that are added to the state.
             let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
-            let at = (tile, barrier, Self::sums());
-            output::store::<V>(c, params, (&Self::kept_span(), piece), of, &o, at);
+            if Self::CLUSTERED {
+                let (span, at) = (
+                    Self::kept_span(),
+                    (tile, barrier, Self::sums_of_cluster(stage)),
+                );
+                output::store::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
+            } else {
+                let at = (tile, barrier, Self::sums());
+                let span = Self::kept_span();
+                output::store::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
+            }
             (warpgroup::settle::<K>(s), values)
         }
     }
@@ -755,8 +809,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 single::stage::<K>(with, of, (self.row.h, t), stage, Self::THREADS);
                 Self::sync_rows();
             }
-            let o = single::advance::<G, K, V_LAST>(with, of, self.row, t, s, (row, stage));
-            let o = self.normed(o, t, row);
+            let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, t, s, (row, stage));
+            let o = self.normed(o, t, (row, stage));
             if lane_id().is_multiple_of(4) {
                 let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
                 let head = self.row.hv * c.o_head + row;
@@ -772,23 +826,33 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// # Safety
     /// The tensors of `params` are live.
     #[inline(always)]
-    unsafe fn normed(&self, o: [f32; 2], t: u32, row: u32) -> [f32; 2] {
+    unsafe fn normed(&self, o: [f32; 2], t: u32, (row, stage): (u32, u32)) -> [f32; 2] {
         let (c, params) = (self.c, self.params);
         if c.has_norm == 0 {
             return o;
         }
         let squares = o.map(|o| o * o);
         let [a, b] = butterfly_sum_of_rows(squares);
-        let (warp, sums) = (thread_idx_x() / 32, Self::sums());
-        let count = 4 * GROUPS_OF_BLOCK;
-        // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier.
+        let (warp, mut sums) = (thread_idx_x() / 32, Self::sums());
+        let of_block = 4 * GROUPS_OF_BLOCK;
+        // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier, nor in a cluster.
         unsafe {
-            Self::sync_rows();
-            if lane_id() == 0 {
-                store_shared_b32(sums + 4 * warp, (a + b).to_bits());
+            if Self::CLUSTERED {
+                sums = Self::sums_of_cluster(stage);
+                let place = sums + 4 * (self.row.tile * of_block + warp);
+                if lane_id() < Self::CLUSTER {
+                    store_shared_b32_at(place, lane_id(), (a + b).to_bits());
+                }
+                cluster::arrive();
+                cluster::wait();
+            } else {
+                Self::sync_rows();
+                if lane_id() == 0 {
+                    store_shared_b32(sums + 4 * warp, (a + b).to_bits());
+                }
+                Self::sync_rows();
             }
-            Self::sync_rows();
-            let sum = sum_of(sums, count);
+            let sum = sum_of(sums, Self::CLUSTER * of_block);
             let scale = |o: f32, channel: u32| {
                 let strides = (params.z_row, c.z_token);
                 let (z, element) = (params.layer.z, c.z_element);

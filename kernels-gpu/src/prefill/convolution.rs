@@ -183,8 +183,18 @@ impl Inputs {
     }
 }
 
-/// The first channel of all D of q, k or v (0, 1, 2) of a head.
+/// The first channel of all D of q, k or v (0, 1, 2) of a head, where each has as many.
 #[inline(always)]
 pub fn channel_of(c: &StepConstants, of: u32, head: u32, dim: u32) -> u32 {
     (of * c.h) * dim + head * dim
+}
+
+/// The first channel of all D of v of a value head, which has `dim`, that is V, of them.
+#[inline(always)]
+pub fn channel_of_values<const K: u32, const V: u32>(c: &StepConstants, hv: u32, dim: u32) -> u32 {
+    if const { K == V } {
+        channel_of(c, 2, hv, dim)
+    } else {
+        2 * c.h * K + hv * dim
+    }
 }

@@ -6,8 +6,9 @@ use super::convolution::Inputs;
 use super::load::{Load, THREADS};
 use super::operands::{Global, Place as _};
 use super::rows::{row_in_turn, row_of};
+use super::values::{self, Channels};
 use super::workspace::Operands;
-use super::{CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, values};
+use super::{CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes};
 use crate::constants::Element;
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
@@ -18,6 +19,11 @@ use crate::recurrent::Gating;
 use crate::row::{Row, value_head};
 use crate::state::StateElement;
 use crate::step::{PrefillParams, StepConstants};
+
+/// Whether the tests of prefills with this K have passed on a GPU.
+pub const fn is_proved(k: u32) -> bool {
+    k != 96
+}
 
 /// The constants, of which those are 0 that a prefill does not have.
 #[inline(always)]
@@ -76,7 +82,9 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
-    const MIN_BLOCKS_PER_SM: u32 = 2;
+    /// With 192 channels of v, of views that are not aligned, 128 registers are too few.
+    const MIN_BLOCKS_PER_SM: u32 = if K == 96 { 1 } else { 2 };
+    const PROVED: bool = is_proved(K);
     const SHARED_BYTES: u32 = Self::SCALES + 2 * FACTOR_BYTES + 128;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::CONVOLVE,
@@ -112,9 +120,10 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
             if of >= 2 * heads {
                 let (h, r) = ((of - 2 * heads) / c.ratio, (of - 2 * heads) % c.ratio);
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
-                let (of, threads) = ((hv, V), (thread_idx_x(), THREADS));
+                let of = Channels::of_head(hv, V);
+                let (with, threads) = ((&span, piece, inputs), (thread_idx_x(), THREADS));
                 let tiles = Global(operands(h, r).values);
-                values::make(&c, params, (&span, piece, inputs), of, threads, tiles);
+                values::make::<K, V>(&c, params, with, of, threads, tiles);
                 return;
             }
             let (h, r) = (of % heads / own, of % heads % own);
@@ -139,7 +148,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
     }
 }
 
-/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state.
+/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, of more than
+/// 128 a cluster all of them.
 pub struct Chain<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
     PhantomData<(G, S)>,
 );
@@ -151,7 +161,10 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     type Constants = StepConstants;
     const BLOCK: u32 = 128 * GROUPS;
     const TILES: u32 = V / (64 * GROUPS);
-    const SHARED_BYTES: u32 = chain::shared_bytes(K, G::PER_CHANNEL, GROUPS);
+    const SHARED_BYTES: u32 =
+        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS));
+    const CLUSTER: u32 = chain::cluster(V, GROUPS);
+    const PROVED: bool = is_proved(K);
     const WARPGROUPS: bool = true;
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
@@ -165,8 +178,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     #[inline(always)]
     unsafe fn run(params: &PrefillParams) {
         let c = constants();
-        // A norm is for who has all of a head: the host's duty.
-        if c.has_norm != 0 && Self::TILES > 1 {
+        // A norm is for who has all of a head, alone or in a cluster: the host's duty.
+        if c.has_norm != 0 && Self::TILES > Self::CLUSTER {
             return;
         }
         // SAFETY: the caller's promise.
@@ -181,6 +194,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 return;
             };
             if place.live() {
+                if const { chain::cluster(V, GROUPS) > 1 } {
+                    chain.meet_cluster();
+                }
                 chain.walk::<S>(&place);
             } else {
                 wait_for_previous();
@@ -190,7 +206,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     }
 }
 
-/// Rows of at most 64 tokens: both in one, without a workspace. A block has all of a head, `GROUPS` · 64 rows of its state.
+/// Rows of at most 64 tokens: both in one, without a workspace. A block has all of a head, `GROUPS` · 64 rows of its state, or of
+/// more than 128 rows a cluster has.
 pub struct Short<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
     PhantomData<(G, S)>,
 );
@@ -202,8 +219,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = V / (64 * GROUPS);
-    const SHARED_BYTES: u32 = chain::shared_bytes(K, G::PER_CHANNEL, GROUPS)
-        + chain::room_bytes(K, G::PER_CHANNEL, GROUPS);
+    const SHARED_BYTES: u32 =
+        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
+            + chain::room_bytes(K, G::PER_CHANNEL, GROUPS);
+    const CLUSTER: u32 = chain::cluster(V, GROUPS);
+    const PROVED: bool = is_proved(K);
     const WARPGROUPS: bool = true;
     const MAKES_PAIRS: bool = chain::makes_pairs(G::PER_CHANNEL, GROUPS);
     const COMPUTES: Option<Computes> = Some(Computes {

@@ -3,9 +3,11 @@
 use core::array;
 
 use super::anew;
+use super::chain::cluster as cluster_of;
 use super::rows::{Piece, Span};
 use super::values::{half_tile, tile_matrix, tile_piece, tokens_apart};
 use crate::constants::Element;
+use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
 use crate::device::global::store_b128;
 use crate::device::shared::{
@@ -19,13 +21,14 @@ use crate::math::elements;
 use crate::step::{PrefillParams, StepConstants};
 
 /// Stores a warpgroup's part of o, from channel `first` of value head `hv` on; normed where there is a norm, of which the block
-/// has the whole head then. `tile` is one of [`super::values::TILE_BYTES`] that nobody reads any more, `barrier` the
-/// warpgroup's own; `sums` are 64 words for each group of the block, that nobody reads any more either.
+/// of so many `GROUPS`, or its cluster, has the whole head then. `tile` is one of [`super::values::TILE_BYTES`] that nobody
+/// reads any more, `barrier` the warpgroup's own; `sums` are 64 words for each group of the block or cluster, that nobody reads
+/// any more either, in any block.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
 #[inline(always)]
-pub unsafe fn store<const V: u32>(
+pub unsafe fn store<const V: u32, const GROUPS: u32>(
     c: &StepConstants,
     params: &PrefillParams,
     (span, piece): (&Span, Piece),
@@ -36,7 +39,7 @@ pub unsafe fn store<const V: u32>(
     if c.has_norm != 0 {
         // SAFETY: the caller's promise.
         unsafe {
-            store_normed::<V>(
+            store_normed::<V, GROUPS>(
                 c,
                 params,
                 (span, piece),
@@ -121,7 +124,7 @@ pub const BLOCK: u32 = 4;
 /// Both halves of the tokens go through the tile, so that a thread has 16 channels of a token, and four of them all that
 /// the warpgroup has.
 #[inline(always)]
-unsafe fn store_normed<const V: u32>(
+unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     c: &StepConstants,
     params: &PrefillParams,
     (span, piece): (&Span, Piece),
@@ -135,6 +138,12 @@ unsafe fn store_normed<const V: u32>(
     let row = thread / 32 * 16 + lane / 4;
     let part = thread % 4 * 16;
     let mut own = [[0.0f32; 16]; 2];
+    const {
+        assert!(
+            cluster_of(V, GROUPS) <= 4,
+            "a lane for each block of a cluster"
+        )
+    };
     // SAFETY: the caller's promise; the tile and a group's sums are the warpgroup's own.
     unsafe {
         let mut half = 0;
@@ -164,14 +173,23 @@ unsafe fn store_normed<const V: u32>(
             }
             squares += warp_shuffle_xor(squares, 1);
             squares += warp_shuffle_xor(squares, 2);
-            if thread % 4 == 0 {
+            if const { cluster_of(V, GROUPS) > 1 } {
+                // The four lanes have the same sum.
+                let place = sums + first / 64 * 256 + (32 * half as u32 + thread / 4) * 4;
+                if thread % 4 < cluster_of(V, GROUPS) {
+                    store_shared_b32_at(place, thread % 4, squares.to_bits());
+                }
+            } else if thread % 4 == 0 {
                 let place = sums + group * 256 + (32 * half as u32 + thread / 4) * 4;
                 store_shared_b32(place, squares.to_bits());
             }
             half += 1;
         }
         release(c);
-        if V == 128 {
+        if const { cluster_of(V, GROUPS) > 1 } {
+            cluster::arrive();
+            cluster::wait();
+        } else if V == 128 {
             sync_threads();
         } else {
             sync_barrier(barrier, 128);
@@ -180,7 +198,11 @@ unsafe fn store_normed<const V: u32>(
         while half < 2 {
             let token = 32 * half as u32 + thread / 4;
             let sum = |group: u32| f32::from_bits(load_shared_b32(sums + group * 256 + token * 4));
-            let squares = if V == 128 { sum(0) + sum(1) } else { sum(0) };
+            let squares = match V {
+                192 => sum(0) + sum(1) + sum(2),
+                128 => sum(0) + sum(1),
+                _ => sum(0),
+            };
             if token < piece.count {
                 let t = piece.start + token;
                 let mut i = 0;

@@ -2,10 +2,11 @@
 //! [`super::state::Places`] has it.
 //!
 //! K-last: K/8 lanes, l of which has channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then the farthest lanes
-//! first. V-last: pairs of channels, then neighbours first.
+//! first; of K = 96 four lanes, l of which has channels 16 i + 4 l .. 16 i + 4 l + 4, i = 0 .. 6. V-last: pairs of channels, then
+//! neighbours first.
 
 use super::anew;
-use super::convolution::{Inputs, channel_of};
+use super::convolution::{Inputs, channel_of, channel_of_values};
 use super::rows::Span;
 use crate::constants::Element;
 use crate::device::float::fma;
@@ -15,7 +16,7 @@ use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load, load_one};
 use crate::math::gate;
-use crate::math::reduce::{butterfly_sum, dot};
+use crate::math::reduce::{add_dot, butterfly_sum, dot, pairwise_sum};
 use crate::recurrent::Gating;
 use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
 use crate::row::Row;
@@ -82,6 +83,11 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
     let mut sums = [0.0; 2];
     let mut half = 0;
     while half < 2 {
+        if const { K == 96 } {
+            sums[half] = product_of_k96::<V_LAST>(|j| at(half, j));
+            half += 1;
+            continue;
+        }
         let mut parts = [0.0f32; 16];
         // In runs of neighbours, then between these: K-last has two channels in each of two lanes, twice.
         let mut count = K as usize / 8;
@@ -133,6 +139,69 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
         half += 1;
     }
     sums
+}
+
+/// The same of a row with K = 96, of whose 12 times 8 channels `at` gives this thread's two and x's.
+#[inline(always)]
+fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])) -> f32 {
+    if V_LAST {
+        let [sum, _] = pairwise_sum(12, |j| {
+            let ([s0, s1], [x0, x1]) = at(j);
+            let mut sum = fma(s1, x1, s0 * x0);
+            sum += warp_shuffle_xor(sum, 1);
+            [sum + warp_shuffle_xor(sum, 2), 0.0]
+        });
+        return sum;
+    }
+    // A lane has two channels in each of two lanes, in every second of the twelve: lanes 0 and 1 in the even ones.
+    let mut parts = [0.0f32; 2];
+    let mut j = 0;
+    while j < 12 {
+        let (s, x) = at(j);
+        let more = |sum: f32| fma(s[1], x[1], fma(s[0], x[0], sum));
+        let before = if j < 2 {
+            0.0
+        } else {
+            warp_shuffle_xor(parts[j % 2], 1)
+        };
+        parts[j % 2] = more(warp_shuffle_xor(more(before), 1));
+        j += 1;
+    }
+    // The lanes with an odd c have whole runs.
+    let part = parts[0] + parts[1];
+    let sum = part + warp_shuffle_xor(part, 2);
+    let other = warp_shuffle_xor(sum, 1);
+    if lane_id() % 2 == 1 { sum } else { other }
+}
+
+/// Σk², Σq² and k·q of a token with K = 96, in the order of the layout. All lanes come.
+///
+/// # Safety
+/// The token is there.
+#[inline(always)]
+unsafe fn norms_of_k96<const V_LAST: bool>(k: Source<'_>, q: Source<'_>, lane: u32) -> [f32; 3] {
+    let (count, step) = if V_LAST { (1, 0) } else { (6, 16) };
+    let first = if V_LAST { 4 * lane } else { 4 * (lane % 4) };
+    let mut sums = [0.0; 3];
+    let mut i = 0;
+    while i < count {
+        let (mut own_k, mut own_q) = ([0.0; 4], [0.0; 4]);
+        // Of V-last, eight lanes have none.
+        if first < 96 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                own_k = k.load::<4>(first + step * i);
+                own_q = q.load::<4>(first + step * i);
+            }
+        }
+        sums = [
+            add_dot(sums[0], own_k, own_k),
+            add_dot(sums[1], own_q, own_q),
+            add_dot(sums[2], own_k, own_q),
+        ];
+        i += 1;
+    }
+    butterfly_sum(sums, 1, if V_LAST { 32 } else { 4 })
 }
 
 /// Bytes of what [`stage`] stores.
@@ -212,7 +281,7 @@ unsafe fn decay_channels<const K: u32>(
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; all lanes of the warp come.
 #[inline(always)]
-pub unsafe fn advance<G: Gating, const K: u32, const V_LAST: bool>(
+pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>(
     (c, params): (&StepConstants, &PrefillParams),
     (span, inputs): (&Span, Inputs),
     of: Row,
@@ -238,7 +307,9 @@ pub unsafe fn advance<G: Gating, const K: u32, const V_LAST: bool>(
     };
     // SAFETY: the caller's promise.
     unsafe {
-        let norms = if V_LAST {
+        let norms = if const { K == 96 } {
+            norms_of_k96::<V_LAST>(k, q, lane)
+        } else if V_LAST {
             let (k, q) = if K == 128 {
                 (k.load::<4>(4 * lane), q.load::<4>(4 * lane))
             } else {
@@ -276,7 +347,7 @@ pub unsafe fn advance<G: Gating, const K: u32, const V_LAST: bool>(
         while half < 2 {
             let own = row + 8 * half as u32;
             let v = if c.taps != 0 {
-                let channel = channel_of(c, 2, of.hv, K) + own;
+                let channel = channel_of_values::<K, V>(c, of.hv, V) + own;
                 inputs.convolve((c, params), span, t, channel)
             } else {
                 let strides = (params.v_row, c.v_token);

@@ -5,7 +5,7 @@
 //! v is of 16 bits and can be loaded 16 bytes at a time it is; else the preparation leaves tiles in f16
 //! ([`StepConstants::makes_values`]).
 
-use super::convolution::{Inputs, RUN, channel_of};
+use super::convolution::{Inputs, RUN, channel_of_values};
 use super::operands::Place;
 use super::rows::{Piece, Span};
 use super::{CHUNK, anew};
@@ -125,20 +125,48 @@ pub unsafe fn store(raw: Raw, tile: u32) {
     }
 }
 
-/// Makes the tiles of value head `hv`, of `dim` channels; `threads` come, with the numbers from 0 on.
+/// Channels of a value head.
+#[derive(Clone, Copy)]
+pub struct Channels {
+    /// The value head.
+    pub hv: u32,
+    /// The first of them; of up to 128 there is no other than 0.
+    pub first: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+impl Channels {
+    /// All `dim` of a value head.
+    #[inline(always)]
+    pub const fn of_head(hv: u32, dim: u32) -> Self {
+        Self {
+            hv,
+            first: 0,
+            count: dim,
+        }
+    }
+}
+
+/// Makes the tiles of these channels, K and V of a head; `threads` come, with the numbers from 0 on.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the tiles are these threads' to write.
 #[inline(always)]
-pub unsafe fn make(
+pub unsafe fn make<const K: u32, const V: u32>(
     c: &StepConstants,
     params: &PrefillParams,
     (span, piece, inputs): (&Span, Piece, Inputs),
-    (hv, dim): (u32, u32),
+    Channels { hv, first, count }: Channels,
     (thread, threads): (u32, u32),
     out: impl Place,
 ) {
-    let part = anew(thread % (dim / 8));
+    // Threads of a token, with 8 channels each.
+    let of_token = count / 8;
+    let part = anew(thread % of_token);
+    if const { V > 128 } && thread >= threads / of_token * of_token {
+        return;
+    }
     let give = |token: u32, v: [f32; 8]| {
         let pair = |i: usize| pack_f16x2(v[2 * i], v[2 * i + 1]);
         let byte = part / 8 * TILE_BYTES + tile_piece(token, part % 8);
@@ -146,35 +174,42 @@ pub unsafe fn make(
         unsafe { out.store_b128(byte, [pair(0), pair(1), pair(2), pair(3)]) };
     };
     if c.taps != 0 {
-        let channel = channel_of(c, 2, hv, dim) + 8 * part;
-        let mut first = RUN as u32 * (thread / (dim / 8));
-        while first < CHUNK {
-            let (t, end) = (piece.start + first, piece.start + piece.count);
+        let dim = if const { V > 128 } { V } else { count };
+        let mut channel = channel_of_values::<K, V>(c, hv, dim) + 8 * part;
+        if const { V > 128 } {
+            channel += first;
+        }
+        let mut run = RUN as u32 * (thread / of_token);
+        while run < CHUNK {
+            let (t, end) = (piece.start + run, piece.start + piece.count);
             // SAFETY: the caller's promise.
             unsafe {
                 inputs.convolve_run((c, params), span, (t, end), channel, |token, v| {
-                    give(first + token, v);
+                    give(run + token, v);
                 });
             }
-            first += RUN as u32 * (threads / (dim / 8));
+            run += RUN as u32 * (threads / of_token);
         }
         return;
     }
-    let mut token = thread / (dim / 8);
+    let mut token = thread / of_token;
     while token < CHUNK {
         let mut v = [0.0; 8];
         let t = piece.start + token;
         // SAFETY: the caller's promise; the token is there.
         unsafe {
             if token < piece.count {
-                let (base, channel) = (params.layer.step.v, hv * c.v_head + 8 * part);
+                let (base, mut channel) = (params.layer.step.v, hv * c.v_head + 8 * part);
+                if const { V > 128 } {
+                    channel += first;
+                }
                 let strides = (params.v_row, c.v_token);
                 let at = span.at(base, strides, t, channel, c.v_element);
                 v = elements::load::<8>(at, c.v_element, c.wide_io != 0).to_f32(c.v_element);
             }
         }
         give(token, v);
-        token += threads / (dim / 8);
+        token += threads / of_token;
     }
 }
 
