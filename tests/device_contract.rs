@@ -6,7 +6,7 @@ use gated_delta::{DType, DeviceElement, Entry, Error, Library, StreamRef, Tensor
 use gated_delta_kernels::kernels::device_contract::{
     CLUSTER_BLOCKS, CLUSTER_RESULTS, RESULTS, WARPGROUP_RESULTS, matrix_element,
 };
-use gated_delta_tests::backend::gpu;
+use gated_delta_test_support::backend::gpu;
 use half::{bf16, f16};
 
 const THREADS: usize = 64;

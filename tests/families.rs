@@ -5,12 +5,12 @@ use gated_delta::{BetaScale, DType, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_reference::gate::{sigmoid, softplus_log_decay};
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
-use gated_delta_tests::backend::backends;
-use gated_delta_tests::compare::{assert_close, check, check_everywhere, norm};
-use gated_delta_tests::layout::{Form, Layout, Spacing};
-use gated_delta_tests::problem::{Array, Change, Problem, Sizes};
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Magnitude, Spec};
+use gated_delta_test_support::backend::backends;
+use gated_delta_test_support::compare::{assert_close, check, check_everywhere, norm};
+use gated_delta_test_support::layout::{Form, Layout, Spacing};
+use gated_delta_test_support::problem::{Array, Change, Problem, Sizes};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Magnitude, Spec};
 
 /// Launches of `plain` with each way of keeping states that its family has.
 fn ways(family: Family, plain: &Spec) -> Vec<Spec> {

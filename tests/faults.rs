@@ -12,10 +12,10 @@ use gated_delta::driver::{Context, DeviceMemory, Graph, Module, Stream, attribut
 use gated_delta::kernel::specialise;
 use gated_delta::{Entry, Error, Library, Tensor, raw};
 use gated_delta_harness::arguments::Arguments;
-use gated_delta_tests::backend::{self, Backend, cuda, gpu};
-use gated_delta_tests::compare::check;
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_test_support::backend::{self, Backend, cuda, gpu};
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
 
 /// Set in the process that runs a test's scenario.
 const ALONE: &str = "GATED_DELTA_ALONE";

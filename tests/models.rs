@@ -3,9 +3,9 @@
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
-use gated_delta_tests::compare::check_everywhere;
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, NormChoice, Spec};
+use gated_delta_test_support::compare::check_everywhere;
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, NormChoice, Spec};
 
 /// What a model's layer is.
 struct Model {

@@ -8,7 +8,7 @@ mod gdn {
     use super::for_each_entry;
 
     macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_tests::differential_tests!(gdn_prefill: $($table)*); };
+        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(gdn_prefill: $($table)*); };
     }
     for_each_entry!(entries);
 }
@@ -18,7 +18,7 @@ mod kda {
     use super::for_each_entry;
 
     macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_tests::differential_tests!(kda_prefill: $($table)*); };
+        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(kda_prefill: $($table)*); };
     }
     for_each_entry!(entries);
 }

@@ -9,7 +9,7 @@ use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch;
-use gated_delta_tests::spec::Family;
+use gated_delta_test_support::spec::Family;
 
 macro_rules! embed {
     ($($entry:ident = $operator:ident::$body:ident<$($parameter:tt),*>;)*) => {

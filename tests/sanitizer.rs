@@ -8,13 +8,13 @@ use std::env;
 
 use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
-use gated_delta_tests::backend::{cuda, on_threads};
-use gated_delta_tests::compare::check;
-use gated_delta_tests::deferred;
-use gated_delta_tests::layout::{Form, Spacing};
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{ConvChoice, Family, NormChoice, Spec};
-use gated_delta_tests::variants;
+use gated_delta_test_support::backend::{cuda, on_threads};
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::deferred;
+use gated_delta_test_support::layout::{Form, Spacing};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
+use gated_delta_test_support::variants;
 
 type Change = fn(&mut Spec);
 

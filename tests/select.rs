@@ -6,13 +6,13 @@ use gated_delta::{Activation, DType, Entry, KdaBeta, StateLayout, Tensor};
 use gated_delta_harness::arguments::{
     Arguments, GateKind, GatedNorm, KdaDecay, New, Operator, Tokens, value_dim,
 };
-use gated_delta_tests::backend::{Backend, backends, on_threads};
-use gated_delta_tests::compare::check;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Change, take};
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::variants;
+use gated_delta_test_support::backend::{Backend, backends, on_threads};
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Change, take};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
+use gated_delta_test_support::variants;
 
 /// More heads than any threshold.
 const MOST_HEADS: usize = 1 << 15;

@@ -7,15 +7,15 @@ use std::cell::Cell;
 
 use gated_delta::{DType, Entry, Error, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
-use gated_delta_tests::backend::{Backend, backends, launch};
-use gated_delta_tests::buffer::{Buffer, View};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::check;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Change, Sizes};
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::variants;
+use gated_delta_test_support::backend::{Backend, backends, launch};
+use gated_delta_test_support::buffer::{Buffer, View};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Change, Sizes};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
+use gated_delta_test_support::variants;
 
 use rules::{Rule, decode, kda, tensor_of, verify};
 

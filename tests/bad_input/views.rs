@@ -4,12 +4,12 @@ use std::cell::Cell;
 
 use gated_delta::{DType, Error, StateLayout};
 use gated_delta_harness::arguments::Operator;
-use gated_delta_tests::backend::backends;
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::check;
-use gated_delta_tests::for_all;
-use gated_delta_tests::spec::Family;
-use gated_delta_tests::strategy::any_specs;
+use gated_delta_test_support::backend::backends;
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::for_all;
+use gated_delta_test_support::spec::Family;
+use gated_delta_test_support::strategy::any_specs;
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::sample::select;
 

@@ -3,8 +3,8 @@
 use gated_delta::DType;
 use gated_delta_harness::arguments::Operator;
 use gated_delta_reference::compare::norm;
-use gated_delta_tests::backend::{Backend, backends};
-use gated_delta_tests::deferred::{Problem, Spec};
+use gated_delta_test_support::backend::{Backend, backends};
+use gated_delta_test_support::deferred::{Problem, Spec};
 
 /// Runs `law` on every backend, for either operator, either state and either dim.
 fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {

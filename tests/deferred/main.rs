@@ -4,9 +4,9 @@ mod laws;
 
 use gated_delta::DType;
 use gated_delta_harness::arguments::Operator;
-use gated_delta_tests::backend::backends;
-use gated_delta_tests::deferred::{Spec, entries, of_entry};
-use gated_delta_tests::for_all;
+use gated_delta_test_support::backend::backends;
+use gated_delta_test_support::deferred::{Spec, entries, of_entry};
+use gated_delta_test_support::for_all;
 use proptest::prelude::*;
 use proptest::sample::select;
 

@@ -4,9 +4,9 @@ use std::ptr;
 
 use gated_delta::Library;
 use gated_delta::driver::Context;
-use gated_delta_tests::backend::{Backend, gpu};
-use gated_delta_tests::compare::check;
-use gated_delta_tests::spec::Spec;
+use gated_delta_test_support::backend::{Backend, gpu};
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::spec::Spec;
 
 use crate::families;
 

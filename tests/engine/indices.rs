@@ -1,13 +1,13 @@
 //! The look at indices: what it says of a row is what the launch does with it.
 
 use gated_delta::Error;
-use gated_delta_tests::backend::{Backend, backends};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::for_all;
-use gated_delta_tests::problem::Sizes;
-use gated_delta_tests::rows::Row;
-use gated_delta_tests::spec::Spec;
-use gated_delta_tests::strategy::specs;
+use gated_delta_test_support::backend::{Backend, backends};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::for_all;
+use gated_delta_test_support::problem::Sizes;
+use gated_delta_test_support::rows::Row;
+use gated_delta_test_support::spec::Spec;
+use gated_delta_test_support::strategy::specs;
 
 use crate::families;
 
@@ -64,7 +64,7 @@ fn bounds_are_right(case: &Case) -> bool {
 fn a_duplicate_is_found() {
     for family in families() {
         let spec = Spec {
-            slots: gated_delta_tests::slots::SlotChoice::LIVE,
+            slots: gated_delta_test_support::slots::SlotChoice::LIVE,
             batch: 3,
             ..Spec::plain(family)
         };

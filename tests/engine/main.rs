@@ -10,7 +10,7 @@ mod self_test;
 
 use gated_delta::{DType, StateLayout};
 use gated_delta_harness::arguments::Operator;
-use gated_delta_tests::spec::Family;
+use gated_delta_test_support::spec::Family;
 
 /// Families of a decode, of several tokens of each operator, and of a layer step.
 fn families() -> [Family; 4] {

@@ -2,13 +2,13 @@
 
 use gated_delta::{Activation, DType, Error, HeadMap, StateLayout, Work};
 use gated_delta_harness::arguments::{GateKind, Operator};
-use gated_delta_tests::backend::backends;
-use gated_delta_tests::for_all;
-use gated_delta_tests::layout::{Layout, Spacing};
-use gated_delta_tests::problem::Change;
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{ConvChoice, Family, NormChoice, Spec};
-use gated_delta_tests::strategy::any_specs;
+use gated_delta_test_support::backend::backends;
+use gated_delta_test_support::for_all;
+use gated_delta_test_support::layout::{Layout, Spacing};
+use gated_delta_test_support::problem::Change;
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
+use gated_delta_test_support::strategy::any_specs;
 
 use crate::families;
 

@@ -7,13 +7,13 @@ use gated_delta::driver::{Context, Module, RawFunction};
 use gated_delta::raw::Recipe;
 use gated_delta::{Activation, DType, Entry, Error, StateLayout, StreamRef, Tensor, Work};
 use gated_delta_harness::arguments::Operator;
-use gated_delta_tests::backend::{Backend, backends, cuda};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::check;
-use gated_delta_tests::for_all;
-use gated_delta_tests::problem::Sizes;
-use gated_delta_tests::spec::{ConvChoice, Family, NormChoice, Spec};
-use gated_delta_tests::strategy::specs;
+use gated_delta_test_support::backend::{Backend, backends, cuda};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::for_all;
+use gated_delta_test_support::problem::Sizes;
+use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
+use gated_delta_test_support::strategy::specs;
 
 use crate::families;
 

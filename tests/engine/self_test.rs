@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use gated_delta_tests::backend::cuda;
+use gated_delta_test_support::backend::cuda;
 
 #[test]
 fn the_gpu_passes_in_seconds() {

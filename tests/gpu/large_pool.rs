@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 
 use gated_delta::driver::{Context, DeviceMemory};
-use gated_delta_tests::backend::{cuda, gpu, launch, on_threads};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::check;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::Array;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_test_support::backend::{cuda, gpu, launch, on_threads};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::Array;
+use gated_delta_test_support::spec::{Family, Spec};
 
 use crate::wait_for_copies;
 

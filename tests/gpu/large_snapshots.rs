@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 
 use gated_delta::driver::DeviceMemory;
-use gated_delta_tests::backend::{cuda, gpu, launch};
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::Change;
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_test_support::backend::{cuda, gpu, launch};
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::Change;
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
 
 use crate::context_of;
 

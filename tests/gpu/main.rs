@@ -12,11 +12,11 @@ use std::error::Error as StdError;
 use gated_delta::driver::{Context, RawContext, RawStream};
 use gated_delta::{Library, StreamRef, Tensor};
 use gated_delta_harness::arguments::Arguments;
-use gated_delta_tests::backend::{Backend, cuda, gpu, launch};
-use gated_delta_tests::compare::check;
-use gated_delta_tests::problem::Sizes;
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_test_support::backend::{Backend, cuda, gpu, launch};
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::problem::Sizes;
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
 
 /// Four rows with read and write slots in one pool.
 fn spec(family: Family) -> Spec {

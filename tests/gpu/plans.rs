@@ -2,12 +2,12 @@
 
 use gated_delta::{DType, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
-use gated_delta_tests::backend::{cuda, on_threads};
-use gated_delta_tests::compare::check;
-use gated_delta_tests::deferred;
-use gated_delta_tests::layout::Spacing;
-use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::variants;
+use gated_delta_test_support::backend::{cuda, on_threads};
+use gated_delta_test_support::compare::check;
+use gated_delta_test_support::deferred;
+use gated_delta_test_support::layout::Spacing;
+use gated_delta_test_support::spec::{Family, Spec};
+use gated_delta_test_support::variants;
 
 use crate::spec;
 

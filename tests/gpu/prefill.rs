@@ -9,7 +9,7 @@ use gated_delta::{
 };
 use gated_delta_reference::compare;
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
-use gated_delta_tests::backend::gpu;
+use gated_delta_test_support::backend::gpu;
 use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -1,9 +1,9 @@
 //! The channels of K.
 
 use gated_delta_harness::arguments::Operator;
-use gated_delta_tests::compare::assert_near;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Array, Change, Problem};
+use gated_delta_test_support::compare::assert_near;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Array, Change, Problem};
 
 use crate::{alone_recurrent, backwards, in_f32, law_of, run};
 
@@ -31,7 +31,7 @@ fn the_order_of_channels_matters_to_rounding_alone() {
         let order = backwards(spec.dim);
         let straight = run(backend, &problem, &spec.form);
         let mut permuted = run(backend, &take_channels(&problem, &order), &spec.form);
-        let mut back = |view: gated_delta_tests::buffer::View| {
+        let mut back = |view: gated_delta_test_support::buffer::View| {
             let view = permuted.as_klast(&view);
             let positions = view.positions();
             for row in positions.chunks(spec.dim) {

@@ -3,11 +3,11 @@
 use gated_delta::{BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_reference::gate::{lower_bound_log_decay, sigmoid, softplus_log_decay};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::{assert_near, check};
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Array, Change, Problem, Sizes};
-use gated_delta_tests::spec::{Family, Magnitude, Spec};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::{assert_near, check};
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Array, Change, Problem, Sizes};
+use gated_delta_test_support::spec::{Family, Magnitude, Spec};
 
 use crate::{alone_recurrent, in_f32, law_of, run, several_recurrent};
 

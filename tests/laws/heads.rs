@@ -1,11 +1,11 @@
 //! Layouts and heads.
 
 use gated_delta::{HeadMap, StateLayout};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::assert_near;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Change, Sizes, take};
-use gated_delta_tests::spec::Family;
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::assert_near;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Change, Sizes, take};
+use gated_delta_test_support::spec::Family;
 
 use crate::{alone_recurrent, assert_same_bits, in_f32, law_of, run};
 

@@ -4,14 +4,14 @@ use gated_delta::{DType, Formulation};
 use gated_delta_harness::arguments::{
     CommitConvolution, Convolved, Kept, KeptX, New, Packed, value_dim,
 };
-use gated_delta_tests::case::Case;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{
     Array, Change, Problem, Sizes, conv, of_tokens, window_snapshots, windows_mut,
 };
-use gated_delta_tests::rows::{self, Row};
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
+use gated_delta_test_support::rows::{self, Row};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
 
 use crate::{law_of, run, several_recurrent};
 

@@ -5,14 +5,14 @@ use gated_delta_harness::arguments::{Convolved, New, Tokens, value_dim};
 use gated_delta_reference::compare::{Tolerance, norm, of_norm};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
-use gated_delta_tests::backend::{Backend, backends};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::{assert_close, assert_near, reference};
-use gated_delta_tests::layout::{Form, Layout};
-use gated_delta_tests::problem::{Array, Problem, Sizes, windows_mut};
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{ConvChoice, Family, Spec};
-use gated_delta_tests::variants;
+use gated_delta_test_support::backend::{Backend, backends};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::{assert_close, assert_near, reference};
+use gated_delta_test_support::layout::{Form, Layout};
+use gated_delta_test_support::problem::{Array, Problem, Sizes, windows_mut};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{ConvChoice, Family, Spec};
+use gated_delta_test_support::variants;
 
 use crate::{assert_same_bits, in_f32, law_of, run};
 

@@ -13,13 +13,13 @@ mod switches;
 mod tokens;
 
 use gated_delta::DType;
-use gated_delta_tests::backend::{Backend, backends};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::layout::{Form, Layout};
-use gated_delta_tests::problem::{Problem, window_snapshots};
-use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::strategy::any_specs;
-use gated_delta_tests::{for_all, variants};
+use gated_delta_test_support::backend::{Backend, backends};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::layout::{Form, Layout};
+use gated_delta_test_support::problem::{Problem, window_snapshots};
+use gated_delta_test_support::spec::{Family, Spec};
+use gated_delta_test_support::strategy::any_specs;
+use gated_delta_test_support::{for_all, variants};
 
 /// Checks a law on random problems of these families, made fit for it by `adjust`, on every backend.
 fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {

@@ -2,9 +2,9 @@
 
 use gated_delta::DType;
 use gated_delta_harness::arguments::New;
-use gated_delta_tests::layout::{Form, Layout, Spacing, TENSORS};
-use gated_delta_tests::problem::Array;
-use gated_delta_tests::spec::Spec;
+use gated_delta_test_support::layout::{Form, Layout, Spacing, TENSORS};
+use gated_delta_test_support::problem::Array;
+use gated_delta_test_support::spec::Spec;
 
 use crate::{assert_same_bits, in_place, law, run};
 

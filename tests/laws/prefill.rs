@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use gated_delta::{DType, Entry, Formulation};
 use gated_delta_harness::arguments::{Checkpoints, GateKind};
-use gated_delta_tests::backend::{Backend, backends};
-use gated_delta_tests::case::Case;
-use gated_delta_tests::compare::{assert_near, check};
-use gated_delta_tests::for_all;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Array, Change, Problem, Sizes, windows_mut};
-use gated_delta_tests::rows::{Row, of_problem};
-use gated_delta_tests::spec::{Family, PrefillChoice, Spec};
-use gated_delta_tests::strategy::any_specs;
-use gated_delta_tests::variants;
+use gated_delta_test_support::backend::{Backend, backends};
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::{assert_near, check};
+use gated_delta_test_support::for_all;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Array, Change, Problem, Sizes, windows_mut};
+use gated_delta_test_support::rows::{Row, of_problem};
+use gated_delta_test_support::spec::{Family, PrefillChoice, Spec};
+use gated_delta_test_support::strategy::any_specs;
+use gated_delta_test_support::variants;
 
 /// Tokens of a whole piece.
 const CHUNK: usize = 64;
@@ -392,7 +392,7 @@ fn a_prefill_is_decodes_but_for_rounding() {
     });
 }
 
-fn write_bits(case: &mut Case, view: &gated_delta_tests::buffer::View, bits: &[u64]) {
+fn write_bits(case: &mut Case, view: &gated_delta_test_support::buffer::View, bits: &[u64]) {
     let buffer = &mut case.buffers[view.buffer];
     for (i, bits) in view.positions().into_iter().zip(bits) {
         buffer.set_bits(i, *bits);

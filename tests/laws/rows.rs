@@ -1,9 +1,9 @@
 //! Rows and slots: their order, number and neighbours change nothing.
 
-use gated_delta_tests::case::Case;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Change, Sizes, take, window_snapshots};
-use gated_delta_tests::spec::Spec;
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Change, Sizes, take, window_snapshots};
+use gated_delta_test_support::spec::Spec;
 
 use crate::{backwards, in_place, law, run};
 

@@ -2,15 +2,15 @@
 
 use gated_delta::Formulation;
 use gated_delta_harness::arguments::{Kept, KeptX, New};
-use gated_delta_tests::backend::{Backend, backends};
-use gated_delta_tests::for_all;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{
+use gated_delta_test_support::backend::{Backend, backends};
+use gated_delta_test_support::for_all;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{
     Array, Change, Problem, Sizes, of_tokens, window_snapshots, windows_mut,
 };
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::strategy::any_specs;
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
+use gated_delta_test_support::strategy::any_specs;
 use proptest::prelude::{Strategy, any};
 use proptest::sample::select;
 
@@ -206,7 +206,7 @@ fn results(backend: &Backend, plain: &Problem, switches: Switches, spec: &Spec) 
     let problem = switches.of(plain);
     let before = problem.case(&spec.form);
     let after = run(backend, &problem, &spec.form);
-    let of_row = |(b, row): (usize, gated_delta_tests::rows::Row)| {
+    let of_row = |(b, row): (usize, gated_delta_test_support::rows::Row)| {
         let (tokens, live) = (row.tokens.unwrap(), row.live.unwrap());
         let state = |t| {
             let snapshot = after.snapshots.iter().map(move |_| (b, t));

@@ -1,12 +1,12 @@
 //! Tokens of one launch are tokens of several.
 
 use gated_delta::DType;
-use gated_delta_tests::case::Case;
-use gated_delta_tests::layout::Layout;
-use gated_delta_tests::problem::{Array, Change, Sizes, windows_mut};
-use gated_delta_tests::slots::SlotChoice;
-use gated_delta_tests::spec::{Family, Spec};
-use gated_delta_tests::variants;
+use gated_delta_test_support::case::Case;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::{Array, Change, Sizes, windows_mut};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
+use gated_delta_test_support::variants;
 
 use crate::{assert_same_bits, law_of, run, several_recurrent};
 

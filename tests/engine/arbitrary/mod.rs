@@ -5,7 +5,7 @@ mod tensors;
 
 use gated_delta::{Library, StreamRef, Tensor};
 use gated_delta_harness::arguments::Arguments;
-use gated_delta_tests::for_all;
+use gated_delta_test_support::for_all;
 
 use arguments::{arguments, draws};
 use tensors::{view, wild};

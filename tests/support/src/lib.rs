@@ -38,7 +38,10 @@ pub fn for_all<S: Strategy<Value: Debug>>(
     strategy: &S,
     test: impl Fn(S::Value),
 ) {
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/proptest-regressions"));
+    let folder = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../proptest-regressions"
+    ));
     let file = folder.join(subject).with_extension("txt");
     let failure_persistence = folder.is_dir().then(|| {
         let file = file.to_string_lossy().into_owned().leak();
