@@ -9,6 +9,7 @@ use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch;
+use gated_delta_test_support::deferred;
 use gated_delta_test_support::spec::Family;
 
 macro_rules! embed {
@@ -347,6 +348,10 @@ const NOT_OF_RINGS: [&str; 8] = [
     "GD_WRITE_",
 ];
 
+/// Constants that a layer step on states that wait has no use for, and a layer step has: its state goes where it comes from,
+/// whole heads load and store element by element.
+const NOT_OF_A_LAYER_WITH_RINGS: [&str; 3] = ["GD_WRITE_SLOT", "GD_WIDE_IO", "GD_WIDE_NORM"];
+
 /// The same of windows that are written, behind all else.
 const OF_WRITTEN_WINDOWS: &str = "WRITE_WINDOWS";
 
@@ -454,6 +459,10 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
             return takes_f16(entry);
         }
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
+        if is_deferred && deferred::is_layer(entry) {
+            let of_layer = !has(&NOT_OF_A_LAYER) && !OF_A_PREFILL.contains(symbol);
+            return of_layer && !NOT_OF_A_LAYER_WITH_RINGS.contains(symbol);
+        }
         if is_deferred {
             return !has(&NOT_OF_RINGS) && !has(&OF_A_LAYER) && !OF_A_PREFILL.contains(symbol);
         }

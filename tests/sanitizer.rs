@@ -259,7 +259,8 @@ fn sanitizer_every_entry_and_switch() {
     });
 }
 
-/// Steps and flushes on states that wait, of every entry: rows that fold and rows that do not, fresh and inactive ones.
+/// Steps and flushes on states that wait, of every entry: rows that fold and rows that do not, fresh and inactive ones; of a
+/// layer with a convolution, a norm and both.
 fn waiting() -> Vec<(Entry, deferred::Spec)> {
     let steps = |spec: deferred::Spec| {
         let gaps = deferred::Spec {
@@ -273,13 +274,33 @@ fn waiting() -> Vec<(Entry, deferred::Spec)> {
             heads: [2, 2],
             ..spec.clone()
         };
-        let flush = deferred::Spec {
-            tokens: 0,
+        let nulls = deferred::Spec {
             index: DType::U32,
             null_slot: Some(1),
             ..spec.clone()
         };
-        [spec, gaps, flush]
+        let (Some(conv), Some(_)) = (spec.conv, spec.norm) else {
+            return vec![spec, gaps, deferred::Spec { tokens: 0, ..nulls }];
+        };
+        let conv = deferred::ConvSpec {
+            taps: 3,
+            bias: false,
+            by_input: true,
+            ..conv
+        };
+        let gaps = deferred::Spec {
+            conv: Some(conv),
+            norm: None,
+            ..gaps
+        };
+        vec![
+            spec,
+            gaps,
+            deferred::Spec {
+                conv: None,
+                ..nulls
+            },
+        ]
     };
     let of = |entry| {
         let specs = deferred::of_entry(entry, &[0, 8, 5, 9]);

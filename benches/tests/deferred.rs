@@ -1,32 +1,37 @@
-//! Decodes of the bench on states that wait, on the simulator: checked, and not timed.
+//! Decodes and layer steps of the bench on states that wait, on the simulator: checked, and not timed.
 
 use gated_delta::{DType, Library};
-use gated_delta_benches::deferred::{Case, Count, run, table};
+use gated_delta_benches::deferred::{Case, Count, Row, run, table};
 use gated_delta_harness::arguments::Operator;
 
 #[test]
 fn every_count_is_checked() {
     let library = Library::simulator();
-    let cases: Vec<Case> = [Operator::Gdn, Operator::Kda]
-        .into_iter()
-        .flat_map(|operator| {
-            [DType::Bf16, DType::F32].map(|state| Case {
-                operator,
-                heads: [1, 2],
-                dim: 64,
-                state,
-                batch: 9,
-            })
-        })
-        .collect();
-    let rows = run(&library, None, &cases, true, |_| {}).unwrap();
+    for layer in [false, true] {
+        let cases = [Operator::Gdn, Operator::Kda]
+            .into_iter()
+            .flat_map(|operator| {
+                [DType::Bf16, DType::F32].map(|state| Case {
+                    operator,
+                    layer,
+                    heads: [1, 2],
+                    dim: 64,
+                    state,
+                    batch: 9,
+                })
+            });
+        check(&run(&library, None, &cases.collect::<Vec<_>>(), true, |_| {}).unwrap());
+    }
+}
+
+fn check(rows: &[Row]) {
     for count in [
         "every step writes",
         "folds one in 8",
         "never folds",
         "always folds",
     ] {
-        assert!(table(&rows, 4000.0).contains(count), "{count}");
+        assert!(table(rows, 4000.0).contains(count), "{count}");
     }
     // A state is written by each row, by one in eight, by none, by all.
     let of = |count: Count| rows.iter().find(|row| row.count == count).unwrap();

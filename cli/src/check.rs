@@ -178,8 +178,7 @@ impl Written {
             if is_empty || rows.inactive.iter().any(|row| row.row == b) {
                 continue;
             }
-            let stores = problem.written_slots(b, tokens.len());
-            for &slot in &stores {
+            for slot in problem.written_slots(b, tokens.len()) {
                 written.slots[slot] = true;
             }
             if has_token_slots {
@@ -189,8 +188,7 @@ impl Written {
                     }
                 }
             } else {
-                // There may be none at all.
-                for slot in stores.into_iter().filter(|slot| *slot < slots) {
+                for slot in problem.written_windows(b, tokens.len()) {
                     written.windows[slot] = true;
                 }
             }
@@ -233,6 +231,8 @@ struct Lines {
     failed: bool,
     /// Results are of chunks of tokens.
     chunked: bool,
+    /// A convolution makes k.
+    convolved: bool,
 }
 
 impl Lines {
@@ -246,6 +246,7 @@ impl Lines {
         let written = Written::of(problem, &outputs.rows);
         let mut lines = Self {
             chunked: problem.options.formulation == Formulation::Chunked,
+            convolved: problem.has_conv(),
             ..Self::default()
         };
         if let Some(after) = &outputs.o {
@@ -348,7 +349,12 @@ impl Lines {
         if written.contains(&true)
             && let Some((source, values)) = &wanted
         {
-            if matches!(name, "conv_state" | "conv_snapshots" | "pending.keys") {
+            let is_copied = match name {
+                "conv_state" | "conv_snapshots" => true,
+                "pending.keys" => !self.convolved,
+                _ => false,
+            };
+            if is_copied {
                 let others: Vec<bool> = written.iter().map(|written| !written).collect();
                 let problem = changed_unit(values, &got, &others, unit_elements);
                 let problem = problem.map(|index| format!("{unit} {index} differs"));

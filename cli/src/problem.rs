@@ -299,12 +299,26 @@ impl Problem {
         cu_seqlens.windows(2).map(row).collect()
     }
 
-    /// Slots that row b, which is active and has that many tokens, writes.
+    /// Slots whose states row b writes, which is active and has that many tokens.
     pub(crate) fn written_slots(&self, b: usize, tokens: usize) -> Vec<usize> {
+        if self.has_pending() && !self.stores_pending(b, tokens) {
+            return Vec::new();
+        }
+        self.slots_after(b, tokens)
+    }
+
+    /// The same of windows, which move with every token, whether a state waits or not; none where there are none.
+    pub(crate) fn written_windows(&self, b: usize, tokens: usize) -> Vec<usize> {
+        let mut written = self.slots_after(b, tokens);
+        written.retain(|slot| *slot < self.dim("conv_state", 0));
+        written
+    }
+
+    /// The slots of row b after its tokens.
+    fn slots_after(&self, b: usize, tokens: usize) -> Vec<usize> {
         let indices = |name| self.tensors.get(name).map(HostTensor::to_i64);
         let written = match indices("token_slots") {
             Some(slots) => slots[b * self.max_tokens()..][..tokens].to_vec(),
-            None if self.has_pending() && !self.stores_pending(b, tokens) => Vec::new(),
             None if self.update_state => {
                 let slots = indices("write_slots").or_else(|| indices("read_slots"));
                 let mut written = vec![slots.map_or(b as i64, |slots| slots[b])];
@@ -332,7 +346,7 @@ impl Problem {
     /// Slot of the window that row b writes, which is active and has that many tokens, and how many columns of it.
     pub(crate) fn written_window(&self, b: usize, tokens: usize) -> Option<(usize, usize)> {
         // With token slots it is in that of the first one, which an active row has, and those after its tokens follow.
-        let slot = self.written_slots(b, tokens).into_iter().next()?;
+        let slot = self.written_windows(b, tokens).into_iter().next()?;
         let inputs = match self.tensors.contains_key("token_slots") {
             true => tokens,
             false => 1,

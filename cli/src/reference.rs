@@ -190,18 +190,22 @@ impl Values {
             decays,
         };
         let waiting = Deferred {
-            step,
+            layer: self.layer(problem, step),
             most: problem.most_pending(),
             entries: problem.dim("pending.updates", 2),
             len: self.indices("pending.len").unwrap_or_default(),
             base: self.indices("pending.base").unwrap_or_default(),
-            fresh: self.indices("fresh"),
         };
-        let after = deferred(&waiting, self.floats("state"), &rings)?;
+        let pools = Pools {
+            states: self.floats("state"),
+            windows: self.optional("conv_state"),
+            ..Pools::default()
+        };
+        let after = deferred(&waiting, &pools, &rings)?;
         Ok(Truth {
             o: after.o,
             pool: after.pool,
-            windows: None,
+            windows: after.windows,
             snapshots: None,
             window_snapshots: None,
             rings: Some([after.rings.keys, after.rings.updates, after.rings.decays]),

@@ -97,6 +97,10 @@ pub enum Family {
     GdnDeferred,
     /// KDA, the same.
     KdaDeferred,
+    /// GDN, one token, on states that wait, with a convolution before and a norm after it.
+    GdnDeferredLayer,
+    /// KDA, the same.
+    KdaDeferredLayer,
     /// GDN, one token, with a convolution before and a norm after it.
     GdnLayer,
     /// KDA, the same.
@@ -144,6 +148,8 @@ impl Family {
             Self::GdnDecode
             | Self::GdnDeferred
             | Self::KdaDeferred
+            | Self::GdnDeferredLayer
+            | Self::KdaDeferredLayer
             | Self::GdnLayer
             | Self::KdaLayer => 1,
             Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
@@ -183,7 +189,10 @@ impl Family {
     /// Whether states wait: it takes [`crate::step::DeferredParams`].
     #[must_use]
     pub const fn is_deferred(self) -> bool {
-        matches!(self, Self::GdnDeferred | Self::KdaDeferred)
+        matches!(
+            self,
+            Self::GdnDeferred | Self::KdaDeferred | Self::GdnDeferredLayer | Self::KdaDeferredLayer
+        )
     }
 
     /// Whether it is of a prefill: works in pieces that end at multiples of 64 tokens of a sequence, and takes
@@ -243,6 +252,7 @@ impl Family {
             Self::KdaRecurrent
                 | Self::KdaRecurrentParallel
                 | Self::KdaDeferred
+                | Self::KdaDeferredLayer
                 | Self::KdaLayer
                 | Self::KdaLayerMtp
                 | Self::KdaLayerParallel

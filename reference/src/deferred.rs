@@ -1,14 +1,16 @@
 //! States that wait for the tokens of a ring, which a step folds in where there is no room for its own.
 
 use crate::error::{Error, check_length};
+use crate::layer::{Layer, Pools};
 use crate::recurrence::recurrence;
 use crate::recurrent::Recurrent;
 
 /// Steps of rows whose slots have pending tokens: with T = 0, flushes.
 #[derive(Clone, Copy, Debug)]
 pub struct Deferred<'a> {
-    /// Rows of one length, each from its slot to read, where its state stays. What else keeps states is off.
-    pub step: Recurrent<'a>,
+    /// Rows of one length, each from its slot to read, where its state stays. What else keeps states is off. A row that is
+    /// fresh has nothing pending.
+    pub layer: Layer<'a>,
     /// N, the most tokens that are pending.
     pub most: usize,
     /// R, entries of a ring: N + T at least.
@@ -17,14 +19,12 @@ pub struct Deferred<'a> {
     pub len: &'a [i64],
     /// `[B]`: the entry of the first of them, below R; out of range, the row is inactive.
     pub base: &'a [i64],
-    /// `[B]`: a row where it is not 0 starts from zeros, and has nothing pending.
-    pub fresh: Option<&'a [i64]>,
 }
 
 /// What tokens have left: S ← S diag(α) + u kᵀ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rings {
-    /// `[P, H, R, K]`: k as it came.
+    /// `[P, H, R, K]`: k as it came, or as the convolution made it.
     pub keys: Vec<f64>,
     /// `[P, HV, R, V]`: u, δ times what normalises k.
     pub updates: Vec<f64>,
@@ -39,6 +39,8 @@ pub struct After {
     pub o: Vec<f64>,
     /// The whole pool afterwards.
     pub pool: Vec<f64>,
+    /// All windows afterwards, with a projection: they move with every token.
+    pub windows: Option<Vec<f64>>,
     /// All rings afterwards.
     pub rings: Rings,
 }
@@ -49,117 +51,155 @@ pub fn folds(len: usize, tokens: usize, most: usize) -> bool {
     len + tokens > most
 }
 
-/// Runs `problem` on a pool of states and their rings; rows start from what was there before the launch.
+/// Runs `problem` on pools of states and windows, and the states' rings; rows start from what was there before the launch.
 ///
 /// # Errors
 /// A length that contradicts the shape, and what waits for no tokens of a ring.
-pub fn deferred(problem: &Deferred, pool: &[f64], rings: &Rings) -> Result<After, Error> {
-    let Deferred {
-        step,
-        most,
-        entries,
-        ..
-    } = *problem;
+pub fn deferred(problem: &Deferred, pools: &Pools, rings: &Rings) -> Result<After, Error> {
+    let layer = &problem.layer;
+    let step = &layer.step;
     for (name, given) in [
         ("token_slots", step.token_slots.is_some()),
         ("write_slots", step.write_slots.is_some()),
+        ("write_pool", pools.write_states.is_some()),
+        ("write_windows", pools.write_windows.is_some()),
         ("previous", step.previous.is_some()),
         ("cu_seqlens", step.cu_seqlens.is_some()),
+        ("snapshots", pools.snapshots.is_some()),
+        ("checkpoints", layer.checkpoints.is_some()),
     ] {
         if given {
             let with = "a ring";
             return Err(Error::Contradiction { name, with });
         }
     }
-    let heads = step.sizes();
-    let slots = heads.slots_of("pool", pool)?;
-    let channels = if step.gates.per_channel() {
-        step.key_dim
-    } else {
-        1
-    };
-    let ring = |heads: usize, of_entry: usize| [slots, heads, entries, of_entry];
-    let (keys, updates, decays) = (
-        ring(step.heads, step.key_dim),
-        ring(step.value_heads, step.value_dim),
-        ring(step.value_heads, channels),
-    );
-    check_length("keys", "[P, H, R, K]", &keys, rings.keys.len())?;
-    check_length("updates", "[P, HV, R, V]", &updates, rings.updates.len())?;
-    check_length("decays", "[P, HV, R, 1 or K]", &decays, rings.decays.len())?;
+    if layer.projection.is_none() && layer.norm.is_none() {
+        return problem.recur(step, pools.states, rings);
+    }
+    let slots = step.sizes().slots_of("pool", pools.states)?;
+    let live = |b: usize| problem.live(b, slots).is_some();
+    let (o, after, convolved) = layer.surround(pools, live, |step, _, _| {
+        let mut after = problem.recur(step, pools.states, rings)?;
+        Ok((std::mem::take(&mut after.o), after))
+    })?;
+    let windows = convolved.map(|convolved| convolved.windows);
+    Ok(After {
+        o,
+        windows,
+        ..after
+    })
+}
 
-    let mut after = After {
-        o: vec![0.0; step.v.len()],
-        pool: pool.to_vec(),
-        rings: rings.clone(),
-    };
-    for b in 0..step.batch {
-        let fresh = problem.fresh.is_some_and(|fresh| fresh[b] != 0);
+impl Deferred<'_> {
+    fn is_fresh(&self, b: usize) -> bool {
+        self.layer.fresh.is_some_and(|fresh| fresh[b] != 0)
+    }
+
+    /// Of row b, its slot of so many, its pending tokens and the entry of the first, unless it is inactive.
+    fn live(&self, b: usize, slots: usize) -> Option<[usize; 3]> {
         let within = |index: i64, end: usize| usize::try_from(index).ok().filter(|&i| i < end);
-        let slot = step.read_slots.map_or(b as i64, |slots| slots[b]);
-        let slot = within(slot, slots).filter(|_| step.null_slot != Some(slot));
-        let len = if fresh { 0 } else { problem.len[b] };
-        let (len, base) = (within(len, most + 1), within(problem.base[b], entries));
-        let (Some(slot), Some(len), Some(base)) = (slot, len, base) else {
-            continue;
+        let slot = self
+            .layer
+            .step
+            .read_slots
+            .map_or(b as i64, |slots| slots[b]);
+        let len = if self.is_fresh(b) { 0 } else { self.len[b] };
+        Some([
+            within(slot, slots).filter(|_| self.layer.step.null_slot != Some(slot))?,
+            within(len, self.most + 1)?,
+            within(self.base[b], self.entries)?,
+        ])
+    }
+
+    /// What the recurrence makes of `step`, which has q, k and v.
+    fn recur(&self, step: &Recurrent, pool: &[f64], rings: &Rings) -> Result<After, Error> {
+        let (most, entries) = (self.most, self.entries);
+        let heads = step.sizes();
+        let slots = heads.slots_of("pool", pool)?;
+        let channels = if step.gates.per_channel() {
+            step.key_dim
+        } else {
+            1
         };
-        let must_fold = step.tokens == 0 || folds(len, step.tokens, most);
-        for hv in 0..step.value_heads {
-            // Element `first` of entry j of a head's ring.
-            let at = |head: usize, of_head: [usize; 4], j: usize| {
-                let [_, heads, entries, of_entry] = of_head;
-                ((slot * heads + head) * entries + (base + j) % entries) * of_entry
+        let ring = |heads: usize, of_entry: usize| [slots, heads, entries, of_entry];
+        let (keys, updates, decays) = (
+            ring(step.heads, step.key_dim),
+            ring(step.value_heads, step.value_dim),
+            ring(step.value_heads, channels),
+        );
+        check_length("keys", "[P, H, R, K]", &keys, rings.keys.len())?;
+        check_length("updates", "[P, HV, R, V]", &updates, rings.updates.len())?;
+        check_length("decays", "[P, HV, R, 1 or K]", &decays, rings.decays.len())?;
+
+        let mut after = After {
+            o: vec![0.0; step.v.len()],
+            pool: pool.to_vec(),
+            windows: None,
+            rings: rings.clone(),
+        };
+        for b in 0..step.batch {
+            let Some([slot, len, base]) = self.live(b, slots) else {
+                continue;
             };
-            let h = heads.of(hv);
-            let mut state = match fresh {
-                true => vec![0.0; step.value_dim * step.key_dim],
-                false => heads.load(pool, slot, hv),
-            };
-            for j in 0..len {
-                let key = &rings.keys[at(h, keys, j)..][..step.key_dim];
-                let update = &rings.updates[at(hv, updates, j)..][..step.value_dim];
-                let decay = &rings.decays[at(hv, decays, j)..][..channels];
-                for (row, u) in state.chunks_exact_mut(step.key_dim).zip(update) {
-                    for (c, s) in row.iter_mut().enumerate() {
-                        *s = *s * decay[c % channels].exp() + u * key[c];
+            let fresh = self.is_fresh(b);
+            let must_fold = step.tokens == 0 || folds(len, step.tokens, most);
+            for hv in 0..step.value_heads {
+                // Element `first` of entry j of a head's ring.
+                let at = |head: usize, of_head: [usize; 4], j: usize| {
+                    let [_, heads, entries, of_entry] = of_head;
+                    ((slot * heads + head) * entries + (base + j) % entries) * of_entry
+                };
+                let h = heads.of(hv);
+                let mut state = match fresh {
+                    true => vec![0.0; step.value_dim * step.key_dim],
+                    false => heads.load(pool, slot, hv),
+                };
+                for j in 0..len {
+                    let key = &rings.keys[at(h, keys, j)..][..step.key_dim];
+                    let update = &rings.updates[at(hv, updates, j)..][..step.value_dim];
+                    let decay = &rings.decays[at(hv, decays, j)..][..channels];
+                    for (row, u) in state.chunks_exact_mut(step.key_dim).zip(update) {
+                        for (c, s) in row.iter_mut().enumerate() {
+                            *s = *s * decay[c % channels].exp() + u * key[c];
+                        }
                     }
                 }
-            }
-            if fresh || (must_fold && len > 0) {
-                heads.store(&mut after.pool, slot, hv, &state);
-                for s in &mut state {
-                    *s = (step.round_state)(*s);
+                if fresh || (must_fold && len > 0) {
+                    heads.store(&mut after.pool, slot, hv, &state);
+                    for s in &mut state {
+                        *s = (step.round_state)(*s);
+                    }
+                }
+                for t in 0..step.tokens {
+                    let token = b * step.tokens + t;
+                    let of_token = step.token(token, hv);
+                    let raw = &step.k[(token * step.heads + h) * step.key_dim..][..step.key_dim];
+                    let norm = match step.l2norm {
+                        true => (raw.iter().map(|k| k * k).sum::<f64>() + 1e-6).sqrt(),
+                        false => 1.0,
+                    };
+                    let decayed = state.chunks_exact(step.key_dim).map(|row| {
+                        let products = row.iter().zip(&of_token.log_decay).zip(&of_token.k);
+                        products.map(|((s, g), k)| s * g.exp() * k).sum::<f64>()
+                    });
+                    let u: Vec<f64> = decayed
+                        .zip(&of_token.v)
+                        .map(|(sk, v)| of_token.beta * (v - sk) / norm)
+                        .collect();
+                    let left = &mut after.rings;
+                    left.keys[at(h, keys, len + t)..][..step.key_dim].copy_from_slice(raw);
+                    left.updates[at(hv, updates, len + t)..][..step.value_dim].copy_from_slice(&u);
+                    left.decays[at(hv, decays, len + t)..][..channels]
+                        .copy_from_slice(&of_token.log_decay[..channels]);
+                    let Some(done) = recurrence(&state, &[of_token])?.pop() else {
+                        continue;
+                    };
+                    let o = (token * step.value_heads + hv) * step.value_dim;
+                    after.o[o..][..step.value_dim].copy_from_slice(&done.o);
+                    state = done.state;
                 }
             }
-            for t in 0..step.tokens {
-                let token = b * step.tokens + t;
-                let of_token = step.token(token, hv);
-                let raw = &step.k[(token * step.heads + h) * step.key_dim..][..step.key_dim];
-                let norm = match step.l2norm {
-                    true => (raw.iter().map(|k| k * k).sum::<f64>() + 1e-6).sqrt(),
-                    false => 1.0,
-                };
-                let decayed = state.chunks_exact(step.key_dim).map(|row| {
-                    let products = row.iter().zip(&of_token.log_decay).zip(&of_token.k);
-                    products.map(|((s, g), k)| s * g.exp() * k).sum::<f64>()
-                });
-                let u: Vec<f64> = decayed
-                    .zip(&of_token.v)
-                    .map(|(sk, v)| of_token.beta * (v - sk) / norm)
-                    .collect();
-                let left = &mut after.rings;
-                left.keys[at(h, keys, len + t)..][..step.key_dim].copy_from_slice(raw);
-                left.updates[at(hv, updates, len + t)..][..step.value_dim].copy_from_slice(&u);
-                left.decays[at(hv, decays, len + t)..][..channels]
-                    .copy_from_slice(&of_token.log_decay[..channels]);
-                let Some(done) = recurrence(&state, &[of_token])?.pop() else {
-                    continue;
-                };
-                let o = (token * step.value_heads + hv) * step.value_dim;
-                after.o[o..][..step.value_dim].copy_from_slice(&done.o);
-                state = done.state;
-            }
         }
+        Ok(after)
     }
-    Ok(after)
 }

@@ -87,90 +87,114 @@ pub struct LayerOutput {
 /// Those of [`recurrent`](crate::recurrent::recurrent); a length that contradicts the shape, and parts that contradict
 /// each other, as a norm of no outputs does.
 pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
-    let step = &problem.step;
-    problem.check_parts(pools)?;
-    let heads = step.sizes();
-    heads.check()?;
-    let states = pools.states;
-    let write_states = pools.write_states.unwrap_or(states);
-    let slots = (
-        heads.slots_of("read_pool", states)?,
-        heads.slots_of("write_pool", write_states)?,
-    );
-    let mut convolved = match &problem.projection {
-        Some(projection) => Some(Convolved::new(projection, step, pools, slots)?),
-        None => None,
-    };
-    let unfilled = convolved.as_ref().map_or(*step, |made| made.of(step));
-    let tokens = unfilled.token_dims()?;
-    unfilled.check_shapes(tokens, pools.snapshots)?;
-    if let Some(fresh) = problem.fresh {
-        check_length("fresh", "[B]", &[step.batch], fresh.len())?;
-    }
-    if let Some(checkpoints) = &problem.checkpoints {
-        let slots = checkpoints.slots.len();
-        Error::check_multiple(
-            "checkpoint slots",
-            "one entry of each row, B",
-            step.batch,
-            slots,
-        )?;
-        if let Some(positions) = checkpoints.positions {
-            check_length("positions", "[B]", &[step.batch], positions.len())?;
-        }
-    }
-    if let Some(norm) = &problem.norm {
-        let [value_heads, value_dim] = [step.value_heads, step.value_dim];
-        tokens.check("z", "HV, V", &[value_heads, value_dim], norm.z.len())?;
-        check_length("norm weight", "[V]", &[value_dim], norm.weight.len())?;
-    }
-
-    let around = Around {
-        fresh: problem.fresh,
-        windows: problem.projection.is_some(),
-        checkpoints: problem.checkpoints,
-    };
-    let rows = step.rows(tokens.count, slots, around);
-    let active = || rows.iter().filter_map(|(_, row)| row.as_ref());
-    if let (Some(convolved), Some(projection)) = (&mut convolved, &problem.projection) {
-        for row in active() {
-            convolved.fill(projection, step, row, pools.windows.unwrap_or_default())?;
-        }
-    }
-    let filled = convolved.as_ref().map_or(*step, |made| made.of(step));
-    let mut after = advance(
-        &filled,
-        tokens,
-        states,
-        write_states,
-        pools.snapshots,
-        around,
+    let (states, write_states) = pools.states();
+    let (o, after, convolved) = problem.surround(
+        pools,
+        |_| true,
+        |step, tokens, around| {
+            let snapshots = pools.snapshots;
+            let after = advance(step, tokens, states, write_states, snapshots, around)?;
+            Ok((after.o, (after.pool, after.snapshots)))
+        },
     )?;
-    if let Some(norm) = &problem.norm {
-        for row in active() {
-            let own = times(&row.tokens, step.value_heads * step.value_dim);
-            let of_row = GatedNorm {
-                z: &norm.z[own.clone()],
-                ..*norm
-            };
-            let normed = gated_norm(&of_row, &after.o[own.clone()])?;
-            after.o[own].copy_from_slice(&normed);
-        }
-    }
     let (windows, window_snapshots) = match convolved {
         Some(convolved) => (Some(convolved.windows), convolved.window_snapshots),
         None => (None, None),
     };
+    let (states, snapshots) = after;
     Ok(LayerOutput {
-        o: after.o,
-        states: after.pool,
+        o,
+        states,
         windows,
-        snapshots: after.snapshots,
+        snapshots,
         window_snapshots,
     })
 }
 
+impl<'a> Pools<'a> {
+    /// Those that are read, and those that may be written.
+    fn states(&self) -> (&'a [f64], &'a [f64]) {
+        (self.states, self.write_states.unwrap_or(self.states))
+    }
+}
+
 impl Layer<'_> {
+    /// o behind the norm, what else `recur` leaves, which gets q, k and v and makes o of them, and what is made of x: of the
+    /// rows that are active by their slots and `live` by their numbers.
+    pub(crate) fn surround<R>(
+        &self,
+        pools: &Pools,
+        live: impl Fn(usize) -> bool,
+        recur: impl FnOnce(&Recurrent, Tokens, Around) -> Result<(Vec<f64>, R), Error>,
+    ) -> Result<(Vec<f64>, R, Option<Convolved>), Error> {
+        let step = &self.step;
+        self.check_parts(pools)?;
+        let heads = step.sizes();
+        heads.check()?;
+        let (states, write_states) = pools.states();
+        let slots = (
+            heads.slots_of("read_pool", states)?,
+            heads.slots_of("write_pool", write_states)?,
+        );
+        let mut convolved = match &self.projection {
+            Some(projection) => Some(Convolved::new(projection, step, pools, slots)?),
+            None => None,
+        };
+        let unfilled = convolved.as_ref().map_or(*step, |made| made.of(step));
+        let tokens = unfilled.token_dims()?;
+        unfilled.check_shapes(tokens, pools.snapshots)?;
+        if let Some(fresh) = self.fresh {
+            check_length("fresh", "[B]", &[step.batch], fresh.len())?;
+        }
+        if let Some(checkpoints) = &self.checkpoints {
+            let slots = checkpoints.slots.len();
+            Error::check_multiple(
+                "checkpoint slots",
+                "one entry of each row, B",
+                step.batch,
+                slots,
+            )?;
+            if let Some(positions) = checkpoints.positions {
+                check_length("positions", "[B]", &[step.batch], positions.len())?;
+            }
+        }
+        if let Some(norm) = &self.norm {
+            let [value_heads, value_dim] = [step.value_heads, step.value_dim];
+            tokens.check("z", "HV, V", &[value_heads, value_dim], norm.z.len())?;
+            check_length("norm weight", "[V]", &[value_dim], norm.weight.len())?;
+        }
+
+        let around = Around {
+            fresh: self.fresh,
+            windows: self.projection.is_some(),
+            checkpoints: self.checkpoints,
+        };
+        let rows = step.rows(tokens.count, slots, around);
+        let active = || {
+            let rows = rows.iter().filter_map(|(_, row)| row.as_ref());
+            rows.filter(|row| live(row.b))
+        };
+        if let (Some(convolved), Some(projection)) = (&mut convolved, &self.projection) {
+            for row in active() {
+                convolved.fill(projection, step, row, pools.windows.unwrap_or_default())?;
+            }
+        }
+        let filled = convolved.as_ref().map_or(*step, |made| made.of(step));
+        let (mut o, rest) = recur(&filled, tokens, around)?;
+        if let Some(norm) = &self.norm {
+            for row in active() {
+                let own = times(&row.tokens, step.value_heads * step.value_dim);
+                let of_row = GatedNorm {
+                    z: &norm.z[own.clone()],
+                    ..*norm
+                };
+                let normed = gated_norm(&of_row, &o[own.clone()])?;
+                o[own].copy_from_slice(&normed);
+            }
+        }
+        Ok((o, rest, convolved))
+    }
+
     fn check_parts(&self, pools: &Pools) -> Result<(), Error> {
         let step = &self.step;
         step.check_switches(pools.write_states.is_some(), pools.snapshots.is_some())?;
@@ -260,14 +284,14 @@ impl Layer<'_> {
 }
 
 /// What the convolution makes of x, NaN in the tokens of rows that are not active, and the windows.
-struct Convolved {
+pub(crate) struct Convolved {
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
     previous_k: Vec<f64>,
     previous_v: Vec<f64>,
     /// Those that may be written, afterwards.
-    windows: Vec<f64>,
+    pub windows: Vec<f64>,
     /// Columns of a slot of windows.
     columns: usize,
     /// Afterwards, where there are any.

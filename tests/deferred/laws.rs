@@ -6,7 +6,7 @@ use gated_delta_reference::compare::norm;
 use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::deferred::{Problem, Spec};
 
-/// Runs `law` on every backend, for either operator, either state and either dim.
+/// Runs `law` on every backend, for either operator, either state and either dim, alone and in a layer.
 fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
     for backend in backends() {
         for operator in [Operator::Gdn, Operator::Kda] {
@@ -18,6 +18,9 @@ fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
                             ..Spec::new(operator, state, dim, len)
                         };
                         law(backend, &spec);
+                        if raw_gates {
+                            law(backend, &spec.layer());
+                        }
                     }
                 }
             }
@@ -26,13 +29,14 @@ fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
 }
 
 /// What row b is given and leaves, wherever its slot and its ring begin.
-fn row(before: &Problem, after: &Problem, b: usize) -> [Vec<u64>; 3] {
+fn row(before: &Problem, after: &Problem, b: usize) -> [Vec<u64>; 4] {
     let [slot, len, base] = before.spec.live(b).unwrap();
     let entry = (base + len) % before.spec.ring[1];
     [
         after.o_bits(b),
         after.state_bits(slot),
         after.entry_bits(slot, entry),
+        after.window_bits(slot),
     ]
 }
 

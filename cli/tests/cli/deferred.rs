@@ -2,17 +2,21 @@
 
 use crate::check::gpu;
 use crate::command::{Contents, check, folder, run};
+use gated_delta::Entry;
 use safetensors::tensor::Dtype;
 
 const GDN: &str = "gdn_decode_bf16_pool";
 const KDA: &str = "kda_recurrent_bf16_softplus";
+/// With a convolution and a norm.
+const LAYER: &str = "layer_qwen3_next_decode";
 /// R
 const ENTRIES: usize = 9;
 const RINGS: [&str; 3] = ["pending.keys", "pending.updates", "pending.decays"];
 
-fn backends() -> Vec<&'static str> {
+fn backends(name: &str) -> Vec<&'static str> {
     let mut backends = vec!["reference", "sim"];
-    backends.extend(gpu().then_some("cuda"));
+    let is_proved = name != LAYER || Entry::gdn_deferred_layer_klast_bf16_k128_tile128.is_proved();
+    backends.extend((is_proved && gpu()).then_some("cuda"));
     backends
 }
 
@@ -21,8 +25,11 @@ fn waiting(name: &str) -> Contents {
     let contents = Contents::fixture(name);
     let dims = |name: &str| contents.tensors[name].1.clone();
     let (rows, heads, [slots, value_heads, v_dim, k_dim]) = (
-        dims("q")[0],
-        dims("q")[2],
+        dims(if name == LAYER { "x" } else { "q" })[0],
+        match name {
+            LAYER => contents.metadata["heads"].parse().unwrap(),
+            _ => dims("q")[2],
+        },
         dims("state")[..].try_into().unwrap(),
     );
     let keys: [usize; 4] = [slots, heads, ENTRIES, k_dim];
@@ -32,48 +39,62 @@ fn waiting(name: &str) -> Contents {
         _ => vec![slots, value_heads, ENTRIES],
     };
     let nan = |dims: &[usize]| vec![f32::NAN; dims.iter().product()];
-    let of_keys = vec![0xff; 2 * keys.iter().product::<usize>()];
+    let (dtype, bytes) = match name {
+        LAYER => (Dtype::F32, 4),
+        _ => (Dtype::BF16, 2),
+    };
+    let of_keys = vec![0xff; bytes * keys.iter().product::<usize>()];
     contents
         .clone()
-        .with("pending.keys", Dtype::BF16, &keys, of_keys)
+        .with("pending.keys", dtype, &keys, of_keys)
         .with_floats("pending.updates", &updates, &nan(&updates))
         .with_floats("pending.decays", &decays, &nan(&decays))
         .with_indices("pending.len", &[rows], &vec![0; rows])
         .with_indices("pending.base", &[rows], &vec![ENTRIES as i32 - 1; rows])
 }
 
-/// The fixture's answers hold: o of the step, and the states when its tokens have been folded in.
+/// The fixture's answers hold: o and the windows of the step, and the states when its tokens have been folded in.
 #[test]
 fn known_answers_hold_where_states_wait() {
     let folder = folder();
-    for name in [GDN, KDA] {
+    for name in [GDN, KDA, LAYER] {
         let step = waiting(name).without(&["expected.state"]);
         let input = step.write(&folder, "step");
         let output = folder.path().join("out.safetensors");
-        for backend in backends() {
+        for backend in backends(name) {
             let stdout = check(&input, &["--backend", backend]).succeeds().stdout;
             assert!(stdout.contains("| state, other slots "), "{stdout}");
             assert!(!stdout.contains("| state, written"), "{stdout}");
+            let moved = stdout.contains("| conv_state, written slots ");
+            assert_eq!(moved, name == LAYER, "{stdout}");
             let wrote = stdout.contains("| pending.updates, written entries ");
             assert_eq!(wrote, backend != "reference", "{stdout}");
             run(&input, &output, &["--backend", backend]).succeeds();
             let after = Contents::read(&output);
             assert_eq!(after.tensors["state"], step.tensors["state"], "{backend}");
             // What a flush takes: no token, and one pending of each row.
-            let of_tokens = ["q", "k", "v", "a", "b", "g", "beta", "expected.o"];
+            let of_tokens = ["q", "k", "v", "a", "b", "g", "beta", "x", "z", "expected.o"];
+            let of_layer = [
+                "conv_weight",
+                "conv_state",
+                "norm_weight",
+                "expected.conv_state",
+            ];
             let rows = step.tensors["pending.len"].1[0];
-            let mut flush = waiting(name).without(&of_tokens).with_indices(
-                "pending.len",
-                &[rows],
-                &vec![1; rows],
-            );
+            let mut flush = waiting(name)
+                .without(&of_tokens)
+                .without(&of_layer)
+                .with_indices("pending.len", &[rows], &vec![1; rows]);
+            for key in ["heads", "norm_eps", "conv_activation", "norm_activation"] {
+                flush.metadata.remove(key);
+            }
             for ring in RINGS {
                 flush
                     .tensors
                     .insert(ring.to_owned(), after.tensors[ring].clone());
             }
             let flush = flush.write(&folder, "flush");
-            for backend in backends() {
+            for backend in backends(name) {
                 let stdout = check(&flush, &["--backend", backend]).succeeds().stdout;
                 assert!(stdout.contains("| state, written slots "), "{stdout}");
                 assert!(stdout.contains(" file "), "{stdout}");
@@ -87,7 +108,7 @@ fn known_answers_hold_where_states_wait() {
 #[test]
 fn a_row_without_room_folds() {
     let folder = folder();
-    for name in [GDN, KDA] {
+    for name in [GDN, KDA, LAYER] {
         let rows = waiting(name).tensors["pending.len"].1[0];
         let mut lens = vec![0; rows];
         lens[0] = 8;
@@ -110,7 +131,7 @@ fn a_row_without_room_folds() {
             full = full.with(ring, dtype, &shape, bytes);
         }
         let input = full.write(&folder, "full");
-        for backend in backends().into_iter().filter(|it| *it != "reference") {
+        for backend in backends(name).into_iter().filter(|it| *it != "reference") {
             let stdout = check(&input, &["--backend", backend]).succeeds().stdout;
             assert!(stdout.contains("| state, written slots "), "{stdout}");
             let more = full.clone().with_metadata("max_pending", "7");
@@ -135,6 +156,15 @@ fn what_contradicts_a_ring_is_refused_by_name() {
         (
             "tensor pending.base: gdn_mtp takes none",
             waiting(GDN).with_metadata("op", "gdn_mtp"),
+        ),
+        (
+            "pending.keys: wanted f32, as k is that a convolution makes, got bf16",
+            {
+                let contents = waiting(LAYER).without_expected();
+                let (_, dims, data) = contents.tensors["pending.keys"].clone();
+                let half = data[..data.len() / 2].to_vec();
+                contents.with("pending.keys", Dtype::BF16, &dims, half)
+            },
         ),
         (
             "a flush and k exclude each other",

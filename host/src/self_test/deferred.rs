@@ -1,23 +1,34 @@
 //! States that wait for the tokens of a ring: a row with nothing pending, some with, one that folds, a fresh one, one that is
-//! inactive; and a flush of them.
+//! inactive; the same with a convolution and a norm, and a flush of them.
 
 use gated_delta_kernels::constants::Element;
-use gated_delta_reference::compare::{LOG_DECAY, Tolerance, norm, within};
+use gated_delta_kernels::launch::Family;
+use gated_delta_reference::compare::{
+    COMPUTED_IN_F32, LOG_DECAY, Tolerance, norm, of_norm, within,
+};
+use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
+use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda;
+use gated_delta_reference::layer::{Layer, Pools, Projection};
+use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates};
 
 use super::buffer::Buffer;
-use super::values::Numbers;
+use super::cases::TAPS;
+use super::values::{Around, EPS, Numbers};
 use crate::Entry;
 use crate::driver::{Context, Stream};
 use crate::error::Error;
 use crate::library::Library;
 use crate::step::pending::{Flush, Pending, folds};
-use crate::step::{Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates, States, Work};
+use crate::step::{
+    Convolution, Gates as StepGates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Norm,
+    States, Step, Work,
+};
 use crate::stream::StreamRef;
-use crate::tensor::DType;
+use crate::tensor::{DType, Tensor};
 
 const ROWS: usize = 6;
 const SLOTS: usize = 7;
@@ -42,6 +53,21 @@ pub fn entries() -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_deferred)
 }
 
+/// What `entry` is launched with: so many tokens.
+pub fn tokens(entry: Entry) -> &'static [usize] {
+    // There is nothing around a flush.
+    if is_layer(entry) { &[1] } else { &[1, 0] }
+}
+
+/// Whether `entry` has a convolution before the recurrence, and a norm after it.
+fn is_layer(entry: Entry) -> bool {
+    let family = entry.computes().map(|computes| computes.family);
+    matches!(
+        family,
+        Some(Family::GdnDeferredLayer | Family::KdaDeferredLayer)
+    )
+}
+
 /// What a launch reads and writes.
 struct Memory {
     q: Buffer,
@@ -53,8 +79,10 @@ struct Memory {
     len: Buffer,
     base: Buffer,
     fresh: Buffer,
-    /// o, pool, keys, updates, decays.
-    written: [Buffer; 5],
+    /// What is around the recurrence: x, the convolution's weight and bias, z, the norm's weight.
+    around: Option<[Buffer; 5]>,
+    /// o, pool, keys, updates, decays, windows.
+    written: [Buffer; 6],
 }
 
 /// Launches `entry` with `tokens` tokens, or as a flush, and compares all that it leaves behind; the largest error, as a
@@ -70,6 +98,7 @@ pub fn check(
         entry: entry.name(),
         case: match tokens {
             0 => "a flush",
+            _ if is_layer(entry) => "a layer step on states that wait",
             _ => "a decode on states that wait",
         },
         reason,
@@ -120,6 +149,28 @@ pub fn check(
             }
         }
     }
+    let layer = is_layer(entry);
+    let of_windows = (2 * h + hv) * dim * (TAPS - 1);
+    let mut around = Around {
+        windows: vec![f64::NAN; SLOTS * of_windows],
+        ..Around::default()
+    };
+    if layer {
+        let channels = (2 * h + hv) * dim;
+        around.x = random(ROWS * channels, -1.0, 1.0);
+        around.conv_weight = random(channels * TAPS, -1.0, 1.0);
+        around.conv_bias = random(channels, -1.0, 1.0);
+        around.z = random(ROWS * hv * dim, -2.0, 2.0);
+        around.norm_weight = random(dim, -1.0, 1.0);
+        for b in (0..ROWS).filter(|&b| FRESH[b] == 0) {
+            if let Ok(slot) = usize::try_from(READ_SLOTS[b]) {
+                let windows = random(of_windows, -1.0, 1.0);
+                around.windows[slot * of_windows..][..of_windows].copy_from_slice(&windows);
+            }
+        }
+    }
+    // A convolution makes k in f32.
+    let of_keys = if layer { DType::F32 } else { DType::Bf16 };
     let floats = |dtype, values: &[f64]| Buffer::floats(context, dtype, values);
     let indices = |values: &[i32]| Buffer::indices(context, values);
     let mut memory = Memory {
@@ -132,18 +183,29 @@ pub fn check(
         len: indices(&LEN)?,
         base: indices(&BASE)?,
         fresh: indices(&FRESH)?,
+        around: match layer {
+            false => None,
+            true => Some([
+                floats(DType::Bf16, &around.x)?,
+                floats(DType::Bf16, &around.conv_weight)?,
+                floats(DType::F32, &around.conv_bias)?,
+                floats(DType::Bf16, &around.z)?,
+                floats(DType::F32, &around.norm_weight)?,
+            ]),
+        },
         written: [
             floats(DType::Bf16, &vec![f64::NAN; ROWS * hv * dim])?,
             floats(state, &pool)?,
-            floats(DType::Bf16, &rings.keys)?,
+            floats(of_keys, &rings.keys)?,
             floats(DType::F32, &rings.updates)?,
             floats(DType::F32, &rings.decays)?,
+            floats(DType::Bf16, &around.windows)?,
         ],
     };
     // As they are in memory.
     let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(Buffer::values);
     let [g, beta] = [&memory.g, &memory.beta].map(Buffer::values);
-    let [_, pool, keys, updates, decays] = memory.written.each_ref().map(Buffer::values);
+    let [_, pool, keys, updates, decays, windows] = memory.written.each_ref().map(Buffer::values);
     let rings = Rings {
         keys,
         updates,
@@ -172,25 +234,52 @@ pub fn check(
     };
     let slots: Vec<i64> = READ_SLOTS.map(i64::from).to_vec();
     let fresh = FRESH.map(i64::from);
-    let says = |pool: &[f64], len: [i32; ROWS], base: [i32; ROWS]| {
-        let of_tokens = |values: &'_ [f64]| if tokens == 0 { 0 } else { values.len() };
+    let gated = layer.then(|| GatedNorm {
+        z: &around.z,
+        weight: &around.norm_weight,
+        eps: EPS.into(),
+        activation: Activation::Silu,
+    });
+    let says = |pool: &[f64], len: [i32; ROWS], base: [i32; ROWS], norm: Option<GatedNorm<'_>>| {
+        let given = tokens > 0 && !layer;
+        let of_tokens = |values: &'_ [f64]| if given { values.len() } else { 0 };
         let problem = Deferred {
-            step: Recurrent {
-                q: &q[..of_tokens(&q)],
-                k: &k[..of_tokens(&k)],
-                v: &v[..of_tokens(&v)],
-                read_slots: Some(&slots),
-                ..Recurrent::new([ROWS, tokens], HEADS, [dim; 2], gates)
+            layer: Layer {
+                step: Recurrent {
+                    q: &q[..of_tokens(&q)],
+                    k: &k[..of_tokens(&k)],
+                    v: &v[..of_tokens(&v)],
+                    read_slots: Some(&slots),
+                    ..Recurrent::new([ROWS, tokens], HEADS, [dim; 2], gates)
+                },
+                projection: layer.then(|| Projection {
+                    x: &around.x,
+                    previous: None,
+                    conv: Conv {
+                        channels: around.conv_bias.len(),
+                        width: TAPS,
+                        weight: &around.conv_weight,
+                        bias: Some(&around.conv_bias),
+                        activation: Activation::Silu,
+                    },
+                }),
+                norm,
+                fresh: (tokens > 0).then_some(&fresh[..]),
+                checkpoints: None,
             },
             most: MOST,
             entries: ENTRIES,
             len: &len.map(i64::from),
             base: &base.map(i64::from),
-            fresh: (tokens > 0).then_some(&fresh[..]),
         };
-        deferred(&problem, pool, &rings).map_err(|error| wrong(error.to_string()))
+        let pools = Pools {
+            states: pool,
+            windows: layer.then_some(&windows),
+            ..Pools::default()
+        };
+        deferred(&problem, &pools, &rings).map_err(|error| wrong(error.to_string()))
     };
-    let folded = says(&pool, LEN, BASE)?;
+    let folded = says(&pool, LEN, BASE, None)?;
     // What comes after a fold starts from the state as it was stored.
     let (mut stored, mut len, mut base) = (pool.clone(), LEN, BASE);
     let got_pool = memory.written[1].values();
@@ -206,18 +295,36 @@ pub fn check(
         stored[slot..][..of_slot].copy_from_slice(&got_pool[slot..][..of_slot]);
         (base[b], len[b]) = ((BASE[b] + LEN[b]) % ENTRIES as i32, 0);
     }
-    let wanted = match tokens {
+    let mut wanted = match tokens {
         0 => folded.clone(),
-        _ => says(&stored, len, base)?,
+        _ => says(&stored, len, base, None)?,
     };
     let size = norm(&pool[..dim * dim]) + MOST as f64 * 0.3 * dim as f64 / 3.0;
-    let bound = |tolerance: f64| (tolerance + LOG_DECAY * MOST_DECAY) * size;
+    let of_conv = if layer { COMPUTED_IN_F32 } else { 0.0 };
+    let bound = |tolerance: f64| (tolerance + LOG_DECAY * MOST_DECAY + 4.0 * of_conv) * size;
+    // Of each row's heads; zeros of an inactive row's.
+    let mut of_outputs = vec![0.0; ROWS * hv];
+    for (i, allowed) in of_outputs.iter_mut().enumerate() {
+        if !live(i / hv) {
+            continue;
+        }
+        *allowed = bound(Tolerance::RECURRENT.output);
+        if let Some(gated) = gated {
+            let of_head = i * dim..(i + 1) * dim;
+            let z = &gated.z[of_head.clone()];
+            let off = of_norm(&GatedNorm { z, ..gated }, &wanted.o[of_head], *allowed);
+            *allowed = off.map_err(|error| wrong(error.to_string()))?;
+        }
+    }
+    if layer {
+        wanted.o = says(&stored, len, base, gated)?.o;
+    }
     memory
         .compare(
             &before,
             (&folded, &wanted),
             (live, writes, tokens),
-            bound,
+            (&of_outputs, bound),
             state,
         )
         .map_err(wrong)
@@ -234,7 +341,7 @@ impl Memory {
         (per_channel, dim): (bool, usize),
     ) -> Result<(), Error> {
         let [h, hv] = HEADS;
-        let [o, pool, keys, updates, decays] = &mut self.written;
+        let [o, pool, keys, updates, decays, windows] = &mut self.written;
         let decays = match per_channel {
             false => decays.tensor_mut(&[SLOTS, hv, ENTRIES])?,
             true => decays.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
@@ -248,32 +355,46 @@ impl Memory {
         let pending = Pending::new(rings, len, base).most(MOST);
         let pool = pool.tensor_mut(&[SLOTS, hv, dim, dim])?;
         let states = States::update(pool).slots(self.read_slots.tensor(&[ROWS])?);
-        let inputs = Inputs::qkv(
-            self.q.tensor(&[ROWS, 1, h, dim])?,
-            self.k.tensor(&[ROWS, 1, h, dim])?,
-            self.v.tensor(&[ROWS, 1, hv, dim])?,
-        );
+        let mut norm = None;
+        let inputs = match &self.around {
+            Some([x, weight, bias, z, norm_weight]) => {
+                let channels = (2 * h + hv) * dim;
+                let x = x.tensor(&[ROWS, 1, channels])?;
+                let windows = windows.tensor_mut(&[SLOTS, channels, TAPS - 1])?;
+                let weight = weight.tensor(&[channels, TAPS])?;
+                let conv = Convolution::new(x, h, weight, windows);
+                let z = z.tensor(&[ROWS, 1, hv, dim])?;
+                norm = Some(Norm::new(z, norm_weight.tensor(&[dim])?, EPS));
+                Inputs::conv(conv.bias(bias.tensor(&[channels])?))
+            }
+            None => Inputs::qkv(
+                self.q.tensor(&[ROWS, 1, h, dim])?,
+                self.k.tensor(&[ROWS, 1, h, dim])?,
+                self.v.tensor(&[ROWS, 1, hv, dim])?,
+            ),
+        };
         let o = o.tensor_mut(&[ROWS, 1, hv, dim])?;
         let beta = self.beta.tensor(&[ROWS, 1, hv])?;
         let fresh = self.fresh.tensor(&[ROWS])?;
+        fn with<'a, G: StepGates>(
+            mut step: Step<'a, G>,
+            norm: Option<Norm<'a>>,
+            (pending, fresh): (Pending<'a>, Tensor<'a>),
+        ) -> Step<'a, G> {
+            step.norm = norm;
+            step.pending(pending).fresh(fresh)
+        }
+        let waiting = (pending, fresh);
         let work: Box<dyn Work + '_> = match (tokens, per_channel) {
             (0, _) => Box::new(Flush::new(states, pending)),
             (_, false) => {
                 let gates = GdnGates::given(self.g.tensor(&[ROWS, 1, hv])?, beta);
-                Box::new(
-                    Gdn::new(inputs, gates, o, states)
-                        .pending(pending)
-                        .fresh(fresh),
-                )
+                Box::new(with(Gdn::new(inputs, gates, o, states), norm, waiting))
             }
             (_, true) => {
                 let g = self.g.tensor(&[ROWS, 1, hv, dim])?;
                 let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
-                Box::new(
-                    Kda::new(inputs, gates, o, states)
-                        .pending(pending)
-                        .fresh(fresh),
-                )
+                Box::new(with(Kda::new(inputs, gates, o, states), norm, waiting))
             }
         };
         // SAFETY: the caller's promise; live rows have slots of their own.
@@ -283,20 +404,22 @@ impl Memory {
     /// The largest error of what is written, as a part of what is allowed; the rest is as it was, bit for bit.
     fn compare(
         &self,
-        before: &[Vec<u8>; 5],
+        before: &[Vec<u8>; 6],
         (folded, wanted): (&After, &After),
         (live, writes, tokens): (impl Fn(usize) -> bool, impl Fn(usize) -> bool, usize),
-        bound: impl Fn(f64) -> f64,
+        (of_outputs, bound): (&[f64], impl Fn(f64) -> f64),
         state: DType,
     ) -> Result<f64, String> {
-        let names = ["o", "pool", "keys", "updates", "decays"];
-        let exact: [&[f64]; 5] = [
+        let names = ["o", "pool", "keys", "updates", "decays", "windows"];
+        let exact: [&[f64]; 6] = [
             &wanted.o,
             &folded.pool,
             &wanted.rings.keys,
             &wanted.rings.updates,
             &wanted.rings.decays,
+            wanted.windows.as_deref().unwrap_or_default(),
         ];
+        let layer = self.around.is_some();
         let mut worst = 0.0f64;
         for (i, buffer) in self.written.iter().enumerate() {
             let (got, dtype) = (buffer.values(), buffer.dtype());
@@ -304,7 +427,8 @@ impl Memory {
             let (of_part, bytes) = (got.len() / parts, buffer.bytes());
             // Elements that follow each other, of a head and a token, and of an entry of its ring.
             let run = match i {
-                0 | 1 => of_part,
+                0 => of_part / HEADS[1],
+                1 | 5 => of_part,
                 _ => of_part / (ENTRIES * if i == 2 { HEADS[0] } else { HEADS[1] }),
             };
             for part in 0..parts {
@@ -318,6 +442,8 @@ impl Memory {
                     let is_written = row.is_some_and(|b| match i {
                         0 => tokens > 0,
                         1 => writes(b),
+                        // They move with every token.
+                        5 => layer && live(b),
                         _ => {
                             let len = if FRESH[b] != 0 { 0 } else { LEN[b] as usize };
                             let behind = (BASE[b] as usize + len) % ENTRIES;
@@ -332,10 +458,11 @@ impl Memory {
                         continue;
                     }
                     let allowed = match i {
-                        0 if !row.is_some_and(&live) => 0.0,
-                        0 | 3 => bound(Tolerance::RECURRENT.output),
+                        0 => of_outputs[part * HEADS[1] + j],
                         1 => bound(Tolerance::RECURRENT.state),
-                        2 => 0.0,
+                        2 if layer => COMPUTED_IN_F32 * norm(&exact[i][first..][..run]),
+                        2 | 5 => 0.0,
+                        3 => bound(Tolerance::RECURRENT.output),
                         _ => LOG_DECAY,
                     };
                     let dtype = if i == 1 { state } else { dtype };

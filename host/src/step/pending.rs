@@ -22,8 +22,9 @@ const ALIGNMENT: usize = 16;
 /// Tokens whose outputs are done and that are not in the states of their slots yet: a ring of R entries for every slot, and
 /// how many of them each row has.
 ///
-/// A token leaves (k, u, log α), with which S ← S diag(α) + u kᵀ: k as it came, u = δ · rsqrt(Σk² + 1e-6) (u = δ where keys
-/// are not normalised), δ = β (v − S k̂). Slots are those of the states. What is not pending may be anything, NaN too.
+/// A token leaves (k, u, log α), with which S ← S diag(α) + u kᵀ: k as it came, or as the convolution made it,
+/// u = δ · rsqrt(Σk² + 1e-6) (u = δ where keys are not normalised), δ = β (v − S k̂). Slots are those of the states. What is
+/// not pending may be anything, NaN too.
 ///
 /// Nothing but the caller's `len` and `base` says what is pending. A step reads both, leaves its T tokens in the entries
 /// behind the pending ones, and, where [`folds`] says so, has put those into the state before. Of its T tokens the first
@@ -33,13 +34,13 @@ const ALIGNMENT: usize = 16;
 /// folded = len + T > N        base' = (folded ? base + len : base) mod R        len' = (folded ? 0 : len) + kept
 /// ```
 ///
-/// To reject a token is not to count it. A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor
-/// says.
+/// To reject a token is not to count it; but a window has moved with every token, in its slot, so that with a convolution who
+/// rejects one restores the window too. A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pending<'a> {
-    /// `[P, H, R, K]`, of the dtype of k, written; R at least N + T, below 65536. Here and below contiguous but for the
-    /// stride of slots, and slots are 16-byte aligned, GDN's `decays` to 4.
+    /// `[P, H, R, K]`, of the dtype of k, f32 where a convolution makes k, written; R at least N + T, below 65536. Here and
+    /// below contiguous but for the stride of slots, and slots are 16-byte aligned, GDN's `decays` to 4.
     pub keys: Tensor<'a>,
     /// `[P, HV, R, V]`, f32, written.
     pub updates: Tensor<'a>,
@@ -213,21 +214,15 @@ impl Request<'_> {
             ],
             "the tokens since the state are in its slot's ring, and rejected by its length",
         )?;
+        let write_windows = self.conv().is_some_and(|conv| conv.write_windows.is_some());
         excludes(
             pending,
             &[
                 (self.write_slots.is_some(), "write_slots"),
                 (self.write_pool.is_some(), "write_pool"),
+                (write_windows, "write_windows"),
             ],
-            "a state is folded where its ring is",
-        )?;
-        excludes(
-            pending,
-            &[
-                (self.conv().is_some(), "x"),
-                (self.norm.is_some(), "a norm"),
-            ],
-            "no kernel has both",
+            "a state is folded, and a window moves, where the ring is",
         )?;
         excludes(
             pending,
@@ -275,8 +270,12 @@ impl Request<'_> {
         (of.most, of.entries) = (pending.most as u32, entries as u32);
         let sizes = [slots, heads.h, entries, heads.k_dim];
         of.keys_slot = wide_floats_of_slots(keys, &["P", "H", "R", "K"], &sizes)?;
-        if let Some(Inputs::Qkv { k, .. }) = self.new.map(|new| new.inputs) {
-            same_dtype(keys, named("k", k), "the dtype of k")?;
+        match self.new.map(|new| new.inputs) {
+            Some(Inputs::Qkv { k, .. }) => same_dtype(keys, named("k", k), "the dtype of k")?,
+            Some(Inputs::Conv(_)) => {
+                keys.dtype(&[DType::F32], "f32, as k is that a convolution makes")?
+            }
+            None => {}
         }
         let sizes = [slots, heads.hv, entries, heads.v_dim];
         of.updates_slot = wide_floats_of_slots(updates, &["P", "HV", "R", "V"], &sizes)?;

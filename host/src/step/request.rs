@@ -473,9 +473,11 @@ impl<'a> Request<'a> {
             let taps = u64::from(problem.constants.taps);
             let (window, of_each_token) = (taps - 1, self.window_snapshots().is_some());
             // With token slots, a window without its oldest input, and the row's own.
-            let in_slots = match self.token_slots {
-                Some(_) => rows * (window - 1) + tokens,
-                None => final_ones * window,
+            let in_slots = match (self.token_slots, self.pending) {
+                (Some(_), _) => rows * (window - 1) + tokens,
+                // They move, whether a state is written or not.
+                (None, Some(_)) => rows * window,
+                (None, None) => final_ones * window,
             };
             let inputs = rows * window + in_slots + u64::from(of_each_token) * tokens * window;
             let (channels, element) = (conv.windows.dims()[1], conv.windows.dtype().size_of());

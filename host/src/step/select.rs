@@ -22,6 +22,9 @@ pub(crate) enum Operator {
     /// Of one token, on states that wait; of none, a flush.
     GdnDeferred,
     KdaDeferred,
+    /// Of one token, on states that wait, with a convolution before it, a norm after it, or both.
+    GdnDeferredLayer,
+    KdaDeferredLayer,
     /// Of one token, with a convolution before it, a norm after it, or both.
     GdnLayer,
     KdaLayer,
@@ -50,6 +53,8 @@ impl Operator {
             Self::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
             Self::GdnDeferred => Family::GdnDeferred,
             Self::KdaDeferred => Family::KdaDeferred,
+            Self::GdnDeferredLayer => Family::GdnDeferredLayer,
+            Self::KdaDeferredLayer => Family::KdaDeferredLayer,
             Self::GdnLayer => Family::GdnLayer,
             Self::KdaLayer => Family::KdaLayer,
             Self::GdnLayerMtp => Family::GdnLayerMtp,
@@ -203,7 +208,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnDeferred, KdaDeferred, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnDeferred, GdnDeferredLayer, KdaDeferred, KdaDeferredLayer, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -259,6 +264,14 @@ impl Kind {
             (KdaDeferred, KLast, Bf16, [128, 128]) => &[(384, E::kda_deferred_klast_bf16_k128_tile32), (ANY, E::kda_deferred_klast_bf16_k128_tile64)],
             (KdaDeferred, KLast, F32, [64, 64]) => &[(ANY, E::kda_deferred_klast_f32_k64_tile64)],
             (KdaDeferred, KLast, F32, [128, 128]) => &[(ANY, E::kda_deferred_klast_f32_k128_tile32)],
+            (GdnDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k64_tile64)],
+            (GdnDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k128_tile128)],
+            (GdnDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_f32_k64_tile64)],
+            (GdnDeferredLayer, KLast, F32, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_f32_k128_tile128)],
+            (KdaDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_deferred_layer_klast_bf16_k64_tile64)],
+            (KdaDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::kda_deferred_layer_klast_bf16_k128_tile128)],
+            (KdaDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::kda_deferred_layer_klast_f32_k64_tile64)],
+            (KdaDeferredLayer, KLast, F32, [128, 128]) => &[(ANY, E::kda_deferred_layer_klast_f32_k128_tile128)],
             (GdnLayer, KLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_klast_bf16_k64_tile16), (ANY, E::gdn_layer_klast_bf16_k64_tile64)],
             (GdnLayer, KLast, Bf16, [128, 128]) => &[(128, E::gdn_layer_klast_bf16_k128_tile16), (ANY, E::gdn_layer_klast_bf16_k128_tile128)],
             (GdnLayer, KLast, F32, [64, 64]) => &[(256, E::gdn_layer_klast_f32_k64_tile16), (ANY, E::gdn_layer_klast_f32_k64_tile64)],
@@ -429,7 +442,9 @@ impl Kind {
     pub fn max_heads(self) -> Option<u32> {
         let is_layer = matches!(
             self.operator,
-            Operator::GdnLayer
+            Operator::GdnDeferredLayer
+                | Operator::KdaDeferredLayer
+                | Operator::GdnLayer
                 | Operator::KdaLayer
                 | Operator::GdnLayerMtp
                 | Operator::KdaLayerMtp
@@ -614,10 +629,10 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnDeferred, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp,
-            GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaDeferred, KdaLayer,
-            KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent,
-            KdaRecurrentParallel,
+            GdnDecode, GdnDeferred, GdnDeferredLayer, GdnLayer, GdnLayerMtp, GdnLayerParallel,
+            GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaDeferred,
+            KdaDeferredLayer, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort,
+            KdaRecurrent, KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -628,6 +643,8 @@ mod tests {
             KdaRecurrent,
             GdnDeferred,
             KdaDeferred,
+            GdnDeferredLayer,
+            KdaDeferredLayer,
             GdnLayer,
             KdaLayer,
             GdnLayerMtp,

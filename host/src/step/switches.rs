@@ -80,10 +80,13 @@ impl Request<'_> {
                 true => Operator::KdaPrefill,
             });
         }
+        let is_layer = self.conv().is_some() || self.norm.is_some();
         if self.pending.is_some() {
-            return Ok(match self.gates.per_channel {
-                false => Operator::GdnDeferred,
-                true => Operator::KdaDeferred,
+            return Ok(match (self.gates.per_channel, is_layer) {
+                (false, false) => Operator::GdnDeferred,
+                (true, false) => Operator::KdaDeferred,
+                (false, true) => Operator::GdnDeferredLayer,
+                (true, true) => Operator::KdaDeferredLayer,
             });
         }
         if self.options.formulation == Formulation::Recurrent {
@@ -96,7 +99,7 @@ impl Request<'_> {
             up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
             let (per_channel, is_one) = (self.gates.per_channel, tokens == Some(1));
             let is_one = is_one && previous_tokens.is_none();
-            if self.conv().is_some() || self.norm.is_some() {
+            if is_layer {
                 return Ok(match (per_channel, is_one && self.is_plain()) {
                     (false, true) => Operator::GdnLayer,
                     (false, false) => Operator::GdnLayerMtp,
@@ -150,7 +153,6 @@ impl Request<'_> {
             _ if self.read_only => Mode::Verify,
             _ => Mode::Update,
         };
-        let is_layer = self.conv().is_some() || self.norm.is_some();
         Ok(match (self.gates.per_channel, is_layer) {
             (false, false) => Operator::GdnMtpParallel(mode),
             (false, true) => Operator::GdnLayerParallel(mode),

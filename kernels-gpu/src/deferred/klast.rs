@@ -36,8 +36,8 @@ pub struct KLast<
 
 /// What a lane has of the ring, before the token: of pending token `lane` u of the group's rows and, of GDN, log α; of the
 /// tokens that its group weighs, its channels of k and, of KDA, of log α.
-struct Lane<const ROWS: usize> {
-    update: Raw<ROWS>,
+pub(super) struct Lane<const ROWS: usize> {
+    pub(super) update: Raw<ROWS>,
     log_decay: f32,
     keys: [Raw<8>; MOST_ENTRIES],
     log_decays: [Raw<8>; MOST_ENTRIES],
@@ -57,23 +57,23 @@ impl<
 > KLast<G, S, K, V, ROWS, VALUES, THREADS>
 {
     /// Lanes of a group.
-    const LANES: u32 = K / FRAGMENT;
+    pub(super) const LANES: u32 = K / FRAGMENT;
     const GROUPS: u32 = THREADS / Self::LANES;
-    const TILE: u32 = Self::GROUPS * ROWS as u32;
+    pub(super) const TILE: u32 = Self::GROUPS * ROWS as u32;
     /// Pending tokens that a group weighs.
     const ENTRIES: usize = MAX_PENDING.div_ceil(Self::GROUPS) as usize;
     /// Channels that have a decay of their own.
     const CHANNELS: u32 = if G::PER_CHANNEL { K } else { 1 };
     /// Shared memory: what each pending token adds for k and for q; then KDA's log decays of each.
     const LOG_DECAYS: u32 = MAX_PENDING * 8;
-    const BYTES: u32 = Self::LOG_DECAYS
+    pub(super) const BYTES: u32 = Self::LOG_DECAYS
         + if G::PER_CHANNEL {
             MAX_PENDING * K * 4
         } else {
             0
         };
 
-    const CHECKED: () = {
+    pub(super) const CHECKED: () = {
         check_k_last((K, 1), V, ROWS as u32, THREADS);
         assert!(VALUES == 2 * ROWS, "a product with k and one with q a row");
         assert!(VALUES as u32 <= Self::LANES, "a lane for each product");
@@ -84,7 +84,7 @@ impl<
     /// Brings what [`Self::fold`] loads to level-2 cache: it loads the tokens one after the other, and the states are on their
     /// way meanwhile. A lane has a token, a group a line of what all groups load.
     #[inline(always)]
-    fn fetch(ring: Ring, len: u32, (share, group, first): (Share, u32, u32)) {
+    pub(super) fn fetch(ring: Ring, len: u32, (share, group, first): (Share, u32, u32)) {
         let j = share.lane;
         if j < len {
             prefetch(ring.update(j, V, first));
@@ -100,7 +100,7 @@ impl<
 
     /// (6) The states of the group's rows with the `len` first pending tokens in them.
     #[inline(always)]
-    unsafe fn fold(
+    pub(super) unsafe fn fold(
         c: &StepConstants,
         ring: Ring,
         len: u32,
@@ -145,7 +145,7 @@ impl<
 
     /// What the ring has for this lane of the first `ahead` pending tokens; zeros of others.
     #[inline(always)]
-    unsafe fn load_lane(
+    pub(super) unsafe fn load_lane(
         c: &StepConstants,
         ring: Ring,
         ahead: u32,
@@ -181,17 +181,16 @@ impl<
     }
 
     /// (2) (3) Of a token with `k`, `q` and `log_decay` (one for all channels of GDN, each its own of KDA), after the
-    /// first `ahead` pending ones: Γ of the lane's channels, and in shared memory what each of those adds for k and for q.
-    /// All threads of the block call it.
+    /// first `ahead` pending ones: Γ of the lane's channels, and at `smem` what each of those adds for k and for q. All
+    /// threads of the block call it.
     #[inline(always)]
-    unsafe fn weigh(
+    pub(super) unsafe fn weigh(
         c: &StepConstants,
-        lane: &Lane<ROWS>,
+        (smem, lane): (u32, &Lane<ROWS>),
         ahead: u32,
         (k, q, log_decay): ([f32; 8], [f32; 8], [f32; 8]),
         (share, group): (Share, u32),
     ) -> [f32; 8] {
-        let smem = dynamic_shared_mem();
         let log_decays_smem = smem + Self::LOG_DECAYS;
         let mut total = log_decay;
         // Σ log α of the tokens behind the i-th of the group, the new one among them.
@@ -262,9 +261,56 @@ impl<
         total.map(gate::exp)
     }
 
+    /// What the pending token of this lane's number adds for k and for q, of those that [`Self::weigh`] left at `smem`; zeros
+    /// where it is none of the first `ahead`.
+    #[inline(always)]
+    pub(super) unsafe fn weights(smem: u32, share: Share, ahead: u32) -> [f32; 2] {
+        let mut with = [0.0; 2];
+        if share.lane < ahead {
+            // SAFETY: the caller's promise.
+            with = unsafe { load_shared_b64(smem + share.lane * 8) }.map(f32::from_bits);
+        }
+        with
+    }
+
+    /// (4) p and o' of the row that this lane's value is of. All lanes of the warp call it.
+    #[inline(always)]
+    pub(super) fn products(
+        c: &StepConstants,
+        raw: [RawFragment; ROWS],
+        update: [f32; ROWS],
+        with: [f32; 2],
+        (k, q, decay): ([f32; 8], [f32; 8], [f32; 8]),
+        share: Share,
+    ) -> (f32, f32) {
+        let (mut decayed_k, mut decayed_q) = (k, q);
+        let mut i = 0;
+        while i < 8 {
+            decayed_k[i] *= decay[i];
+            decayed_q[i] *= decay[i];
+            i += 1;
+        }
+        let mut products = [0.0; VALUES];
+        let mut r = 0;
+        while r < ROWS {
+            let s = S::widen(c, raw[r]);
+            products[2 * r] = fma(update[r], with[0], dot(s, decayed_k));
+            products[2 * r + 1] = fma(update[r], with[1], dot(s, decayed_q));
+            r += 1;
+        }
+        let products = butterfly_scatter(products, 1, VALUES as u32);
+        let [product] = butterfly_sum([products[0]], VALUES as u32, Self::LANES);
+        let other = warp_shuffle_xor(product, 1);
+        if (share.lane % VALUES as u32).is_multiple_of(2) {
+            (product, other)
+        } else {
+            (other, product)
+        }
+    }
+
     /// Leaves k and log α of the token behind the pending ones, once for all tiles.
     #[inline(always)]
-    unsafe fn append(
+    pub(super) unsafe fn append(
         c: &StepConstants,
         (ring, len): (Ring, u32),
         row: Row,
@@ -394,42 +440,16 @@ impl<
             let factors = Factors::new(c.l2norm != 0, scale, norms, (1.0, beta));
             let left = (&k, &log_decay);
             Self::append(&c, (ring, pending.len), row, left, (share, group));
-            let decay = Self::weigh(&c, &lane, ahead, (k, q, log_decay), (share, group));
+            let smem = dynamic_shared_mem();
+            let decay = Self::weigh(&c, (smem, &lane), ahead, (k, q, log_decay), (share, group));
 
-            let (mut decayed_k, mut decayed_q) = (k, q);
-            let mut i = 0;
-            while i < 8 {
-                decayed_k[i] *= decay[i];
-                decayed_q[i] *= decay[i];
-                i += 1;
-            }
-            let mut with = [0.0; 2];
-            if share.lane < ahead {
-                let smem = dynamic_shared_mem() + share.lane * 8;
-                with = load_shared_b64(smem).map(f32::from_bits);
-            }
+            let with = Self::weights(smem, share, ahead);
             let update = lane.update.to_f32(F32);
-            let mut products = [0.0; VALUES];
-            r = 0;
-            while r < ROWS {
-                let s = S::widen(&c, raw[r]);
-                products[2 * r] = fma(update[r], with[0], dot(s, decayed_k)); // (4)
-                products[2 * r + 1] = fma(update[r], with[1], dot(s, decayed_q));
-                r += 1;
-            }
-            let products = butterfly_scatter(products, 1, VALUES as u32);
-            let [product] = butterfly_sum([products[0]], VALUES as u32, Self::LANES);
-            let other = warp_shuffle_xor(product, 1);
-            let (sk, sq) = if own.is_multiple_of(2) {
-                (product, other)
-            } else {
-                (other, product)
-            };
+            let (sk, sq) = Self::products(&c, raw, update, with, (k, q, decay), share);
             let delta = factors.delta(v, sk);
             if writes {
                 elements::store([factors.output(sq, delta)], o, c.o_element, false); // (5)
-                let update = delta * factors.k;
-                store_b32(ring.update(pending.len, V, own_row), update.to_bits());
+                ring.leave_update(pending.len, V, own_row, delta * factors.k);
             }
         }
     }

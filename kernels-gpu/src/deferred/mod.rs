@@ -5,8 +5,10 @@
 
 mod klast;
 mod ring;
+mod whole_klast;
 
 pub use klast::KLast;
+pub use whole_klast::WholeKLast;
 
 use crate::launch::Family;
 use crate::recurrent::Gating;
@@ -24,4 +26,6 @@ pub const fn folds(pending: u32, tokens: u32, most: u32) -> bool {
 pub trait Deferring: Gating {
     /// Of the kernels of one token.
     const DEFERRED: Family;
+    /// Of those with a convolution before and a norm after it.
+    const DEFERRED_LAYER: Family;
 }

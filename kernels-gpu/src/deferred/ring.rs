@@ -1,6 +1,7 @@
 //! Where the pending tokens of a row lie.
 
 use crate::constants::Element;
+use crate::device::global::store_b32;
 use crate::math::elements::bytes_of;
 use crate::row::Row;
 use crate::state::{is_fresh, is_live, slot_of};
@@ -123,6 +124,16 @@ impl Ring {
     #[inline(always)]
     pub fn update(self, j: u32, v: u32, first: u32) -> u64 {
         self.updates + (self.entry(j) * v as u64 + first as u64) * F32
+    }
+
+    /// Leaves element `v` of u of the token behind the `len` pending ones.
+    ///
+    /// # Safety
+    /// The ring is live, and the element this thread's to write.
+    #[inline(always)]
+    pub unsafe fn leave_update(self, len: u32, dim: u32, v: u32, update: f32) {
+        // SAFETY: the caller's promise; the entry is that of no pending token.
+        unsafe { store_b32(self.update(len, dim, v), update.to_bits()) };
     }
 
     /// Address of token `j`'s log decays, f32: `channels` of them.

@@ -28,6 +28,7 @@ use crate::launch::Family;
 
 impl Deferring for PerHead {
     const DEFERRED: Family = Family::GdnDeferred;
+    const DEFERRED_LAYER: Family = Family::GdnDeferredLayer;
 }
 
 /// K-last states.
@@ -39,3 +40,14 @@ pub type KLast<
     const VALUES: usize,
     const THREADS: u32,
 > = deferred::KLast<PerHead, S, K, V, ROWS, VALUES, THREADS>;
+
+/// K-last states, whole heads a block, with a convolution before and a norm after it.
+pub type WholeKLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> = deferred::WholeKLast<PerHead, S, K, V, ROWS, VALUES, THREADS, DEPTH>;

@@ -12,6 +12,7 @@ use crate::launch::Family;
 
 impl Deferring for PerChannel {
     const DEFERRED: Family = Family::KdaDeferred;
+    const DEFERRED_LAYER: Family = Family::KdaDeferredLayer;
 }
 
 /// K-last states.
@@ -23,3 +24,14 @@ pub type KLast<
     const VALUES: usize,
     const THREADS: u32,
 > = deferred::KLast<PerChannel, S, K, V, ROWS, VALUES, THREADS>;
+
+/// K-last states, whole heads a block, with a convolution before and a norm after it.
+pub type WholeKLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> = deferred::WholeKLast<PerChannel, S, K, V, ROWS, VALUES, THREADS, DEPTH>;

@@ -39,7 +39,9 @@ pub use mtp_klast::MtpKLast;
 pub use mtp_vlast::MtpVLast;
 pub use parallel::Parallel;
 pub(crate) use place::Place;
+pub(crate) use ring::Ring as Slices;
 pub use vlast::VLast;
+pub(crate) use whole::{Ahead, Whole, finish, store_zeros};
 pub use whole_klast::WholeKLast;
 pub use whole_vlast::WholeVLast;
 
@@ -62,7 +64,7 @@ pub trait Layered: Gating {
 /// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that `lanes` lanes of K-last states of `S`
 /// load theirs as [`crate::recurrent::klast::load_parts`] does.
 #[inline(always)]
-fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
+pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
     let run = lanes * FRAGMENT;
     let (part, i) = (i / run * run, i % run);
     4 * (part

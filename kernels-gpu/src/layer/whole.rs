@@ -17,7 +17,7 @@ use crate::step::{LayerParams, StepConstants};
 /// |---|---|---|
 /// | `KEYS` | 4 K | k, f32, each channel at [`Whole::place`] |
 /// | `Q` | 4 K | q, likewise |
-/// | `HEADS` | `HEAD_BYTES` a head | v `[V]`; o `[V]`; α of every channel, likewise, or of the head; β; sums of 32 squares |
+/// | `HEADS` | `HEAD_BYTES` a head | v `[V]`; o `[V]`; α of every channel, likewise, or of the head ([`Whole::values_of`]); β; sums of 32 squares |
 pub trait Whole {
     /// Whose gates they are.
     type Gating: Layered;
@@ -43,6 +43,12 @@ pub trait Whole {
 
     /// Where channel `i` of k, q or α lies behind the first byte.
     fn place(i: u32) -> u32;
+
+    /// What the gate of a channel is worth, and β.
+    #[inline(always)]
+    fn values_of(c: &StepConstants, gates: RawGates<1>) -> ([f32; 1], f32) {
+        gates.values(c)
+    }
 
     /// Shared memory of the block's value head `r`.
     #[inline(always)]
@@ -191,7 +197,7 @@ unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
     if r >= c.ratio {
         return;
     }
-    let ([decay], beta) = gates.values(c);
+    let ([decay], beta) = W::values_of(c, gates);
     // SAFETY: the caller's promise.
     unsafe {
         store_shared_b32(W::head(r) + W::DECAY + W::place(channel), decay.to_bits());

@@ -1,16 +1,20 @@
 //! States that wait for the tokens of a ring: problems in memory, their launches, and what must have come out.
 
 use gated_delta::{
-    BetaScale, DType, Entry, Error, HeadMap, KdaBeta, Library, Options, StreamRef, Work,
+    Activation, BetaScale, DType, Entry, Error, HeadMap, KdaBeta, Library, Options, StreamRef, Work,
 };
 use gated_delta_harness::arguments::{
-    Arguments, GateKind, KdaDecay, New, Operator, Pending, Tokens,
+    Arguments, Convolved, GateKind, GatedNorm, KdaDecay, New, Operator, Pending, Tokens,
 };
 use gated_delta_kernels::constants::Element;
-use gated_delta_reference::compare::{LOG_DECAY, Tolerance, norm};
+use gated_delta_kernels::launch::Family;
+use gated_delta_reference::compare::{COMPUTED_IN_F32, LOG_DECAY, Tolerance, norm, of_norm};
+use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::deferred::{After, Deferred as Reference, Rings, deferred};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::kda;
+use gated_delta_reference::layer::{Layer, Pools, Projection};
+use gated_delta_reference::norm::GatedNorm as NormOfReference;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -19,6 +23,33 @@ use crate::backend::Backend;
 use crate::buffer::{Buffer, View};
 use crate::case::Case;
 use crate::compare::assert_close;
+
+/// A convolution before the recurrence.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvSpec {
+    /// W
+    pub taps: usize,
+    /// Whether something is added to the sums.
+    pub bias: bool,
+    /// Of the sums.
+    pub activation: Activation,
+    /// Of the taps and the bias.
+    pub weight: DType,
+    /// Whether the channels of a window lie side by side, and not its inputs.
+    pub by_input: bool,
+}
+
+/// A norm after it.
+#[derive(Clone, Copy, Debug)]
+pub struct NormSpec {
+    /// Of z.
+    pub activation: Activation,
+    /// Of the norm's weight.
+    pub weight: DType,
+}
+
+/// Added to the mean of o².
+const EPS: f32 = 1e-5;
 
 /// What a problem is like; its values follow from the seed.
 #[derive(Clone, Debug)]
@@ -29,7 +60,7 @@ pub struct Spec {
     pub raw_gates: bool,
     /// Of the pool.
     pub state: DType,
-    /// Of q, k, v, o and the keys.
+    /// Of q, k, v, o and the keys, of x, its windows and z; keys are f32 where a convolution makes them.
     pub io: DType,
     /// Of slots, lengths and bases.
     pub index: DType,
@@ -59,6 +90,10 @@ pub struct Spec {
     pub l2norm: bool,
     /// A slot that makes its row inactive.
     pub null_slot: Option<u32>,
+    /// What makes q, k and v of the tokens.
+    pub conv: Option<ConvSpec>,
+    /// What becomes of o.
+    pub norm: Option<NormSpec>,
     /// Of the values.
     pub seed: u64,
 }
@@ -87,7 +122,28 @@ impl Spec {
             tiled: false,
             l2norm: true,
             null_slot: None,
+            conv: None,
+            norm: None,
             seed: 7,
+        }
+    }
+
+    /// With a convolution of four taps and SiLU, and a norm: a whole layer.
+    #[must_use]
+    pub fn layer(self) -> Self {
+        Self {
+            conv: Some(ConvSpec {
+                taps: 4,
+                bias: true,
+                activation: Activation::Silu,
+                weight: DType::Bf16,
+                by_input: false,
+            }),
+            norm: Some(NormSpec {
+                activation: Activation::Silu,
+                weight: DType::F32,
+            }),
+            ..self
         }
     }
 
@@ -136,7 +192,8 @@ pub fn entries() -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_deferred)
 }
 
-/// Of an entry, with each dtype that its states may have: rows of so many pending tokens each.
+/// Of an entry, with each dtype that its states may have: rows of so many pending tokens each, of a layer's entry with a
+/// convolution and a norm.
 #[must_use]
 pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     let Some(computes) = entry.computes() else {
@@ -150,12 +207,25 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
         Element::F32 => &[DType::F32],
         _ => &[DType::Bf16, DType::F16],
     };
-    let spec = |&state| Spec::new(operator, state, computes.k as usize, len);
+    let spec = |&state| {
+        let spec = Spec::new(operator, state, computes.k as usize, len);
+        if is_layer(entry) { spec.layer() } else { spec }
+    };
     states.iter().map(spec).collect()
 }
 
+/// Whether an entry is for a convolution, a norm or both.
+#[must_use]
+pub fn is_layer(entry: Entry) -> bool {
+    let family = entry.computes().map(|computes| computes.family);
+    matches!(
+        family,
+        Some(Family::GdnDeferredLayer | Family::KdaDeferredLayer)
+    )
+}
+
 /// Positions of the tensors' buffers.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; COUNT] = [
     "q",
     "k",
     "v",
@@ -172,6 +242,12 @@ const NAMES: [&str; 16] = [
     "pending len",
     "pending base",
     "fresh",
+    "x",
+    "conv_weight",
+    "conv_bias",
+    "windows",
+    "z",
+    "norm_weight",
 ];
 const Q: usize = 0;
 const K: usize = 1;
@@ -189,6 +265,32 @@ const SLOTS: usize = 12;
 const LEN: usize = 13;
 const BASE: usize = 14;
 const FRESH: usize = 15;
+const X: usize = 16;
+const CONV_WEIGHT: usize = 17;
+const CONV_BIAS: usize = 18;
+const WINDOWS: usize = 19;
+const Z: usize = 20;
+const NORM_WEIGHT: usize = 21;
+const COUNT: usize = 22;
+
+/// What is fixed for a layer, and what its tokens bring.
+const GIVEN: [usize; 12] = [
+    Q,
+    K,
+    V,
+    G,
+    BETA,
+    A_LOG,
+    DT_BIAS,
+    X,
+    CONV_WEIGHT,
+    CONV_BIAS,
+    Z,
+    NORM_WEIGHT,
+];
+
+/// What stays in slots.
+const KEPT: [usize; 5] = [POOL, KEYS, UPDATES, DECAYS, WINDOWS];
 
 /// Slots, heads and entries.
 fn all(slots: usize, heads: usize, entries: usize) -> impl Iterator<Item = (usize, usize, usize)> {
@@ -217,7 +319,9 @@ impl Problem {
             false => dims.to_vec(),
         };
         let parameter = if is_kda { vec![hv, dim] } else { vec![hv] };
-        let dims: [Vec<usize>; 16] = [
+        let channels = 2 * h * dim + hv * dim;
+        let taps = spec.conv.map_or(2, |conv| conv.taps);
+        let dims: [Vec<usize>; COUNT] = [
             vec![b, 1, h, dim],
             vec![b, 1, h, dim],
             vec![b, 1, hv, dim],
@@ -234,12 +338,21 @@ impl Problem {
             vec![b],
             vec![b],
             vec![b],
+            vec![b, 1, channels],
+            vec![channels, taps],
+            vec![channels],
+            vec![slots, channels, taps - 1],
+            vec![b, 1, hv, dim],
+            vec![dim],
         ];
         let mut buffers = Vec::new();
         let mut views = Vec::new();
         for (i, dims) in dims.into_iter().enumerate() {
             let dtype = match i {
-                Q | K | V | O | KEYS => spec.io,
+                KEYS if spec.conv.is_some() => DType::F32,
+                Q | K | V | O | KEYS | X | WINDOWS | Z => spec.io,
+                CONV_WEIGHT | CONV_BIAS => spec.conv.map_or(DType::F32, |conv| conv.weight),
+                NORM_WEIGHT => spec.norm.map_or(DType::F32, |norm| norm.weight),
                 POOL => spec.state,
                 SLOTS | LEN | BASE | FRESH => spec.index,
                 G | BETA | UPDATES | DECAYS | A_LOG | DT_BIAS => DType::F32,
@@ -263,6 +376,9 @@ impl Problem {
             let outer = (strides[0] + gap).next_multiple_of(align);
             if dims.len() > 1 {
                 strides[0] = outer;
+            }
+            if i == WINDOWS && spec.conv.is_some_and(|conv| conv.by_input) {
+                (strides[1], strides[2]) = (1, dims[1]);
             }
             buffers.push(Buffer::new(dtype, dims[0] * strides[0]));
             views.push(View {
@@ -297,6 +413,10 @@ impl Problem {
         self.random(BETA, &[], &mut rng, beta);
         self.random(A_LOG, &[], &mut rng, -1.0..0.0);
         self.random(DT_BIAS, &[], &mut rng, -1.0..1.0);
+        self.random(NORM_WEIGHT, &[], &mut rng, -1.0..1.0);
+        for i in [CONV_WEIGHT, CONV_BIAS] {
+            self.eighths(i, &[], &mut rng);
+        }
         for slot in 0..spec.pool_slots {
             self.random(POOL, &[slot], &mut rng, -1.0..1.0);
         }
@@ -314,7 +434,11 @@ impl Problem {
                 for i in self.views[POOL].entry(&[slot]).positions() {
                     self.buffers[POOL].set_bits(i, u64::MAX);
                 }
+            } else {
+                self.eighths(WINDOWS, &[slot], &mut rng);
             }
+            self.eighths(X, &[b], &mut rng);
+            self.random(Z, &[b], &mut rng, -2.0..2.0);
             for j in 0..len {
                 let entry = (base + j) % spec.ring[1];
                 for (i, range) in [
@@ -333,6 +457,14 @@ impl Problem {
     fn random(&mut self, i: usize, index: &[usize], rng: &mut StdRng, range: std::ops::Range<f32>) {
         for position in self.views[i].entry(index).positions() {
             self.buffers[i].set_float(position, rng.random_range(range.clone()));
+        }
+    }
+
+    /// Multiples of ⅛ up to 1, so that a convolution's sums are exact, in f32 and before it.
+    fn eighths(&mut self, i: usize, index: &[usize], rng: &mut StdRng) {
+        for position in self.views[i].entry(index).positions() {
+            let value = rng.random_range(-8i8..=8);
+            self.buffers[i].set_float(position, f32::from(value) / 8.0);
         }
     }
 
@@ -385,11 +517,22 @@ impl Problem {
 
     /// All bytes that a launch may write.
     #[must_use]
-    pub fn written(&self) -> [&Buffer; 5] {
-        [O, POOL, KEYS, UPDATES, DECAYS].map(|i| &self.buffers[i])
+    pub fn written(&self) -> [&Buffer; 6] {
+        [O, POOL, KEYS, UPDATES, DECAYS, WINDOWS].map(|i| &self.buffers[i])
     }
 
-    /// With states and rings as `after` left them, `kept` of the tokens of each row pending, and new tokens of `seed`.
+    /// Bits of the window in a slot.
+    #[must_use]
+    pub fn window_bits(&self, slot: usize) -> Vec<u64> {
+        self.bits_at(WINDOWS, &[slot])
+    }
+
+    /// With the windows of another.
+    pub fn take_windows(&mut self, other: &Self) {
+        self.buffers[WINDOWS] = other.buffers[WINDOWS].clone();
+    }
+
+    /// With states, rings and windows as `after` left them, `kept` of the tokens of each row pending, and new tokens of `seed`.
     #[must_use]
     pub fn next(&self, after: &Self, kept: usize, seed: u64) -> Self {
         let mut spec = self.spec.clone();
@@ -407,7 +550,7 @@ impl Problem {
         after.with_states_of_this(&spec)
     }
 
-    /// Another problem, with this one's states and rings.
+    /// Another problem, with this one's states, rings and windows.
     #[must_use]
     pub fn with_states_of_this(&self, spec: &Spec) -> Self {
         let mut next = spec.problem();
@@ -415,13 +558,13 @@ impl Problem {
         next
     }
 
-    /// The same tokens, states and rings, otherwise as `change` has it.
+    /// The same tokens, states, rings and windows, otherwise as `change` has it.
     #[must_use]
     pub fn changed(&self, change: impl FnOnce(&mut Spec)) -> Self {
         let mut spec = self.spec.clone();
         change(&mut spec);
         let mut other = self.with_states_of_this(&spec);
-        for i in [Q, K, V, G, BETA, A_LOG, DT_BIAS] {
+        for i in GIVEN {
             if other.views[i] == self.views[i] {
                 other.buffers[i] = self.buffers[i].clone();
             }
@@ -429,9 +572,9 @@ impl Problem {
         other
     }
 
-    /// With the states and rings of another.
+    /// With the states, rings and windows of another.
     pub fn take_states(&mut self, other: &Self) {
-        for i in [POOL, KEYS, UPDATES, DECAYS] {
+        for i in KEPT {
             self.buffers[i] = other.buffers[i].clone();
         }
     }
@@ -516,7 +659,7 @@ impl Problem {
         spec.fresh = spec.fresh.map(|fresh| vec![fresh[b]]);
         let mut alone = self.clone();
         alone.spec = spec;
-        for i in [Q, K, V, G, BETA, O, SLOTS, LEN, BASE, FRESH] {
+        for i in [Q, K, V, G, BETA, O, SLOTS, LEN, BASE, FRESH, X, Z] {
             alone.views[i] = alone.views[i].narrow(0, b, 1);
         }
         alone
@@ -540,10 +683,23 @@ impl Problem {
         let mut options = Options::default().head_map(head_map).qk_l2norm(spec.l2norm);
         options.null_slot = spec.null_slot;
         let has_tokens = spec.tokens > 0;
+        let convolved = spec.conv.filter(|_| has_tokens).map(|conv| Convolved {
+            x: view(X),
+            heads: spec.heads[0],
+            gate: view(G),
+            beta: view(BETA),
+            o: view(O),
+            weight: view(CONV_WEIGHT),
+            bias: conv.bias.then(|| view(CONV_BIAS)),
+            activation: conv.activation,
+            windows: view(WINDOWS),
+            write_windows: None,
+            window_snapshots: None,
+        });
         let args = Arguments {
             a_log: spec.raw_gates.then(|| view(A_LOG)),
             dt_bias: spec.raw_gates.then(|| view(DT_BIAS)),
-            new: has_tokens.then(|| New {
+            new: (has_tokens && convolved.is_none()).then(|| New {
                 q: view(Q),
                 tokens: Tokens {
                     k: view(K),
@@ -552,6 +708,13 @@ impl Problem {
                     beta: view(BETA),
                 },
                 o: view(O),
+            }),
+            convolved,
+            norm: spec.norm.filter(|_| has_tokens).map(|norm| GatedNorm {
+                z: view(Z),
+                weight: view(NORM_WEIGHT),
+                eps: EPS,
+                activation: norm.activation,
             }),
             read_slots: Some(view(SLOTS)),
             fresh: spec
@@ -622,8 +785,62 @@ impl Problem {
         variants.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// What the reference makes of it, of rows with these pending tokens and bases, from these states and rings.
-    fn reference(&self, from: &Self, len: &[i64], base: &[i64]) -> After {
+    /// The convolution, where there is one; `weight` and `bias` are its numbers.
+    fn conv<'a>(&self, [weight, bias]: &'a [Vec<f64>; 2]) -> Option<Conv<'a>> {
+        let conv = self.spec.conv.filter(|_| self.spec.tokens > 0)?;
+        Some(Conv {
+            channels: self.views[X].dims[2],
+            width: conv.taps,
+            weight,
+            bias: conv.bias.then_some(bias),
+            activation: conv.activation.into(),
+        })
+    }
+
+    /// q of a row that is live, of all heads.
+    fn queries(&self, b: usize) -> Vec<f64> {
+        let conv = [CONV_WEIGHT, CONV_BIAS].map(|i| self.floats(i));
+        let (Some(conv), Some([slot, ..])) = (self.conv(&conv), self.spec.live(b)) else {
+            return self.floats_at(Q, &[b, 0]);
+        };
+        let mut window = self.floats_at(WINDOWS, &[slot]);
+        if self.spec.is_fresh(b) {
+            window.fill(0.0);
+        }
+        let y = convolve(&conv, &window, &self.floats_at(X, &[b]));
+        let mut y = y.unwrap_or_else(|error| panic!("{error}"));
+        y.truncate(self.spec.heads[0] * self.spec.dim);
+        y
+    }
+
+    /// The norm, where there is one; `z` and `weight` are its numbers.
+    fn norm<'a>(&self, [z, weight]: &'a [Vec<f64>; 2]) -> Option<NormOfReference<'a>> {
+        let norm = self.spec.norm.filter(|_| self.spec.tokens > 0)?;
+        Some(NormOfReference {
+            z,
+            weight,
+            eps: EPS.into(),
+            activation: norm.activation.into(),
+        })
+    }
+
+    /// Bits of the window that a row leaves in its slot: without its oldest input, and with the token's.
+    fn window_after(&self, b: usize, slot: usize) -> Vec<u64> {
+        let inputs = self.views[WINDOWS].dims[2];
+        let x = self.bits_at(X, &[b]);
+        let mut window = self.bits_at(WINDOWS, &[slot]);
+        if self.spec.is_fresh(b) {
+            window.fill(0);
+        }
+        let channels = window.chunks(inputs).zip(x);
+        channels
+            .flat_map(|(of_channel, x)| of_channel[1..].iter().copied().chain([x]))
+            .collect()
+    }
+
+    /// What the reference makes of it, of rows with these pending tokens and bases, from these states and rings; `normed` or as
+    /// it is before the norm.
+    fn reference(&self, from: &Self, len: &[i64], base: &[i64], normed: bool) -> After {
         let spec = &self.spec;
         let [h, ratio] = spec.heads;
         let [q, k, v, g, beta] = [Q, K, V, G, BETA].map(|i| self.floats(i));
@@ -656,10 +873,15 @@ impl Problem {
         let tokens = spec.tokens;
         let of_tokens = |x: &[f64]| if tokens == 0 { 0 } else { x.len() };
         let dims = [spec.dim; 2];
+        let [conv, of_norm] =
+            [[CONV_WEIGHT, CONV_BIAS], [Z, NORM_WEIGHT]].map(|of| of.map(|i| self.floats(i)));
+        let (x, windows) = (self.floats(X), from.floats(WINDOWS));
+        let conv = self.conv(&conv);
+        let given = |x: &[f64]| if conv.is_some() { 0 } else { of_tokens(x) };
         let step = Recurrent {
-            q: &q[..of_tokens(&q)],
-            k: &k[..of_tokens(&k)],
-            v: &v[..of_tokens(&v)],
+            q: &q[..given(&q)],
+            k: &k[..given(&k)],
+            v: &v[..given(&v)],
             l2norm: spec.l2norm,
             read_slots: Some(&spec.slots),
             null_slot: spec.null_slot.map(i64::from),
@@ -678,24 +900,39 @@ impl Problem {
             decays: from.floats(DECAYS),
         };
         let problem = Reference {
-            step,
+            layer: Layer {
+                step,
+                projection: conv.map(|conv| Projection {
+                    x: &x,
+                    previous: None,
+                    conv,
+                }),
+                norm: self.norm(&of_norm).filter(|_| normed),
+                fresh: Some(&fresh),
+                checkpoints: None,
+            },
             most: spec.ring[0],
             entries: spec.ring[1],
             len,
             base,
-            fresh: Some(&fresh),
         };
-        deferred(&problem, &from.floats(POOL), &rings).unwrap_or_else(|error| panic!("{error}"))
+        let pool = from.floats(POOL);
+        let pools = Pools {
+            states: &pool,
+            windows: conv.map(|_| &windows[..]),
+            ..Pools::default()
+        };
+        deferred(&problem, &pools, &rings).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Panics unless `after` is what a launch on this must leave: o, folded states and entries within bounds of the
-    /// reference, and every other byte of every buffer as it was.
+    /// reference, windows moved by an input, and every other byte of every buffer as it was.
     #[track_caller]
     pub fn check(&self, after: &Self) {
         let spec = &self.spec;
         let [h, ratio] = spec.heads;
         let (hv_count, dim, entries) = (h * ratio, spec.dim, spec.ring[1]);
-        let folded = self.reference(self, &spec.len, &spec.base);
+        let folded = self.reference(self, &spec.len, &spec.base, false);
         // Of a row that folds, the rest starts from the state as it was stored.
         let [mut len, mut base] = [spec.len.clone(), spec.base.clone()];
         let mut from = self.clone();
@@ -712,8 +949,19 @@ impl Problem {
         }
         let wanted = match spec.tokens {
             0 => folded.clone(),
-            _ => self.reference(&from, &len, &base),
+            _ => self.reference(&from, &len, &base, false),
         };
+        let normed = match spec.norm {
+            Some(_) if spec.tokens > 0 => self.reference(&from, &len, &base, true).o,
+            _ => wanted.o.clone(),
+        };
+        let convolves = spec.conv.is_some() && spec.tokens > 0;
+        // Sums of a convolution are exact, and what is made of them is not.
+        let of_conv = match spec.conv {
+            Some(conv) if convolves && conv.activation != Activation::None => COMPUTED_IN_F32,
+            _ => 0.0,
+        };
+        let z = [Z, NORM_WEIGHT].map(|i| self.floats(i));
         let mut rest = after.clone();
         let mut seen = |views: Vec<View>| {
             for view in views {
@@ -727,6 +975,16 @@ impl Problem {
         let channels = if is_kda { dim } else { 1 };
         for b in 0..spec.slots.len() {
             let live = spec.live(b);
+            if let (true, Some([slot, ..])) = (convolves, live) {
+                let window = self.window_after(b, slot);
+                let got = after.bits_at(WINDOWS, &[slot]);
+                assert!(got == window, "the window of row {b}, {spec:?}");
+                let exact = wanted.windows.as_ref().expect("there is a convolution");
+                let exact = &exact[slot * got.len()..][..got.len()];
+                assert_eq!(after.floats_at(WINDOWS, &[slot]), exact, "{spec:?}");
+                seen(vec![self.views[WINDOWS].entry(&[slot])]);
+            }
+            let queries = self.queries(b);
             for hv in 0..hv_count {
                 let o = self.views[O].entry(&[b, 0, hv]);
                 if spec.tokens > 0 {
@@ -789,15 +1047,24 @@ impl Problem {
                 };
                 let u = ring_at(UPDATES, hv, dim);
                 let size = size + norm(&k) * norm(&u);
-                let bound = Tolerance::RECURRENT.output + LOG_DECAY * decays;
-                let q = self.floats_at(Q, &[b, 0, head]);
+                let bound = Tolerance::RECURRENT.output + LOG_DECAY * decays + 4.0 * of_conv;
+                let q = &queries[head * dim..][..dim];
                 let q_length = match spec.l2norm {
                     true => 1.0,
-                    false => norm(&q).max(1.0),
+                    false => norm(q).max(1.0),
                 } / (dim as f64).sqrt();
                 let k_length = if spec.l2norm { 1.0 } else { norm(&k).max(1.0) };
-                let exact = &wanted.o[(b * hv_count + hv) * dim..][..dim];
-                let allowed = bound * size * q_length * k_length.powi(2);
+                let of_head = (b * hv_count + hv) * dim..(b * hv_count + hv + 1) * dim;
+                let mut allowed = bound * size * q_length * k_length.powi(2);
+                if let Some(gated) = self.norm(&z) {
+                    let of_row = NormOfReference {
+                        z: &z[0][of_head.clone()],
+                        ..gated
+                    };
+                    let off = of_norm(&of_row, &wanted.o[of_head.clone()], allowed);
+                    allowed = off.unwrap_or_else(|error| panic!("{error}"));
+                }
+                let exact = &normed[of_head];
                 assert_close(&format!("o {what}"), &got, exact, spec.io, allowed);
                 let got_u = after.floats_at(UPDATES, &[slot, hv, left]);
                 let allowed = bound * size * k_length / key_length + 1e-6 * norm(&u);
@@ -812,7 +1079,13 @@ impl Problem {
                     allowed,
                 );
                 let got_k = after.bits_at(KEYS, &[slot, head, left]);
-                assert!(got_k == self.bits_at(K, &[b, 0, head]), "k {what}");
+                if convolves {
+                    let got = after.floats_at(KEYS, &[slot, head, left]);
+                    let allowed = of_conv * norm(&k);
+                    assert_close(&format!("k {what}"), &got, &k, DType::F32, allowed);
+                } else {
+                    assert!(got_k == self.bits_at(K, &[b, 0, head]), "k {what}");
+                }
                 seen(vec![
                     self.views[UPDATES].entry(&[slot, hv, left]),
                     self.views[DECAYS].entry(&[slot, hv, left]),

@@ -43,7 +43,7 @@ fn with_conv(conv: Convolution<'static>) -> Gdn<'static> {
 }
 
 /// All of it.
-fn layer() -> Gdn<'static> {
+pub(super) fn layer() -> Gdn<'static> {
     let conv = convolution().bias(tensor(F32, &[D]));
     with_conv(conv).norm(norm()).fresh(fresh())
 }

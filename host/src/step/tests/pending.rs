@@ -1,18 +1,23 @@
 //! States that wait: what is found, and what is refused, by name.
 
+use super::layer::{self, D, conv};
 use super::refused::refused;
 use super::*;
 use crate::step::pending::{MAX_PENDING, after, folds};
 use crate::step::{Flush, Pending};
 
-/// Rings of so many entries, for GDN with 2 and 4 heads, K = V = 64, in 5 slots.
-fn rings(entries: usize) -> Pending<'static> {
+/// Rings of so many entries, for GDN with 2 and 4 heads, K = V = 64, in 5 slots, with keys of a dtype.
+fn rings_of(keys: DType, entries: usize) -> Pending<'static> {
     let rings = [
-        tensor(Bf16, &[5, 2, entries, 64]),
+        tensor(keys, &[5, 2, entries, 64]),
         tensor(F32, &[5, 4, entries, 64]),
         tensor(F32, &[5, 4, entries]),
     ];
     Pending::new(rings, tensor(I32, &[2]), tensor(I64, &[2]))
+}
+
+fn rings(entries: usize) -> Pending<'static> {
+    rings_of(Bf16, entries)
 }
 
 fn decode() -> Gdn<'static> {
@@ -21,6 +26,11 @@ fn decode() -> Gdn<'static> {
     let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
     let inputs = Inputs::qkv(of(2), of(2), of(4));
     Gdn::new(inputs, GdnGates::given(gate, gate), of(4), states).pending(rings(9))
+}
+
+/// A decode with a convolution, a norm and fresh rows.
+fn layer() -> Gdn<'static> {
+    layer::layer().pending(rings_of(F32, 9))
 }
 
 fn flush() -> Flush<'static> {
@@ -49,6 +59,45 @@ fn what_is_pending_is_compiled_in() {
     let mut of_kda = flush();
     of_kda.pending.decays = tensor(F32, &[5, 4, 9, 64]);
     assert_eq!(names(&of_kda), ["kda_deferred_klast_bf16_k64_tile64"]);
+    // With a convolution, a norm or both; keys are k's.
+    let of_layer = ["gdn_deferred_layer_klast_bf16_k64_tile64"];
+    assert_eq!(names(&layer()), of_layer);
+    let mut without_norm = layer();
+    without_norm.norm = None;
+    assert_eq!(names(&without_norm), of_layer);
+    let mut without_conv = layer();
+    (without_conv.inputs, without_conv.pending) = (decode().inputs, Some(rings(9)));
+    assert_eq!(names(&without_conv), of_layer);
+    let keys_element = |step: &Gdn<'_>| step.request().check().unwrap().constants.keys_element;
+    assert_eq!(
+        [layer(), without_conv].map(|step| keys_element(&step)),
+        [0, 1]
+    );
+}
+
+/// Windows move with every token, whether a state is written or not.
+#[test]
+fn a_step_writes_its_windows() {
+    let problem = layer().request().check().unwrap();
+    assert_eq!(problem.constants.update_state, 1);
+    assert!(layer().request().writes(&problem, "windows"));
+    let without = layer::layer().bytes().unwrap();
+    let (state, entry) = (4 * 64 * 64 * 2, 2 * 64 * 4 + 4 * 64 * 4 + 4 * 4);
+    let counts = 2 * (4 + 8);
+    assert_eq!(
+        layer().bytes().unwrap(),
+        without - 2 * state + 2 * entry + counts
+    );
+}
+
+/// No recipe launches what no GPU has run.
+#[test]
+fn a_recipe_of_an_entry_that_is_not_proved_is_refused() {
+    let error = layer().recipe().unwrap_err().to_string();
+    assert!(
+        error.contains("gdn_deferred_layer_klast_bf16_k64_tile64"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -135,6 +184,11 @@ fn rings_have_the_dims_of_the_layer() {
         &["keys", "the dtype of k"],
     );
     refused(
+        layer(),
+        |args| args.pending = Some(rings(9)),
+        &["keys", "f32, as k is that a convolution makes", "bf16"],
+    );
+    refused(
         decode(),
         |args| args.pending.as_mut().unwrap().decays = tensor(F32, &[5, 4, 9, 64]),
         &["decays", "[P, HV, R]"],
@@ -176,6 +230,16 @@ fn what_has_no_kernel_is_refused_by_name() {
             args.states = states.write_slots(tensor(I32, &[2])).into();
         },
         &with("write_slots"),
+    );
+    refused(
+        layer(),
+        |args| conv(args).write_windows = Some(tensor(Bf16, &[5, D, 3])),
+        &with("write_windows"),
+    );
+    refused(
+        layer(),
+        |args| args.options.formulation = Formulation::Parallel,
+        &with("formulation = parallel"),
     );
     refused(
         flush(),

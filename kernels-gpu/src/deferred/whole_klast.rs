@@ -1,0 +1,295 @@
+//! The layer step on K-last states that wait, whole heads a block: convolution and norm around [`super::KLast`]'s steps.
+
+use core::marker::PhantomData;
+
+use super::klast::KLast as Tile;
+use super::ring::{Pending, Ring};
+use super::{Deferring, folds};
+use crate::constants::Element;
+use crate::device::global::prefetch;
+use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::launch::{Computes, Kernel, Layout};
+use crate::layer::{Ahead, Layered, Place, Slices, Whole, finish, position, store_zeros};
+use crate::math::delta_rule::Factors;
+use crate::math::elements::{Raw, load};
+use crate::recurrent::klast::{load_channels, load_parts, norms};
+use crate::recurrent::tokens::RawGates;
+use crate::row::Row;
+use crate::state::{Share, StateElement};
+use crate::step::{DeferredParams, LayerParams, StepConstants};
+
+/// K-last states: all value heads of a query/key head, one after the other, in slices of `ROWS` rows of S per group of K/8
+/// lanes, of which `DEPTH` are on their way to shared memory; `VALUES` = 2 `ROWS`.
+pub struct WholeKLast<
+    G,
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+>(PhantomData<(G, S)>);
+
+impl<
+    G: Deferring + Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> WholeKLast<G, S, K, V, ROWS, VALUES, THREADS, DEPTH>
+{
+    /// Lanes of a group.
+    const LANES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::LANES;
+    /// Rows of a slice.
+    const SLICE: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::TILE;
+    const SLICES: u32 = V / Self::SLICE;
+    /// Where what pending tokens add is in shared memory, of even heads and of odd ones.
+    const WEIGHTS: u32 = DEPTH * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
+    const WEIGHTS_BYTES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::BYTES;
+
+    /// Brings the pending tokens' u and log α of a head, and the k of all heads, to level-2 cache.
+    #[inline(always)]
+    fn fetch(ring: Ring, len: u32) {
+        let updates = V * 4 / LINE;
+        let decays = if G::PER_CHANNEL { K * 4 / LINE } else { 1 };
+        let keys = ring.key_bytes().div_ceil(LINE);
+        let lines = updates + decays + keys;
+        let mut i = thread_idx_x();
+        while i < len * lines {
+            let (j, line) = (i / lines, i % lines);
+            prefetch(if line < updates {
+                ring.update(j, V, line * LINE / 4)
+            } else if line < updates + decays {
+                let channels = if G::PER_CHANNEL { K } else { 1 };
+                ring.decay(j, channels) + ((line - updates) * LINE) as u64
+            } else {
+                ring.key(j) + ((line - updates - decays) * LINE) as u64
+            });
+            i += THREADS;
+        }
+    }
+}
+
+const F32: u32 = Element::F32 as u32;
+
+/// Bytes of a line of the caches.
+const LINE: u32 = 128;
+
+impl<
+    G: Deferring + Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Whole for WholeKLast<G, S, K, V, ROWS, VALUES, THREADS, DEPTH>
+{
+    type Gating = G;
+    const K: u32 = K;
+    const V: u32 = V;
+    const THREADS: u32 = THREADS;
+    const KEYS: u32 = Self::WEIGHTS + 2 * Self::WEIGHTS_BYTES;
+
+    #[inline(always)]
+    fn place(i: u32) -> u32 {
+        position::<S>(Self::LANES, i)
+    }
+
+    /// log α and β.
+    #[inline(always)]
+    fn values_of(c: &StepConstants, gates: RawGates<1>) -> ([f32; 1], f32) {
+        gates.log_values(c)
+    }
+}
+
+impl<
+    G: Deferring + Layered,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const VALUES: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+> Kernel for WholeKLast<G, S, K, V, ROWS, VALUES, THREADS, DEPTH>
+{
+    type Params = DeferredParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = 1;
+    const MAX_HEADS: u32 = 16;
+    const MIN_BLOCKS_PER_SM: u32 = if S::PIECES == 1 { 384 } else { 256 } / THREADS;
+    const PROVED: bool = false;
+    const SHARED_BYTES: u32 = Self::HEADS;
+    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::DEFERRED_LAYER,
+        layout: Layout::KLast,
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &DeferredParams) {
+        const { Tile::<G, S, K, V, ROWS, VALUES, THREADS>::CHECKED };
+        const { assert!(V <= THREADS && K <= THREADS, "a thread for each element") };
+        let c = StepConstants::get();
+        let layer: &LayerParams = &params.layer;
+        let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
+        let group = thread_idx_x() / Self::LANES;
+        let share = Share {
+            lane: thread_idx_x() % Self::LANES,
+            lanes: Self::LANES,
+            first: 0,
+        };
+        // A lane ends up with one product: of a row with k, its neighbour with q.
+        let own = share.lane % VALUES as u32;
+        let writes = share.lane < VALUES as u32 && own.is_multiple_of(2);
+        let smem = dynamic_shared_mem();
+        // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
+        // convolution; the token's entry is that of no pending token; what threads leave for each other is written by one,
+        // before the barrier that precedes its reads.
+        unsafe {
+            let place = Place::load(&c, layer, row.b);
+            let pending = Pending::load(&c, params, row.b);
+            let live = place.live() && pending.live;
+            let must_fold = pending.len > 0 && folds(pending.len, c.tokens, c.pending);
+            let ring = |r: u32| {
+                let own = row.with_head(&c, r);
+                Ring::of(&c, params, pending, own, [K, V], G::PER_CHANNEL)
+            };
+            let wide = c.wide_state != 0;
+            let copies = Slices::<S, ROWS, THREADS>::new(smem, live && place.reads(), wide);
+            let head = |r: u32| {
+                let own = row.with_head(&c, r);
+                place.slots.start::<S>(&c, &layer.step, (own.hv, [V, K]))
+            };
+            let slices = c.ratio * Self::SLICES;
+            let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
+            let inputs = Ahead::load::<Self>(&c, layer, &place, row);
+            let mut s = 0;
+            while s < DEPTH {
+                copies.start(s, s < slices, share, || {
+                    (head(s / Self::SLICES), first_row(s))
+                });
+                s += 1;
+            }
+            if !live {
+                store_zeros::<Self>(&c, layer, row);
+                return;
+            }
+            let mut r = 0;
+            while r < c.ratio {
+                Self::fetch(ring(r), pending.len);
+                r += 1;
+            }
+
+            let scale = inputs.give::<Self>(&c, layer, &place, row);
+            sync_threads();
+
+            let [k] = load_parts(smem + Self::KEYS, share);
+            let [q] = load_parts(smem + Self::Q, share);
+            let norms = norms(([k], [q]), Self::LANES); // (1)
+            let ahead = if must_fold { 0 } else { pending.len };
+            let scale_of_q = f32::from_bits(c.scale);
+            let mut factors = Factors::new(c.l2norm != 0, scale_of_q, norms, (1.0, 0.0));
+            let mut decay = [0.0; 8];
+            // All heads' slices in one loop, which is not unrolled: that would take twice the registers.
+            s = 0;
+            while s < slices {
+                let r = s / Self::SLICES;
+                let of_head = Self::head(r);
+                let ring = ring(r);
+                let first = first_row(s);
+                let weights = smem + Self::WEIGHTS + r % 2 * Self::WEIGHTS_BYTES;
+                let update = if s.is_multiple_of(Self::SLICES) {
+                    let log_decay = if G::PER_CHANNEL {
+                        load_channels(of_head + Self::DECAY, share)
+                    } else {
+                        [f32::from_bits(load_shared_b32(of_head + Self::DECAY)); 8]
+                    };
+                    factors.beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
+                    let lane = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::load_lane(
+                        &c,
+                        ring,
+                        ahead,
+                        (share, group, first),
+                    );
+                    Tile::<G, S, K, V, ROWS, VALUES, THREADS>::append(
+                        &c,
+                        (ring, pending.len),
+                        row.with_head(&c, r),
+                        (&k, &log_decay),
+                        (share, group),
+                    );
+                    decay = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::weigh(
+                        &c,
+                        (weights, &lane),
+                        ahead,
+                        (k, q, log_decay),
+                        (share, group),
+                    );
+                    lane.update
+                } else if share.lane < ahead {
+                    load::<ROWS>(ring.update(share.lane, V, first), F32, true)
+                } else {
+                    Raw([0; ROWS])
+                };
+                copies.wait(DEPTH - 1);
+                let state = head(r);
+                let mut raw = copies
+                    .read(s % DEPTH, share, state, first)
+                    .map(|[fragment]| fragment);
+                if must_fold {
+                    raw = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::fold(
+                        &c,
+                        ring,
+                        pending.len,
+                        raw,
+                        (share, first),
+                    );
+                }
+                if must_fold || pending.fresh {
+                    let mut n = 0;
+                    while n < ROWS {
+                        state.store::<S>(share, first + n as u32, raw[n]);
+                        n += 1;
+                    }
+                }
+                let with =
+                    Tile::<G, S, K, V, ROWS, VALUES, THREADS>::weights(weights, share, ahead);
+                let (sk, sq) = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::products(
+                    &c,
+                    raw,
+                    update.to_f32(F32),
+                    with,
+                    (k, q, decay),
+                    share,
+                );
+                let own_row = first + own / 2;
+                let v = f32::from_bits(load_shared_b32(of_head + own_row * 4));
+                let delta = factors.delta(v, sk);
+                if writes {
+                    let o = factors.output(sq, delta); // (5)
+                    store_shared_b32(of_head + Self::O + own_row * 4, o.to_bits());
+                    ring.leave_update(pending.len, V, own_row, delta * factors.k);
+                }
+                let next = s + DEPTH;
+                copies.start(next % DEPTH, next < slices, share, || {
+                    (head(next / Self::SLICES), first_row(next))
+                });
+                s += 1;
+            }
+            sync_threads();
+            finish::<Self>(&c, layer, row, scale);
+        }
+    }
+}
