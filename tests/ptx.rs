@@ -9,6 +9,7 @@ use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch;
+use gated_delta_kernels::prefill::CHUNK;
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::spec::Family;
 
@@ -193,7 +194,6 @@ fn prefills_are_of_the_expected_instructions() {
             GdnPrefillChain, GdnPrefillPrepare, GdnPrefillShort, KdaPrefillChain,
             KdaPrefillPrepare, KdaPrefillShort,
         };
-        let convolves = of.convolves();
         let (prepares, walks) = match of {
             GdnPrefillPrepare | KdaPrefillPrepare => (true, false),
             GdnPrefillChain | KdaPrefillChain => (false, true),
@@ -209,8 +209,8 @@ fn prefills_are_of_the_expected_instructions() {
             ("wgmma.fence.sync.aligned", multiplies),
             ("fence.proxy.async", multiplies),
             ("mma.sync.aligned.m16n8k16", prepares),
-            ("cvt.rn.f16x2.f32", computes || convolves),
-            ("ex2.approx.ftz.f32", computes || convolves),
+            ("cvt.rn.f16x2.f32", true),
+            ("ex2.approx.ftz.f32", true),
             (
                 "cp.async.bulk.shared::cluster.global",
                 (walks && !prepares) || of == GdnPrefillPrepare,
@@ -359,9 +359,8 @@ const OF_WRITTEN_WINDOWS: &str = "WRITE_WINDOWS";
 const OF_A_NORM: [&str; 3] = ["_NORM_", "GD_WIDE_NORM", "GD_Z_"];
 
 /// The same of values, outputs and states, which a preparation does not see.
-const NOT_OF_A_PREPARATION: [&str; 7] = [
+const NOT_OF_A_PREPARATION: [&str; 6] = [
     "CHECKPOINT",
-    "HAS_NORM",
     "GD_O_",
     "READ_SLOT",
     "WRITE_SLOT",
@@ -369,20 +368,24 @@ const NOT_OF_A_PREPARATION: [&str; 7] = [
     "GD_Z_",
 ];
 
-/// What is left of them for windows.
-const OF_WINDOWS: [&str; 12] = [
+/// What is left of them for windows and o.
+const OF_A_FINISH: [&str; 16] = [
     "CHECKPOINT",
     "CU_SEQLENS_INDEX",
     "FRESH_INDEX",
+    "HAS_NORM",
     "GD_NULL_SLOT",
     "POSITIONS_INDEX",
     "GD_RATIO",
     "READ_INDEX",
     "WINDOWS",
     "GD_TAPS",
+    "GD_TILED",
     "UPDATE_STATE",
     "WRITE_INDEX",
+    "GD_WIDE_IO",
     "GD_X_",
+    "GD_O_",
 ];
 
 /// What a convolution before a preparation has a use for.
@@ -411,7 +414,7 @@ const OF_INPUTS_OF_A_CONVOLUTION: [&str; 3] = ["_CONV_", "READ_WINDOWS", "GD_X_"
 fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
     if OF_GATES_OF_CHANNELS.contains(&symbol) {
-        return of.decays_channels() && !of.convolves();
+        return of.decays_channels() && !of.convolves() && !of.finishes();
     }
     if has(&NOT_OF_A_PREFILL) {
         return false;
@@ -419,8 +422,8 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
     if of.convolves() {
         return ["GD_H", "GD_SCALE"].contains(&symbol) || has(&OF_A_CONVOLUTION);
     }
-    if of == launch::Family::PrefillWindows {
-        return symbol == "GD_H" || has(&OF_WINDOWS);
+    if of.finishes() {
+        return symbol == "GD_H" || has(&OF_A_FINISH) || has(&OF_A_NORM);
     }
     if has(&[OF_WRITTEN_WINDOWS]) {
         return false;
@@ -430,11 +433,15 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
             && !has(&OF_A_NORM)
             && !has(&OF_INPUTS_OF_A_CONVOLUTION);
     }
-    // A norm is of who has all of a head; columns of a state in memory are stored one by one.
+    // Only rows that are short are normed where their states are; but for a single token, element by element.
+    if symbol == "GD_WIDE_NORM" && of.max_tokens() > CHUNK {
+        return false;
+    }
+    // Columns of a state in memory are stored one by one.
     let vlast = entry
         .computes()
         .is_some_and(|computes| computes.layout == launch::Layout::VLast);
-    (entry.has_whole_head() || !has(&OF_A_NORM)) && (!vlast || symbol != "GD_WIDE_STATE")
+    !vlast || symbol != "GD_WIDE_STATE"
 }
 
 /// Whether it converts 16-bit states, which may be f16: tensor cores take them as they are.

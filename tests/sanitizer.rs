@@ -189,8 +189,6 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
                 // A state is written. Of two pieces, or of one in the launch of short rows.
                 spec.update_state = true;
                 spec.tokens = if is_short(entry) { 33 } else { 65 + i % 2 };
-                // A norm is of who has all of a head.
-                spec.norm = spec.norm.filter(|_| entry.has_whole_head());
                 // Packed rows of more than 64 tokens, or of none that has more.
                 let takes = |seed: &u64| {
                     let spec = Spec {

@@ -14,8 +14,8 @@
 //! launch is as any other. None is selected for a GPU below compute capability 9.0.
 //!
 //! A prefill may be several such launches, one after the other: [`Recipe::launches`]. Of rows of more than 64 tokens
-//! there are one or two before the kernel's, with a convolution one behind it. Recipes say [`LaunchShape::overlaps`] of none:
-//! what [`Library::launch`](crate::Library::launch) lets overlap takes more shared memory too.
+//! there are one or two before the kernel's, with a convolution or a norm one behind it. Recipes say
+//! [`LaunchShape::overlaps`] of none: what [`Library::launch`](crate::Library::launch) lets overlap takes more shared memory too.
 //!
 //! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the grid too,
 //! which is of its lengths. Nothing is launched where the grid is empty, as for B = 0. What is promised to a launch of

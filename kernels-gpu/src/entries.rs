@@ -255,9 +255,11 @@ macro_rules! for_each_entry {
             kda_prefill_short_vlast_bf16_k128_tile128 = kda_prefill::Short<B16, 128, 128, true, 2>;
             kda_prefill_short_vlast_f32_k64_tile64 = kda_prefill::Short<F32, 64, 64, true, 1>;
             kda_prefill_short_vlast_f32_k128_tile128 = kda_prefill::Short<F32, 128, 128, true, 2>;
-            prefill_windows_k64 = prefill_windows::Windows<64, 64>;
-            prefill_windows_k128 = prefill_windows::Windows<128, 128>;
-            prefill_windows_k96v192 = prefill_windows::Windows<96, 192>;
+            gdn_prefill_finish_k64 = gdn_prefill::Finish<64, 64>;
+            gdn_prefill_finish_k128 = gdn_prefill::Finish<128, 128>;
+            gdn_prefill_finish_k96v192 = gdn_prefill::Finish<96, 192>;
+            kda_prefill_finish_k64 = kda_prefill::Finish<64, 64>;
+            kda_prefill_finish_k128 = kda_prefill::Finish<128, 128>;
             device_contract = device_contract::EveryPrimitive<64>;
             cluster_contract = device_contract::Cluster<64>;
             warpgroup_contract = device_contract::Warpgroup<128>;
@@ -450,18 +452,6 @@ macro_rules! define_entries {
                 }
             }
 
-            /// Whether its tests have passed on a GPU.
-            pub const fn is_proved(self) -> bool {
-                match self {
-                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::PROVED,)*
-                }
-            }
-
-            /// Whether a block, or a cluster of them, has all of a head's state, which a norm takes.
-            pub const fn has_whole_head(self) -> bool {
-                self.tiles() == self.cluster()
-            }
-
             /// Most value heads of a query/key head.
             pub const fn max_ratio(self) -> u32 {
                 match self {
@@ -469,15 +459,15 @@ macro_rules! define_entries {
                 }
             }
 
-            /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, whose v is left
-            /// too if it `makes_values`: a multiple of 128. There are [`crate::prefill::units`].
-            pub const fn workspace_bytes_per_unit(self, ratio: u32, makes_values: bool) -> u32 {
+            /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, which `has_tiles` of
+            /// v or not: a multiple of 128. There are [`crate::prefill::units`].
+            pub const fn workspace_bytes_per_unit(self, ratio: u32, has_tiles: bool) -> u32 {
                 match self {
                     $(Entry::$symbol => {
                         let of_values = <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_OF_VALUES;
                         <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES
                             + (<kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_PER_HEAD
-                                + of_values * makes_values as u32) * ratio
+                                + of_values * has_tiles as u32) * ratio
                     })*
                 }
             }
@@ -559,11 +549,12 @@ mod tests {
             Family::GdnPrefillPrepare => "gdn_prefill_prepare",
             Family::GdnPrefillChain => "gdn_prefill_chain",
             Family::GdnPrefillShort => "gdn_prefill_short",
+            Family::GdnPrefillFinish => "gdn_prefill_finish",
             Family::KdaPrefillConvolve => "kda_prefill_convolve",
             Family::KdaPrefillPrepare => "kda_prefill_prepare",
             Family::KdaPrefillChain => "kda_prefill_chain",
             Family::KdaPrefillShort => "kda_prefill_short",
-            Family::PrefillWindows => "prefill_windows",
+            Family::KdaPrefillFinish => "kda_prefill_finish",
         };
         let layout = match layout {
             Layout::KLast => "klast",

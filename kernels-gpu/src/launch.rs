@@ -38,8 +38,6 @@ pub trait Kernel {
     const CLUSTER_OF_HEADS: bool = false;
     /// Whether it multiplies as warpgroups ([`crate::device::warpgroup`]): takes a GPU of compute capability 9.0, no later one.
     const WARPGROUPS: bool = false;
-    /// Whether its tests have passed on a GPU. What has not is for the simulator, and for a host that asks for it.
-    const PROVED: bool = true;
     /// Most value heads of a query/key head.
     const MAX_RATIO: u32 = if Self::MAX_HEADS == 1 {
         u32::MAX
@@ -50,8 +48,7 @@ pub trait Kernel {
     const WORKSPACE_BYTES: u32 = 0;
     /// Of the workspace, for a unit of a prefill and a value head, bytes.
     const WORKSPACE_BYTES_PER_HEAD: u32 = 0;
-    /// Bytes more of a value head where a preparation leaves v
-    /// ([`makes_values`](crate::step::StepConstants::makes_values)).
+    /// Bytes more of a value head where there are tiles of v ([`has_tiles`](crate::step::StepConstants::has_tiles)).
     const WORKSPACE_BYTES_OF_VALUES: u32 = 0;
     /// What an operator on states computes with it; nothing of other kernels.
     const COMPUTES: Option<Computes> = None;
@@ -126,6 +123,10 @@ pub enum Family {
     /// GDN, rows of at most 64 tokens: [`Family::GdnPrefillPrepare`] and [`Family::GdnPrefillChain`] in one, without a
     /// workspace.
     GdnPrefillShort,
+    /// GDN, with a convolution or a norm: behind the others, with the same parameters and constants, it writes windows and norms o
+    /// of what is not short. The grid is x = windows' blocks, ⌈D / block⌉ of each row where the convolution keeps any, and behind
+    /// them n · unit + value head where there is a norm. It knows no states, as [`Family::GdnPrefillPrepare`].
+    GdnPrefillFinish,
     /// KDA, the same: [`Family::GdnPrefillConvolve`], with q and k of every value head.
     KdaPrefillConvolve,
     /// KDA, any number of tokens, in chunks: what their operands are. The grid is x = n · unit + HV/H · query/key head + which of
@@ -135,9 +136,8 @@ pub enum Family {
     KdaPrefillChain,
     /// KDA, rows of at most 64 tokens, both in one.
     KdaPrefillShort,
-    /// The windows that a prefill of either with a convolution leaves: behind the others, with the same parameters and
-    /// constants. The grid is x = ⌈D / block⌉, z = B. It knows no states, as [`Family::GdnPrefillPrepare`].
-    PrefillWindows,
+    /// KDA, [`Family::GdnPrefillFinish`] of its own workspace.
+    KdaPrefillFinish,
 }
 
 impl Family {
@@ -163,7 +163,8 @@ impl Family {
             | Self::KdaPrefillConvolve
             | Self::KdaPrefillPrepare
             | Self::KdaPrefillChain
-            | Self::PrefillWindows => u32::MAX,
+            | Self::GdnPrefillFinish
+            | Self::KdaPrefillFinish => u32::MAX,
             Self::GdnPrefillShort | Self::KdaPrefillShort => 64,
         }
     }
@@ -208,8 +209,9 @@ impl Family {
                 | Self::KdaPrefillConvolve
                 | Self::KdaPrefillPrepare
                 | Self::KdaPrefillChain
+                | Self::GdnPrefillFinish
                 | Self::KdaPrefillShort
-                | Self::PrefillWindows
+                | Self::KdaPrefillFinish
         )
     }
 
@@ -225,21 +227,27 @@ impl Family {
         matches!(self, Self::GdnPrefillConvolve | Self::KdaPrefillConvolve)
     }
 
+    /// Whether it is behind a prefill's others: norms o, and writes windows.
+    #[must_use]
+    pub const fn finishes(self) -> bool {
+        matches!(self, Self::GdnPrefillFinish | Self::KdaPrefillFinish)
+    }
+
     /// Whether it has to do with states: their layout and element mean something.
     #[must_use]
     pub const fn knows_states(self) -> bool {
-        !self.convolves() && !self.prepares() && !matches!(self, Self::PrefillWindows)
+        !self.convolves() && !self.prepares() && !self.finishes()
     }
 
-    /// Blocks of a unit of a prefill, of what convolves or prepares one with H query/key heads of `ratio` value heads each; 0 of
-    /// others.
+    /// Blocks of a unit of a prefill, of what convolves, prepares or norms one with H query/key heads of `ratio` value heads each;
+    /// 0 of others.
     #[must_use]
     pub const fn blocks_of_unit(self, h: u32, ratio: u32) -> u32 {
         match self {
             Self::GdnPrefillConvolve => h * (2 + ratio),
             Self::KdaPrefillConvolve => h * 3 * ratio,
             Self::GdnPrefillPrepare => h * ratio.div_ceil(2),
-            Self::KdaPrefillPrepare => h * ratio,
+            Self::KdaPrefillPrepare | Self::GdnPrefillFinish | Self::KdaPrefillFinish => h * ratio,
             _ => 0,
         }
     }
@@ -260,6 +268,7 @@ impl Family {
                 | Self::KdaPrefillPrepare
                 | Self::KdaPrefillChain
                 | Self::KdaPrefillShort
+                | Self::KdaPrefillFinish
         )
     }
 }

@@ -10,7 +10,6 @@ use gated_delta_harness::arguments::Operator;
 use gated_delta_test_support::backend::{Backend, backends, cuda};
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::check;
-use gated_delta_test_support::deferred;
 use gated_delta_test_support::for_all;
 use gated_delta_test_support::problem::Sizes;
 use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
@@ -111,36 +110,6 @@ fn tensors_in_host_memory_have_no_recipe() {
             ),
             "{error:?}"
         );
-    }
-}
-
-/// Who launches by itself has not said that it takes what only the simulator has run.
-#[test]
-fn what_no_gpu_has_proved_has_no_recipe() {
-    let prefills = Family::prefills().into_iter();
-    let prefills = prefills.map(|family| ("gdn_prefill_", Spec::plain(family).case()));
-    let waiting = deferred::entries().flat_map(|entry| deferred::of_entry(entry, &[3]));
-    let waiting = waiting.map(|spec| {
-        let operator = match spec.operator {
-            Operator::Gdn => "gdn_deferred_layer_",
-            Operator::Kda => "kda_deferred_layer_",
-        };
-        (operator, spec.problem().case())
-    });
-    for (operator, case) in prefills.chain(waiting) {
-        nowhere(&case, |work| {
-            let entry = work.selected().unwrap();
-            match work.recipe() {
-                Ok(recipe) => assert!(recipe.kernel.entry().is_proved(), "{entry:?}"),
-                Err(error) => {
-                    assert!(!entry.is_proved(), "{entry:?}: {error}");
-                    let message = error.to_string();
-                    let start = format!("kernel = {operator}");
-                    assert!(message.starts_with(&start), "{message}");
-                    assert!(message.contains("not passed on a GPU"), "{message}");
-                }
-            }
-        });
     }
 }
 

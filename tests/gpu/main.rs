@@ -124,28 +124,6 @@ fn threads_share_a_library_and_its_kernels() {
     );
 }
 
-/// What only the simulator has run is refused before anything is launched, unless it is asked for.
-#[test]
-fn what_no_gpu_has_proved_is_asked_for() {
-    let Some(context) = gpu() else { return };
-    let backend = Backend::Cuda(Library::new(context), context.clone());
-    for family in Family::prefills() {
-        let case = Spec::plain(family).case();
-        let (refused, after) = backend
-            // SAFETY: the buffers are alive until `with` has waited.
-            .with(&case, |library, stream, args| unsafe {
-                launch(library, stream, args, None)
-            })
-            .unwrap();
-        if family.dim != 96 {
-            continue;
-        }
-        let message = refused.unwrap_err().to_string();
-        assert!(message.contains("not passed on a GPU"), "{message}");
-        assert!(after.buffers == case.buffers, "something was launched");
-    }
-}
-
 /// Buffers, a stream and a context of `cust`.
 #[test]
 fn tensors_and_streams_of_cust() -> Result<(), Box<dyn StdError>> {

@@ -2,7 +2,6 @@
 
 use crate::check::gpu;
 use crate::command::{Contents, check, folder, run};
-use gated_delta::Entry;
 use safetensors::tensor::Dtype;
 
 const GDN: &str = "gdn_decode_bf16_pool";
@@ -13,10 +12,9 @@ const LAYER: &str = "layer_qwen3_next_decode";
 const ENTRIES: usize = 9;
 const RINGS: [&str; 3] = ["pending.keys", "pending.updates", "pending.decays"];
 
-fn backends(name: &str) -> Vec<&'static str> {
+fn backends() -> Vec<&'static str> {
     let mut backends = vec!["reference", "sim"];
-    let is_proved = name != LAYER || Entry::gdn_deferred_layer_klast_bf16_k128_tile128.is_proved();
-    backends.extend((is_proved && gpu()).then_some("cuda"));
+    backends.extend(gpu().then_some("cuda"));
     backends
 }
 
@@ -61,7 +59,7 @@ fn known_answers_hold_where_states_wait() {
         let step = waiting(name).without(&["expected.state"]);
         let input = step.write(&folder, "step");
         let output = folder.path().join("out.safetensors");
-        for backend in backends(name) {
+        for backend in backends() {
             let stdout = check(&input, &["--backend", backend]).succeeds().stdout;
             assert!(stdout.contains("| state, other slots "), "{stdout}");
             assert!(!stdout.contains("| state, written"), "{stdout}");
@@ -94,7 +92,7 @@ fn known_answers_hold_where_states_wait() {
                     .insert(ring.to_owned(), after.tensors[ring].clone());
             }
             let flush = flush.write(&folder, "flush");
-            for backend in backends(name) {
+            for backend in backends() {
                 let stdout = check(&flush, &["--backend", backend]).succeeds().stdout;
                 assert!(stdout.contains("| state, written slots "), "{stdout}");
                 assert!(stdout.contains(" file "), "{stdout}");
@@ -131,7 +129,7 @@ fn a_row_without_room_folds() {
             full = full.with(ring, dtype, &shape, bytes);
         }
         let input = full.write(&folder, "full");
-        for backend in backends(name).into_iter().filter(|it| *it != "reference") {
+        for backend in backends().into_iter().filter(|it| *it != "reference") {
             let stdout = check(&input, &["--backend", backend]).succeeds().stdout;
             assert!(stdout.contains("| state, written slots "), "{stdout}");
             let more = full.clone().with_metadata("max_pending", "7");

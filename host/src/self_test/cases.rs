@@ -461,11 +461,6 @@ fn family(
     let rounds = variants.iter().cycle().zip(ways.iter().cycle().skip(first));
     for (i, (&(kind, entry), &way)) in rounds.take(count).enumerate() {
         let chunked = operator.is_chunked();
-        // A prefill's norm is of who has all of a head.
-        let way = Way {
-            norm: way.norm && (!chunked || entry.has_whole_head()),
-            ..way
-        };
         let kind = Kind {
             norm: chunked && way.norm,
             ..kind

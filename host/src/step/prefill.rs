@@ -303,7 +303,8 @@ impl Problem {
     }
 
     /// What is launched with the entry of rows of these lengths: of a prefill, the preparation of rows that are not short,
-    /// before it the convolution that they have, and behind all the windows of a convolution.
+    /// before it the convolution that they have, and behind all what writes the windows of a convolution and norms o of such
+    /// rows.
     pub fn beside(&self, lengths: &Lengths) -> Beside<(Entry, LaunchShape)> {
         if !self.is_chunked() {
             return Beside::NOTHING;
@@ -316,14 +317,28 @@ impl Problem {
         let of_units = |entry: Entry| {
             let family = entry.computes().map(|computes| computes.family);
             let of_unit = family.map_or(0, |family| family.blocks_of_unit(c.h, c.ratio));
-            of(entry, [units * of_unit, 1, 1])
+            of(entry, [units.saturating_mul(of_unit), 1, 1])
         };
         let convolve = kind.convolve().filter(|_| c.taps > 0);
         let before = [convolve, kind.prepare()].map(|entry| entry.map(of_units));
-        let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
-        let after = kind.windows().filter(|_| c.taps > 0).map(|entry| {
-            let blocks = channels.div_ceil(entry.block_of(c.ratio));
-            of(entry, [blocks, 1, lengths.rows])
+        let after = kind.finish().and_then(|entry| {
+            let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
+            let of_windows = match c.taps {
+                2.. => {
+                    let of_row = channels.div_ceil(entry.block_of(c.ratio));
+                    lengths.rows.saturating_mul(of_row)
+                }
+                _ => 0,
+            };
+            let of_norm = match kind.norms_behind() {
+                true => {
+                    let of_unit = entry.computes()?.family.blocks_of_unit(c.h, c.ratio);
+                    units.saturating_mul(of_unit)
+                }
+                false => 0,
+            };
+            let blocks = of_windows.saturating_add(of_norm);
+            (blocks > 0).then(|| of(entry, [blocks, 1, 1]))
         });
         Beside { before, after }
     }
@@ -335,8 +350,8 @@ impl Problem {
             false => None,
         };
         prepare.map_or(0, |prepare| {
-            let of_unit = prepare
-                .workspace_bytes_per_unit(self.constants.ratio, self.constants.makes_values());
+            let of_unit =
+                prepare.workspace_bytes_per_unit(self.constants.ratio, self.constants.has_tiles());
             let of_unit = u64::from(of_unit);
             lengths.units() * u64::from(self.constants.h) * of_unit
         })

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Entry;
 use crate::error::Error;
-use crate::library::{Sort, TENSORS, unproved};
+use crate::library::{Sort, TENSORS};
 use crate::raw::Recipe;
 use crate::recall::{SWITCHES, Switches};
 use crate::shapes::{Named, check_memory, named, optional};
@@ -409,11 +409,6 @@ impl<'a> Request<'a> {
         problem.check_workspace(&lengths, self.workspace)?;
         let entry = problem.entry(&lengths, gpu)?;
         let beside = problem.beside(&lengths);
-        // Who launches by itself has no library to take what is not proved.
-        let mut all = beside.with((entry, problem.shape(entry, &lengths)));
-        if let Some((entry, _)) = all.find(|(entry, _)| !entry.is_proved()) {
-            return Err(unproved(entry));
-        }
         let beside = beside.map(|(entry, shape)| (problem.kernel(entry), shape));
         Ok(Recipe {
             before: beside.before,

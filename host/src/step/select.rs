@@ -135,7 +135,7 @@ pub(crate) struct Kind {
     pub ratio: u32,
     /// T + T'
     pub tokens: u32,
-    /// Of a prefill: there is a norm, for which a block, or a cluster, has all of a head.
+    /// Of a prefill: there is a norm.
     pub norm: bool,
 }
 
@@ -400,24 +400,39 @@ impl Kind {
         }
     }
 
-    /// What is launched behind its entries where there is a convolution, with the same constants: it writes windows.
-    pub fn windows(self) -> Option<Entry> {
-        match (self.operator.is_chunked(), self.k_dim) {
-            (true, 64) => Some(Entry::prefill_windows_k64),
-            (true, 128) => Some(Entry::prefill_windows_k128),
-            (true, 96) => Some(Entry::prefill_windows_k96v192),
+    /// What is launched behind its entries, with the same constants: it writes windows, and norms o of rows that are not short.
+    pub fn finish(self) -> Option<Entry> {
+        match (self.operator, self.k_dim) {
+            (Operator::GdnPrefill | Operator::GdnPrefillShort, 64) => {
+                Some(Entry::gdn_prefill_finish_k64)
+            }
+            (Operator::GdnPrefill | Operator::GdnPrefillShort, 128) => {
+                Some(Entry::gdn_prefill_finish_k128)
+            }
+            (Operator::GdnPrefill | Operator::GdnPrefillShort, 96) => {
+                Some(Entry::gdn_prefill_finish_k96v192)
+            }
+            (Operator::KdaPrefill | Operator::KdaPrefillShort, 64) => {
+                Some(Entry::kda_prefill_finish_k64)
+            }
+            (Operator::KdaPrefill | Operator::KdaPrefillShort, 128) => {
+                Some(Entry::kda_prefill_finish_k128)
+            }
             _ => None,
         }
     }
 
+    /// Whether what is behind its entries norms o: of rows that have a preparation.
+    pub fn norms_behind(self) -> bool {
+        self.norm && self.prepare().is_some()
+    }
+
     /// All that is launched with its entries, with a convolution or without.
     pub fn beside(self, convolves: bool) -> impl Iterator<Item = Entry> {
-        let of_convolution = |entry: Option<Entry>| entry.filter(|_| convolves);
-        let before = [of_convolution(self.convolve()), self.prepare()];
-        before
-            .into_iter()
-            .chain([of_convolution(self.windows())])
-            .flatten()
+        let convolve = self.convolve().filter(|_| convolves);
+        let finish = self.finish();
+        let finish = finish.filter(|_| convolves || self.norms_behind());
+        [convolve, self.prepare(), finish].into_iter().flatten()
     }
 
     /// The kinds that a launch may be of, by lengths that are no constants.
@@ -531,9 +546,7 @@ impl Kind {
 
     /// Whether `entry` has room for the value heads that it takes together, and for the tokens.
     fn has_room(self, entry: Entry) -> bool {
-        self.ratio <= entry.max_ratio()
-            && self.shared_bytes(entry) <= most_shared_bytes(entry)
-            && (!self.norm || entry.has_whole_head())
+        self.ratio <= entry.max_ratio() && self.shared_bytes(entry) <= most_shared_bytes(entry)
     }
 
     /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it. Where that has no

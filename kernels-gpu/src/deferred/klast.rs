@@ -6,10 +6,12 @@ use super::ring::{Pending, Ring};
 use super::{Deferring, MAX_PENDING, folds};
 use crate::constants::Element;
 use crate::device::float::fma;
-use crate::device::global::{load_b32, prefetch, store_b32};
-use crate::device::shared::{dynamic_shared_mem, load_shared_b64, store_shared_b64};
+use crate::device::global::{load_b32, store_b32};
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b64, load_shared_b128, store_shared_b64, store_shared_b128,
+};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::device::warp::warp_shuffle_xor;
+use crate::device::warp::{FULL_MASK, sync_warp, warp_shuffle_xor};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load, load_one};
@@ -43,6 +45,16 @@ pub(super) struct Lane<const ROWS: usize> {
     log_decays: [Raw<8>; MOST_ENTRIES],
 }
 
+impl<const ROWS: usize> Lane<ROWS> {
+    /// Where nothing is pending.
+    pub(super) const NONE: Self = Self {
+        update: Raw([0; ROWS]),
+        log_decay: 0.0,
+        keys: [Raw([0; 8]); MOST_ENTRIES],
+        log_decays: [Raw([0; 8]); MOST_ENTRIES],
+    };
+}
+
 /// Most pending tokens that a group weighs.
 const MOST_ENTRIES: usize = 2;
 
@@ -64,83 +76,178 @@ impl<
     const ENTRIES: usize = MAX_PENDING.div_ceil(Self::GROUPS) as usize;
     /// Channels that have a decay of their own.
     const CHANNELS: u32 = if G::PER_CHANNEL { K } else { 1 };
-    /// Shared memory: what each pending token adds for k and for q; then KDA's log decays of each.
+    /// Shared memory: what each pending token adds for k and for q; KDA's log decays of each; of a fold, each one's k with the
+    /// decays behind it, and u, group by group.
     const LOG_DECAYS: u32 = MAX_PENDING * 8;
-    pub(super) const BYTES: u32 = Self::LOG_DECAYS
+    const KEYS: u32 = Self::LOG_DECAYS
         + if G::PER_CHANNEL {
             MAX_PENDING * K * 4
         } else {
             0
         };
+    const UPDATES: u32 = Self::KEYS + MAX_PENDING * K * 4;
+    pub(super) const BYTES: u32 = Self::UPDATES + MAX_PENDING * Self::TILE * 4;
 
     pub(super) const CHECKED: () = {
         check_k_last((K, 1), V, ROWS as u32, THREADS);
+        assert!(ROWS.is_multiple_of(4), "u comes four at a time");
         assert!(VALUES == 2 * ROWS, "a product with k and one with q a row");
         assert!(VALUES as u32 <= Self::LANES, "a lane for each product");
         assert!(MAX_PENDING <= Self::LANES, "a lane for each pending token");
         assert!(Self::ENTRIES <= MOST_ENTRIES);
     };
 
-    /// Brings what [`Self::fold`] loads to level-2 cache: it loads the tokens one after the other, and the states are on their
-    /// way meanwhile. A lane has a token, a group a line of what all groups load.
-    #[inline(always)]
-    pub(super) fn fetch(ring: Ring, len: u32, (share, group, first): (Share, u32, u32)) {
-        let j = share.lane;
-        if j < len {
-            prefetch(ring.update(j, V, first));
-            let line = 128 * group;
-            if line < ring.key_bytes() {
-                prefetch(ring.key(j) + line as u64);
-            }
-            if line < 4 * Self::CHANNELS {
-                prefetch(ring.decay(j, Self::CHANNELS) + line as u64);
-            }
-        }
-    }
-
-    /// (6) The states of the group's rows with the `len` first pending tokens in them.
+    /// (6) The states of the group's rows with the `len` first pending tokens in them, of which [`Self::decay_keys`] left the keys
+    /// at `smem` and gave Γ; a lane has u of these rows of the token of its number. All lanes of the warp call it.
     #[inline(always)]
     pub(super) unsafe fn fold(
         c: &StepConstants,
-        ring: Ring,
+        (smem, decay, update): (u32, [f32; 8], Raw<ROWS>),
         len: u32,
         raw: [RawFragment; ROWS],
-        (share, first): (Share, u32),
+        (share, group): (Share, u32),
     ) -> [RawFragment; ROWS] {
+        let bytes = 4 * ROWS as u32;
+        let updates = smem + Self::UPDATES + group * MAX_PENDING * bytes;
         let mut states = raw.map(|raw| S::widen(c, raw));
-        let mut j = 0;
-        while j < len {
-            // SAFETY: the caller's promise; token j is pending, and no entry of a pending token is written.
-            let (key, update, log_decay) = unsafe {
-                let key = share.load_matching::<S>(ring.key(j), c.keys_element, true);
-                let update = load::<ROWS>(ring.update(j, V, first), F32, true);
-                let address = ring.decay(j, Self::CHANNELS);
-                let log_decay = if G::PER_CHANNEL {
-                    share.load_matching::<S>(address, F32, true)
-                } else {
-                    Raw([load_b32(address); 8])
-                };
-                (key, update, log_decay)
-            };
-            let (key, update) = (key.to_f32(c.keys_element), update.to_f32(F32));
-            let mut decay = log_decay.to_f32(F32);
+        let mut r = 0;
+        while r < ROWS {
             let mut i = 0;
             while i < 8 {
-                decay[i] = gate::exp(decay[i]);
+                states[r][i] *= decay[i];
                 i += 1;
             }
-            let mut r = 0;
-            while r < ROWS {
-                i = 0;
-                while i < 8 {
-                    states[r][i] = fma(update[r], key[i], decay[i] * states[r][i]);
-                    i += 1;
+            r += 1;
+        }
+        // SAFETY: the caller's promise; a group's place is its own, and nobody reads it any more.
+        unsafe {
+            sync_warp(FULL_MASK);
+            if share.lane < len {
+                let mut i = 0;
+                while i < ROWS {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|n| update.0[i + n]);
+                    let place = updates + share.lane * bytes + 4 * i as u32;
+                    store_shared_b128(place, [a, b, c, d]);
+                    i += 4;
                 }
-                r += 1;
             }
-            j += 1;
+            sync_warp(FULL_MASK);
+            let mut j = 0;
+            while j < len {
+                let key = load_channels(smem + Self::KEYS + j * K * 4, share);
+                let mut update = [0.0; ROWS];
+                r = 0;
+                while r < ROWS {
+                    let words = load_shared_b128(updates + j * bytes + 4 * r as u32);
+                    let mut n = 0;
+                    while n < 4 {
+                        update[r + n] = f32::from_bits(words[n]);
+                        n += 1;
+                    }
+                    r += 4;
+                }
+                r = 0;
+                while r < ROWS {
+                    let mut i = 0;
+                    while i < 8 {
+                        states[r][i] = fma(update[r], key[i], states[r][i]);
+                        i += 1;
+                    }
+                    r += 1;
+                }
+                j += 1;
+            }
         }
         states.map(|state| S::narrow(c, state))
+    }
+
+    /// (6) Leaves e^g_j k_j of the `len` pending tokens of `lane` at `smem`, g_j of the tokens behind the j-th; Γ of the lane's
+    /// channels. All threads of the block call it.
+    #[inline(always)]
+    pub(super) unsafe fn decay_keys(
+        c: &StepConstants,
+        (smem, lane): (u32, &Lane<ROWS>),
+        len: u32,
+        (share, group): (Share, u32),
+    ) -> [f32; 8] {
+        // SAFETY: each place has one writer, and is read behind the barrier.
+        unsafe {
+            let (behind, total) = if G::PER_CHANNEL {
+                Self::behind(lane, smem, len, [0.0; 8], (share, group))
+            } else {
+                let [pending] = butterfly_sum([lane.log_decay], 1, Self::LANES);
+                ([[0.0; 8]; MOST_ENTRIES], [pending; 8])
+            };
+            let mut i = 0;
+            while i < Self::ENTRIES {
+                let j = group + i as u32 * Self::GROUPS;
+                let mut key = lane.keys[i].to_f32(c.keys_element);
+                let mut weights = behind[i];
+                if G::PER_CHANNEL {
+                    weights = weights.map(gate::exp);
+                } else {
+                    let own = if share.lane > j { lane.log_decay } else { 0.0 };
+                    let [log_decay] = butterfly_sum([own], 1, Self::LANES);
+                    weights = [gate::exp(log_decay); 8];
+                }
+                let mut channel = 0;
+                while channel < 8 {
+                    key[channel] *= weights[channel];
+                    channel += 1;
+                }
+                if j < MAX_PENDING {
+                    store_channels(smem + Self::KEYS + j * K * 4, share, key);
+                }
+                i += 1;
+            }
+            sync_threads();
+            total.map(gate::exp)
+        }
+    }
+
+    /// Σ log α of the tokens behind each pending one of the group's, of those of `lane` and one with `log_decay`, and of all of
+    /// them, of the lane's channels. All threads of the block call it.
+    #[inline(always)]
+    unsafe fn behind(
+        lane: &Lane<ROWS>,
+        smem: u32,
+        ahead: u32,
+        log_decay: [f32; 8],
+        (share, group): (Share, u32),
+    ) -> ([[f32; 8]; MOST_ENTRIES], [f32; 8]) {
+        let log_decays_smem = smem + Self::LOG_DECAYS;
+        let (mut behind, mut total) = ([log_decay; MOST_ENTRIES], log_decay);
+        // SAFETY: each place has one writer, and is read behind the barrier.
+        unsafe {
+            let mut i = 0;
+            while i < Self::ENTRIES {
+                let j = group + i as u32 * Self::GROUPS;
+                if j < MAX_PENDING {
+                    let log_decays = lane.log_decays[i].to_f32(F32);
+                    store_channels(log_decays_smem + j * K * 4, share, log_decays);
+                }
+                i += 1;
+            }
+            sync_threads();
+            let mut j = ahead;
+            while j > 0 {
+                j -= 1;
+                let of_token = load_channels(log_decays_smem + j * K * 4, share);
+                let mut channel = 0;
+                while channel < 8 {
+                    i = 0;
+                    while i < Self::ENTRIES {
+                        if j == group + i as u32 * Self::GROUPS {
+                            behind[i][channel] = total[channel];
+                        }
+                        i += 1;
+                    }
+                    total[channel] += of_token[channel];
+                    channel += 1;
+                }
+            }
+        }
+        (behind, total)
     }
 
     /// What the ring has for this lane of the first `ahead` pending tokens; zeros of others.
@@ -151,12 +258,7 @@ impl<
         ahead: u32,
         (share, group, first): (Share, u32, u32),
     ) -> Lane<ROWS> {
-        let mut lane = Lane {
-            update: Raw([0; ROWS]),
-            log_decay: 0.0,
-            keys: [Raw([0; 8]); MOST_ENTRIES],
-            log_decays: [Raw([0; 8]); MOST_ENTRIES],
-        };
+        let mut lane = Lane::NONE;
         // SAFETY: the caller's promise; no entry of a pending token is written.
         unsafe {
             if share.lane < ahead {
@@ -191,44 +293,14 @@ impl<
         (k, q, log_decay): ([f32; 8], [f32; 8], [f32; 8]),
         (share, group): (Share, u32),
     ) -> [f32; 8] {
-        let log_decays_smem = smem + Self::LOG_DECAYS;
-        let mut total = log_decay;
-        // Σ log α of the tokens behind the i-th of the group, the new one among them.
-        let mut behind = [log_decay; MOST_ENTRIES];
         // SAFETY: each place has one writer, and is read behind the barrier.
         unsafe {
-            if G::PER_CHANNEL {
-                let mut i = 0;
-                while i < Self::ENTRIES {
-                    let j = group + i as u32 * Self::GROUPS;
-                    if j < MAX_PENDING {
-                        let log_decays = lane.log_decays[i].to_f32(F32);
-                        store_channels(log_decays_smem + j * K * 4, share, log_decays);
-                    }
-                    i += 1;
-                }
-                sync_threads();
-                let mut j = ahead;
-                while j > 0 {
-                    j -= 1;
-                    let of_token = load_channels(log_decays_smem + j * K * 4, share);
-                    let mut channel = 0;
-                    while channel < 8 {
-                        i = 0;
-                        while i < Self::ENTRIES {
-                            if j == group + i as u32 * Self::GROUPS {
-                                behind[i][channel] = total[channel];
-                            }
-                            i += 1;
-                        }
-                        total[channel] += of_token[channel];
-                        channel += 1;
-                    }
-                }
+            let (behind, total) = if G::PER_CHANNEL {
+                Self::behind(lane, smem, ahead, log_decay, (share, group))
             } else {
                 let [pending] = butterfly_sum([lane.log_decay], 1, Self::LANES);
-                total = [log_decay[0] + pending; 8];
-            }
+                ([log_decay; MOST_ENTRIES], [log_decay[0] + pending; 8])
+            };
             let mut i = 0;
             while i < Self::ENTRIES {
                 let j = group + i as u32 * Self::GROUPS;
@@ -257,8 +329,8 @@ impl<
                 i += 1;
             }
             sync_threads();
+            total.map(gate::exp)
         }
-        total.map(gate::exp)
     }
 
     /// What the pending token of this lane's number adds for k and for q, of those that [`Self::weigh`] left at `smem`; zeros
@@ -392,9 +464,6 @@ impl<
             if c.tokens == 0 && !must_fold {
                 return;
             }
-            if must_fold {
-                Self::fetch(ring, pending.len, (share, group, first));
-            }
             let mut raw = [[0; 8]; ROWS];
             let mut r = 0;
             while r < ROWS {
@@ -402,9 +471,13 @@ impl<
                 raw[r] = head.load_start::<S>(share, first + r as u32, start);
                 r += 1;
             }
-            // Before there is anything else in registers.
+            let smem = dynamic_shared_mem();
+            let mut lane = Self::load_lane(&c, ring, pending.len, (share, group, first));
             if must_fold {
-                raw = Self::fold(&c, ring, pending.len, raw, (share, first));
+                let at = (share, group);
+                let decay = Self::decay_keys(&c, (smem, &lane), pending.len, at);
+                raw = Self::fold(&c, (smem, decay, lane.update), pending.len, raw, at);
+                lane = Lane::NONE;
             }
             if must_fold || (pending.live && pending.fresh) {
                 r = 0;
@@ -417,7 +490,6 @@ impl<
                 return;
             }
             let ahead = if must_fold { 0 } else { pending.len };
-            let lane = Self::load_lane(&c, ring, ahead, (share, group, first));
             let tokens = Tokens::new(&c, step, row);
             let k = share.load_matching::<S>(tokens.k.at(0, 0), c.k_element, wide);
             let q = share.load_matching::<S>(tokens.q.at(0, 0), c.q_element, wide);
@@ -440,7 +512,6 @@ impl<
             let factors = Factors::new(c.l2norm != 0, scale, norms, (1.0, beta));
             let left = (&k, &log_decay);
             Self::append(&c, (ring, pending.len), row, left, (share, group));
-            let smem = dynamic_shared_mem();
             let decay = Self::weigh(&c, (smem, &lane), ahead, (k, q, log_decay), (share, group));
 
             let with = Self::weights(smem, share, ahead);

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::klast::KLast as Tile;
+use super::klast::{KLast as Tile, Lane};
 use super::ring::{Pending, Ring};
 use super::{Deferring, folds};
 use crate::constants::Element;
@@ -126,7 +126,6 @@ impl<
     const TILES: u32 = 1;
     const MAX_HEADS: u32 = 16;
     const MIN_BLOCKS_PER_SM: u32 = if S::PIECES == 1 { 384 } else { 256 } / THREADS;
-    const PROVED: bool = false;
     const SHARED_BYTES: u32 = Self::HEADS;
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
@@ -201,7 +200,7 @@ impl<
             let ahead = if must_fold { 0 } else { pending.len };
             let scale_of_q = f32::from_bits(c.scale);
             let mut factors = Factors::new(c.l2norm != 0, scale_of_q, norms, (1.0, 0.0));
-            let mut decay = [0.0; 8];
+            let (mut decay, mut folding_decay) = ([0.0; 8], [0.0; 8]);
             // All heads' slices in one loop, which is not unrolled: that would take twice the registers.
             s = 0;
             while s < slices {
@@ -210,19 +209,22 @@ impl<
                 let ring = ring(r);
                 let first = first_row(s);
                 let weights = smem + Self::WEIGHTS + r % 2 * Self::WEIGHTS_BYTES;
-                let update = if s.is_multiple_of(Self::SLICES) {
+                let mut update;
+                if s.is_multiple_of(Self::SLICES) {
                     let log_decay = if G::PER_CHANNEL {
                         load_channels(of_head + Self::DECAY, share)
                     } else {
                         [f32::from_bits(load_shared_b32(of_head + Self::DECAY)); 8]
                     };
                     factors.beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
-                    let lane = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::load_lane(
+                    let at = (share, group, first);
+                    let mut lane = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::load_lane(
                         &c,
                         ring,
-                        ahead,
-                        (share, group, first),
+                        pending.len,
+                        at,
                     );
+                    update = lane.update;
                     Tile::<G, S, K, V, ROWS, VALUES, THREADS>::append(
                         &c,
                         (ring, pending.len),
@@ -230,6 +232,15 @@ impl<
                         (&k, &log_decay),
                         (share, group),
                     );
+                    if must_fold {
+                        folding_decay = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::decay_keys(
+                            &c,
+                            (weights, &lane),
+                            pending.len,
+                            (share, group),
+                        );
+                        lane = Lane::NONE;
+                    }
                     decay = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::weigh(
                         &c,
                         (weights, &lane),
@@ -237,12 +248,12 @@ impl<
                         (k, q, log_decay),
                         (share, group),
                     );
-                    lane.update
-                } else if share.lane < ahead {
-                    load::<ROWS>(ring.update(share.lane, V, first), F32, true)
                 } else {
-                    Raw([0; ROWS])
-                };
+                    update = Raw([0; ROWS]);
+                    if share.lane < pending.len {
+                        update = load::<ROWS>(ring.update(share.lane, V, first), F32, true);
+                    }
+                }
                 copies.wait(DEPTH - 1);
                 let state = head(r);
                 let mut raw = copies
@@ -251,11 +262,12 @@ impl<
                 if must_fold {
                     raw = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::fold(
                         &c,
-                        ring,
+                        (weights, folding_decay, update),
                         pending.len,
                         raw,
-                        (share, first),
+                        (share, group),
                     );
+                    update = Raw([0; ROWS]);
                 }
                 if must_fold || pending.fresh {
                     let mut n = 0;

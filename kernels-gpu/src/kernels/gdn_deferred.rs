@@ -7,9 +7,9 @@
 //!     a_j = e^g_j k_j·k    b_j = e^g_j k_j·q                                            (3)
 //!     p = S Γk + Σ_j a_j u_j    o' = S Γq + Σ_j b_j u_j                                 (4)
 //!     δ = β (v − rk p)    o = rq o' + δ (k̂·q̂)    u = δ rk                               (5)
-//! (k, u, log α) go to the entry behind the pending ones. A row of which n + 1 > N folds them first, one after the other,
-//! and has none then:
-//!     S ← S diag(α_j) + u_j k_jᵀ    rounded and stored after the last                   (6)
+//! (k, u, log α) go to the entry behind the pending ones. A row of which n + 1 > N folds them first, and has none then, with g_j
+//! and g of the pending tokens alone:
+//!     S ← Γ S + Σ_j u_j (e^g_j k_j)ᵀ    rounded and stored                              (6)
 //! Every decay is e to a sum of log decays, none above 1: no quotient of two that may both be 0.
 //!
 //! Shapes   q, k [B, 1, H, K]   v, o [B, 1, HV, V]   pool [P, HV, V, K]   of R entries, N < R: keys [P, H, R, K], updates

@@ -6,7 +6,7 @@
 //! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
 //!          [`Short`] the same, or x = r / 2
 //! Threads  warpgroups; of a chain, each has 64 rows of the state
-//!          with a convolution x [B, T, D] for q, k and v, and [`super::prefill_windows`] behind all
+//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
@@ -40,6 +40,9 @@ pub type Short<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: 
 /// What of units is convolved, before [`Prepare`].
 pub type Convolve<const K: u32, const V: u32> = prefill::kernels::Convolve<PerHead, K, V>;
 
+/// What is behind the others: a norm, and windows.
+pub type Finish<const K: u32, const V: u32> = prefill::kernels::Finish<PerHead, K, V>;
+
 /// What of units does not depend on states.
 pub struct Prepare<const K: u32, const V: u32>;
 
@@ -57,7 +60,6 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
-    const PROVED: bool = prefill::kernels::is_proved(K);
     const SHARED_BYTES: u32 = Self::SCALES + prepare::SCALE_BYTES + COUNTER_BYTES + 128;
     const WORKSPACE_BYTES: u32 = image_bytes(K);
     const WORKSPACE_BYTES_PER_HEAD: u32 = head_bytes(K, false);

@@ -5,7 +5,7 @@
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g [B, T, HV, K], packed [1, total, ...]   pool [P, HV, V, K] or [P, HV, K, V]
 //! Grid     [`Prepare`] x = n · unit + HV/H · h + r, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as a decode's
 //! Threads  warpgroups; of a chain, each has 64 rows of the state; of a preparation, a warp has 8 tokens
-//!          with a convolution x [B, T, D] for q, k and v, and [`super::prefill_windows`] behind all
+//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
@@ -36,6 +36,9 @@ pub type Short<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: 
 
 /// What of units is convolved, before [`Prepare`].
 pub type Convolve<const K: u32, const V: u32> = prefill::kernels::Convolve<PerChannel, K, V>;
+
+/// What is behind the others: a norm, and windows.
+pub type Finish<const K: u32, const V: u32> = prefill::kernels::Finish<PerChannel, K, V>;
 
 /// What of units does not depend on states. A block has one of a value head.
 pub struct Prepare<const K: u32, const V: u32>;

@@ -12,5 +12,4 @@ pub mod kda_layer;
 pub mod kda_layer_mtp;
 pub mod kda_prefill;
 pub mod kda_recurrent;
-pub mod prefill_windows;
 pub mod state_floor;

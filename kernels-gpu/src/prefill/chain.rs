@@ -60,9 +60,9 @@ pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> 
     128 + stages + sums + SPAN_BYTES + STAGES * COUNTER_BYTES
 }
 
-/// Blocks of a cluster: all that share a head's state where no block has room for that, else 1.
+/// Blocks of a cluster: all that share a head's state.
 pub const fn cluster(v: u32, groups: u32) -> u32 {
-    if v > 128 { v / (64 * groups) } else { 1 }
+    v / (64 * groups)
 }
 
 /// Shared memory of the norm: the sums of both warpgroups; of a block of a cluster those of all rows of the head, for each stage.
@@ -170,10 +170,9 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::stage(0) + STAGES * Self::STAGE_BYTES
     }
 
-    /// Those of a cluster, of the piece that is in this stage: others may be at the next piece already.
+    /// Those of a cluster, of one of two pieces between which its blocks do not wait for each other.
     #[inline(always)]
-    fn sums_of_cluster(stage: u32) -> u32 {
-        let is_second = stage != Self::stage(0);
+    fn sums_of_cluster(is_second: bool) -> u32 {
         Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
     }
 
@@ -431,7 +430,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 if piece.count > 1 {
                     let stage = Self::stage(j);
                     let at = (stage, stage + Self::HEAD);
-                    (s, values) = self.advance(s, (piece, next), at, || {
+                    (s, values) = self.advance::<false>(s, (piece, next), at, || {
                         if beside {
                             copy();
                         }
@@ -683,7 +682,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                     // v of both pieces is there.
                     let next = Piece { start: 0, count: 0 };
                     let at = (Self::stage(j), Self::head(j, of));
-                    (s, _) = self.advance(s, (piece, next), at, || {});
+                    (s, _) = self.advance::<true>(s, (piece, next), at, || {});
                 } else {
                     self.advance_by_one(&mut s, piece.start, Self::stage(j));
                 }
@@ -707,12 +706,21 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// The state after a piece of more than one token, and v of the `next` one; does `beside` while nothing else can be done.
+    /// Where the lower halves of o of a unit are left, of this warpgroup's channels.
+    #[inline(always)]
+    fn lows(&self, span: &Span, piece: Piece) -> u64 {
+        let (unit, of) = (span.unit_of(piece), (self.row.h, self.r()));
+        let of = Operands::new::<K, V>(self.c, self.params, G::PER_CHANNEL, unit, of);
+        of.values + (self.first() / 64 * TILE_BYTES) as u64
+    }
+
+    /// The state after a piece of more than one token, and v of the `next` one; does `beside` while nothing else can be done. Of
+    /// a row that is `SHORT` o is normed here, of others behind the launch.
     ///
     /// # Safety
     /// Images and v are in `stage`, the other operands at `head`.
     #[inline(always)]
-    unsafe fn advance(
+    unsafe fn advance<const SHORT: bool>(
         &self,
         mut s: [f32; 64],
         (piece, next): (Piece, Piece),
@@ -778,16 +786,20 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             };
             // Beside the products that are added to the state.
             let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
-            if Self::CLUSTERED {
-                let (span, at) = (
-                    Self::kept_span(),
-                    (tile, barrier, Self::sums_of_cluster(stage)),
-                );
-                output::store::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
+            let span = Self::kept_span();
+            if c.has_norm == 0 {
+                output::store(c, params, (&span, piece), of, &o, (tile, barrier));
+            } else if SHORT {
+                let sums = if Self::CLUSTERED {
+                    Self::sums_of_cluster(stage != Self::stage(0))
+                } else {
+                    Self::sums()
+                };
+                let at = (tile, barrier, sums);
+                output::store_normed::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
             } else {
-                let at = (tile, barrier, Self::sums());
-                let span = Self::kept_span();
-                output::store::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
+                let lows = self.lows(&span, piece);
+                output::leave(c, params, (&span, piece), of, &o, (tile, barrier), lows);
             }
             (warpgroup::settle::<K>(s), values)
         }
@@ -810,7 +822,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 Self::sync_rows();
             }
             let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, t, s, (row, stage));
-            let o = self.normed(o, t, (row, stage));
+            let o = self.normed(o, t, row);
             if lane_id().is_multiple_of(4) {
                 let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
                 let head = self.row.hv * c.o_head + row;
@@ -826,7 +838,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// # Safety
     /// The tensors of `params` are live.
     #[inline(always)]
-    unsafe fn normed(&self, o: [f32; 2], t: u32, (row, stage): (u32, u32)) -> [f32; 2] {
+    unsafe fn normed(&self, o: [f32; 2], t: u32, row: u32) -> [f32; 2] {
         let (c, params) = (self.c, self.params);
         if c.has_norm == 0 {
             return o;
@@ -838,7 +850,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier, nor in a cluster.
         unsafe {
             if Self::CLUSTERED {
-                sums = Self::sums_of_cluster(stage);
+                // A row has one such piece at its begin, and one at its end.
+                sums = Self::sums_of_cluster(t > 0);
                 let place = sums + 4 * (self.row.tile * of_block + warp);
                 if lane_id() < Self::CLUSTER {
                     store_shared_b32_at(place, lane_id(), (a + b).to_bits());

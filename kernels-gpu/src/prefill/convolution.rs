@@ -1,4 +1,4 @@
-//! The convolution of a row's tokens: what layer/conv.rs does for one, in its order, for 8 channels or one.
+//! The convolution of a row's tokens: what layer/conv.rs does for one, in its order, for two channels or one.
 
 use super::rows::Span;
 use crate::constants::Element;
@@ -8,8 +8,14 @@ use crate::layer::conv::{TAPS, activate, load_input, load_taps};
 use crate::math::elements::{Raw, bytes_of, load, load_one};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Tokens that a thread convolves at once.
-pub const RUN: usize = 4;
+/// Tokens that a thread convolves at once of a head of so many channels, two of which it has: so many that 256 threads have a
+/// chunk's, and no fewer than half of what it loads is its own.
+pub const fn run_of(channels: u32) -> usize {
+    if channels > 64 { 16 } else { 8 }
+}
+
+/// Most inputs of a run.
+const MOST_INPUTS: usize = 16 + TAPS - 1;
 
 /// What the tokens of a row are convolved from.
 #[derive(Clone, Copy)]
@@ -68,42 +74,53 @@ impl Inputs {
         }
     }
 
-    /// y of [`RUN`] tokens from `t` on, those before `end`, and 8 channels from `channel` of all D on: given one token after the
+    /// y of `RUN` tokens from `t` on, those before `end`, and two channels from `channel` of all D on: given one token after the
     /// other, with its number among them; zeros for those that are not there.
+    ///
+    /// Lanes with neighbouring channels load and store whole lines, and a token is loaded once but for those before a run.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; tokens before `end` are the row's.
     #[inline(always)]
-    pub unsafe fn convolve_run(
+    pub unsafe fn convolve_run<const RUN: usize>(
         self,
         (c, params): (&StepConstants, &PrefillParams),
         span: &Span,
         (t, end): (u32, u32),
         channel: u32,
-        give: impl Fn(u32, [f32; 8]),
+        give: impl Fn(u32, [f32; 2]),
     ) {
-        let (element, wide) = (c.x_element, c.wide_io != 0);
-        let mut x: [Raw<8>; RUN + TAPS - 1] = [Raw([0; 8]); RUN + TAPS - 1];
-        let mut taps = [Raw([0; TAPS]); 8];
-        let mut bias = [0.0f32; 8];
+        const { assert!(RUN + TAPS - 1 <= MOST_INPUTS) };
+        let (element, wide, left) = (c.x_element, c.wide_io != 0, end.saturating_sub(t));
+        let mut x = [Raw([0; 2]); MOST_INPUTS];
+        let mut taps = [[0.0; TAPS]; 2];
+        let mut bias = [0.0; 2];
         // SAFETY: the caller's promise.
         unsafe {
+            let strides = (params.x_row, c.x_token);
+            let first = span.at(params.layer.x, strides, t, channel, element);
+            let apart = c.x_token as u64 * bytes_of(element) as u64;
             let mut i = 0;
             while i < RUN + TAPS - 1 {
-                let input = t as i64 + i as i64 - (TAPS as i64 - 1);
-                if input >= 0 && input < end as i64 {
-                    let strides = (params.x_row, c.x_token);
-                    let at = span.at(params.layer.x, strides, input as u32, channel, element);
-                    x[i] = load::<8>(at, element, wide);
-                } else if i < TAPS - 1 && t < end && i as u32 + c.taps >= TAPS as u32 {
+                let is_there = if i < TAPS - 1 {
+                    left > 0 && t + i as u32 >= TAPS as u32 - 1
+                } else {
+                    left > i as u32 - (TAPS as u32 - 1)
+                };
+                if is_there {
+                    let at = first
+                        .wrapping_add((i as u64).wrapping_sub(TAPS as u64 - 1).wrapping_mul(apart));
+                    x[i] = load::<2>(at, element, wide);
+                } else if i < TAPS - 1 && left > 0 && i as u32 + c.taps >= TAPS as u32 {
+                    let input = t as i64 + i as i64 - (TAPS as i64 - 1);
                     let mut n = 0;
-                    while n < 8 {
+                    while n < 2 {
                         let own = channel + n as u32;
                         let Raw([word]) = self.raw((c, params), span, input, own);
                         if element == Element::F32 as u32 {
                             x[i].0[n] = word;
                         } else {
-                            x[i].0[n / 2] |= word << (16 * (n % 2));
+                            x[i].0[0] |= word << (16 * n);
                         }
                         n += 1;
                     }
@@ -111,9 +128,9 @@ impl Inputs {
                 i += 1;
             }
             let mut n = 0;
-            while n < 8 {
+            while n < 2 {
                 let own = channel + n as u32;
-                taps[n] = load_taps(c, &params.layer, own);
+                taps[n] = load_taps(c, &params.layer, own).to_f32(c.conv_weight_element);
                 if c.has_conv_bias != 0 {
                     let element = c.conv_bias_element;
                     let at = params.layer.conv_bias + own as u64 * bytes_of(element) as u64;
@@ -124,19 +141,17 @@ impl Inputs {
         }
         let mut token = 0;
         while token < RUN {
-            let mut y = [0.0; 8];
-            if t + (token as u32) < end {
+            let mut y = [0.0; 2];
+            if left > token as u32 {
                 let mut sums = bias;
                 let mut i = 0;
                 while i < TAPS {
                     if i as u32 + c.taps >= TAPS as u32 {
                         let x = x[token + i].to_f32(element);
-                        let mut n = 0;
-                        while n < 8 {
-                            let tap = taps[n].to_f32(c.conv_weight_element)[i];
-                            sums[n] = fma(tap, x[n], sums[n]);
-                            n += 1;
-                        }
+                        sums = [
+                            fma(taps[0][i], x[0], sums[0]),
+                            fma(taps[1][i], x[1], sums[1]),
+                        ];
                     }
                     i += 1;
                 }

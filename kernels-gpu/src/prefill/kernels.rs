@@ -5,10 +5,10 @@ use core::marker::PhantomData;
 use super::convolution::Inputs;
 use super::load::{Load, THREADS};
 use super::operands::{Global, Place as _};
-use super::rows::{row_in_turn, row_of};
+use super::rows::{Span, row_in_turn, row_of};
 use super::values::{self, Channels};
 use super::workspace::Operands;
-use super::{CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes};
+use super::{CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
 use crate::constants::Element;
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
@@ -19,11 +19,6 @@ use crate::recurrent::Gating;
 use crate::row::{Row, value_head};
 use crate::state::StateElement;
 use crate::step::{PrefillParams, StepConstants};
-
-/// Whether the tests of prefills with this K have passed on a GPU.
-pub const fn is_proved(k: u32) -> bool {
-    k != 96
-}
 
 /// The constants, of which those are 0 that a prefill does not have.
 #[inline(always)]
@@ -82,9 +77,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
-    /// With 192 channels of v, of views that are not aligned, 128 registers are too few.
-    const MIN_BLOCKS_PER_SM: u32 = if K == 96 { 1 } else { 2 };
-    const PROVED: bool = is_proved(K);
+    /// With 192 channels of v, of views that are not aligned, 80 registers are too few.
+    const MIN_BLOCKS_PER_SM: u32 = if K == 96 { 2 } else { 3 };
     const SHARED_BYTES: u32 = Self::SCALES + 2 * FACTOR_BYTES + 128;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::CONVOLVE,
@@ -148,8 +142,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
     }
 }
 
-/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, of more than
-/// 128 a cluster all of them.
+/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a cluster all of
+/// them. With a norm o is left for [`Finish`].
 pub struct Chain<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
     PhantomData<(G, S)>,
 );
@@ -164,7 +158,6 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     const SHARED_BYTES: u32 =
         chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS));
     const CLUSTER: u32 = chain::cluster(V, GROUPS);
-    const PROVED: bool = is_proved(K);
     const WARPGROUPS: bool = true;
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
@@ -178,10 +171,6 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     #[inline(always)]
     unsafe fn run(params: &PrefillParams) {
         let c = constants();
-        // A norm is for who has all of a head, alone or in a cluster: the host's duty.
-        if c.has_norm != 0 && Self::TILES > Self::CLUSTER {
-            return;
-        }
         // SAFETY: the caller's promise.
         unsafe {
             let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
@@ -206,8 +195,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     }
 }
 
-/// Rows of at most 64 tokens: both in one, without a workspace. A block has all of a head, `GROUPS` · 64 rows of its state, or of
-/// more than 128 rows a cluster has.
+/// Rows of at most 64 tokens: both in one, without a workspace. A cluster has all of a head, a block `GROUPS` · 64
+/// rows of its state.
 pub struct Short<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
     PhantomData<(G, S)>,
 );
@@ -223,7 +212,6 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
             + chain::room_bytes(K, G::PER_CHANNEL, GROUPS);
     const CLUSTER: u32 = chain::cluster(V, GROUPS);
-    const PROVED: bool = is_proved(K);
     const WARPGROUPS: bool = true;
     const MAKES_PAIRS: bool = chain::makes_pairs(G::PER_CHANNEL, GROUPS);
     const COMPUTES: Option<Computes> = Some(Computes {
@@ -253,6 +241,66 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 chain.walk_short::<S>(&place, heads);
             } else if thread_idx_x() < 128 * GROUPS {
                 chain.store_zeros(heads);
+            }
+        }
+    }
+}
+
+/// Behind all: norms what the chain left of o, and writes the windows after rows and their checkpoints, which nobody reads any
+/// more. A block has a unit of a value head, or a channel of a row's windows in each thread.
+pub struct Finish<G, const K: u32, const V: u32>(PhantomData<G>);
+
+impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
+    type Params = PrefillParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = THREADS;
+    const TILES: u32 = 1;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::FINISH,
+        layout: Layout::KLast,
+        state: Element::F32,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &PrefillParams) {
+        let c = constants();
+        let channels = 2 * c.h * K + c.h * c.ratio * V;
+        let blocks_of_row = if c.taps > 1 {
+            channels.div_ceil(THREADS)
+        } else {
+            0
+        };
+        let (block, of_windows) = (block_idx_x(), params.rows * blocks_of_row);
+        // SAFETY: the caller's promise; a thread has a channel of a row, a block o of a unit and head.
+        unsafe {
+            if block < of_windows {
+                let channel = block % blocks_of_row * THREADS + thread_idx_x();
+                let span = Span::load(&c, params, block / blocks_of_row);
+                if channel >= channels || span.count == 0 {
+                    return;
+                }
+                let place = Place::load(&c, &params.layer, span.b);
+                if place.live() {
+                    windows::store(&c, params, &span, &place, channel);
+                }
+                return;
+            }
+            if c.has_norm == 0 {
+                return;
+            }
+            let (block, of_unit) = (block - of_windows, c.h * c.ratio);
+            let (unit, of) = ((block / of_unit) as u64, block % of_unit);
+            let (h, r) = (of / c.ratio, of % c.ratio);
+            let Some((span, j)) = row_of(&c, params, unit) else {
+                return;
+            };
+            if Place::load(&c, &params.layer, span.b).live() {
+                let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
+                let operands = Operands::new::<K, V>(&c, params, G::PER_CHANNEL, unit, (h, r));
+                let with = (&span, span.piece(j));
+                norm::of_unit::<V>(&c, params, with, hv, operands.values);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! How q and k of a piece come to its threads: as they lie in memory or convolved, in f16 with a power of two.
 
 use super::anew;
-use super::convolution::{Inputs, RUN, channel_of};
+use super::convolution::{Inputs, channel_of, run_of};
 use super::operands::{Place, Shared};
 use super::rows::{Piece, Span};
 use super::workspace::Operands;
@@ -9,7 +9,7 @@ use super::{CHUNK, FACTOR_BYTES, FACTORS, QUERIES};
 use crate::constants::Element;
 use crate::device::float::{f16_to_f32, fma, pack_f16x2, rsqrt};
 use crate::device::global::{load_b32, load_b128};
-use crate::device::shared::{load_shared_b128, store_shared_b32, store_shared_b128};
+use crate::device::shared::{load_shared_b128, store_shared_b32, store_shared_b64};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
 use crate::math::elements;
@@ -28,6 +28,13 @@ pub type Words = [[u32; 4]; 4];
 
 /// Bytes of an image from a lane's channels to its next ones.
 const RUN_BYTES: u32 = 4 * 2048;
+
+/// Byte of the lower (0) or the upper (1) four of 8 channels of a token, as [`Load::stage`] leaves them: tokens trade places with
+/// the channels, so that neither a token's nor a channel's meet in a bank.
+#[inline(always)]
+fn staged_byte(part: u32, of: u32, token: u32) -> u32 {
+    part * 2048 + of * QUERIES + (token ^ ((2 * part + of) % 8)) * 16
+}
 
 /// Address, strides of rows and tokens, first channel and element of a tensor.
 pub type Source = (u64, (u32, u32), u32, u32);
@@ -113,25 +120,35 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     /// The tensors are live, and the image is the block's.
     #[inline(always)]
     pub unsafe fn stage<const K: u32, const OF: u32>(&self, image: u32) {
-        let (c, params) = self.with;
-        let (of_token, thread) = (K / 8, anew(thread_idx_x()));
-        let (part, first) = (thread % of_token, RUN as u32 * (thread / of_token));
-        if first < CHUNK {
-            let channel = channel_of(c, 1 - OF, self.head, K) + 8 * part;
+        let (of_token, thread) = (K / 2, anew(thread_idx_x()));
+        let (pair, first) = (thread % of_token, thread / of_token);
+        if first >= THREADS / of_token {
+            return;
+        }
+        let channel = channel_of(self.with.0, 1 - OF, self.head, K) + 2 * pair;
+        let (part, of) = (pair / 4, pair / 2 % 2);
+        let mut first = run_of(K) as u32 * first;
+        while first < CHUNK {
             let (t, end) = (
                 self.piece.start + first,
                 self.piece.start + self.piece.count,
             );
+            let give = |token: u32, y: [f32; 2]| {
+                let place = image + staged_byte(part, of, first + token) + pair % 2 * 8;
+                // SAFETY: the caller's promise; a thread has its own tokens' channels.
+                unsafe { store_shared_b64(place, y.map(f32::to_bits)) };
+            };
             // SAFETY: the caller's promise.
             unsafe {
-                self.inputs
-                    .convolve_run((c, params), self.span, (t, end), channel, |token, y| {
-                        let place = image + part * 2048 + (first + token) * 16;
-                        let [a, b, c, d, e, f, g, h] = y.map(f32::to_bits);
-                        store_shared_b128(place, [a, b, c, d]);
-                        store_shared_b128(place + QUERIES, [e, f, g, h]);
-                    });
+                if const { run_of(K) == 16 } {
+                    self.inputs
+                        .convolve_run::<16>(self.with, self.span, (t, end), channel, give);
+                } else {
+                    self.inputs
+                        .convolve_run::<8>(self.with, self.span, (t, end), channel, give);
+                }
             }
+            first += run_of(K) as u32 * (THREADS / of_token);
         }
     }
 
@@ -144,9 +161,10 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         let mut x = [[0.0; 8]; 4];
         let mut i = 0;
         while i < K as usize / 32 {
+            let part = self.part() + 4 * i as u32;
+            let place = |of| image + staged_byte(part, of, self.token());
             // SAFETY: it is there, behind a barrier.
-            let [a, b] =
-                unsafe { [0, 1].map(|of| load_shared_b128(image + self.byte(of, i as u32))) };
+            let [a, b] = unsafe { [0, 1].map(|of| load_shared_b128(place(of))) };
             x[i] = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]].map(f32::from_bits);
             i += 1;
         }

@@ -8,6 +8,7 @@ pub mod channels;
 pub mod convolution;
 pub mod kernels;
 pub mod load;
+pub mod norm;
 pub mod operands;
 pub mod output;
 pub mod prepare;

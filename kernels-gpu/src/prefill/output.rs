@@ -9,7 +9,7 @@ use super::values::{half_tile, tile_matrix, tile_piece, tokens_apart};
 use crate::constants::Element;
 use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
-use crate::device::global::store_b128;
+use crate::device::global::{store_b16, store_b128};
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_matrices_transposed, store_shared_b32,
 };
@@ -17,95 +17,182 @@ use crate::device::thread::{sync_barrier, sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
 use crate::device::warpgroup::fence_shared;
 use crate::layer::norm::normed;
-use crate::math::elements;
+use crate::math::elements::{self, Raw};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Stores a warpgroup's part of o, from channel `first` of value head `hv` on; normed where there is a norm, of which the block
-/// of so many `GROUPS`, or its cluster, has the whole head then. `tile` is one of [`super::values::TILE_BYTES`] that nobody
-/// reads any more, `barrier` the warpgroup's own; `sums` are 64 words for each group of the block or cluster, that nobody reads
-/// any more either, in any block.
+/// Stores a warpgroup's part of o, from channel `first` of value head `hv` on. `tile` is one of [`super::values::TILE_BYTES`]
+/// that nobody reads any more, `barrier` the warpgroup's own.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
 #[inline(always)]
-pub unsafe fn store<const V: u32, const GROUPS: u32>(
+pub unsafe fn store(
     c: &StepConstants,
     params: &PrefillParams,
     (span, piece): (&Span, Piece),
     (hv, first): (u32, u32),
     o: &[f32; 32],
-    (tile, barrier, sums): (u32, u32, u32),
+    (tile, barrier): (u32, u32),
 ) {
-    if c.has_norm != 0 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_normed::<V, GROUPS>(
-                c,
-                params,
-                (span, piece),
-                (hv, first),
-                o,
-                (tile, barrier, sums),
-            );
-        }
-        return;
-    }
     let base = params.layer.step.o;
     let (strides, head) = ((params.o_row, c.o_token), hv * c.o_head + first);
     // SAFETY: the caller's promise; a thread stores elements of its own, of tokens that are there.
     unsafe {
         if c.wide_io != 0 && c.o_element != Element::F32 as u32 {
-            let mut i = 0;
-            while i < 4 {
-                let mut words = [0; 4];
-                let mut m = 0;
-                while m < 4 {
-                    let at = 8 * i + 4 * (m / 2) + 2 * (m % 2);
-                    words[m] = if c.o_element == Element::Bf16 as u32 {
-                        pack_bf16x2(o[at], o[at + 1])
-                    } else {
-                        pack_f16x2(o[at], o[at + 1])
-                    };
-                    m += 1;
+            let words = through_tile(o, (tile, barrier), |x, y| {
+                if c.o_element == Element::Bf16 as u32 {
+                    pack_bf16x2(x, y)
+                } else {
+                    pack_f16x2(x, y)
                 }
-                store_matrices_transposed(tile + tile_matrix(i as u32), words);
-                i += 1;
-            }
-            sync_barrier(barrier, 128);
-            let thread = thread_idx_x() % 128;
-            let place = |i: u32| (thread / 8 + 16 * i, thread % 8);
-            let words: [[u32; 4]; 4] = array::from_fn(|i| {
-                let (token, part) = place(i as u32);
-                load_shared_b128(tile + tile_piece(token, part))
             });
             release(c);
-            let (token, part) = place(0);
-            let t = piece.start + token;
-            let to = span.at(base, strides, t, head + 8 * part, c.o_element);
+            store_pieces(c, params, (span, piece), head, words);
+            return;
+        }
+        each(o, |token, row, o| {
+            if token < piece.count {
+                let t = piece.start + token;
+                let address = span.at(base, strides, t, head + row, c.o_element);
+                elements::store([o], address, c.o_element, false);
+            }
+        });
+    }
+}
+
+/// Leaves o for [`super::norm`], as [`store`] would store it; the lower halves at `lows`, where v of these channels was.
+///
+/// # Safety
+/// As [`store`]'s; the lower halves are the warpgroup's to write.
+#[inline(always)]
+pub unsafe fn leave(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, piece): (&Span, Piece),
+    (hv, first): (u32, u32),
+    o: &[f32; 32],
+    (tile, barrier): (u32, u32),
+    lows: u64,
+) {
+    let base = params.layer.step.o;
+    let (strides, head) = ((params.o_row, c.o_token), hv * c.o_head + first);
+    // SAFETY: the caller's promise; a thread stores elements of its own, of tokens that are there.
+    unsafe {
+        if c.o_element == Element::F32 as u32 {
+            store(c, params, (span, piece), (hv, first), o, (tile, barrier));
+        } else if c.wide_io != 0 {
+            let upper = through_tile(o, (tile, barrier), |x, y| {
+                x.to_bits() >> 16 | y.to_bits() & 0xffff_0000
+            });
+            // The tile is read.
+            sync_barrier(barrier, 128);
+            let lower = through_tile(o, (tile, barrier), |x, y| {
+                x.to_bits() & 0xffff | y.to_bits() << 16
+            });
+            release(c);
+            store_pieces(c, params, (span, piece), head, upper);
+            let (token, part) = own_piece(0);
+            let to = lows + (token * 128 + part * 16) as u64;
             let mut i = 0;
             while i < 4 {
-                if place(i).0 < piece.count {
-                    store_b128(
-                        to + i as u64 * tokens_apart(16, c.o_token),
-                        words[i as usize],
-                    );
+                if own_piece(i).0 < piece.count {
+                    store_b128(to + 16 * 128 * i as u64, lower[i as usize]);
                 }
                 i += 1;
             }
-            return;
+        } else {
+            each(o, |token, row, o| {
+                if token < piece.count {
+                    let t = piece.start + token;
+                    let address = span.at(base, strides, t, head + row, c.o_element);
+                    store_b16(address, (o.to_bits() >> 16) as u16);
+                    store_b16(lows + (token * 128 + row * 2) as u64, o.to_bits() as u16);
+                }
+            });
         }
-        let thread = anew(thread_idx_x());
-        let row = thread / 32 % 4 * 16 + thread % 32 / 4;
+    }
+}
+
+/// A token of the piece, and a part of 8 channels of it, whose `i`-th this thread has where threads of a token are neighbours.
+#[inline(always)]
+fn own_piece(i: u32) -> (u32, u32) {
+    let thread = thread_idx_x() % 128;
+    (thread / 8 + 16 * i, thread % 8)
+}
+
+/// The parts of [`own_piece`], two elements to a word as `pack` has them.
+///
+/// # Safety
+/// The tile is the warpgroup's, all threads of which come.
+#[inline(always)]
+unsafe fn through_tile(
+    o: &[f32; 32],
+    (tile, barrier): (u32, u32),
+    pack: impl Fn(f32, f32) -> u32,
+) -> [[u32; 4]; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
         let mut i = 0;
-        while i < 32 {
-            let token = 8 * (i as u32 / 4) + thread % 4 * 2 + i as u32 % 2;
-            if token < piece.count {
-                let (t, channel) = (piece.start + token, head + row + i as u32 / 2 % 2 * 8);
-                let address = span.at(base, strides, t, channel, c.o_element);
-                elements::store([o[i]], address, c.o_element, false);
+        while i < 4 {
+            let mut words = [0; 4];
+            let mut m = 0;
+            while m < 4 {
+                let at = 8 * i + 4 * (m / 2) + 2 * (m % 2);
+                words[m] = pack(o[at], o[at + 1]);
+                m += 1;
             }
+            store_matrices_transposed(tile + tile_matrix(i as u32), words);
             i += 1;
         }
+        sync_barrier(barrier, 128);
+        array::from_fn(|i| {
+            let (token, part) = own_piece(i as u32);
+            load_shared_b128(tile + tile_piece(token, part))
+        })
+    }
+}
+
+/// Stores the parts of [`own_piece`] of 16-bit elements, from element `head` of a token of o on.
+///
+/// # Safety
+/// As [`store`]'s.
+#[inline(always)]
+unsafe fn store_pieces(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, piece): (&Span, Piece),
+    head: u32,
+    words: [[u32; 4]; 4],
+) {
+    let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
+    let (token, part) = own_piece(0);
+    let t = piece.start + token;
+    let to = span.at(base, strides, t, head + 8 * part, c.o_element);
+    let mut i = 0;
+    while i < 4 {
+        if own_piece(i).0 < piece.count {
+            // SAFETY: the caller's promise.
+            unsafe {
+                store_b128(
+                    to + i as u64 * tokens_apart(16, c.o_token),
+                    words[i as usize],
+                );
+            }
+        }
+        i += 1;
+    }
+}
+
+/// Hands each of the thread's sums to `give`, with its token and its row among the warpgroup's 64.
+#[inline(always)]
+fn each(o: &[f32; 32], give: impl Fn(u32, u32, f32)) {
+    let thread = anew(thread_idx_x());
+    let row = thread / 32 % 4 * 16 + thread % 32 / 4;
+    let mut i = 0;
+    while i < 32 {
+        let token = 8 * (i as u32 / 4) + thread % 4 * 2 + i as u32 % 2;
+        give(token, row + i as u32 / 2 % 2 * 8, o[i]);
+        i += 1;
     }
 }
 
@@ -121,10 +208,16 @@ fn release(c: &StepConstants) {
 /// Barrier of the threads that have rows, where they are not all of the block.
 pub const BLOCK: u32 = 4;
 
+/// [`store`], normed: the block of so many `GROUPS`, or its cluster, has the whole head. `sums` are 64 words for each group of
+/// these, that nobody reads any more, in any block.
+///
 /// Both halves of the tokens go through the tile, so that a thread has 16 channels of a token, and four of them all that
 /// the warpgroup has.
+///
+/// # Safety
+/// As [`store`]'s.
 #[inline(always)]
-unsafe fn store_normed<const V: u32, const GROUPS: u32>(
+pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     c: &StepConstants,
     params: &PrefillParams,
     (span, piece): (&Span, Piece),
@@ -158,7 +251,6 @@ unsafe fn store_normed<const V: u32, const GROUPS: u32>(
                 i += 1;
             }
             sync_barrier(barrier, 128);
-            let mut squares = 0.0;
             i = 0;
             while i < 4 {
                 let place = tile + half_tile(thread / 4, part + 4 * i as u32);
@@ -166,13 +258,11 @@ unsafe fn store_normed<const V: u32, const GROUPS: u32>(
                 let mut e = 0;
                 while e < 4 {
                     own[half][4 * i + e] = words[e];
-                    squares = fma(words[e], words[e], squares);
                     e += 1;
                 }
                 i += 1;
             }
-            squares += warp_shuffle_xor(squares, 1);
-            squares += warp_shuffle_xor(squares, 2);
+            let squares = sum_of_quad(&own[half]);
             if const { cluster_of(V, GROUPS) > 1 } {
                 // The four lanes have the same sum.
                 let place = sums + first / 64 * 256 + (32 * half as u32 + thread / 4) * 4;
@@ -204,34 +294,103 @@ unsafe fn store_normed<const V: u32, const GROUPS: u32>(
                 _ => sum(0),
             };
             if token < piece.count {
-                let t = piece.start + token;
-                let mut i = 0;
-                while i < 4 {
-                    let channel = first + part + 4 * i as u32;
-                    let wide = c.wide_norm != 0;
-                    let strides = (params.z_row, c.z_token);
-                    let (z, element) = (params.layer.z, c.z_element);
-                    let z = span.at(z, strides, t, hv * c.z_head + channel, element);
-                    let z = elements::load::<4>(z, element, wide).to_f32(element);
-                    let element = c.norm_weight_element;
-                    let at = (channel * elements::bytes_of(element)) as u64;
-                    let weight = params.layer.norm_weight + at;
-                    let weight = elements::load::<4>(weight, element, wide).to_f32(element);
-                    let mut values = [0.0f32; 4];
-                    let mut e = 0;
-                    while e < 4 {
-                        let o = own[half][4 * i + e];
-                        values[e] = normed(c, o, (squares, V), z[e], weight[e]);
-                        e += 1;
-                    }
-                    let base = params.layer.step.o;
-                    let strides = (params.o_row, c.o_token);
-                    let at = span.at(base, strides, t, hv * c.o_head + channel, c.o_element);
-                    elements::store(values, at, c.o_element, c.wide_io != 0);
-                    i += 1;
-                }
+                let (t, of) = (piece.start + token, (hv, first + part));
+                let scales = Scales::load(c, params, (span, t), of);
+                scales.store::<V>(c, params, (span, t), of, &own[half], squares);
             }
             half += 1;
+        }
+    }
+}
+
+/// The sum of the squares of 16 channels, and of those of the other three lanes of a token. All lanes of the warp come.
+#[inline(always)]
+pub fn sum_of_quad(o: &[f32; 16]) -> f32 {
+    let mut squares = 0.0;
+    let mut i = 0;
+    while i < 16 {
+        squares = fma(o[i], o[i], squares);
+        i += 1;
+    }
+    squares += warp_shuffle_xor(squares, 1);
+    squares += warp_shuffle_xor(squares, 2);
+    squares
+}
+
+/// What 16 channels of a token are normed with, as it lies in memory.
+#[derive(Clone, Copy)]
+pub struct Scales {
+    z: [Raw<8>; 2],
+    weight: [Raw<8>; 2],
+}
+
+impl Scales {
+    /// Of no channels.
+    pub const NONE: Self = Self {
+        z: [Raw([0; 8]); 2],
+        weight: [Raw([0; 8]); 2],
+    };
+
+    /// Of token `t`, from `channel` of value head `hv` on.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; there is a norm, and the token.
+    #[inline(always)]
+    pub unsafe fn load(
+        c: &StepConstants,
+        params: &PrefillParams,
+        (span, t): (&Span, u32),
+        (hv, channel): (u32, u32),
+    ) -> Self {
+        let (mut scales, wide) = (Self::NONE, c.wide_norm != 0);
+        let mut i = 0;
+        while i < 2 {
+            let channel = channel + 8 * i as u32;
+            let (strides, element) = ((params.z_row, c.z_token), c.z_element);
+            let z = span.at(params.layer.z, strides, t, hv * c.z_head + channel, element);
+            // SAFETY: the caller's promise.
+            unsafe {
+                scales.z[i] = elements::load::<8>(z, element, wide);
+                let element = c.norm_weight_element;
+                let at = (channel * elements::bytes_of(element)) as u64;
+                let weight = params.layer.norm_weight + at;
+                scales.weight[i] = elements::load::<8>(weight, element, wide);
+            }
+            i += 1;
+        }
+        scales
+    }
+
+    /// Norms `o` of these channels, of a head of V whose squares have this sum, and stores it.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s.
+    #[inline(always)]
+    pub unsafe fn store<const V: u32>(
+        &self,
+        c: &StepConstants,
+        params: &PrefillParams,
+        (span, t): (&Span, u32),
+        (hv, channel): (u32, u32),
+        o: &[f32; 16],
+        squares: f32,
+    ) {
+        let mut i = 0;
+        while i < 2 {
+            let z = self.z[i].to_f32(c.z_element);
+            let weight = self.weight[i].to_f32(c.norm_weight_element);
+            let mut values = [0.0; 8];
+            let mut e = 0;
+            while e < 8 {
+                values[e] = normed(c, o[8 * i + e], (squares, V), z[e], weight[e]);
+                e += 1;
+            }
+            let channel = hv * c.o_head + channel + 8 * i as u32;
+            let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
+            let at = span.at(base, strides, t, channel, c.o_element);
+            // SAFETY: the caller's promise.
+            unsafe { elements::store(values, at, c.o_element, c.wide_io != 0) };
+            i += 1;
         }
     }
 }

@@ -120,6 +120,12 @@ impl Span {
         self.units + (j - self.skipped()) as u64
     }
 
+    /// The unit of a piece that has one.
+    #[inline(always)]
+    pub fn unit_of(&self, piece: Piece) -> u64 {
+        self.unit((self.phase() + piece.start) / CHUNK)
+    }
+
     /// The piece whose unit this is, if it is of this row.
     #[inline(always)]
     pub fn piece_of(&self, unit: u64) -> Option<u32> {

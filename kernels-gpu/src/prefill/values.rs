@@ -5,7 +5,7 @@
 //! v is of 16 bits and can be loaded 16 bytes at a time it is; else the preparation leaves tiles in f16
 //! ([`StepConstants::makes_values`]).
 
-use super::convolution::{Inputs, RUN, channel_of_values};
+use super::convolution::{Inputs, channel_of_values, run_of};
 use super::operands::Place;
 use super::rows::{Piece, Span};
 use super::{CHUNK, anew};
@@ -43,10 +43,10 @@ pub fn half_tile(token: u32, channel: u32) -> u32 {
     token * 256 + (channel ^ (token / 2 % 4 * 8)) * 4
 }
 
-/// Bytes of the tiles that the preparation makes of a value head of `dim` channels.
+/// Bytes of the tiles that a workspace has of a value head of `dim` channels.
 #[inline(always)]
 pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
-    if c.makes_values() {
+    if c.has_tiles() {
         dim / 64 * TILE_BYTES
     } else {
         0
@@ -161,6 +161,40 @@ pub unsafe fn make<const K: u32, const V: u32>(
     (thread, threads): (u32, u32),
     out: impl Place,
 ) {
+    if c.taps != 0 {
+        // Threads of a token, with two channels each.
+        let of_token = count / 2;
+        let part = anew(thread % of_token);
+        let mut channel =
+            channel_of_values::<K, V>(c, hv, if const { V > 128 } { V } else { count });
+        if const { V > 128 } {
+            channel += first;
+        }
+        let of_line = part / 32 * TILE_BYTES + part % 4 * 4;
+        let mut run = run_of(V) as u32 * (thread / of_token);
+        if thread >= threads / of_token * of_token {
+            return;
+        }
+        while run < CHUNK {
+            let (t, end) = (piece.start + run, piece.start + piece.count);
+            let give = |token: u32, v: [f32; 2]| {
+                let byte = of_line + tile_piece(run + token, part / 4 % 8);
+                // SAFETY: the caller's promise; a thread has its own tokens' channels.
+                unsafe { out.store_b32(byte, pack_f16x2(v[0], v[1])) };
+            };
+            let (with, own) = ((c, params), channel + 2 * part);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if const { run_of(V) == 16 } {
+                    inputs.convolve_run::<16>(with, span, (t, end), own, give);
+                } else {
+                    inputs.convolve_run::<8>(with, span, (t, end), own, give);
+                }
+            }
+            run += run_of(V) as u32 * (threads / of_token);
+        }
+        return;
+    }
     // Threads of a token, with 8 channels each.
     let of_token = count / 8;
     let part = anew(thread % of_token);
@@ -173,25 +207,6 @@ pub unsafe fn make<const K: u32, const V: u32>(
         // SAFETY: the caller's promise; a thread has its own tokens' channels.
         unsafe { out.store_b128(byte, [pair(0), pair(1), pair(2), pair(3)]) };
     };
-    if c.taps != 0 {
-        let dim = if const { V > 128 } { V } else { count };
-        let mut channel = channel_of_values::<K, V>(c, hv, dim) + 8 * part;
-        if const { V > 128 } {
-            channel += first;
-        }
-        let mut run = RUN as u32 * (thread / of_token);
-        while run < CHUNK {
-            let (t, end) = (piece.start + run, piece.start + piece.count);
-            // SAFETY: the caller's promise.
-            unsafe {
-                inputs.convolve_run((c, params), span, (t, end), channel, |token, v| {
-                    give(run + token, v);
-                });
-            }
-            run += RUN as u32 * (threads / of_token);
-        }
-        return;
-    }
     let mut token = thread / of_token;
     while token < CHUNK {
         let mut v = [0.0; 8];

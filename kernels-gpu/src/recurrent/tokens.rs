@@ -24,6 +24,8 @@ pub trait Gating {
     const CONVOLVE: Family;
     /// Of those that take rows of at most a chunk.
     const SHORT: Family;
+    /// That of what is behind a prefill's others.
+    const FINISH: Family;
 }
 
 /// One tensor of one row and head: element `i` of token t is `i` behind `first + t · token`.

@@ -77,10 +77,10 @@ pub fn differential(entry: Entry) {
         let wanted = match prepare {
             launch::Family::GdnPrefillConvolve
             | launch::Family::GdnPrefillPrepare
-            | launch::Family::PrefillWindows => launch::Family::GdnPrefillChain,
-            launch::Family::KdaPrefillConvolve | launch::Family::KdaPrefillPrepare => {
-                launch::Family::KdaPrefillChain
-            }
+            | launch::Family::GdnPrefillFinish => launch::Family::GdnPrefillChain,
+            launch::Family::KdaPrefillConvolve
+            | launch::Family::KdaPrefillPrepare
+            | launch::Family::KdaPrefillFinish => launch::Family::KdaPrefillChain,
             _ => return false,
         };
         chain == wanted && k == of
@@ -150,7 +150,6 @@ macro_rules! differential_tests {
     (@ gdn_layer gdn_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_layer kda_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_prefill gdn_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ gdn_prefill prefill_windows $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_prefill kda_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_layer_mtp gdn_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_layer_mtp kda_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };

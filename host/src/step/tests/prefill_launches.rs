@@ -17,16 +17,34 @@ fn launches_and_workspaces_follow_from_lengths() {
     ];
     let short = ["gdn_prefill_short_klast_bf16_k64_tile64"];
     assert_eq!(names(&full()), long);
-    let windows = "prefill_windows_k64";
+    let finish = "gdn_prefill_finish_k64";
     let whole = layer().workspace(tensor(F32, &[1 << 20]));
     let convolve = "gdn_prefill_convolve_k64";
-    assert_eq!(names(&whole), [convolve, long[0], long[1], windows]);
+    assert_eq!(names(&whole), [convolve, long[0], long[1], finish]);
     let recipe = whole.recipe().unwrap();
     let [convolve, prepare] = recipe.before.map(|launch| launch.unwrap().1.grid[0]);
     // Of two query/key heads q and k, and of the four value heads v; two of these are a block of the preparation's.
     assert_eq!(convolve, prepare / 2 * (2 + 2 + 4));
+    // The windows of three rows of 512 channels, and a block of each unit and value head for the norm.
     let (_, shape) = recipe.after.unwrap();
-    assert_eq!(shape.grid, [512_u32.div_ceil(shape.block), 1, 3]);
+    let (of_windows, of_norm) = (3 * 512_u32.div_ceil(shape.block), prepare / 2 * 4);
+    assert_eq!(shape.grid, [of_windows + of_norm, 1, 1]);
+    // Without a norm windows alone, without a convolution o alone; of short rows o is normed where it is made.
+    let grid = |step: Gdn<'static>| step.recipe().unwrap().after.map(|(_, shape)| shape.grid);
+    let workspace = || tensor(F32, &[1 << 20]);
+    let mut without_norm = layer().workspace(workspace());
+    without_norm.norm = None;
+    assert_eq!(grid(without_norm), Some([of_windows, 1, 1]));
+    let mut without_conv = layer().workspace(workspace());
+    without_conv.inputs = of_total(300, 300).inputs;
+    assert_eq!(grid(without_conv), Some([of_norm, 1, 1]));
+    let mut short_norm = of_total(64, 64);
+    short_norm.norm = Some(Norm::new(
+        tensor(Bf16, &[1, 64, 4, 64]),
+        tensor(F32, &[64]),
+        1e-6,
+    ));
+    assert_eq!(grid(short_norm), None);
     assert_eq!(names(&dense(64)), short);
     assert_eq!(names(&of_total(4096, 64)), short);
     assert_eq!(dense(64).workspace_bytes().unwrap(), 0);
@@ -104,4 +122,8 @@ fn a_prewarm_is_of_every_length() {
     assert_eq!(all.len(), 3);
     // With a convolution, one before and one behind.
     assert_eq!(entries(&layer()).len(), 5);
+    // With a norm alone, one behind.
+    let mut without_conv = layer();
+    without_conv.inputs = of_total(300, 300).inputs;
+    assert_eq!(entries(&without_conv).len(), 4);
 }
