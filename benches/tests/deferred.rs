@@ -7,14 +7,15 @@ use gated_delta_harness::arguments::Operator;
 #[test]
 fn every_count_is_checked() {
     let library = Library::simulator();
-    for layer in [false, true] {
+    // A norm makes some of o large, the rounding of a few of which is much of a small row's error.
+    for (layer, heads) in [(false, [1, 2]), (true, [2, 4])] {
         let cases = [Operator::Gdn, Operator::Kda]
             .into_iter()
             .flat_map(|operator| {
                 [DType::Bf16, DType::F32].map(|state| Case {
                     operator,
                     layer,
-                    heads: [1, 2],
+                    heads,
                     dim: 64,
                     state,
                     batch: 9,

@@ -817,9 +817,15 @@ fn shorts() -> impl Iterator<Item = Entry> {
 
 #[test]
 fn short_rows_in_one_launch_have_the_bits_of_two() {
-    for (i, entry) in shorts().enumerate() {
-        // Of each K, layout and element some.
+    // With a convolution and a norm some of each K, layout and element.
+    let cases = shorts().enumerate().flat_map(|(i, entry)| {
         let around = [0, 3, 5, 6].contains(&(i % 8));
+        [Some(false), around.then_some(true)]
+            .into_iter()
+            .flatten()
+            .map(move |around| (entry, around))
+    });
+    for (entry, around) in cases {
         let case = Case {
             heads: 2,
             positions: Some(vec![0, 63, 100, 64, 62, 7]),
