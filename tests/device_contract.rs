@@ -222,7 +222,7 @@ fn what_the_simulator_computes_is_right() {
         ] {
             let at = |row: usize, column: usize| matrix_element(row as u32, column as u32);
             let sum = at(i, j) + (0..16).map(|k| at(i, k) * at(k, j)).sum::<f32>();
-            for element in ["bf16", "f16"] {
+            for element in ["bf16", "f16", "b16, bf16", "b16, f16"] {
                 let name = format!("mma_m16n8k16_{element} {place}");
                 assert_eq!(row(&name)[id], sum.to_bits(), "{name}");
             }

@@ -1,12 +1,12 @@
 //! Every family of kernels against the reference, case by case: see `gdn_decode`, `gdn_mtp`, `kda_recurrent` and `layer` for
 //! random ones.
 
-use gated_delta::{BetaScale, DType, KdaBeta, StateLayout};
+use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_reference::gate::{sigmoid, softplus_log_decay};
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
 use gated_delta_test_support::backend::backends;
-use gated_delta_test_support::compare::{assert_close, check, check_everywhere, norm};
+use gated_delta_test_support::compare::{assert_close, check, check_everywhere, norm, reference};
 use gated_delta_test_support::layout::{Form, Layout, Spacing};
 use gated_delta_test_support::problem::{Array, Change, Problem, Sizes};
 use gated_delta_test_support::slots::SlotChoice;
@@ -320,6 +320,123 @@ fn f16_states_stop_at_the_largest_one() {
                 let bits = after.state_bits();
                 assert!(bits.iter().any(is(0x7bff)), "{family:?}: none is so large");
                 assert!(!bits.iter().any(is(0x7c00)), "{family:?}: an infinity");
+            }
+        }
+    }
+}
+
+/// Tokens at once, which tensor cores multiply in the type of the state.
+fn at_once() -> Vec<Family> {
+    Family::which(|family| family.formulation == Formulation::Parallel)
+}
+
+/// Keys and queries of sizes that f32 has room for and f16 has not, normalised and not, in 32 and in 16 bits: given, or made by
+/// a convolution.
+#[test]
+fn keys_and_queries_of_every_size() {
+    for family in at_once() {
+        for (seed, element) in (1..).zip([DType::F32, DType::Bf16]) {
+            for (of_k, of_q, qk_l2norm) in [
+                (1e-9, 1e-6, true),
+                (1e-4, 1e4, true),
+                (1e4, 1e-4, true),
+                (1e12, 1e15, true),
+                (1e-9, 1e12, false),
+                (1e-4, 1e-9, false),
+                (0.1, 1e4, false),
+            ] {
+                let mut plain = Spec {
+                    seed,
+                    batch: 1,
+                    ratio: 1,
+                    norm: None,
+                    ..Spec::plain(family)
+                };
+                plain.form.qkvo = [element; 4];
+                plain.form.qkvo[3] = DType::F32;
+                plain.options.qk_l2norm = qk_l2norm;
+                if let Some(conv) = &mut plain.conv {
+                    conv.activation = Activation::None;
+                }
+                for spec in ways(family, &plain) {
+                    let keys = plain.heads * family.dim;
+                    let problem = spec.problem().each(|name, array| {
+                        let width = array.dims.last().copied().unwrap_or(1);
+                        let (q, k) = match name {
+                            "q" => (array.values.len(), 0),
+                            "k" | "previous k" => (0, array.values.len()),
+                            "conv_weight" => (keys * width, keys * width),
+                            _ => (0, 0),
+                        };
+                        let (queries, rest) = array.values.split_at_mut(q);
+                        queries.iter_mut().for_each(|value| *value *= of_q);
+                        rest[..k].iter_mut().for_each(|value| *value *= of_k);
+                    });
+                    check_everywhere(&problem.case(&spec.form), None);
+                }
+            }
+        }
+    }
+}
+
+/// Tokens that leave next to nothing of the state and write little or nothing: what there is of it then is as near the truth,
+/// as a part of itself, as ever.
+#[test]
+fn what_has_decayed_keeps_its_digits() {
+    for family in at_once() {
+        for (seed, beta) in (1..).zip([0.0, 1e-9, 1e-4]) {
+            let mut plain = Spec {
+                seed,
+                batch: 1,
+                ratio: 1,
+                tokens: 8,
+                norm: None,
+                gates: match family.operator {
+                    Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+                    Operator::Gdn => GateKind::Given,
+                },
+                ..Spec::plain(family)
+            };
+            plain.form.qkvo = [DType::F32; 4];
+            plain.form.gates = [DType::F32; 2];
+            for spec in ways(family, &plain) {
+                let problem = spec.problem().map_gates(|gate, of_token| {
+                    of_token.values.fill(beta);
+                    gate.values.iter_mut().for_each(|log| *log -= 1.0);
+                });
+                check_everywhere(&problem.case(&spec.form), None);
+            }
+        }
+    }
+}
+
+/// Whatever is multiplied on tensor cores, but for states, is there in two parts: what comes of f32 tokens is ten times nearer
+/// the truth than what single parts of f16 would give.
+#[test]
+fn factors_at_once_have_more_digits_than_one_of_16_bits() {
+    const MOST: f64 = 2e-5;
+    for family in at_once() {
+        let mut plain = Spec {
+            norm: None,
+            tokens: 4,
+            ..Spec::plain(family)
+        };
+        plain.form.qkvo = [DType::F32; 4];
+        for spec in ways(family, &plain) {
+            if spec.previous.is_some() && spec.tokens > 0 {
+                continue; // It verifies from a state that it has rounded.
+            }
+            let case = spec.case();
+            let pool = case.as_klast(&case.pool);
+            let (o, states) = reference(&case, &case.floats(&pool));
+            for backend in backends() {
+                let after = backend.run(&case, None);
+                if let Some(view) = after.outputs() {
+                    let got = after.floats(view);
+                    assert_close("o", &got, &o, DType::F32, MOST * norm(&o));
+                }
+                let got = after.floats(&after.as_klast(after.written_pool()));
+                assert_close("states", &got, &states, family.state, MOST * norm(&states));
             }
         }
     }

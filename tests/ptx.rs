@@ -444,9 +444,10 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
     !vlast || symbol != "GD_WIDE_STATE"
 }
 
-/// Whether it converts 16-bit states, which may be f16: tensor cores take them as they are.
+/// Whether its 16-bit states may be f16: not those of drafts that wait.
 fn takes_f16(entry: Entry) -> bool {
-    let converts = |it: launch::Computes| it.family.knows_states() && !it.family.is_parallel();
+    let are_drafts = |it: launch::Computes| it.family.is_parallel() && it.family.is_deferred();
+    let converts = |it: launch::Computes| it.family.knows_states() && !are_drafts(it);
     entry
         .computes()
         .is_some_and(|it| it.state == Element::Bf16 && converts(it))

@@ -192,7 +192,7 @@ impl Written {
                     written.windows[slot] = true;
                 }
             }
-            if let Some(left) = problem.left(b) {
+            for left in problem.left(b) {
                 let slots = problem.tensors.get("read_slots").map(HostTensor::to_i64);
                 let slot = slots.map_or(b, |slots| slots[b] as usize);
                 for (ring, written) in RINGS.into_iter().zip(&mut written.entries) {

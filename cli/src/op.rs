@@ -23,7 +23,7 @@ const ALL: &[Op] = &Op::ALL;
 const PREFILL: &[Op] = &[GdnPrefill, KdaPrefill];
 const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
 /// Whose states may wait for the tokens of a ring.
-pub(crate) const DEFERRED: &[Op] = &[GdnDecode, KdaRecurrent];
+pub(crate) const DEFERRED: &[Op] = &[GdnDecode, GdnMtp, KdaRecurrent];
 
 /// Tensors of a problem that are given, and the operators that take them.
 const INPUTS: [(&str, &[Op]); 37] = [

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use gated_delta::step::MAX_PENDING;
 use gated_delta::step::pending::folds;
+use gated_delta::step::{MAX_PENDING, MAX_PENDING_DRAFTS};
 use gated_delta::{
-    Activation, DType, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
+    Activation, DType, Formulation, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
 };
 use gated_delta_harness::arguments::GateKind;
 
@@ -136,7 +136,10 @@ impl Problem {
     /// N: most tokens that are pending.
     #[must_use]
     pub fn most_pending(&self) -> usize {
-        self.max_pending.unwrap_or(MAX_PENDING)
+        self.max_pending.unwrap_or(match self.options.formulation {
+            Formulation::Parallel => MAX_PENDING_DRAFTS,
+            _ => MAX_PENDING,
+        })
     }
 
     /// Of row b, which is active: how many of its tokens are pending, and the entry of the first.
@@ -159,10 +162,14 @@ impl Problem {
         fresh.is_some_and(|fresh| fresh[b] != 0)
     }
 
-    /// The entry of the ring that a token of row b, which is active, is left in.
-    pub(crate) fn left(&self, b: usize) -> Option<usize> {
-        let [len, base] = self.pending(b).filter(|_| self.has_new())?;
-        Some((base + len) % self.dim("pending.updates", 2).max(1))
+    /// The entries of the ring that the tokens of row b, which is active, are left in.
+    pub(crate) fn left(&self, b: usize) -> impl Iterator<Item = usize> {
+        let (first, tokens) = match self.pending(b).filter(|_| self.has_new()) {
+            Some([len, base]) => (base + len, self.dim(self.new_tokens(), 1)),
+            None => (0, 0),
+        };
+        let entries = self.dim("pending.updates", 2).max(1);
+        (first..first + tokens).map(move |entry| entry % entries)
     }
 
     /// The tensor whose dims begin with those of the new tokens.

@@ -69,13 +69,14 @@ impl<'a> Arbitrary<'a> for Draft {
         let gates = gates(u)?;
         let keeping = *u.choose(&Keeping::ALL)?;
         let mut sizes = Sizes::draw(u)?;
-        if keeping.is_deferred() && !rarely(u, 16)? {
-            (sizes.tokens, sizes.packed) = (1, false);
-        }
         let options = options(u, keeping)?;
+        if keeping.is_deferred() && !rarely(u, 16)? {
+            sizes.packed = false;
+            sizes.wait(options.formulation);
+        }
         let of_parallel = options.formulation == Formulation::Parallel && !rarely(u, 8)?;
         let state = match of_parallel {
-            true => DType::Bf16,
+            true => *u.choose(&[DType::Bf16, DType::F16])?,
             false => *u.choose(&[DType::F32, DType::Bf16, DType::F16])?,
         };
         let mut draw = Draw {
@@ -123,7 +124,7 @@ fn gates(u: &mut Unstructured<'_>) -> Result<GateKind> {
 
 fn options(u: &mut Unstructured<'_>, keeping: Keeping) -> Result<Options> {
     let is_deferred = keeping.is_deferred();
-    let has_parallel = !matches!(keeping, Keeping::Snapshots | Keeping::TokenSlots) && !is_deferred;
+    let has_parallel = !matches!(keeping, Keeping::Snapshots | Keeping::TokenSlots);
     let parallel = rarely(u, if has_parallel { 2 } else { 32 })?;
     let v_last = rarely(u, if parallel || is_deferred { 16 } else { 2 })?;
     let mut options = Options::default()

@@ -1,5 +1,6 @@
 //! Sizes, and the dims that tensors should have for them.
 
+use gated_delta::Formulation;
 use gated_delta_harness::arguments::Operator;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
@@ -33,7 +34,7 @@ impl Sizes {
         let rows = u.int_in_range(0..=3)?;
         let tokens = draw_tokens(u)?;
         let slots = if rarely(u, 3)? { rows * tokens } else { rows };
-        let most = u.int_in_range(1..=8)?;
+        let most = u.int_in_range(1..=16)?;
         Ok(Self {
             rows,
             tokens,
@@ -47,8 +48,19 @@ impl Sizes {
             },
             slots: slots + u.int_in_range(0..=3)?,
             packed: rarely(u, 3)?,
-            ring: [most, most + u.int_in_range(1..=2)?],
+            ring: [most, most + tokens + u.int_in_range(0..=1)?],
         })
+    }
+
+    /// As they are of states that wait: of one token and 8 pending ones, or of 8 and 16.
+    pub fn wait(&mut self, formulation: Formulation) {
+        let [tokens, most] = match formulation {
+            Formulation::Parallel => [8, 16],
+            _ => [1, 8],
+        };
+        self.tokens = self.tokens.clamp(1, tokens);
+        self.ring[0] = self.ring[0].clamp(self.tokens, most);
+        self.ring[1] = self.ring[1].max(self.ring[0] + self.tokens);
     }
 
     /// What the tensor of that name should have.

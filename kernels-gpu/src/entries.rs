@@ -88,6 +88,14 @@ macro_rules! for_each_entry {
             kda_deferred_layer_klast_bf16_k128_tile128 = kda_deferred::WholeKLast<B16, 128, 128, 4, 8, 128, 3>;
             kda_deferred_layer_klast_f32_k64_tile64 = kda_deferred::WholeKLast<F32, 64, 64, 4, 8, 64, 3>;
             kda_deferred_layer_klast_f32_k128_tile128 = kda_deferred::WholeKLast<F32, 128, 128, 4, 8, 128, 3>;
+            gdn_deferred_parallel_klast_bf16_k64_tile32 = gdn_deferred::Parallel<64, 64, 2, 1>;
+            gdn_deferred_parallel_klast_bf16_k64_tile64 = gdn_deferred::Parallel<64, 64, 4, 1>;
+            gdn_deferred_parallel_klast_bf16_k128_tile64 = gdn_deferred::Parallel<128, 128, 4, 1>;
+            gdn_deferred_parallel_klast_bf16_k128_tile128 = gdn_deferred::Parallel<128, 128, 4, 2>;
+            kda_deferred_parallel_klast_bf16_k64_tile32 = kda_deferred::Parallel<64, 64, 2, 1>;
+            kda_deferred_parallel_klast_bf16_k64_tile64 = kda_deferred::Parallel<64, 64, 4, 1>;
+            kda_deferred_parallel_klast_bf16_k128_tile64 = kda_deferred::Parallel<128, 128, 4, 1>;
+            kda_deferred_parallel_klast_bf16_k128_tile128 = kda_deferred::Parallel<128, 128, 4, 2>;
             gdn_layer_klast_bf16_k64_tile16 = gdn_layer::KLast<B16, 64, 64, 2, 64>;
             gdn_layer_klast_bf16_k64_tile64 = gdn_layer::WholeKLast<B16, 64, 64, 2, 256, 2>;
             gdn_layer_klast_bf16_k128_tile16 = gdn_layer::KLast<B16, 128, 128, 4, 64>;
@@ -539,6 +547,8 @@ mod tests {
             Family::KdaDeferred => "kda_deferred",
             Family::GdnDeferredLayer => "gdn_deferred_layer",
             Family::KdaDeferredLayer => "kda_deferred_layer",
+            Family::GdnDeferredParallel => "gdn_deferred_parallel",
+            Family::KdaDeferredParallel => "kda_deferred_parallel",
             Family::GdnLayer => "gdn_layer",
             Family::KdaLayer => "kda_layer",
             Family::GdnLayerMtp => "gdn_layer_mtp",

@@ -98,6 +98,10 @@ pub enum Family {
     GdnDeferredLayer,
     /// KDA, the same.
     KdaDeferredLayer,
+    /// GDN, all tokens at once, on states that wait.
+    GdnDeferredParallel,
+    /// KDA, the same.
+    KdaDeferredParallel,
     /// GDN, one token, with a convolution before and a norm after it.
     GdnLayer,
     /// KDA, the same.
@@ -156,7 +160,9 @@ impl Family {
             Self::GdnMtpParallel
             | Self::KdaRecurrentParallel
             | Self::GdnLayerParallel
-            | Self::KdaLayerParallel => 8,
+            | Self::KdaLayerParallel
+            | Self::GdnDeferredParallel
+            | Self::KdaDeferredParallel => 8,
             Self::GdnPrefillConvolve
             | Self::GdnPrefillPrepare
             | Self::GdnPrefillChain
@@ -172,7 +178,7 @@ impl Family {
     /// Whether it takes previous tokens, to commit them.
     #[must_use]
     pub const fn takes_previous(self) -> bool {
-        self.max_tokens() > 1 && !self.is_chunked()
+        self.max_tokens() > 1 && !self.is_chunked() && !self.is_deferred()
     }
 
     /// Whether all tokens are computed at once, on the tensor cores: no state between the first and the last is made.
@@ -184,6 +190,8 @@ impl Family {
                 | Self::KdaRecurrentParallel
                 | Self::GdnLayerParallel
                 | Self::KdaLayerParallel
+                | Self::GdnDeferredParallel
+                | Self::KdaDeferredParallel
         )
     }
 
@@ -192,7 +200,12 @@ impl Family {
     pub const fn is_deferred(self) -> bool {
         matches!(
             self,
-            Self::GdnDeferred | Self::KdaDeferred | Self::GdnDeferredLayer | Self::KdaDeferredLayer
+            Self::GdnDeferred
+                | Self::KdaDeferred
+                | Self::GdnDeferredLayer
+                | Self::KdaDeferredLayer
+                | Self::GdnDeferredParallel
+                | Self::KdaDeferredParallel
         )
     }
 
@@ -261,6 +274,7 @@ impl Family {
                 | Self::KdaRecurrentParallel
                 | Self::KdaDeferred
                 | Self::KdaDeferredLayer
+                | Self::KdaDeferredParallel
                 | Self::KdaLayer
                 | Self::KdaLayerMtp
                 | Self::KdaLayerParallel

@@ -6,7 +6,7 @@ use gated_delta_reference::compare::norm;
 use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::deferred::{Problem, Spec};
 
-/// Runs `law` on every backend, for either operator, either state and either dim, alone and in a layer.
+/// Runs `law` on every backend, for either operator, either state and either dim, alone, with drafts and in a layer.
 fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
     for backend in backends() {
         for operator in [Operator::Gdn, Operator::Kda] {
@@ -19,7 +19,10 @@ fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
                         };
                         law(backend, &spec);
                         if raw_gates {
-                            law(backend, &spec.layer());
+                            law(backend, &spec.clone().layer());
+                        }
+                        if raw_gates && state != DType::F32 {
+                            law(backend, &with_drafts(spec, 4));
                         }
                     }
                 }
@@ -28,14 +31,23 @@ fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
     }
 }
 
+/// The same rows with drafts, twice as many tokens pending of each, so that as many of them fold.
+fn with_drafts(spec: Spec, tokens: usize) -> Spec {
+    let len = spec.len.iter().map(|len| 2 * len).collect();
+    Spec { len, ..spec }.drafts(tokens)
+}
+
 /// What row b is given and leaves, wherever its slot and its ring begin.
 fn row(before: &Problem, after: &Problem, b: usize) -> [Vec<u64>; 4] {
-    let [slot, len, base] = before.spec.live(b).unwrap();
-    let entry = (base + len) % before.spec.ring[1];
+    let spec = &before.spec;
+    let [slot, len, base] = spec.live(b).unwrap();
+    let entries = (0..spec.tokens).map(|t| (base + len + t) % spec.ring[1]);
     [
         after.o_bits(b),
         after.state_bits(slot),
-        after.entry_bits(slot, entry),
+        entries
+            .flat_map(|entry| after.entry_bits(slot, entry))
+            .collect(),
         after.window_bits(slot),
     ]
 }
@@ -59,7 +71,7 @@ fn a_step_depends_on_no_other_row() {
 #[test]
 fn every_variant_has_the_same_bits() {
     law(&[0, 3, 8, 1, 7], |backend, spec| {
-        for tokens in [0, 1] {
+        for tokens in [0, spec.tokens] {
             let spec = Spec {
                 tokens,
                 ..spec.clone()
@@ -108,13 +120,14 @@ fn a_step_that_folds_is_a_flush_and_a_step() {
             let [slot, len, base] = spec.live(b).unwrap();
             assert!(states(&flushed, slot) == states(&at_once, slot), "{spec:?}");
             assert!(states(&flushed, slot) != states(&problem, slot));
-            assert_eq!((len, base), (8, 4 * b % 9));
+            assert_eq!((len, base), (spec.ring[0], 4 * b % 9));
         }
         let mut then = problem.clone();
         then.take_states(&flushed);
         let then = then.changed(|spec| {
             for b in 0..spec.len.len() {
-                (spec.len[b], spec.base[b]) = (0, (spec.base[b] + 8) % 9);
+                let base = spec.base[b] + spec.len[b];
+                (spec.len[b], spec.base[b]) = (0, base % spec.ring[1] as i64);
             }
         });
         let after = then.run(backend, None);
@@ -128,13 +141,14 @@ fn a_rejected_token_leaves_no_trace() {
     law(&[0, 3, 6, 1, 8], |backend, spec| {
         let problem = spec.problem();
         let rejected = problem.run(backend, None);
-        let after_it = problem.next(&rejected, 0, 99);
+        let kept = spec.tokens / 2;
+        let after_it = problem.next(&rejected, kept, 99);
         // The same tokens where the first was never seen: of a row that folds, from the folded state.
         let mut never = after_it.clone();
         never.forget_unpending();
         let [one, other] = [after_it, never].map(|problem| problem.run(backend, None));
         for b in 0..spec.slots.len() {
-            let before = problem.next(&rejected, 0, 99);
+            let before = problem.next(&rejected, kept, 99);
             assert!(row(&before, &one, b) == row(&before, &other, b), "{spec:?}");
         }
     });
@@ -150,6 +164,26 @@ fn a_flush_of_nothing_does_nothing() {
         .problem();
         let after = problem.run(backend, None);
         assert!(after.written() == problem.written(), "{spec:?}");
+    });
+}
+
+/// The first tokens of a step do not know of those behind them.
+#[test]
+fn a_draft_changes_nothing_before_it() {
+    law(&[0, 3, 6, 1, 8], |backend, spec| {
+        if spec.tokens == 1 {
+            return;
+        }
+        let problem = spec.problem();
+        let all = problem.run(backend, None);
+        for tokens in 1..spec.tokens {
+            let fewer = problem.first(tokens);
+            let after = fewer.run(backend, None);
+            for b in 0..spec.slots.len() {
+                let of_all = row(&fewer, &all.first(tokens), b);
+                assert!(row(&fewer, &after, b) == of_all, "row {b} of {spec:?}");
+            }
+        }
     });
 }
 

@@ -39,9 +39,9 @@ fn around() -> impl Strategy<Value = (Option<ConvSpec>, Option<NormSpec>)> {
 }
 
 /// As of a recurrence, of one token, with more value heads of a query/key head too.
-fn layers(operator: Operator, state: DType, dim: usize) -> impl Strategy<Value = Spec> {
+fn layers(of: Spec) -> impl Strategy<Value = Spec> {
     let ratio = select(vec![1usize, 2, 3, 4]);
-    let of = (specs(operator, state, dim), around(), ratio);
+    let of = (specs(of), around(), ratio);
     of.prop_map(|(mut spec, (conv, norm), ratio)| {
         if spec.heads[1] == 2 {
             spec.heads[1] = ratio;

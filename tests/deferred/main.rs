@@ -4,76 +4,88 @@ mod laws;
 mod layer;
 
 use gated_delta::{DType, Entry};
-use gated_delta_harness::arguments::Operator;
 use gated_delta_test_support::backend::backends;
 use gated_delta_test_support::deferred::{Spec, entries, is_layer, of_entry};
 use gated_delta_test_support::for_all;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Rows of up to three sequences, in any slots, some of them out of range.
-fn specs(operator: Operator, state: DType, dim: usize) -> impl Strategy<Value = Spec> {
+/// As `of`, rows of up to three sequences, in any slots, some of them out of range.
+fn specs(of: Spec) -> impl Strategy<Value = Spec> {
+    let (most_tokens, most_pending) = if of.parallel { (8, 16) } else { (1, 8) };
     let sizes = (1usize..=3, select(vec![[1, 1], [1, 2], [2, 2], [2, 1]]));
-    let ring = (1usize..=8).prop_flat_map(|most| (Just(most), most + 1..=most + 8));
+    let ring = (1usize..=most_pending).prop_flat_map(move |most| {
+        let tokens = 0..=most.min(most_tokens);
+        (
+            Just(most),
+            most + most_tokens..=most + 2 * most_tokens + 6,
+            tokens,
+        )
+    });
     let dtypes = (
         select(vec![DType::Bf16, DType::F16, DType::F32]),
         select(vec![DType::I32, DType::I64, DType::U32]),
     );
-    let switches = (any::<[bool; 4]>(), 0usize..=1, 0usize..=2, any::<u64>());
+    let switches = (any::<[bool; 4]>(), 0usize..=2, any::<u64>());
     (sizes, ring, dtypes, switches)
-        .prop_flat_map(move |((rows, heads), (most, entries), dtypes, switches)| {
-            let of_rows = (
-                Just((0..rows as i64).collect::<Vec<_>>()).prop_shuffle(),
-                proptest::collection::vec(0..=most as i64, rows),
-                proptest::collection::vec(0..entries as i64, rows),
-                proptest::collection::vec(any::<bool>(), rows),
-                // Which of the rows has an index out of range, and which index.
-                (0..4 * rows, 0usize..=3),
-            );
-            (Just((heads, [most, entries], dtypes, switches)), of_rows)
-        })
-        .prop_map(move |((heads, ring, dtypes, switches), of_rows)| {
-            let ([raw_gates, tiled, l2norm, fresh], tokens, gap, seed) = switches;
-            let (slots, len, base, are_fresh, (out, which)) = of_rows;
-            let mut spec = Spec {
-                raw_gates,
-                io: dtypes.0,
-                index: dtypes.1,
-                pool_slots: slots.len() + 1,
-                slots,
-                heads,
-                ring,
-                len,
-                base,
-                fresh: (fresh && tokens > 0).then_some(are_fresh),
-                tokens,
-                gap,
-                tiled,
-                l2norm,
-                seed,
-                ..Spec::new(operator, state, dim, &[])
-            };
-            if out < spec.slots.len() {
-                match which {
-                    0 => spec.slots[out] = i64::from(i32::MAX),
-                    1 => spec.len[out] = ring[0] as i64 + 1,
-                    2 => spec.base[out] = ring[1] as i64,
-                    _ => spec.null_slot = Some(spec.slots[out] as u32),
+        .prop_flat_map(
+            move |((rows, heads), (most, entries, tokens), dtypes, switches)| {
+                let of_rows = (
+                    Just((0..rows as i64).collect::<Vec<_>>()).prop_shuffle(),
+                    proptest::collection::vec(0..=most as i64, rows),
+                    proptest::collection::vec(0..entries as i64, rows),
+                    proptest::collection::vec(any::<bool>(), rows),
+                    // Which of the rows has an index out of range, and which index.
+                    (0..4 * rows, 0usize..=3),
+                );
+                let ring = ([most, entries], tokens);
+                (Just((heads, ring, dtypes, switches)), of_rows)
+            },
+        )
+        .prop_map(
+            move |((heads, (ring, tokens), dtypes, switches), of_rows)| {
+                let ([raw_gates, tiled, l2norm, fresh], gap, seed) = switches;
+                let (slots, len, base, are_fresh, (out, which)) = of_rows;
+                let mut spec = Spec {
+                    raw_gates,
+                    io: dtypes.0,
+                    index: dtypes.1,
+                    pool_slots: slots.len() + 1,
+                    slots,
+                    heads,
+                    ring,
+                    len,
+                    base,
+                    fresh: (fresh && tokens > 0).then_some(are_fresh),
+                    tokens,
+                    gap,
+                    tiled,
+                    l2norm,
+                    seed,
+                    ..of.clone()
+                };
+                if out < spec.slots.len() {
+                    match which {
+                        0 => spec.slots[out] = i64::from(i32::MAX),
+                        1 => spec.len[out] = ring[0] as i64 + 1,
+                        2 => spec.base[out] = ring[1] as i64,
+                        _ => spec.null_slot = Some(spec.slots[out] as u32),
+                    }
                 }
-            }
-            spec
-        })
+                spec
+            },
+        )
 }
 
 /// Random problems of an entry, of what `specs` draws, on every backend.
-fn differential<S: Strategy<Value = Spec>>(
-    subject: &str,
-    entry: Entry,
-    specs: impl Fn(Operator, DType, usize) -> S,
-) {
+fn differential<S: Strategy<Value = Spec>>(subject: &str, entry: Entry, specs: impl Fn(Spec) -> S) {
     for of in of_entry(entry, &[]) {
-        let cases = if of.dim == 64 { 40 } else { 12 };
-        let specs = specs(of.operator, of.state, of.dim);
+        let cases = match (of.parallel, of.dim) {
+            (false, 64) => 40,
+            (false, _) | (true, 64) => 12,
+            _ => 5,
+        };
+        let specs = specs(of);
         for_all(subject, cases, &specs, |spec| {
             let problem = spec.problem();
             for backend in backends() {
@@ -90,5 +102,5 @@ fn every_entry_computes_what_the_reference_does() {
         differential("deferred", entry, specs);
         seen += 1;
     }
-    assert_eq!(seen, 10);
+    assert_eq!(seen, 18);
 }

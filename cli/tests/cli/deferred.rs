@@ -102,6 +102,42 @@ fn known_answers_hold_where_states_wait() {
     }
 }
 
+/// Four drafts at once have the fixture's outputs, and leave an entry each.
+#[test]
+fn drafts_wait_too() {
+    let folder = folder();
+    let contents = Contents::fixture("gdn_mtp_bf16_snapshots");
+    let entries = 20;
+    let (keys, updates) = ([2, 1, entries, 128], [2, 2, entries, 128]);
+    let nan = |dims: &[usize]| vec![f32::NAN; dims.iter().product()];
+    let mut step = contents
+        .without(&["expected.snapshots", "expected.state"])
+        .with(
+            "pending.keys",
+            Dtype::BF16,
+            &keys,
+            vec![0xff; 2 * entries * 128 * 2],
+        )
+        .with_floats("pending.updates", &updates, &nan(&updates))
+        .with_floats("pending.decays", &[2, 2, entries], &nan(&[2, 2, entries]))
+        .with_indices("pending.len", &[2], &[0, 0])
+        .with_indices("pending.base", &[2], &[18, 3])
+        .with_metadata("formulation", "parallel");
+    for key in ["snapshots", "update_state"] {
+        step.metadata.remove(key);
+    }
+    let input = step.write(&folder, "drafts");
+    for backend in backends() {
+        let stdout = check(&input, &["--backend", backend]).succeeds().stdout;
+        assert!(stdout.contains(" file "), "{stdout}");
+        let wrote = stdout.contains("| pending.updates, written entries ");
+        assert_eq!(wrote, backend != "reference", "{stdout}");
+    }
+    let recurrent = step.with_metadata("formulation", "recurrent");
+    let input = recurrent.write(&folder, "one");
+    check(&input, &["--backend", "sim"]).refused("T with pending = 4");
+}
+
 /// A row that has 8 pending folds them, writes its state and leaves its token behind them.
 #[test]
 fn a_row_without_room_folds() {
@@ -152,8 +188,8 @@ fn what_contradicts_a_ring_is_refused_by_name() {
             waiting(GDN).with_metadata("max_pending", "9"),
         ),
         (
-            "tensor pending.base: gdn_mtp takes none",
-            waiting(GDN).with_metadata("op", "gdn_mtp"),
+            "tensor pending.base: gdn_prefill takes none",
+            waiting(GDN).with_metadata("op", "gdn_prefill"),
         ),
         (
             "pending.keys: wanted f32, as k is that a convolution makes, got bf16",

@@ -398,12 +398,20 @@ pub fn cases() -> Vec<Case> {
         }
     }
     for parallel in [Operator::GdnMtpParallel, Operator::KdaRecurrentParallel] {
-        let operator = parallel(Mode::Update);
-        family(&mut cases, operator, KLast, DType::Bf16, PARALLEL);
+        for state in [DType::Bf16, DType::F16] {
+            family(&mut cases, parallel(Mode::Update), KLast, state, PARALLEL);
+        }
     }
     for parallel in [Operator::GdnLayerParallel, Operator::KdaLayerParallel] {
-        let operator = parallel(Mode::Update);
-        family(&mut cases, operator, KLast, DType::Bf16, LAYER_PARALLEL);
+        for state in [DType::Bf16, DType::F16] {
+            family(
+                &mut cases,
+                parallel(Mode::Update),
+                KLast,
+                state,
+                LAYER_PARALLEL,
+            );
+        }
     }
     cases
 }

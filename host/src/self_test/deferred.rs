@@ -1,5 +1,5 @@
 //! States that wait for the tokens of a ring: a row with nothing pending, some with, one that folds, a fresh one, one that is
-//! inactive; the same with a convolution and a norm, and a flush of them.
+//! inactive; the same with drafts, with a convolution and a norm, and a flush of them.
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::Family;
@@ -22,27 +22,27 @@ use crate::Entry;
 use crate::driver::{Context, Stream};
 use crate::error::Error;
 use crate::library::Library;
-use crate::step::pending::{Flush, Pending, folds};
+use crate::step::pending::{Flush, MAX_PENDING, MAX_PENDING_DRAFTS, Pending, folds};
 use crate::step::{
-    Convolution, Gates as StepGates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Norm,
-    States, Step, Work,
+    Convolution, Formulation, Gates as StepGates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate,
+    KdaGates, Norm, Options, States, Step, Work,
 };
 use crate::stream::StreamRef;
 use crate::tensor::{DType, Tensor};
 
 const ROWS: usize = 6;
 const SLOTS: usize = 7;
-/// N and R.
-const MOST: usize = 8;
-const ENTRIES: usize = 11;
+/// R
+const ENTRIES: usize = 20;
+/// Of N = 8; twice as many of 16.
 const LEN: [i32; ROWS] = [0, 3, 8, 5, 77, 2];
-const BASE: [i32; ROWS] = [4, 9, 5, 0, 10, 3];
+const BASE: [i32; ROWS] = [4, 18, 5, 0, 10, 3];
 const READ_SLOTS: [i32; ROWS] = [2, 5, 0, -1, 3, 6];
 const FRESH: [i32; ROWS] = [0, 0, 0, 0, 1, 0];
 /// H and HV.
 const HEADS: [usize; 2] = [1, 2];
-/// No decay of a row adds up to more.
-const MOST_DECAY: f64 = 9.0 * 0.5;
+/// No log decay is further from 0.
+const MOST_DECAY: f64 = 0.5;
 
 /// Every entry whose states wait.
 pub fn entries() -> impl Iterator<Item = Entry> {
@@ -55,8 +55,50 @@ pub fn entries() -> impl Iterator<Item = Entry> {
 
 /// What `entry` is launched with: so many tokens.
 pub fn tokens(entry: Entry) -> &'static [usize] {
-    // There is nothing around a flush.
-    if is_layer(entry) { &[1] } else { &[1, 0] }
+    match entry.computes() {
+        Some(computes) if computes.family.is_parallel() => &[4, 1, 0],
+        // There is nothing around a flush.
+        _ if is_layer(entry) => &[1],
+        _ => &[1, 0],
+    }
+}
+
+/// What an entry is launched with.
+#[derive(Clone, Copy)]
+struct Shape {
+    per_channel: bool,
+    /// K = V
+    dim: usize,
+    /// T, or 0 for a flush.
+    tokens: usize,
+    formulation: Formulation,
+}
+
+impl Shape {
+    /// T of tensors that a flush has no use for.
+    fn width(self) -> usize {
+        self.tokens.max(1)
+    }
+
+    /// N
+    fn most(self) -> usize {
+        match self.formulation {
+            Formulation::Parallel => MAX_PENDING_DRAFTS,
+            _ => MAX_PENDING,
+        }
+    }
+
+    /// Pending tokens of each row.
+    fn len(self) -> [i32; ROWS] {
+        LEN.map(|len| len * (self.most() / MAX_PENDING) as i32)
+    }
+
+    fn tolerance(self) -> Tolerance {
+        match self.formulation {
+            Formulation::Parallel => Tolerance::PARALLEL,
+            _ => Tolerance::RECURRENT,
+        }
+    }
 }
 
 /// Whether `entry` has a convolution before the recurrence, and a norm after it.
@@ -99,6 +141,7 @@ pub fn check(
         case: match tokens {
             0 => "a flush",
             _ if is_layer(entry) => "a layer step on states that wait",
+            2.. => "drafts on states that wait",
             _ => "a decode on states that wait",
         },
         reason,
@@ -106,7 +149,18 @@ pub fn check(
     let computes = entry
         .computes()
         .ok_or_else(|| wrong("no operator on states".to_owned()))?;
-    let (per_channel, dim) = (computes.family.decays_channels(), computes.k as usize);
+    let shape = Shape {
+        per_channel: computes.family.decays_channels(),
+        dim: computes.k as usize,
+        tokens,
+        formulation: match computes.family.is_parallel() {
+            true => Formulation::Parallel,
+            false => Formulation::Recurrent,
+        },
+    };
+    let (per_channel, dim, most, first_len) =
+        (shape.per_channel, shape.dim, shape.most(), shape.len());
+    let width = shape.width();
     let state = match computes.state {
         Element::F32 => DType::F32,
         _ => DType::Bf16,
@@ -115,10 +169,10 @@ pub fn check(
     let channels = if per_channel { dim } else { 1 };
     let mut numbers = Numbers(0x5eed ^ dim as u64);
     let mut random = |count: usize, low: f64, high: f64| numbers.between(low, high, count);
-    let [q, k] = [(); 2].map(|()| random(ROWS * h * dim, -1.0, 1.0));
-    let v = random(ROWS * hv * dim, -1.0, 1.0);
-    let g = random(ROWS * hv * channels, -0.5, -0.01);
-    let beta = random(ROWS * hv, 0.1, 1.0);
+    let [q, k] = [(); 2].map(|()| random(ROWS * width * h * dim, -1.0, 1.0));
+    let v = random(ROWS * width * hv * dim, -1.0, 1.0);
+    let g = random(ROWS * width * hv * channels, -MOST_DECAY, -0.01);
+    let beta = random(ROWS * width * hv, 0.1, 1.0);
     let mut pool = random(SLOTS * hv * dim * dim, -1.0, 1.0);
     for b in (0..ROWS).filter(|&b| FRESH[b] != 0) {
         let of_slot = hv * dim * dim;
@@ -127,13 +181,15 @@ pub fn check(
     let mut rings = Rings {
         keys: random(SLOTS * h * ENTRIES * dim, -1.0, 1.0),
         updates: random(SLOTS * hv * ENTRIES * dim, -0.3, 0.3),
-        decays: random(SLOTS * hv * ENTRIES * channels, -0.5, -0.01),
+        decays: random(SLOTS * hv * ENTRIES * channels, -MOST_DECAY, -0.01),
     };
     // What is not pending is NaN.
     for slot in 0..SLOTS {
         let row = (0..ROWS).find(|&b| READ_SLOTS[b] as usize == slot && FRESH[b] == 0);
         let is_pending = |entry: usize| {
-            row.is_some_and(|b| (entry + ENTRIES - BASE[b] as usize) % ENTRIES < LEN[b] as usize)
+            row.is_some_and(|b| {
+                (entry + ENTRIES - BASE[b] as usize) % ENTRIES < first_len[b] as usize
+            })
         };
         for (ring, heads, of_entry) in [
             (&mut rings.keys, h, dim),
@@ -180,7 +236,7 @@ pub fn check(
         g: floats(DType::F32, &g)?,
         beta: floats(DType::F32, &beta)?,
         read_slots: indices(&READ_SLOTS)?,
-        len: indices(&LEN)?,
+        len: indices(&first_len)?,
         base: indices(&BASE)?,
         fresh: indices(&FRESH)?,
         around: match layer {
@@ -194,7 +250,7 @@ pub fn check(
             ]),
         },
         written: [
-            floats(DType::Bf16, &vec![f64::NAN; ROWS * hv * dim])?,
+            floats(DType::Bf16, &vec![f64::NAN; ROWS * width * hv * dim])?,
             floats(state, &pool)?,
             floats(of_keys, &rings.keys)?,
             floats(DType::F32, &rings.updates)?,
@@ -218,7 +274,7 @@ pub fn check(
 
     let queue = stream.map_or(StreamRef::default_stream(), Stream::as_ref);
     // SAFETY: the memory lives until the launch is done, below, and is nobody else's.
-    let enqueued = unsafe { memory.enqueue(library, queue, (entry, tokens), (per_channel, dim)) };
+    let enqueued = unsafe { memory.enqueue(library, queue, entry, shape) };
     let done = stream.map_or(Ok(()), Stream::synchronize);
     enqueued.and(done)?;
     memory.written.iter_mut().try_for_each(Buffer::fetch)?;
@@ -267,7 +323,7 @@ pub fn check(
                 fresh: (tokens > 0).then_some(&fresh[..]),
                 checkpoints: None,
             },
-            most: MOST,
+            most,
             entries: ENTRIES,
             len: &len.map(i64::from),
             base: &base.map(i64::from),
@@ -279,36 +335,38 @@ pub fn check(
         };
         deferred(&problem, &pools, &rings).map_err(|error| wrong(error.to_string()))
     };
-    let folded = says(&pool, LEN, BASE, None)?;
+    let folded = says(&pool, first_len, BASE, None)?;
     // What comes after a fold starts from the state as it was stored.
-    let (mut stored, mut len, mut base) = (pool.clone(), LEN, BASE);
+    let (mut stored, mut len, mut base) = (pool.clone(), first_len, BASE);
     let got_pool = memory.written[1].values();
     let of_slot = hv * dim * dim;
     let is_fresh = |b: usize| tokens > 0 && FRESH[b] != 0;
-    let live = |b: usize| READ_SLOTS[b] >= 0 && (is_fresh(b) || LEN[b] as usize <= MOST);
+    let live = |b: usize| READ_SLOTS[b] >= 0 && (is_fresh(b) || first_len[b] as usize <= most);
     let writes = |b: usize| {
-        let of = LEN[b] as usize;
-        live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || folds(of, tokens, MOST))))
+        let of = first_len[b] as usize;
+        live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || folds(of, tokens, most))))
     };
     for b in (0..ROWS).filter(|&b| writes(b) && !is_fresh(b)) {
         let slot = READ_SLOTS[b] as usize * of_slot;
         stored[slot..][..of_slot].copy_from_slice(&got_pool[slot..][..of_slot]);
-        (base[b], len[b]) = ((BASE[b] + LEN[b]) % ENTRIES as i32, 0);
+        (base[b], len[b]) = ((BASE[b] + first_len[b]) % ENTRIES as i32, 0);
     }
     let mut wanted = match tokens {
         0 => folded.clone(),
         _ => says(&stored, len, base, None)?,
     };
-    let size = norm(&pool[..dim * dim]) + MOST as f64 * 0.3 * dim as f64 / 3.0;
+    let of_ring = (most + tokens) as f64;
+    let size = norm(&pool[..dim * dim]) + of_ring * 0.3 * dim as f64 / 3.0;
     let of_conv = if layer { COMPUTED_IN_F32 } else { 0.0 };
-    let bound = |tolerance: f64| (tolerance + LOG_DECAY * MOST_DECAY + 4.0 * of_conv) * size;
+    let bound =
+        |tolerance: f64| (tolerance + LOG_DECAY * of_ring * MOST_DECAY + 4.0 * of_conv) * size;
     // Of each row's heads; zeros of an inactive row's.
-    let mut of_outputs = vec![0.0; ROWS * hv];
+    let mut of_outputs = vec![0.0; ROWS * tokens * hv];
     for (i, allowed) in of_outputs.iter_mut().enumerate() {
-        if !live(i / hv) {
+        if !live(i / (tokens * hv)) {
             continue;
         }
-        *allowed = bound(Tolerance::RECURRENT.output);
+        *allowed = bound(shape.tolerance().output);
         if let Some(gated) = gated {
             let of_head = i * dim..(i + 1) * dim;
             let z = &gated.z[of_head.clone()];
@@ -323,7 +381,7 @@ pub fn check(
         .compare(
             &before,
             (&folded, &wanted),
-            (live, writes, tokens),
+            (live, writes, shape),
             (&of_outputs, bound),
             state,
         )
@@ -337,12 +395,14 @@ impl Memory {
         &mut self,
         library: &Library,
         stream: StreamRef<'_>,
-        (entry, tokens): (Entry, usize),
-        (per_channel, dim): (bool, usize),
+        entry: Entry,
+        shape: Shape,
     ) -> Result<(), Error> {
         let [h, hv] = HEADS;
+        let (dim, width) = (shape.dim, shape.width());
+        let options = Options::default().formulation(shape.formulation);
         let [o, pool, keys, updates, decays, windows] = &mut self.written;
-        let decays = match per_channel {
+        let decays = match shape.per_channel {
             false => decays.tensor_mut(&[SLOTS, hv, ENTRIES])?,
             true => decays.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
         };
@@ -352,7 +412,7 @@ impl Memory {
             decays,
         ];
         let (len, base) = (self.len.tensor(&[ROWS])?, self.base.tensor(&[ROWS])?);
-        let pending = Pending::new(rings, len, base).most(MOST);
+        let pending = Pending::new(rings, len, base).most(shape.most());
         let pool = pool.tensor_mut(&[SLOTS, hv, dim, dim])?;
         let states = States::update(pool).slots(self.read_slots.tensor(&[ROWS])?);
         let mut norm = None;
@@ -363,36 +423,36 @@ impl Memory {
                 let windows = windows.tensor_mut(&[SLOTS, channels, TAPS - 1])?;
                 let weight = weight.tensor(&[channels, TAPS])?;
                 let conv = Convolution::new(x, h, weight, windows);
-                let z = z.tensor(&[ROWS, 1, hv, dim])?;
+                let z = z.tensor(&[ROWS, width, hv, dim])?;
                 norm = Some(Norm::new(z, norm_weight.tensor(&[dim])?, EPS));
                 Inputs::conv(conv.bias(bias.tensor(&[channels])?))
             }
             None => Inputs::qkv(
-                self.q.tensor(&[ROWS, 1, h, dim])?,
-                self.k.tensor(&[ROWS, 1, h, dim])?,
-                self.v.tensor(&[ROWS, 1, hv, dim])?,
+                self.q.tensor(&[ROWS, width, h, dim])?,
+                self.k.tensor(&[ROWS, width, h, dim])?,
+                self.v.tensor(&[ROWS, width, hv, dim])?,
             ),
         };
-        let o = o.tensor_mut(&[ROWS, 1, hv, dim])?;
-        let beta = self.beta.tensor(&[ROWS, 1, hv])?;
+        let o = o.tensor_mut(&[ROWS, width, hv, dim])?;
+        let beta = self.beta.tensor(&[ROWS, width, hv])?;
         let fresh = self.fresh.tensor(&[ROWS])?;
         fn with<'a, G: StepGates>(
             mut step: Step<'a, G>,
             norm: Option<Norm<'a>>,
-            (pending, fresh): (Pending<'a>, Tensor<'a>),
+            (pending, fresh, options): (Pending<'a>, Tensor<'a>, Options),
         ) -> Step<'a, G> {
             step.norm = norm;
-            step.pending(pending).fresh(fresh)
+            step.pending(pending).fresh(fresh).options(options)
         }
-        let waiting = (pending, fresh);
-        let work: Box<dyn Work + '_> = match (tokens, per_channel) {
-            (0, _) => Box::new(Flush::new(states, pending)),
+        let waiting = (pending, fresh, options);
+        let work: Box<dyn Work + '_> = match (shape.tokens, shape.per_channel) {
+            (0, _) => Box::new(Flush::new(states, pending).options(options)),
             (_, false) => {
-                let gates = GdnGates::given(self.g.tensor(&[ROWS, 1, hv])?, beta);
+                let gates = GdnGates::given(self.g.tensor(&[ROWS, width, hv])?, beta);
                 Box::new(with(Gdn::new(inputs, gates, o, states), norm, waiting))
             }
             (_, true) => {
-                let g = self.g.tensor(&[ROWS, 1, hv, dim])?;
+                let g = self.g.tensor(&[ROWS, width, hv, dim])?;
                 let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
                 Box::new(with(Kda::new(inputs, gates, o, states), norm, waiting))
             }
@@ -406,7 +466,7 @@ impl Memory {
         &self,
         before: &[Vec<u8>; 6],
         (folded, wanted): (&After, &After),
-        (live, writes, tokens): (impl Fn(usize) -> bool, impl Fn(usize) -> bool, usize),
+        (live, writes, shape): (impl Fn(usize) -> bool, impl Fn(usize) -> bool, Shape),
         (of_outputs, bound): (&[f64], impl Fn(f64) -> f64),
         state: DType,
     ) -> Result<f64, String> {
@@ -427,7 +487,7 @@ impl Memory {
             let (of_part, bytes) = (got.len() / parts, buffer.bytes());
             // Elements that follow each other, of a head and a token, and of an entry of its ring.
             let run = match i {
-                0 => of_part / HEADS[1],
+                0 => shape.dim,
                 1 | 5 => of_part,
                 _ => of_part / (ENTRIES * if i == 2 { HEADS[0] } else { HEADS[1] }),
             };
@@ -440,14 +500,19 @@ impl Memory {
                     let first = part * of_part + j * run;
                     let what = || format!("{} {part}, part {j}", names[i]);
                     let is_written = row.is_some_and(|b| match i {
-                        0 => tokens > 0,
+                        0 => shape.tokens > 0,
                         1 => writes(b),
                         // They move with every token.
                         5 => layer && live(b),
                         _ => {
-                            let len = if FRESH[b] != 0 { 0 } else { LEN[b] as usize };
-                            let behind = (BASE[b] as usize + len) % ENTRIES;
-                            tokens > 0 && live(b) && j % ENTRIES == behind
+                            let len = if FRESH[b] != 0 {
+                                0
+                            } else {
+                                shape.len()[b] as usize
+                            };
+                            let behind = BASE[b] as usize + len;
+                            let mut left = behind..behind + shape.tokens;
+                            live(b) && left.any(|entry| entry % ENTRIES == j % ENTRIES)
                         }
                     });
                     if !is_written {
@@ -458,11 +523,11 @@ impl Memory {
                         continue;
                     }
                     let allowed = match i {
-                        0 => of_outputs[part * HEADS[1] + j],
-                        1 => bound(Tolerance::RECURRENT.state),
+                        0 => of_outputs[part * shape.tokens * HEADS[1] + j],
+                        1 => bound(shape.tolerance().state),
                         2 if layer => COMPUTED_IN_F32 * norm(&exact[i][first..][..run]),
                         2 | 5 => 0.0,
-                        3 => bound(Tolerance::RECURRENT.output),
+                        3 => bound(shape.tolerance().output),
                         _ => LOG_DECAY,
                     };
                     let dtype = if i == 1 { state } else { dtype };

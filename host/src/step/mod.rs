@@ -97,7 +97,7 @@ pub use checks::MAX_BATCH;
 pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
 pub use layer::{Activation, Convolution, Norm};
 pub use options::{Formulation, HeadMap, Options, StateLayout};
-pub use pending::{Flush, MAX_PENDING, Pending};
+pub use pending::{Flush, MAX_PENDING, MAX_PENDING_DRAFTS, Pending};
 pub use plan::Plan;
 pub(crate) use prefill::{ALONE_BYTES, Beside};
 pub(crate) use request::Request;

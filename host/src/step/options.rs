@@ -121,8 +121,8 @@ pub enum Formulation {
     /// Token by token in f32: with f32 states T tokens are T launches of one token, bit for bit.
     #[default]
     Recurrent,
-    /// The tokens of a row at once, on tensor cores: bf16 K-last states and at most 8 tokens, new or previous, without
-    /// snapshots and token slots.
+    /// The tokens of a row at once, on tensor cores: K-last states in bf16 or f16 and at most 8 tokens, new or previous,
+    /// without snapshots and token slots.
     Parallel,
     /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill, with [`States::update`]. It takes a
     /// GPU of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a

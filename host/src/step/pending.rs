@@ -8,13 +8,16 @@ use super::checks::{aligned, floats_of_slots, indices, same_dtype, wide_floats_o
 use super::gates::GateParts;
 use super::request::Request;
 use super::work::sealed;
-use super::{Inputs, Options, StateLayout, Update};
+use super::{Formulation, Inputs, Options, StateLayout, Update};
 use crate::error::{Error, excludes};
-use crate::shapes::{Named, named, range, unsupported};
+use crate::shapes::{Named, named, range};
 use crate::tensor::{DType, Tensor};
 
-/// Most tokens of a slot that are pending at once.
+/// Most tokens of a slot that are pending at once, with [`Formulation::Recurrent`].
 pub const MAX_PENDING: usize = deferred::MAX_PENDING as usize;
+
+/// The same with [`Formulation::Parallel`], which is for drafts.
+pub const MAX_PENDING_DRAFTS: usize = deferred::MAX_PENDING_DRAFTS as usize;
 
 /// Alignment of a ring, bytes.
 const ALIGNMENT: usize = 16;
@@ -34,6 +37,9 @@ const ALIGNMENT: usize = 16;
 /// folded = len + T > N        base' = (folded ? base + len : base) mod R        len' = (folded ? 0 : len) + kept
 /// ```
 ///
+/// A step has one token and N ≤ 8, with [`Formulation::Parallel`] up to 8 tokens, K-last bf16 states and N ≤ 16: drafts. The
+/// convolution and the norm go with one token alone.
+///
 /// To reject a token is not to count it; but a window has moved with every token, in its slot, so that with a convolution who
 /// rejects one restores the window too. A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says.
 #[derive(Clone, Copy, Debug)]
@@ -51,14 +57,14 @@ pub struct Pending<'a> {
     pub len: Tensor<'a>,
     /// `[B]`, i32, i64 or u32: the entry of the first of them, below R. Where it is out of range, the row is inactive.
     pub base: Tensor<'a>,
-    /// N, the most tokens that are pending, T..=8.
+    /// N, the most tokens that are pending: T..=8, with [`Formulation::Parallel`] T..=16.
     pub most: usize,
 }
 
 /// Folds the pending tokens of every row into its state, and does nothing else: before a state is copied or handed to
 /// whoever knows no ring. Afterwards none of them is pending.
 ///
-/// Bit for bit what a step does that folds as many. It is GDN's or KDA's as `pending.decays` are.
+/// Bit for bit what a step of the same [`Formulation`] does that folds as many. It is GDN's or KDA's as `pending.decays` are.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Flush<'a> {
@@ -229,15 +235,11 @@ impl Request<'_> {
             &[
                 (self.is_chunked(), "formulation = chunked"),
                 (
-                    self.options.formulation == super::Formulation::Parallel,
-                    "formulation = parallel",
-                ),
-                (
                     self.options.state_layout == StateLayout::VLast,
                     "a v_last state",
                 ),
             ],
-            "it is for one token on k_last states, formulation = recurrent",
+            "it is for up to 8 tokens on k_last states",
         )
     }
 
@@ -247,11 +249,12 @@ impl Request<'_> {
             return Ok(());
         };
         let (rows, tokens) = (found.extents.rows, found.extents.new.tokens);
-        if tokens > 1 {
-            return Err(unsupported("T with pending", tokens, "1"));
-        }
-        if !(tokens.max(1)..=MAX_PENDING).contains(&pending.most) {
-            let wanted = format!("{}..={MAX_PENDING}", tokens.max(1));
+        let most = match self.options.formulation {
+            Formulation::Parallel => MAX_PENDING_DRAFTS,
+            _ => MAX_PENDING,
+        };
+        if !(tokens.max(1)..=most).contains(&pending.most) {
+            let wanted = format!("{}..={most}", tokens.max(1));
             return Err(range("most of pending", wanted, pending.most));
         }
         let heads = found.extents.heads;

@@ -25,6 +25,9 @@ pub(crate) enum Operator {
     /// Of one token, on states that wait, with a convolution before it, a norm after it, or both.
     GdnDeferredLayer,
     KdaDeferredLayer,
+    /// Of up to 8 tokens at once, on states that wait; of none, a flush.
+    GdnDeferredParallel,
+    KdaDeferredParallel,
     /// Of one token, with a convolution before it, a norm after it, or both.
     GdnLayer,
     KdaLayer,
@@ -55,6 +58,8 @@ impl Operator {
             Self::KdaDeferred => Family::KdaDeferred,
             Self::GdnDeferredLayer => Family::GdnDeferredLayer,
             Self::KdaDeferredLayer => Family::KdaDeferredLayer,
+            Self::GdnDeferredParallel => Family::GdnDeferredParallel,
+            Self::KdaDeferredParallel => Family::KdaDeferredParallel,
             Self::GdnLayer => Family::GdnLayer,
             Self::KdaLayer => Family::KdaLayer,
             Self::GdnLayerMtp => Family::GdnLayerMtp,
@@ -76,6 +81,11 @@ impl Operator {
     /// Whether it is a prefill.
     pub fn is_chunked(self) -> bool {
         self.family().is_chunked()
+    }
+
+    /// Whether it takes several tokens, on states that wait.
+    fn has_drafts_wait(self) -> bool {
+        matches!(self, Self::GdnDeferredParallel | Self::KdaDeferredParallel)
     }
 
     /// What a launch of the parallel formulation does with states.
@@ -196,11 +206,11 @@ type Row = (u32, Entry);
 const ANY: u32 = u32::MAX;
 
 impl Kind {
-    /// The state dtype that its entries are named by: those of bf16 take f16 too, by a load-time constant, where they convert
-    /// states. Tensor cores take them as they are.
+    /// The state dtype that its entries are named by: those of bf16 take f16 too, by a load-time constant, but for drafts on states
+    /// that wait.
     fn state_of_entries(self) -> DType {
         match self.state {
-            DType::F16 if self.operator.mode().is_none() => DType::Bf16,
+            DType::F16 if !self.operator.has_drafts_wait() => DType::Bf16,
             state => state,
         }
     }
@@ -208,8 +218,8 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnDeferred, GdnDeferredLayer, KdaDeferred, KdaDeferredLayer, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
-        use DType::{Bf16, F32};
+        use Operator::{GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredParallel, KdaDeferred, KdaDeferredLayer, KdaDeferredParallel, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
+        use DType::{Bf16, F16, F32};
         use StateLayout::{KLast, VLast};
 
         match (self.operator, self.layout, self.state_of_entries(), [self.k_dim, self.v_dim]) {
@@ -233,6 +243,8 @@ impl Kind {
             (GdnMtpParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(Mode::Update), KLast, Bf16, [64, 64]) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
             (GdnMtpParallel(_), KLast, Bf16, [64, 64]) => &[(32, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64_warps2)],
+            (GdnMtpParallel(Mode::Verify), KLast, Bf16, [128, 128]) if self.state == F16 => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile128)],
+            (GdnMtpParallel(Mode::Resume), KLast, Bf16, [128, 128]) if self.state == F16 => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile128)],
             (GdnMtpParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
             (GdnMtpParallel(Mode::Update), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(Mode::Resume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
@@ -264,6 +276,10 @@ impl Kind {
             (KdaDeferred, KLast, Bf16, [128, 128]) => &[(384, E::kda_deferred_klast_bf16_k128_tile32), (ANY, E::kda_deferred_klast_bf16_k128_tile64)],
             (KdaDeferred, KLast, F32, [64, 64]) => &[(ANY, E::kda_deferred_klast_f32_k64_tile64)],
             (KdaDeferred, KLast, F32, [128, 128]) => &[(ANY, E::kda_deferred_klast_f32_k128_tile32)],
+            (GdnDeferredParallel, KLast, Bf16, [64, 64]) => &[(64, E::gdn_deferred_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_deferred_parallel_klast_bf16_k64_tile64)],
+            (GdnDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_parallel_klast_bf16_k128_tile128)],
+            (KdaDeferredParallel, KLast, Bf16, [64, 64]) => &[(64, E::kda_deferred_parallel_klast_bf16_k64_tile32), (ANY, E::kda_deferred_parallel_klast_bf16_k64_tile64)],
+            (KdaDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::kda_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::kda_deferred_parallel_klast_bf16_k128_tile128)],
             (GdnDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k64_tile64)],
             (GdnDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k128_tile128)],
             (GdnDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_f32_k64_tile64)],
@@ -500,9 +516,10 @@ impl Kind {
         if self.k_dim != 96 {
             return Ok(());
         }
-        let with = match (self.operator.per_channel(), self.operator.mode()) {
+        let family = self.operator.family();
+        let with = match (family.decays_channels(), family.is_parallel()) {
             (true, _) => "64 or 128 with KDA",
-            (_, Some(_)) => "64 or 128 with formulation = parallel",
+            (_, true) => "64 or 128 with formulation = parallel",
             _ => return Ok(()),
         };
         Err(unsupported("K", self.k_dim as usize, with))
@@ -642,10 +659,10 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnDeferred, GdnDeferredLayer, GdnLayer, GdnLayerMtp, GdnLayerParallel,
-            GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaDeferred,
-            KdaDeferredLayer, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort,
-            KdaRecurrent, KdaRecurrentParallel,
+            GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredParallel, GdnLayer, GdnLayerMtp,
+            GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode,
+            KdaDeferred, KdaDeferredLayer, KdaDeferredParallel, KdaLayer, KdaLayerMtp,
+            KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -682,7 +699,8 @@ mod tests {
                     KdaLayerParallel(mode),
                 ]
             })
-            .map(|operator| (operator, KLast, DType::Bf16));
+            .flat_map(|operator| [DType::Bf16, DType::F16].map(|state| (operator, KLast, state)))
+            .chain([GdnDeferredParallel, KdaDeferredParallel].map(|it| (it, KLast, DType::Bf16)));
         families
             .chain(parallel)
             .flat_map(|(operator, layout, state)| {
@@ -847,15 +865,15 @@ mod tests {
             operator: Operator::GdnMtpParallel(Mode::Verify),
             layout: StateLayout::KLast,
             state: DType::F16,
-            k_dim: 64,
-            v_dim: 64,
+            k_dim: 96,
+            v_dim: 192,
             ratio: 1,
             tokens: 1,
             norm: false,
         };
         assert_eq!(
             kind.entry(1, MEASURED_ON).unwrap_err().to_string(),
-            "kernel = GdnMtpParallel(Verify), k_last f16 states, K = 64, V = 64 is not supported: no variant of it is compiled"
+            "kernel = GdnMtpParallel(Verify), k_last f16 states, K = 96, V = 192 is not supported: no variant of it is compiled"
         );
         assert_eq!(kind.variants().count(), 0);
     }

@@ -81,15 +81,21 @@ impl Request<'_> {
             });
         }
         let is_layer = self.conv().is_some() || self.norm.is_some();
-        if self.pending.is_some() {
-            return Ok(match (self.gates.per_channel, is_layer) {
-                (false, false) => Operator::GdnDeferred,
-                (true, false) => Operator::KdaDeferred,
-                (false, true) => Operator::GdnDeferredLayer,
-                (true, true) => Operator::KdaDeferredLayer,
-            });
-        }
         if self.options.formulation == Formulation::Recurrent {
+            if self.pending.is_some() {
+                up_to(
+                    "T with pending",
+                    tokens,
+                    1,
+                    "1, or up to 8 with Formulation::Parallel",
+                )?;
+                return Ok(match (self.gates.per_channel, is_layer) {
+                    (false, false) => Operator::GdnDeferred,
+                    (true, false) => Operator::KdaDeferred,
+                    (false, true) => Operator::GdnDeferredLayer,
+                    (true, true) => Operator::KdaDeferredLayer,
+                });
+            }
             up_to(
                 "T",
                 tokens,
@@ -127,13 +133,12 @@ impl Request<'_> {
             parallel,
             &[
                 (self.pool.tensor.dtype() == DType::F32, "an f32 state"),
-                (self.pool.tensor.dtype() == DType::F16, "an f16 state"),
                 (
                     self.options.state_layout == StateLayout::VLast,
                     "a v_last state",
                 ),
             ],
-            "it is for bf16 k_last states",
+            "it is for 16-bit k_last states",
         )?;
         up_to(
             "T of the parallel formulation",
@@ -147,6 +152,20 @@ impl Request<'_> {
             MAX_PARALLEL_TOKENS,
             "1 to 8",
         )?;
+        if self.pending.is_some() {
+            excludes(
+                (true, "pending with formulation = parallel"),
+                &[
+                    (is_layer, "a convolution or a norm"),
+                    (self.pool.tensor.dtype() == DType::F16, "an f16 state"),
+                ],
+                "with formulation = recurrent such steps are of one token",
+            )?;
+            return Ok(match self.gates.per_channel {
+                false => Operator::GdnDeferredParallel,
+                true => Operator::KdaDeferredParallel,
+            });
+        }
         let mode = match (tokens, previous_tokens) {
             (Some(_), Some(_)) => Mode::Resume,
             (_, Some(_)) => Mode::Update,

@@ -4,17 +4,23 @@
 //! as it came. The operators ([`crate::kernels::gdn_deferred`], [`crate::kernels::kda_deferred`]) differ in their gate alone.
 
 mod klast;
+mod parallel;
 mod ring;
+mod waiting;
 mod whole_klast;
 
 pub use klast::KLast;
+pub use parallel::Parallel;
 pub use whole_klast::WholeKLast;
 
 use crate::launch::Family;
 use crate::recurrent::Gating;
 
-/// Most tokens of a slot that are pending at once.
+/// Most tokens of a slot that are pending at once, where they come one by one.
 pub const MAX_PENDING: u32 = 8;
+
+/// Most of them with drafts, on the tensor cores.
+pub const MAX_PENDING_DRAFTS: u32 = 16;
 
 /// Whether a step of `tokens` tokens folds the `pending` ones of a row first, of which there may be up to `most`.
 #[must_use]
@@ -28,4 +34,6 @@ pub trait Deferring: Gating {
     const DEFERRED: Family;
     /// Of those with a convolution before and a norm after it.
     const DEFERRED_LAYER: Family;
+    /// Of those of several tokens.
+    const DEFERRED_PARALLEL: Family;
 }

@@ -2,6 +2,7 @@
 
 use crate::constants::Element;
 use crate::device::global::store_b32;
+use crate::device::warp::lane_id;
 use crate::math::elements::bytes_of;
 use crate::row::Row;
 use crate::state::{is_fresh, is_live, slot_of};
@@ -134,6 +135,18 @@ impl Ring {
     pub unsafe fn leave_update(self, len: u32, dim: u32, v: u32, update: f32) {
         // SAFETY: the caller's promise; the entry is that of no pending token.
         unsafe { store_b32(self.update(len, dim, v), update.to_bits()) };
+    }
+
+    /// GDN: leaves log α of the first `count` of the tokens behind the `len` pending ones, which the lanes of a warp have.
+    ///
+    /// # Safety
+    /// The ring is live, and these are this warp's to write.
+    #[inline(always)]
+    pub unsafe fn leave_log_decay(self, len: u32, count: u32, log_decay: f32) {
+        if lane_id() < count {
+            // SAFETY: the caller's promise; the entries are those of no pending token.
+            unsafe { store_b32(self.decay(len + lane_id(), 1), log_decay.to_bits()) };
+        }
     }
 
     /// Address of token `j`'s log decays, f32: `channels` of them.

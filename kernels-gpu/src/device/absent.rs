@@ -46,6 +46,7 @@ absent! {
     warp_shuffle_idx(value: f32, source: u32) -> f32;
     mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
     mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
+    mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4];
     fence_shared();
     let_next_begin();
     wait_for_previous();

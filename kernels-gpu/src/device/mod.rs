@@ -153,6 +153,12 @@ pub mod warp {
     pub fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         backend::mma_m16n8k16_f16(a, b, c)
     }
+
+    /// [`mma_m16n8k16_f16`] where `is_f16`, a load-time constant, says so, else [`mma_m16n8k16_bf16`].
+    #[inline(always)]
+    pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4] {
+        backend::mma_m16n8k16_b16(a, b, c, is_f16)
+    }
 }
 
 /// What four warps do together, those of threads 128 g .. 128 g + 128 of a block: matrices of 64 rows in registers times

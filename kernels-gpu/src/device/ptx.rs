@@ -133,6 +133,27 @@ multiply_matrices! {
     mma_m16n8k16_f16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32";
 }
 
+// In a straight line, as `pack_b16x2`: what is not chosen is dropped.
+#[inline(always)]
+pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4] {
+    let [mut x, mut y, mut z, mut w] = c;
+    // SAFETY: arithmetic; that the whole warp comes here is the kernel's duty (synccheck).
+    unsafe {
+        asm!(
+            "{{ .reg .pred is_f16;",
+            "setp.ne.u32 is_f16, {10}, 0;",
+            "@!is_f16 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+            "{{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
+            "@is_f16 mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+            "{{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}}; }}",
+            inout(reg32) x, inout(reg32) y, inout(reg32) z, inout(reg32) w,
+            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0], in(reg32) b[1],
+            in(reg32) is_f16 as u32, options(nomem, nostack)
+        )
+    };
+    [x, y, z, w]
+}
+
 macro_rules! load_matrices {
     ($($name:ident = $op:literal;)*) => {$(
         #[inline(always)]

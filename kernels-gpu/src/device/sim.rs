@@ -218,6 +218,14 @@ pub(super) fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4
     current(|block| block.multiply(a, b, c, At::Mma(Element::F16)))
 }
 
+pub(super) fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4] {
+    if is_f16 {
+        mma_m16n8k16_f16(a, b, c)
+    } else {
+        mma_m16n8k16_bf16(a, b, c)
+    }
+}
+
 pub(super) unsafe fn load_matrices(address: u32) -> [u32; 4] {
     current(|block| block.load_matrices(address, At::LoadMatrices))
 }

@@ -42,7 +42,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 50] = [
+pub const RESULTS: [&str; 58] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -93,6 +93,14 @@ pub const RESULTS: [&str; 50] = [
     "b16x2_to_f32, bf16, high",
     "b16x2_to_f32, f16, low",
     "b16x2_to_f32, f16, high",
+    "mma_m16n8k16_b16, bf16 [r, 2c]",
+    "mma_m16n8k16_b16, bf16 [r, 2c+1]",
+    "mma_m16n8k16_b16, bf16 [r+8, 2c]",
+    "mma_m16n8k16_b16, bf16 [r+8, 2c+1]",
+    "mma_m16n8k16_b16, f16 [r, 2c]",
+    "mma_m16n8k16_b16, f16 [r, 2c+1]",
+    "mma_m16n8k16_b16, f16 [r+8, 2c]",
+    "mma_m16n8k16_b16, f16 [r+8, 2c+1]",
 ];
 
 /// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
@@ -192,6 +200,14 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
 
             let products = multiply(float::pack_bf16x2, warp::mma_m16n8k16_bf16);
             let of_f16 = multiply(float::pack_f16x2, warp::mma_m16n8k16_f16);
+            let of_either = [
+                multiply(float::pack_bf16x2, |a, b, c| {
+                    warp::mma_m16n8k16_b16(a, b, c, false)
+                }),
+                multiply(float::pack_f16x2, |a, b, c| {
+                    warp::mma_m16n8k16_b16(a, b, c, true)
+                }),
+            ];
             let (rows, columns) = (
                 shared::load_matrices(quads + 16 * id),
                 shared::load_matrices_transposed(quads + 16 * id),
@@ -200,6 +216,8 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             while i < 4 {
                 put(24 + i as u32, products[i].to_bits());
                 put(40 + i as u32, of_f16[i].to_bits());
+                put(50 + i as u32, of_either[0][i].to_bits());
+                put(54 + i as u32, of_either[1][i].to_bits());
                 put(28 + i as u32, rows[i]);
                 put(32 + i as u32, columns[i]);
                 i += 1;

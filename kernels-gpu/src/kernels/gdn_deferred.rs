@@ -12,11 +12,17 @@
 //!     S ← Γ S + Σ_j u_j (e^g_j k_j)ᵀ    rounded and stored                              (6)
 //! Every decay is e to a sum of log decays, none above 1: no quotient of two that may both be 0.
 //!
-//! Shapes   q, k [B, 1, H, K]   v, o [B, 1, HV, V]   pool [P, HV, V, K]   of R entries, N < R: keys [P, H, R, K], updates
-//!          [P, HV, R, V], decays [P, HV, R]; without a token all rows fold (flush)
+//! [`Parallel`] takes T new tokens at once, as [`super::gdn_mtp`]'s does, with M, T, W and R of the new tokens as there, and what
+//! is pending in place of S₀ k and S₀ q, for all tokens by two products on the tensor cores:
+//!     p_t = Γ S k_t + Σ_j a_tj u_j    o'_t = Γ S q_t + Σ_j b_tj u_j    with g_j, Γ of the pending tokens alone    (3) (4)
+//! where the u_j are a matrix of V by 16, and a and b one of 16 by 16; then R_t = v_t − e^g_t rk_t p_t, g_t of the new tokens.
+//!
+//! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   pool [P, HV, V, K]   of R entries, N + T ≤ R: keys [P, H, R, K], updates
+//!          [P, HV, R, V], decays [P, HV, R]; without a token all rows fold (flush); T = 1 and N ≤ 8, [`Parallel`] T ≤ 8 and N ≤ 16
 //! Grid     x = tile + TILES · r, y, z = b; hv = y · HV/H + r (grouped, y = h) or r · H + y (tiled)
 //! Threads  block = groups of K/8 lanes; a group owns ROWS rows of S, a lane 8 channels of each and, of (4), one pending
-//!          token's part of them; a group does (3) of one or two pending tokens, for the whole block
+//!          token's part of them; a group does (3) of one or two pending tokens, for the whole block. Parallel: WARPS workers
+//!          and the solver, as in [`super::gdn_mtp`]; (3) is the first two workers', of 8 pending tokens each
 //! Padding  an inactive row zeroes o and touches neither state nor ring
 //! Range    as of [`crate::kernels::gdn_decode`]; what is not pending in a ring is not read
 //! Cost     V · K · size_of(S) + n · ring entry bytes per (b, hv), and one state written in N launches: memory-bound
@@ -29,6 +35,7 @@ use crate::launch::Family;
 impl Deferring for PerHead {
     const DEFERRED: Family = Family::GdnDeferred;
     const DEFERRED_LAYER: Family = Family::GdnDeferredLayer;
+    const DEFERRED_PARALLEL: Family = Family::GdnDeferredParallel;
 }
 
 /// K-last states.
@@ -51,3 +58,7 @@ pub type WholeKLast<
     const THREADS: u32,
     const DEPTH: u32,
 > = deferred::WholeKLast<PerHead, S, K, V, ROWS, VALUES, THREADS, DEPTH>;
+
+/// Up to 8 tokens at once on bf16 K-last states.
+pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
+    deferred::Parallel<PerHead, K, V, WARPS, TILES16>;

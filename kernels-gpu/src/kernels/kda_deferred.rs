@@ -13,6 +13,7 @@ use crate::launch::Family;
 impl Deferring for PerChannel {
     const DEFERRED: Family = Family::KdaDeferred;
     const DEFERRED_LAYER: Family = Family::KdaDeferredLayer;
+    const DEFERRED_PARALLEL: Family = Family::KdaDeferredParallel;
 }
 
 /// K-last states.
@@ -35,3 +36,7 @@ pub type WholeKLast<
     const THREADS: u32,
     const DEPTH: u32,
 > = deferred::WholeKLast<PerChannel, S, K, V, ROWS, VALUES, THREADS, DEPTH>;
+
+/// Up to 8 tokens at once on bf16 K-last states.
+pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
+    deferred::Parallel<PerChannel, K, V, WARPS, TILES16>;

@@ -29,7 +29,7 @@ pub type VLast<
     const DEPTH: u32,
 > = layer::MtpVLast<PerChannel, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>;
 
-/// bf16 K-last states, all tokens at once.
+/// K-last states of 16 bits, all tokens at once.
 pub type Parallel<
     const K: u32,
     const V: u32,

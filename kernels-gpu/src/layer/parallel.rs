@@ -266,21 +266,22 @@ impl<'a, B: Block, const CLUSTERED: bool> Layer<'a, B, CLUSTERED> {
         token + i % 2 * Map::<B>::LOW + word
     }
 
-    /// Leaves `y`, token `t` of a channel, where it is wanted: of k and q, in every block of the cluster. With GDN, of two
-    /// neighbouring lanes' channels one lane leaves the high parts and the other the low ones. All lanes of the warp call it.
+    /// Leaves `y`, token `t` of a channel, where it is wanted: of k and q, in every block of the cluster. With GDN and bf16
+    /// states, of two neighbouring lanes' channels one lane leaves the high parts and the other the low ones; f16 parts are made
+    /// when all of a token is there. All lanes of the warp call it.
     ///
     /// # Safety
     /// The place is this thread's to write, and the mailbox is open, for the blocks have met.
     #[inline(always)]
     unsafe fn leave(&self, c: &StepConstants, part: &Part, set: Set, t: u32, y: f32) {
         let mut word = y.to_bits();
-        if !B::PER_CHANNEL {
+        if !B::PER_CHANNEL && c.state_f16 == 0 {
             let other = warp_shuffle_xor(y, 1);
             let is_odd = part.own % 2 == 1;
             let [high, low] = if is_odd {
-                split(other, y)
+                split(other, y, false)
             } else {
-                split(y, other)
+                split(y, other, false)
             };
             if part.of != Of::Value {
                 word = if is_odd { low } else { high };

@@ -13,6 +13,7 @@ use crate::device::shared::{load_shared_b128, store_shared_b32, store_shared_b64
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
 use crate::math::elements;
+use crate::math::power;
 use crate::math::reduce::{butterfly_sum, dot};
 use crate::step::{PrefillParams, StepConstants};
 
@@ -191,9 +192,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             i += 1;
         }
         let sum = Self::sum(sum);
-        // 2^-e, for a length between 2^(e - 2) and 2^e.
-        let e = ((sum.to_bits() >> 23 & 255) + 129) / 2;
-        let (power, inverse) = (f32::from_bits((254 - e) << 23), f32::from_bits(e << 23));
+        let [power, inverse] = power::of_root(sum);
         let mut words: Words = [[0; 4]; 4];
         let mut i = 0;
         while i < K as usize / 32 {

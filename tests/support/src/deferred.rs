@@ -1,7 +1,8 @@
 //! States that wait for the tokens of a ring: problems in memory, their launches, and what must have come out.
 
 use gated_delta::{
-    Activation, BetaScale, DType, Entry, Error, HeadMap, KdaBeta, Library, Options, StreamRef, Work,
+    Activation, BetaScale, DType, Entry, Error, Formulation, HeadMap, KdaBeta, Library, Options,
+    StreamRef, Work,
 };
 use gated_delta_harness::arguments::{
     Arguments, Convolved, GateKind, GatedNorm, KdaDecay, New, Operator, Pending, Tokens,
@@ -80,8 +81,10 @@ pub struct Spec {
     pub base: Vec<i64>,
     /// Rows that are fresh, where some are.
     pub fresh: Option<Vec<bool>>,
-    /// T: 1, or 0 for a flush.
+    /// T, or 0 for a flush: more than one with `parallel` alone.
     pub tokens: usize,
+    /// All tokens at once, on the tensor cores.
+    pub parallel: bool,
     /// Elements between what is contiguous, where views may have gaps.
     pub gap: usize,
     /// The head map, of query/key heads that several value heads share.
@@ -118,6 +121,7 @@ impl Spec {
             base: (0..rows as i64).map(|b| 4 * b % 9).collect(),
             fresh: None,
             tokens: 1,
+            parallel: false,
             gap: 0,
             tiled: false,
             l2norm: true,
@@ -125,6 +129,17 @@ impl Spec {
             conv: None,
             norm: None,
             seed: 7,
+        }
+    }
+
+    /// With so many drafts a step, and up to 16 tokens pending.
+    #[must_use]
+    pub fn drafts(self, tokens: usize) -> Self {
+        Self {
+            tokens,
+            parallel: true,
+            ring: [16, 24],
+            ..self
         }
     }
 
@@ -193,7 +208,7 @@ pub fn entries() -> impl Iterator<Item = Entry> {
 }
 
 /// Of an entry, with each dtype that its states may have: rows of so many pending tokens each, of a layer's entry with a
-/// convolution and a norm.
+/// convolution and a norm; of drafts twice as many, as N is twice as large.
 #[must_use]
 pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     let Some(computes) = entry.computes() else {
@@ -205,11 +220,19 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     };
     let states: &[_] = match computes.state {
         Element::F32 => &[DType::F32],
+        _ if computes.family.is_parallel() => &[DType::Bf16],
         _ => &[DType::Bf16, DType::F16],
     };
     let spec = |&state| {
         let spec = Spec::new(operator, state, computes.k as usize, len);
-        if is_layer(entry) { spec.layer() } else { spec }
+        match (is_layer(entry), computes.family.is_parallel()) {
+            (true, _) => spec.layer(),
+            (_, true) => Spec {
+                len: len.iter().map(|len| 2 * len).collect(),
+                ..spec.drafts(4)
+            },
+            _ => spec,
+        }
     };
     states.iter().map(spec).collect()
 }
@@ -310,7 +333,7 @@ pub struct Problem {
 
 impl Problem {
     fn new(spec: &Spec) -> Self {
-        let (b, slots) = (spec.slots.len(), spec.pool_slots);
+        let (b, slots, tokens) = (spec.slots.len(), spec.pool_slots, spec.tokens.max(1));
         let [h, ratio] = spec.heads;
         let (hv, dim, entries) = (h * ratio, spec.dim, spec.ring[1]);
         let is_kda = spec.operator == Operator::Kda;
@@ -322,12 +345,12 @@ impl Problem {
         let channels = 2 * h * dim + hv * dim;
         let taps = spec.conv.map_or(2, |conv| conv.taps);
         let dims: [Vec<usize>; COUNT] = [
-            vec![b, 1, h, dim],
-            vec![b, 1, h, dim],
-            vec![b, 1, hv, dim],
-            of_decay(&[b, 1, hv]),
-            vec![b, 1, hv],
-            vec![b, 1, hv, dim],
+            vec![b, tokens, h, dim],
+            vec![b, tokens, h, dim],
+            vec![b, tokens, hv, dim],
+            of_decay(&[b, tokens, hv]),
+            vec![b, tokens, hv],
+            vec![b, tokens, hv, dim],
             vec![slots, hv, dim, dim],
             vec![slots, h, entries, dim],
             vec![slots, hv, entries, dim],
@@ -338,11 +361,11 @@ impl Problem {
             vec![b],
             vec![b],
             vec![b],
-            vec![b, 1, channels],
+            vec![b, tokens, channels],
             vec![channels, taps],
             vec![channels],
             vec![slots, channels, taps - 1],
-            vec![b, 1, hv, dim],
+            vec![b, tokens, hv, dim],
             vec![dim],
         ];
         let mut buffers = Vec::new();
@@ -546,7 +569,7 @@ impl Problem {
                 (spec.len[b], spec.base[b]) = (len as i64, base as i64);
             }
         }
-        (spec.fresh, spec.seed, spec.tokens) = (None, seed, 1);
+        (spec.fresh, spec.seed, spec.tokens) = (None, seed, spec.tokens.max(1));
         after.with_states_of_this(&spec)
     }
 
@@ -665,6 +688,17 @@ impl Problem {
         alone
     }
 
+    /// The first `tokens` tokens of every row alone.
+    #[must_use]
+    pub fn first(&self, tokens: usize) -> Self {
+        let mut first = self.clone();
+        first.spec.tokens = tokens;
+        for i in [Q, K, V, G, BETA, O, X, Z] {
+            first.views[i] = first.views[i].narrow(1, 0, tokens);
+        }
+        first
+    }
+
     /// As a launch in memory.
     #[must_use]
     pub fn case(&self) -> Case {
@@ -682,6 +716,9 @@ impl Problem {
         };
         let mut options = Options::default().head_map(head_map).qk_l2norm(spec.l2norm);
         options.null_slot = spec.null_slot;
+        if spec.parallel {
+            options.formulation = Formulation::Parallel;
+        }
         let has_tokens = spec.tokens > 0;
         let convolved = spec.conv.filter(|_| has_tokens).map(|conv| Convolved {
             x: view(X),
@@ -797,11 +834,11 @@ impl Problem {
         })
     }
 
-    /// q of a row that is live, of all heads.
-    fn queries(&self, b: usize) -> Vec<f64> {
+    /// q of token t of a row that is live, of all heads.
+    fn queries(&self, b: usize, t: usize) -> Vec<f64> {
         let conv = [CONV_WEIGHT, CONV_BIAS].map(|i| self.floats(i));
         let (Some(conv), Some([slot, ..])) = (self.conv(&conv), self.spec.live(b)) else {
-            return self.floats_at(Q, &[b, 0]);
+            return self.floats_at(Q, &[b, t]);
         };
         let mut window = self.floats_at(WINDOWS, &[slot]);
         if self.spec.is_fresh(b) {
@@ -973,6 +1010,10 @@ impl Problem {
         };
         let is_kda = spec.operator == Operator::Kda;
         let channels = if is_kda { dim } else { 1 };
+        let tolerance = match spec.parallel {
+            true => Tolerance::PARALLEL,
+            false => Tolerance::RECURRENT,
+        };
         for b in 0..spec.slots.len() {
             let live = spec.live(b);
             if let (true, Some([slot, ..])) = (convolves, live) {
@@ -984,20 +1025,15 @@ impl Problem {
                 assert_eq!(after.floats_at(WINDOWS, &[slot]), exact, "{spec:?}");
                 seen(vec![self.views[WINDOWS].entry(&[slot])]);
             }
-            let queries = self.queries(b);
             for hv in 0..hv_count {
-                let o = self.views[O].entry(&[b, 0, hv]);
-                if spec.tokens > 0 {
-                    seen(vec![o.clone()]);
-                }
-                let got = after.floats_at(O, &[b, 0, hv]);
                 let what = format!("of row {b}, value head {hv}, {spec:?}");
+                let o = |t: usize| self.views[O].entry(&[b, t, hv]);
+                seen((0..spec.tokens).map(o).collect());
                 let Some([slot, pending, first]) = live else {
-                    let zeros = after.bits_at(O, &[b, 0, hv]).iter().all(|bits| *bits == 0);
-                    assert!(
-                        spec.tokens == 0 || zeros,
-                        "o {what}, which is inactive: {got:?}"
-                    );
+                    for t in 0..spec.tokens {
+                        let zeros = after.bits_at(O, &[b, t, hv]).iter().all(|bits| *bits == 0);
+                        assert!(zeros, "o of token {t} {what}, which is inactive");
+                    }
                     continue;
                 };
                 let head = match spec.tiled {
@@ -1018,79 +1054,83 @@ impl Problem {
                 }
                 let state = self.views[POOL].entry(&[slot, hv]);
                 if spec.writes(b) {
-                    let allowed = (Tolerance::RECURRENT.state + LOG_DECAY * decays) * size;
+                    let allowed = (tolerance.state + LOG_DECAY * decays) * size;
                     let exact = &folded.pool[(slot * hv_count + hv) * dim * dim..][..dim * dim];
                     let got = after.floats_at(POOL, &[slot, hv]);
                     assert_close(&format!("state {what}"), &got, exact, spec.state, allowed);
                     seen(vec![state]);
                 }
-                if spec.tokens == 0 {
-                    continue;
-                }
-                let left = (first + pending) % entries;
-                let ring_at = |i: usize, head: usize, of_entry: usize| {
-                    let of: &[f64] = match i {
-                        KEYS => &wanted.rings.keys,
-                        UPDATES => &wanted.rings.updates,
-                        _ => &wanted.rings.decays,
+                for t in 0..spec.tokens {
+                    let what = format!("of token {t} {what}");
+                    let left = (first + pending + t) % entries;
+                    let ring_at = |i: usize, head: usize, of_entry: usize| {
+                        let of: &[f64] = match i {
+                            KEYS => &wanted.rings.keys,
+                            UPDATES => &wanted.rings.updates,
+                            _ => &wanted.rings.decays,
+                        };
+                        let heads = self.views[i].dims[1];
+                        let first = ((slot * heads + head) * entries + left) * of_entry;
+                        of[first..][..of_entry].to_vec()
                     };
-                    let heads = self.views[i].dims[1];
-                    of[((slot * heads + head) * entries + left) * of_entry..][..of_entry].to_vec()
-                };
-                let log_decays = ring_at(DECAYS, hv, channels);
-                decays += log_decays.iter().fold(0.0, |max, g| g.abs().max(max));
-                let k = ring_at(KEYS, head, dim);
-                let key_length = if spec.l2norm {
-                    (norm(&k).powi(2) + 1e-6).sqrt()
-                } else {
-                    1.0
-                };
-                let u = ring_at(UPDATES, hv, dim);
-                let size = size + norm(&k) * norm(&u);
-                let bound = Tolerance::RECURRENT.output + LOG_DECAY * decays + 4.0 * of_conv;
-                let q = &queries[head * dim..][..dim];
-                let q_length = match spec.l2norm {
-                    true => 1.0,
-                    false => norm(q).max(1.0),
-                } / (dim as f64).sqrt();
-                let k_length = if spec.l2norm { 1.0 } else { norm(&k).max(1.0) };
-                let of_head = (b * hv_count + hv) * dim..(b * hv_count + hv + 1) * dim;
-                let mut allowed = bound * size * q_length * k_length.powi(2);
-                if let Some(gated) = self.norm(&z) {
-                    let of_row = NormOfReference {
-                        z: &z[0][of_head.clone()],
-                        ..gated
+                    let log_decays = ring_at(DECAYS, hv, channels);
+                    decays += log_decays.iter().fold(0.0, |max, g| g.abs().max(max));
+                    let k = ring_at(KEYS, head, dim);
+                    let key_length = if spec.l2norm {
+                        (norm(&k).powi(2) + 1e-6).sqrt()
+                    } else {
+                        1.0
                     };
-                    let off = of_norm(&of_row, &wanted.o[of_head.clone()], allowed);
-                    allowed = off.unwrap_or_else(|error| panic!("{error}"));
+                    let u = ring_at(UPDATES, hv, dim);
+                    size += norm(&k) * norm(&u);
+                    let bound = tolerance.output + LOG_DECAY * decays + 4.0 * of_conv;
+                    let queries = self.queries(b, t);
+                    let q = &queries[head * dim..][..dim];
+                    let q_length = match spec.l2norm {
+                        true => 1.0,
+                        false => norm(q).max(1.0),
+                    } / (dim as f64).sqrt();
+                    let k_length = if spec.l2norm { 1.0 } else { norm(&k).max(1.0) };
+                    let token = b * spec.tokens + t;
+                    let of_head = (token * hv_count + hv) * dim..(token * hv_count + hv + 1) * dim;
+                    let mut allowed = bound * size * q_length * k_length.powi(2);
+                    if let Some(gated) = self.norm(&z) {
+                        let of_row = NormOfReference {
+                            z: &z[0][of_head.clone()],
+                            ..gated
+                        };
+                        let off = of_norm(&of_row, &wanted.o[of_head.clone()], allowed);
+                        allowed = off.unwrap_or_else(|error| panic!("{error}"));
+                    }
+                    let got = after.floats_at(O, &[b, t, hv]);
+                    let exact = &normed[of_head];
+                    assert_close(&format!("o {what}"), &got, exact, spec.io, allowed);
+                    let got_u = after.floats_at(UPDATES, &[slot, hv, left]);
+                    let allowed = bound * size * k_length / key_length + 1e-6 * norm(&u);
+                    assert_close(&format!("u {what}"), &got_u, &u, DType::F32, allowed);
+                    let got_decays = after.floats_at(DECAYS, &[slot, hv, left]);
+                    let allowed = LOG_DECAY * norm(&log_decays);
+                    assert_close(
+                        &format!("log decay {what}"),
+                        &got_decays,
+                        &log_decays,
+                        DType::F32,
+                        allowed,
+                    );
+                    let got_k = after.bits_at(KEYS, &[slot, head, left]);
+                    if convolves {
+                        let got = after.floats_at(KEYS, &[slot, head, left]);
+                        let allowed = of_conv * norm(&k);
+                        assert_close(&format!("k {what}"), &got, &k, DType::F32, allowed);
+                    } else {
+                        assert!(got_k == self.bits_at(K, &[b, t, head]), "k {what}");
+                    }
+                    seen(vec![
+                        self.views[UPDATES].entry(&[slot, hv, left]),
+                        self.views[DECAYS].entry(&[slot, hv, left]),
+                        self.views[KEYS].entry(&[slot, head, left]),
+                    ]);
                 }
-                let exact = &normed[of_head];
-                assert_close(&format!("o {what}"), &got, exact, spec.io, allowed);
-                let got_u = after.floats_at(UPDATES, &[slot, hv, left]);
-                let allowed = bound * size * k_length / key_length + 1e-6 * norm(&u);
-                assert_close(&format!("u {what}"), &got_u, &u, DType::F32, allowed);
-                let got_decays = after.floats_at(DECAYS, &[slot, hv, left]);
-                let allowed = LOG_DECAY * norm(&log_decays);
-                assert_close(
-                    &format!("log decay {what}"),
-                    &got_decays,
-                    &log_decays,
-                    DType::F32,
-                    allowed,
-                );
-                let got_k = after.bits_at(KEYS, &[slot, head, left]);
-                if convolves {
-                    let got = after.floats_at(KEYS, &[slot, head, left]);
-                    let allowed = of_conv * norm(&k);
-                    assert_close(&format!("k {what}"), &got, &k, DType::F32, allowed);
-                } else {
-                    assert!(got_k == self.bits_at(K, &[b, 0, head]), "k {what}");
-                }
-                seen(vec![
-                    self.views[UPDATES].entry(&[slot, hv, left]),
-                    self.views[DECAYS].entry(&[slot, hv, left]),
-                    self.views[KEYS].entry(&[slot, head, left]),
-                ]);
             }
         }
         for (i, (rest, before)) in rest.buffers.iter().zip(&self.buffers).enumerate() {

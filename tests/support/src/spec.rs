@@ -138,7 +138,7 @@ impl Family {
     }
 
     /// The families of an entry: with 16-bit states, whose dtype is a load-time constant, two; none of an entry that is of no
-    /// operator on states, or prepares for one. Tensor cores take bf16 states as they are, and no others.
+    /// operator on states, or prepares for one.
     #[must_use]
     pub fn all_of(entry: Entry) -> Vec<Self> {
         let Some(family) = Self::of(entry) else {
@@ -148,8 +148,7 @@ impl Family {
             state: DType::F16,
             ..family
         };
-        let takes_f16 = family.state == DType::Bf16 && family.formulation != Formulation::Parallel;
-        let of_f16 = takes_f16.then_some(of_f16);
+        let of_f16 = (family.state == DType::Bf16).then_some(of_f16);
         [Some(family), of_f16].into_iter().flatten().collect()
     }
 

@@ -28,6 +28,17 @@ fn decode() -> Gdn<'static> {
     Gdn::new(inputs, GdnGates::given(gate, gate), of(4), states).pending(rings(9))
 }
 
+/// So many drafts at once.
+fn drafts(tokens: usize) -> Gdn<'static> {
+    let of = |heads| tensor(Bf16, &[2, tokens, heads, 64]);
+    let gate = tensor(Bf16, &[2, tokens, 4]);
+    let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
+    let inputs = Inputs::qkv(of(2), of(2), of(4));
+    let options = Options::default().formulation(Formulation::Parallel);
+    let step = Gdn::new(inputs, GdnGates::given(gate, gate), of(4), states);
+    step.options(options).pending(rings(24).most(16))
+}
+
 /// A decode with a convolution, a norm and fresh rows.
 fn layer() -> Gdn<'static> {
     layer::layer().pending(rings_of(F32, 9))
@@ -205,11 +216,6 @@ fn what_has_no_kernel_is_refused_by_name() {
     );
     refused(
         decode(),
-        |args| args.options.formulation = Formulation::Parallel,
-        &with("formulation = parallel"),
-    );
-    refused(
-        decode(),
         |args| args.options.formulation = Formulation::Chunked,
         &with("formulation = chunked"),
     );
@@ -229,7 +235,17 @@ fn what_has_no_kernel_is_refused_by_name() {
     refused(
         layer(),
         |args| args.options.formulation = Formulation::Parallel,
-        &with("formulation = parallel"),
+        &with("a convolution or a norm"),
+    );
+    refused(
+        drafts(4),
+        |args| args.states = States::update(tensor(F32, &[5, 4, 64, 64])).into(),
+        &["formulation = parallel", "an f32 state"],
+    );
+    refused(
+        drafts(8),
+        |args| *args = drafts(9),
+        &["T of the parallel formulation = 9", "1 to 8"],
     );
     refused(
         flush(),
@@ -237,15 +253,43 @@ fn what_has_no_kernel_is_refused_by_name() {
         &with("write_pool"),
     );
     refused(
-        decode(),
-        |args| {
-            let of = |heads| tensor(Bf16, &[2, 2, heads, 64]);
-            args.inputs = Inputs::qkv(of(2), of(2), of(4));
-            args.o = of(4);
-            let gate = tensor(Bf16, &[2, 2, 4]);
-            args.gates = GdnGates::given(gate, gate);
-        },
-        &["T with pending = 2", "1"],
+        drafts(2),
+        |args| args.options.formulation = Formulation::Recurrent,
+        &[
+            "T with pending = 2",
+            "1, or up to 8 with Formulation::Parallel",
+        ],
+    );
+}
+
+/// Several tokens at once, with room for sixteen.
+#[test]
+fn drafts_wait_on_tensor_cores() {
+    let names = |work: &dyn Work| -> Vec<&str> {
+        let entries = work.variants().unwrap().into_iter();
+        entries.map(|entry| entry.name()).collect()
+    };
+    let wanted = [
+        "gdn_deferred_parallel_klast_bf16_k64_tile32",
+        "gdn_deferred_parallel_klast_bf16_k64_tile64",
+    ];
+    assert_eq!(names(&drafts(4)), wanted);
+    assert_eq!(names(&drafts(1)), wanted);
+    let mut of_drafts = flush();
+    of_drafts.options.formulation = Formulation::Parallel;
+    (of_drafts.pending, of_drafts.pending.most) = (rings(24), 16);
+    assert_eq!(names(&of_drafts), wanted);
+    let c = drafts(8).request().check().unwrap().constants;
+    assert_eq!([c.pending, c.ring, c.tokens], [16, 24, 8]);
+    let of = |change: fn(&mut Pending<'static>), parts: &[&str]| {
+        let change = |args: &mut Gdn<'static>| change(args.pending.as_mut().unwrap());
+        refused(drafts(8), change, parts);
+    };
+    of(|it| it.most = 17, &["most of pending: wanted 8..=16"]);
+    of(|it| it.most = 7, &["most of pending: wanted 8..=16"]);
+    of(
+        |it| it.keys = tensor(Bf16, &[5, 2, 23, 64]),
+        &["R: wanted at least N + T = 24", "got 23"],
     );
 }
 

@@ -57,6 +57,6 @@ pub type KLast<
 pub type VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =
     recurrent::VLast<PerHead, S, K, V, LANES, ROWS>;
 
-/// All tokens at once on bf16 K-last states.
+/// All tokens at once on K-last states of 16 bits.
 pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
     recurrent::Parallel<PerHead, K, V, WARPS, TILES16>;

@@ -17,8 +17,9 @@ use crate::device::shared::{
     load_shared_b128, store_shared_b32, store_shared_b64, store_shared_b128,
 };
 use crate::device::thread::thread_idx_x;
-use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
 use crate::math::elements::{Raw, load};
+use crate::math::power;
 use crate::math::reduce::{butterfly_scatter, dot};
 use crate::recurrent::tokens::{RawGates, gate_row, load_a_log};
 use crate::row::Row;
@@ -28,6 +29,24 @@ use crate::step::{StepConstants, StepParams};
 pub struct DecayInputs {
     a_log: f32,
     dt_bias: Raw<8>,
+}
+
+impl DecayInputs {
+    /// log α of this lane's channels of a token, of which `g` is as it lies in memory.
+    #[inline(always)]
+    pub fn log_decays(&self, c: &StepConstants, g: Raw<8>) -> [f32; 8] {
+        self.gates(g).log_values(c).0
+    }
+
+    #[inline(always)]
+    fn gates(&self, g: Raw<8>) -> RawGates<8> {
+        RawGates {
+            g,
+            b: Raw([0]),
+            a_log: self.a_log,
+            dt_bias: self.dt_bias,
+        }
+    }
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
@@ -65,7 +84,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// Makes of the tokens of `set` the operands and the products of tokens, and, where `advances`, what advances the
     /// state; absent tokens are zeros that do not decay. Stores the values too, and leaves the solver its part. Where k, q
-    /// and v are `made` by a convolution, it has stored them.
+    /// and v are `made` by a convolution, it has stored them. Of a state that waits, what is left of it behind the pending tokens is
+    /// there after the first barrier.
     ///
     /// # Safety
     /// All of it is the workers' to write.
@@ -78,15 +98,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         decay_inputs: &DecayInputs,
         (advances, made): (bool, bool),
     ) {
-        let decays = |g| {
-            let gates = RawGates {
-                g,
-                b: Raw([0]),
-                a_log: decay_inputs.a_log,
-                dt_bias: decay_inputs.dt_bias,
-            };
-            gates.values(c).0
-        };
+        let decays = |g| decay_inputs.gates(g).values(c).0;
         let (key, count) = (set.key(), inputs.count);
         // SAFETY: the caller's promise; the barriers part the writes from the reads.
         unsafe {
@@ -197,20 +209,55 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
         // Lest the assembler load what follows ahead, and run out of registers.
         sync_warp(FULL_MASK);
+        // Of Γ ⊙ k and Γ ⊙ q of each column.
+        let mut powers = [[1.0; 2]; 2];
         let mut side = 0;
+        if self.state_f16 {
+            while side < 2 {
+                let k = product(decays[side], load(keys, of_columns[side]));
+                sums[16 + side] = dot(k, k);
+                if is_new {
+                    let q = load(Channels::Query, of_columns[side]);
+                    sums[24 + side] = dot(q, q);
+                    let q = product(decays[side], q);
+                    sums[26 + side] = dot(q, q);
+                }
+                side += 1;
+            }
+            sums = butterfly_scatter(sums, 1, Self::TEAM);
+            side = 0;
+            while side < 2 {
+                powers[side] = [16, 26].map(|first| {
+                    let [power, _] = power::of_root(Self::of_team(&sums, first + side));
+                    power
+                });
+                side += 1;
+            }
+            side = 0;
+        }
         // SAFETY: the caller's promise; each place has one writer.
         unsafe {
             while side < 2 {
                 let t = of_columns[side];
-                let k = load(keys, t);
-                Self::store_token(set.key(), t, lane, product(decays[side], k));
+                let [of_key, of_query] = powers[side];
+                let k = product(decays[side], load(keys, t));
+                self.store_decayed(set.key(), t, lane, (k, of_key));
                 if is_new {
                     let q = load(Channels::Query, t);
-                    Self::store_token(Operand::Query, t, lane, product(decays[side], q));
-                    sums[24 + side] = dot(q, q);
+                    if !self.state_f16 {
+                        sums[24 + side] = dot(q, q);
+                    }
+                    let q = product(decays[side], q);
+                    self.store_decayed(Operand::Query, t, lane, (q, of_query));
+                    if B::WAITS {
+                        let kept = load_shared_b128(Map::<B>::kept() + 4 * Self::channel(lane));
+                        let kept = kept.map(f32::from_bits);
+                        Self::store_token(Operand::LateKey, t, lane, product(kept, k), false);
+                        Self::store_token(Operand::LateQuery, t, lane, product(kept, q), false);
+                    }
                 }
                 if advances {
-                    Self::store_token(Operand::Step, t, lane, steps[side]);
+                    Self::store_token(Operand::Step, t, lane, steps[side], false);
                 }
                 side += 1;
             }
@@ -218,7 +265,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 let place = Map::<B>::kept() + 4 * Self::channel(lane);
                 store_shared_b128(place, decays[1].map(f32::to_bits));
             }
-            let sums = butterfly_scatter(sums, 1, Self::TEAM).map(f32::to_bits);
+            if !self.state_f16 {
+                sums = butterfly_scatter(sums, 1, Self::TEAM);
+            }
+            let sums = sums.map(f32::to_bits);
             let place = Map::<B>::pair(set, pair);
             if B::K == 128 {
                 store_shared_b32(place + 4 * lane, sums[0]);
@@ -234,9 +284,39 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         lane % Self::LANES * 8 + lane / Self::LANES * 4
     }
 
+    /// Sum `i` of those that the lanes of a team have parted. All lanes of the warp call it.
+    #[inline(always)]
+    fn of_team(sums: &[f32; 32], i: usize) -> f32 {
+        let each = 32 / Self::TEAM as usize;
+        let first = lane_id() / Self::TEAM * Self::TEAM;
+        warp_shuffle_idx(sums[i % each], first + (i / each) as u32)
+    }
+
+    /// 4 channels of a token of an operand that meets the state, with a power of two where that is f16.
+    #[inline(always)]
+    unsafe fn store_decayed(
+        &self,
+        operand: Operand,
+        t: u32,
+        lane: u32,
+        (mut x, power): ([f32; 4], f32),
+    ) {
+        if self.state_f16 {
+            x = x.map(|x| x * power);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::store_token(operand, t, lane, x, self.state_f16) };
+    }
+
     /// 4 channels of a token of an operand, in split form.
     #[inline(always)]
-    unsafe fn store_token(operand: Operand, t: u32, lane: u32, [a, b, c, d]: [f32; 4]) {
+    unsafe fn store_token(
+        operand: Operand,
+        t: u32,
+        lane: u32,
+        [a, b, c, d]: [f32; 4],
+        is_f16: bool,
+    ) {
         let (group, half) = (lane % Self::LANES, lane / Self::LANES);
         let address = Map::<B>::operand(operand)
             + t * Map::<B>::ROW
@@ -246,8 +326,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let low = Map::<B>::LOW;
         // SAFETY: the caller's promise.
         unsafe {
-            store_words(split(a, b), address, low);
-            store_words(split(c, d), address + 16, low);
+            store_words(split(a, b, is_f16), address, low);
+            store_words(split(c, d, is_f16), address + 16, low);
         }
     }
 }

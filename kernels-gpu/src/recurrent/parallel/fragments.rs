@@ -1,39 +1,51 @@
 //! Products on the tensor cores, of matrices whose elements are spread over a warp's lanes.
 //!
 //! bf16 factors are taken as they are; any other value x as bf16(x) + bf16(x − bf16(x)), good to 2⁻¹⁷.
+//!
+//! A product has both factors in one type. What meets an f16 state is f16 too: with a power of two ([`power`]), since f16 has
+//! few exponents, so that 16-bit values stay as they are but for what is 2⁻¹⁶ of their vector, and f16(x) + f16(x − f16(x)) is
+//! good to 2⁻²².
 
 use super::map::{Block, Map, Operand};
 use crate::constants::Element;
-use crate::device::float::pack_bf16x2;
+use crate::device::float::{b16x2_to_f32, fma, pack_b16x2, pack_bf16x2, pack_f16x2};
 use crate::device::shared::{
     load_matrices, load_matrices_transposed, load_shared_b64, store_shared_b32,
 };
-use crate::device::warp::{lane_id, mma_m16n8k16_bf16};
-use crate::math::elements::{Raw, bf16_to_f32};
+use crate::device::warp::{
+    FULL_MASK, lane_id, mma_m16n8k16_b16, mma_m16n8k16_bf16, sync_warp, warp_shuffle_xor,
+};
+use crate::math::elements::Raw;
+use crate::math::power;
 
 /// 32 channels of 16 rows, two to a word: rows r and r + 8.
 pub type Piece = [[u32; 4]; 2];
 
-/// The two bf16 of a word.
+/// Two values as bf16 or f16. No infinity is held, as a state's are: infinite factors make NaN.
 #[inline(always)]
-pub fn unpack(word: u32) -> [f32; 2] {
-    [bf16_to_f32(word as u16), f32::from_bits(word & 0xffff_0000)]
+pub fn pack(x: f32, y: f32, is_f16: bool) -> u32 {
+    if is_f16 {
+        pack_f16x2(x, y)
+    } else {
+        pack_bf16x2(x, y)
+    }
 }
 
-/// Two values as two words of bf16 that add up to them.
+/// Two values as two words of bf16, or of f16, that add up to them.
 #[inline(always)]
-pub fn split(x: f32, y: f32) -> [u32; 2] {
-    let high = pack_bf16x2(x, y);
-    let [x_high, y_high] = unpack(high);
-    [high, pack_bf16x2(x - x_high, y - y_high)]
+pub fn split(x: f32, y: f32, is_f16: bool) -> [u32; 2] {
+    let high = pack(x, y, is_f16);
+    let [x_high, y_high] = b16x2_to_f32(high, is_f16);
+    [high, pack(x - x_high, y - y_high, is_f16)]
 }
 
 /// `sum` + rows · columnsᵀ over 32 channels.
 #[inline(always)]
-fn add_products(sum: [f32; 4], rows: Piece, columns: [u32; 4]) -> [f32; 4] {
+fn add_products(sum: [f32; 4], rows: Piece, columns: [u32; 4], is_f16: bool) -> [f32; 4] {
     let [x, y] = rows;
-    let sum = mma_m16n8k16_bf16([x[0], y[0], x[1], y[1]], [columns[0], columns[1]], sum);
-    mma_m16n8k16_bf16([x[2], y[2], x[3], y[3]], [columns[2], columns[3]], sum)
+    let (first, second) = ([columns[0], columns[1]], [columns[2], columns[3]]);
+    let sum = mma_m16n8k16_b16([x[0], y[0], x[1], y[1]], first, sum, is_f16);
+    mma_m16n8k16_b16([x[2], y[2], x[3], y[3]], second, sum, is_f16)
 }
 
 /// 8 tokens of k or q in shared memory.
@@ -42,8 +54,9 @@ pub struct Tokens8 {
     /// Of the row that this lane loads.
     address: u32,
     low: u32,
-    /// Whether the low part is there: not of bf16 tokens.
+    /// Whether the low part is there: not of bf16 tokens, nor of f16 ones that are to be f16.
     split: bool,
+    is_f16: bool,
 }
 
 /// 32 channels of 8 tokens.
@@ -52,16 +65,29 @@ pub struct TokenPiece {
     high: [u32; 4],
     low: [u32; 4],
     split: bool,
+    is_f16: bool,
+}
+
+/// Whether tokens that come as `element`s have a low part.
+#[inline(always)]
+fn splits(element: u32, is_f16: bool) -> bool {
+    if is_f16 {
+        element == Element::F32 as u32
+    } else {
+        element != Element::Bf16 as u32
+    }
 }
 
 impl Tokens8 {
+    /// Of `element`s that lie as bf16 or as f16.
     #[inline(always)]
-    pub fn new<B: Block>(operand: Operand, element: u32) -> Self {
+    pub fn new<B: Block>(operand: Operand, element: u32, is_f16: bool) -> Self {
         let (row, matrix) = (lane_id() % 8, lane_id() / 8);
         Self {
             address: Map::<B>::operand(operand) + row * Map::<B>::ROW + matrix * 16,
             low: Map::<B>::LOW,
-            split: element != Element::Bf16 as u32,
+            split: splits(element, is_f16),
+            is_f16,
         }
     }
 
@@ -82,12 +108,13 @@ impl Tokens8 {
                     [0; 4]
                 },
                 split: self.split,
+                is_f16: self.is_f16,
             }
         }
     }
 
     /// As [`Self::piece`], channel by channel: word j is of tokens 2c and 2c + 1 and column r of the j-th of the four
-    /// products that [`advance`] makes of a piece.
+    /// products that [`Steps::advance`] makes of a piece.
     ///
     /// # Safety
     /// The tokens are there.
@@ -104,6 +131,7 @@ impl Tokens8 {
                     [0; 4]
                 },
                 split: self.split,
+                is_f16: self.is_f16,
             }
         }
     }
@@ -113,9 +141,9 @@ impl TokenPiece {
     /// `sum` + S · tokensᵀ, of the 16 rows of S in `state`.
     #[inline(always)]
     pub fn times_state(self, sum: [f32; 4], state: Piece) -> [f32; 4] {
-        let sum = add_products(sum, state, self.high);
+        let sum = add_products(sum, state, self.high, self.is_f16);
         if self.split {
-            add_products(sum, state, self.low)
+            add_products(sum, state, self.low, self.is_f16)
         } else {
             sum
         }
@@ -124,12 +152,13 @@ impl TokenPiece {
     /// `sum` + [first; second] · selfᵀ: rows r are of `first`, rows r + 8 of `second`.
     #[inline(always)]
     pub fn gram(self, sum: [f32; 4], first: Self, second: Self) -> [f32; 4] {
-        let mut sum = add_products(sum, [first.high, second.high], self.high);
+        let is_f16 = self.is_f16;
+        let mut sum = add_products(sum, [first.high, second.high], self.high, is_f16);
         if first.split || second.split {
-            sum = add_products(sum, [first.low, second.low], self.high);
+            sum = add_products(sum, [first.low, second.low], self.high, is_f16);
         }
         if self.split {
-            sum = add_products(sum, [first.high, second.high], self.low);
+            sum = add_products(sum, [first.high, second.high], self.low, is_f16);
         }
         sum
     }
@@ -139,6 +168,7 @@ impl TokenPiece {
         high: [0; 4],
         low: [0; 4],
         split: false,
+        is_f16: false,
     };
 }
 
@@ -149,32 +179,137 @@ pub struct Split([u32; 4]);
 impl Split {
     pub const ZERO: Self = Self([0; 4]);
 
-    /// Of a product's result.
+    /// Of a product's result, in bf16.
     #[inline(always)]
-    pub fn new([a, b, c, d]: [f32; 4]) -> Self {
-        let ([top, top_low], [bottom, bottom_low]) = (split(a, b), split(c, d));
+    pub fn new(product: [f32; 4]) -> Self {
+        Self::of(product, false)
+    }
+
+    #[inline(always)]
+    fn of([a, b, c, d]: [f32; 4], is_f16: bool) -> Self {
+        let [top, top_low] = split(a, b, is_f16);
+        let [bottom, bottom_low] = split(c, d, is_f16);
         Self([top, bottom, top_low, bottom_low])
     }
 
-    /// `sum` + self · matrixᵀ.
+    /// `sum` + self · matrixᵀ, of what is bf16.
     #[inline(always)]
     pub fn times(self, sum: [f32; 4], matrix: SplitMatrix) -> [f32; 4] {
         let sum = mma_m16n8k16_bf16(self.0, [matrix.high; 2], sum);
         mma_m16n8k16_bf16(self.0, [matrix.low; 2], sum)
     }
+}
 
-    /// S diag(decays) + self · kᵀ on one piece of S, rounded.
+/// δ of 16 rows of S as factors of 8 tokens of k.
+#[derive(Clone, Copy)]
+pub struct Steps {
+    /// In the type of the tokens, of f16 with a power of two for each row.
+    split: Split,
+    /// What rows r and r + 8 lack for it.
+    inverses: [f32; 2],
+}
+
+impl Steps {
+    pub const ZERO: Self = Self {
+        split: Split::ZERO,
+        inverses: [1.0; 2],
+    };
+
+    /// Of a product's result. All lanes of the warp call it.
     #[inline(always)]
-    pub fn advance(self, state: Piece, decays: [f32; 8], k: TokenPiece) -> Piece {
+    pub fn new([a, b, c, d]: [f32; 4], k: Tokens8) -> Self {
+        if !k.is_f16 {
+            return Self {
+                split: Split::new([a, b, c, d]),
+                inverses: [1.0; 2],
+            };
+        }
+        let [[p, p_inverse], [q, q_inverse]] = [[a, b], [c, d]].map(|[x, y]| {
+            let mut square = fma(x, x, y * y);
+            square += warp_shuffle_xor(square, 1);
+            square += warp_shuffle_xor(square, 2);
+            power::of_root(square)
+        });
+        Self {
+            split: Split::of([a * p, b * p, c * q, d * q], true),
+            inverses: [p_inverse, q_inverse],
+        }
+    }
+
+    /// S diag(decays) + self · kᵀ on one piece of S, which is f16 or bf16, rounded. All lanes of the warp call it.
+    #[inline(always)]
+    pub fn advance(self, (state, is_f16): (Piece, bool), decays: [f32; 8], k: TokenPiece) -> Piece {
+        let Split(steps) = self.split;
+        let mut next = [[0; 4]; 2];
+        let mut j = 0;
+        if is_f16 {
+            // Lest the assembler take several pieces at a time, and run out of registers.
+            sync_warp(FULL_MASK);
+            let [p, q] = self.inverses;
+            while j < 4 {
+                let kept = Self::kept(state, true, decays, j);
+                let mut sum = if k.is_f16 { [0.0; 4] } else { kept };
+                sum = mma_m16n8k16_b16(steps, [k.high[j]; 2], sum, k.is_f16);
+                if k.split {
+                    sum = mma_m16n8k16_b16(steps, [k.low[j]; 2], sum, k.is_f16);
+                }
+                if k.is_f16 {
+                    sum[0] = fma(sum[0], p, kept[0]);
+                    sum[1] = fma(sum[1], p, kept[1]);
+                    sum[2] = fma(sum[2], q, kept[2]);
+                    sum[3] = fma(sum[3], q, kept[3]);
+                }
+                next[0][j] = pack_b16x2(sum[0], sum[1], true);
+                next[1][j] = pack_b16x2(sum[2], sum[3], true);
+                j += 1;
+            }
+        } else {
+            while j < 4 {
+                let mut sum = Self::kept(state, false, decays, j);
+                sum = mma_m16n8k16_bf16(steps, [k.high[j]; 2], sum);
+                if k.split {
+                    sum = mma_m16n8k16_bf16(steps, [k.low[j]; 2], sum);
+                }
+                next[0][j] = pack_bf16x2(sum[0], sum[1]);
+                next[1][j] = pack_bf16x2(sum[2], sum[3]);
+                j += 1;
+            }
+        }
+        next
+    }
+
+    /// S diag(decays) of the `j`-th two of a lane's channels of a piece.
+    #[inline(always)]
+    fn kept(state: Piece, is_f16: bool, decays: [f32; 8], j: usize) -> [f32; 4] {
+        let [a, b] = b16x2_to_f32(state[0][j], is_f16);
+        let [c, d] = b16x2_to_f32(state[1][j], is_f16);
+        let (x, y) = (decays[2 * j], decays[2 * j + 1]);
+        [x * a, y * b, x * c, y * d]
+    }
+}
+
+impl Split {
+    /// S diag(decays) + Σ steps · kᵀ on one piece of S, which is bf16, rounded. All lanes of the warp call it.
+    #[inline(always)]
+    pub fn fold<const SETS: usize>(
+        state: Piece,
+        decays: [f32; 8],
+        steps: [(Self, TokenPiece); SETS],
+    ) -> Piece {
+        // Lest the assembler take several pieces at a time, and run out of registers.
+        sync_warp(FULL_MASK);
         let mut next = [[0; 4]; 2];
         let mut j = 0;
         while j < 4 {
-            let ([a, b], [c, d]) = (unpack(state[0][j]), unpack(state[1][j]));
-            let (x, y) = (decays[2 * j], decays[2 * j + 1]);
-            let sum = [x * a, y * b, x * c, y * d];
-            let mut sum = mma_m16n8k16_bf16(self.0, [k.high[j]; 2], sum);
-            if k.split {
-                sum = mma_m16n8k16_bf16(self.0, [k.low[j]; 2], sum);
+            let mut sum = Steps::kept(state, false, decays, j);
+            let mut set = 0;
+            while set < SETS {
+                let (step, k) = steps[set];
+                sum = mma_m16n8k16_bf16(step.0, [k.high[j]; 2], sum);
+                if k.split {
+                    sum = mma_m16n8k16_bf16(step.0, [k.low[j]; 2], sum);
+                }
+                set += 1;
             }
             next[0][j] = pack_bf16x2(sum[0], sum[1]);
             next[1][j] = pack_bf16x2(sum[2], sum[3]);
@@ -200,7 +335,7 @@ impl SplitMatrix {
     pub unsafe fn load(address: u32, factor: f32) -> Self {
         // SAFETY: the caller's promise: this lane's two elements.
         let [x, y] = unsafe { load_shared_b64(address + 8 * lane_id()) }.map(f32::from_bits);
-        let [high, low] = split(factor * x, factor * y);
+        let [high, low] = split(factor * x, factor * y, false);
         Self { high, low }
     }
 }
@@ -221,7 +356,30 @@ pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) 
             if element == Element::Bf16 as u32 {
                 store_shared_b32(word, raw.0[j]);
             } else {
-                store_words(split(values[2 * j], values[2 * j + 1]), word, low);
+                store_words(split(values[2 * j], values[2 * j + 1], false), word, low);
+            }
+        }
+        j += 1;
+    }
+}
+
+/// Stores 8 channels of a token, to which they are `element`s, in fragment order as f16. `address` and `low` as
+/// [`store_channels`] takes them.
+///
+/// # Safety
+/// The places are this lane's.
+#[inline(always)]
+pub unsafe fn store_f16_channels(values: [f32; 8], element: u32, address: u32, low: u32) {
+    let mut j = 0;
+    while j < 4 {
+        let (x, y) = (values[2 * j], values[2 * j + 1]);
+        let word = address + 16 * j as u32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if splits(element, true) {
+                store_words(split(x, y, true), word, low);
+            } else {
+                store_shared_b32(word, pack_f16x2(x, y));
             }
         }
         j += 1;

@@ -10,9 +10,10 @@ use crate::step::{StepConstants, StepParams};
 
 /// log₂ of the smallest decay that is not 0: 2ˣ below it is a denormal, which the machine flushes. Held to this, sums of
 /// decays stay finite and their differences exact enough, whatever the gates.
-const LOWEST: f32 = -127.0;
+pub const LOWEST: f32 = -127.0;
 
 /// Gates of token `lane_id() % 8` as they lie in memory.
+#[derive(Clone, Copy)]
 pub struct GateInputs(RawGates<1>);
 
 /// Gates of token `lane_id() % 8`: its β, and log₂ of all decays up to its own, 0 where channels have theirs.
@@ -60,6 +61,13 @@ impl GateInputs {
                 dt_bias,
             })
         }
+    }
+
+    /// log α.
+    #[inline(always)]
+    pub fn log_decay(self, c: &StepConstants) -> f32 {
+        let ([log_decay], _) = self.0.log_values(c);
+        log_decay
     }
 
     /// Tokens past the `count` first decay nothing and write nothing.

@@ -3,14 +3,20 @@
 //! They are loaded as they are, and nothing is done with them before they are stored: whatever the assembler finds to
 //! do with a loaded value, it does ahead of the copies of the state, and makes those wait for that load.
 
-use super::fragments::store_channels;
-use super::map::{Block, Map, Operand, Set};
+use super::fragments::{store_channels, store_f16_channels};
+use super::map::{Block, Map, Operand, Set, TOKENS};
 use super::worker::Worker;
 use crate::constants::Element;
-use crate::device::shared::{load_shared_b128, store_shared_b128};
+use crate::device::float::rsqrt;
+use crate::device::shared::{
+    load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
+};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::{self, Raw, bytes_of, load};
+use crate::math::power;
+use crate::math::reduce::{butterfly_sum, dot};
 use crate::recurrent::tokens::{Run, Tokens};
+use crate::step::StepConstants;
 
 /// Turns that a warp takes to load 8 tokens of an operand, at most: with one warp and K = 128.
 const MOST_TURNS: usize = 4;
@@ -20,7 +26,8 @@ const MOST_TURNS: usize = 4;
 pub struct RawTokens(pub [Raw<8>; MOST_TURNS]);
 
 impl RawTokens {
-    const NONE: Self = Self([Raw([0; 8]); MOST_TURNS]);
+    /// None.
+    pub const NONE: Self = Self([Raw([0; 8]); MOST_TURNS]);
 }
 
 /// Tokens of a set as they lie in memory.
@@ -104,24 +111,127 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// # Safety
     /// Before the first barrier.
     #[inline(always)]
-    pub unsafe fn store_tokens(&self, operand: Operand, raw: RawTokens, element: u32, count: u32) {
-        let lane = lane_id() % Self::LANES;
+    pub unsafe fn store_tokens(
+        &self,
+        c: &StepConstants,
+        operand: Operand,
+        raw: RawTokens,
+        count: u32,
+    ) {
+        let element = match operand {
+            Operand::Query => c.q_element,
+            _ => c.k_element,
+        };
         let mut turn = 0;
         while turn < Self::TURNS {
             let t = self.token(operand, turn);
-            let address =
-                Map::<B>::operand(operand) + t * Map::<B>::ROW + lane / 4 * 64 + lane % 4 * 4;
-            let low = Map::<B>::LOW;
+            let (address, low) = (Self::channels_place(operand, t), Map::<B>::LOW);
             // SAFETY: the caller's promise; each word has one writer. Two stores, lest the choice be made where the
             // tokens are loaded, and wait for them there.
             unsafe {
-                if t < count {
+                if self.state_f16 {
+                    self.store_f16_tokens(c, operand, turn, (raw, element), count);
+                } else if t < count {
                     store_channels(raw.0[turn], element, address, low);
                 } else if t < 8 {
                     store_channels(Raw([0; 8]), element, address, low);
                 }
             }
             turn += 1;
+        }
+    }
+
+    /// The first word of this lane's channels of token `t`.
+    #[inline(always)]
+    pub fn channels_place(operand: Operand, t: u32) -> u32 {
+        let lane = lane_id() % Self::LANES;
+        Map::<B>::operand(operand) + t * Map::<B>::ROW + lane / 4 * 64 + lane % 4 * 4
+    }
+
+    /// Whether a warp has tokens that are stored, where `t` is this lane's: the same for all of its lanes.
+    #[inline(always)]
+    fn has_tokens(t: u32) -> bool {
+        t - lane_id() / Self::LANES < TOKENS
+    }
+
+    /// A turn of [`Self::store_tokens`], as f16. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// As [`Self::store_tokens`]'s.
+    #[inline(always)]
+    unsafe fn store_f16_tokens(
+        &self,
+        c: &StepConstants,
+        operand: Operand,
+        turn: usize,
+        (raw, element): (RawTokens, u32),
+        count: u32,
+    ) {
+        let t = self.token(operand, turn);
+        if Self::has_tokens(t) {
+            let mut values = raw.0[turn].to_f32(element);
+            if t >= count {
+                values = [0.0; 8];
+            }
+            // SAFETY: the caller's promise.
+            unsafe { Self::store_f16_token(c, operand, t, values, element) };
+        }
+    }
+
+    /// Makes of tokens that are there in f32, of even channels where high parts are to be and of odd ones where low ones, what
+    /// [`Self::store_tokens`] makes. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// They are there, and the workers' to write.
+    #[inline(always)]
+    pub unsafe fn make_f16_tokens(&self, c: &StepConstants, operand: Operand) {
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            if Self::has_tokens(t) {
+                let address = Self::channels_place(operand, t);
+                let mut values = [0.0; 8];
+                let mut i = 0;
+                // SAFETY: the caller's promise; each word has one reader, its writer.
+                unsafe {
+                    while i < 8 {
+                        let part = i as u32 % 2 * Map::<B>::LOW;
+                        let word = load_shared_b32(address + i as u32 / 2 * 16 + part);
+                        values[i] = f32::from_bits(word);
+                        i += 1;
+                    }
+                    Self::store_f16_token(c, operand, t, values, Element::F32 as u32);
+                }
+            }
+            turn += 1;
+        }
+    }
+
+    /// Stores this lane's channels of token `t`, with a power of two, and what they lack then. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The places are this lane's, and its token's.
+    #[inline(always)]
+    unsafe fn store_f16_token(
+        c: &StepConstants,
+        operand: Operand,
+        t: u32,
+        values: [f32; 8],
+        element: u32,
+    ) {
+        let [square] = butterfly_sum([dot(values, values)], 1, Self::LANES);
+        let [power, mut lacks] = power::of_root(square);
+        if c.l2norm != 0 {
+            lacks *= rsqrt(square + 1e-6);
+        }
+        let values = values.map(|x| x * power);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let address = Self::channels_place(operand, t);
+            store_f16_channels(values, element, address, Map::<B>::LOW);
+            if lane_id().is_multiple_of(Self::LANES) {
+                store_shared_b32(Map::<B>::lacks(operand, t), lacks.to_bits());
+            }
         }
     }
 

@@ -2,19 +2,26 @@
 //!
 //! | from | bytes | what | written by | read by |
 //! |---|---|---|---|---|
-//! | 0 | 6 · 8 · ROW | tokens of k, q and the previous k, bf16, each as hi and lo | workers | all, after the first barrier |
+//! | 0 | 6 · 8 · ROW | tokens of k, q and the previous k, of the type of the state, each as hi and lo | workers | all, after the first barrier |
 //! | `SCRATCH` | 512 | M and the scores of one solution, 8 × 8 f32 each | solver | solver |
 //! | `SOLUTIONS` | 2 · 640 | [`Solution`] of the new and of the previous tokens | solver | workers, after the barrier that ends it |
 //! | `VALUES` | WARPS · 2 · 8 · VALUE_ROW | v of the new and the previous tokens as they come, a warp's rows of S each; then o in f32 | a warp | that warp |
-//! | `STATE` | WARPS · ROWS · 2 K | the state, bf16, a warp's rows of S each | a warp | that warp |
-//! | `STEP` | 2 · 8 · ROW | KDA: what advances the state, as the tokens | teams | workers, after their barrier |
+//! | `STATE` | WARPS · ROWS · 2 K | the state, bf16 or f16, a warp's rows of S each | a warp | that warp |
+//! | `STEP` | 2 · 8 · ROW | KDA: what advances the state, as the tokens, bf16 | teams | workers, after their barrier |
 //! | `CHANNELS` | 3 · 8 · 4 K | KDA: k, q and α of every token, f32 | workers | teams, after a barrier |
 //! | `COLUMNS` | 2 · 4 · 128 | KDA: products of the new and of the previous tokens | teams | solver, after their barrier |
 //! | `KEPT` | 4 K | KDA: what is left of each channel of S₀ | a team | workers, after its barrier |
+//! | `WEIGHTS` | 4 · 256 | states that wait: products of pending tokens with k and q, 8 × 8 f32 each | workers | workers, after a barrier |
+//! | `LATE` | 2 · 2 · 8 · ROW | KDA's states that wait: k and q with the decays of the pending tokens too | teams | workers, after their barrier |
+//! | `LOG_DECAYS` | 16 · 4 K | KDA's states that wait: log α of pending tokens, then e to those of the tokens behind each | workers | workers, after a barrier |
 //!
 //! A token of k or q lies in *fragment order*: of each 32 channels, word 4j + c holds channels 8c + 2j and 8c + 2j + 1,
 //! so that `load_matrices` gives lane 4r + c of token r the channels 8c .. 8c+8, two to a word: those of the 16 bytes
-//! that the lane holds of a row of S. The rows are 16 bytes longer than their tokens, against bank conflicts.
+//! that the lane holds of a row of S. The rows are 16 bytes longer than their tokens, against bank conflicts; with f16 states
+//! the first 4 of them, of the high part, have what lacks of GDN's tokens ([`Map::lacks`]).
+//!
+//! Of states that wait the previous tokens are the pending ones, up to 16: k of the later 8 has the place of what advances the
+//! state, with GDN too, and a warp has room for 16 rows of u, f32, where it else has that of 8 previous values.
 
 use core::marker::PhantomData;
 
@@ -22,6 +29,9 @@ use crate::device::shared::dynamic_shared_mem;
 
 /// Tokens of an operand, and rows and columns of a solution's matrices.
 pub const TOKENS: u32 = 8;
+
+/// Most pending tokens of a state that waits.
+pub const MOST_PENDING: u32 = 16;
 
 /// An operand of tokens in shared memory.
 #[derive(Clone, Copy)]
@@ -31,6 +41,13 @@ pub enum Operand {
     PreviousKey = 2,
     /// KDA: k decayed up to the last token, of the tokens that the state is advanced by.
     Step = 3,
+    /// States that wait, which nothing else advances: k of pending tokens 8 .. 16; that of the first 8 is
+    /// [`Self::PreviousKey`].
+    LaterPendingKey = 4,
+    /// KDA's states that wait: k with the decays of the pending tokens too.
+    LateKey = 5,
+    /// The same of q.
+    LateQuery = 6,
 }
 
 /// KDA's tokens as f32 in shared memory, for the teams.
@@ -86,7 +103,7 @@ impl Solution {
         self.0 + 544
     }
 
-    /// `[8]`: what is left of δ k̂ᵀ after the last token, as a factor of δ kᵀ.
+    /// `[8]`: what is left of δ k̂ᵀ after the last token, as a factor of δ kᵀ; of a state that waits δ k̂ᵀ itself.
     pub fn step_factors(&self) -> u32 {
         self.0 + 576
     }
@@ -107,6 +124,8 @@ pub trait Block {
     const WARPS: u32;
     /// Rows of S of a worker.
     const ROWS: u32;
+    /// Whether states wait for tokens of a ring, which are then the previous ones.
+    const WAITS: bool = false;
 }
 
 /// The map of its shared memory.
@@ -122,25 +141,45 @@ impl<B: Block> Map<B> {
     const VALUES: u32 = Self::SOLUTIONS + 2 * 640;
     /// Bytes from one token of a warp's values to the next: 4 words more than they are, against bank conflicts.
     pub const VALUE_ROW: u32 = 4 * (B::ROWS + 4);
-    const STATE: u32 = Self::VALUES + B::WARPS * 2 * TOKENS * Self::VALUE_ROW;
+    /// Runs of 8 tokens that a warp has values of.
+    const SETS: u32 = if B::WAITS { 3 } else { 2 };
+    const STATE: u32 = Self::VALUES + B::WARPS * Self::SETS * TOKENS * Self::VALUE_ROW;
     const STEP: u32 = Self::STATE + B::WARPS * B::ROWS * 2 * B::K;
     const CHANNELS: u32 = Self::STEP + 2 * Self::LOW;
     const COLUMNS: u32 = Self::CHANNELS + 3 * TOKENS * 4 * B::K;
     const KEPT: u32 = Self::COLUMNS + 2 * 4 * 128;
-    /// All of it.
-    pub const BYTES: u32 = if B::PER_CHANNEL {
+    const WEIGHTS: u32 = if B::PER_CHANNEL {
         Self::KEPT + 4 * B::K
+    } else if B::WAITS {
+        Self::CHANNELS
     } else {
         Self::STEP
+    };
+    const LATE: u32 = Self::WEIGHTS + 4 * 256;
+    const LOG_DECAYS: u32 = Self::LATE + 4 * Self::LOW;
+    /// All of it.
+    pub const BYTES: u32 = if !B::WAITS {
+        Self::WEIGHTS
+    } else if B::PER_CHANNEL {
+        Self::LOG_DECAYS + MOST_PENDING * 4 * B::K
+    } else {
+        Self::LATE
     };
 
     /// Token 0 of an operand; the part that bf16 does not hold lies `LOW` behind.
     pub fn operand(operand: Operand) -> u32 {
         let offset = match operand {
-            Operand::Step => Self::STEP,
+            Operand::Step | Operand::LaterPendingKey => Self::STEP,
+            Operand::LateKey => Self::LATE,
+            Operand::LateQuery => Self::LATE + 2 * Self::LOW,
             _ => 2 * operand as u32 * Self::LOW,
         };
         dynamic_shared_mem() + offset
+    }
+
+    /// What token `t` of an f16 operand is to be multiplied with, f32: k̂ or q̂ is the product, but for the scale.
+    pub fn lacks(operand: Operand, t: u32) -> u32 {
+        Self::operand(operand) + t * Self::ROW + 2 * B::K
     }
 
     /// M, `[8, 8]` f32: what a token's δ takes of the earlier ones'.
@@ -159,7 +198,9 @@ impl<B: Block> Map<B> {
 
     /// Token 0 of the values of `warp`.
     pub fn values(set: Set, warp: u32) -> u32 {
-        dynamic_shared_mem() + Self::VALUES + (warp * 2 + set as u32) * (TOKENS * Self::VALUE_ROW)
+        dynamic_shared_mem()
+            + Self::VALUES
+            + (warp * Self::SETS + set as u32) * (TOKENS * Self::VALUE_ROW)
     }
 
     /// 8 channels, the `chunk`-th, of row `row` of the tiles of `warp`. Odd rows have their halves of 4 chunks
@@ -181,7 +222,8 @@ impl<B: Block> Map<B> {
 
     /// What a team finds for columns `pair` and 7 − `pair` of the products: `[2, 2, 8]` f32, of each column its
     /// products with k and q of every token, 0 before its own. In the place of the second column's products with the
-    /// first two q are q · q of both columns' tokens.
+    /// first two q are q · q of both columns' tokens; with f16 states, in the place of those with the next two q and the
+    /// first two k, the squares of Γ ⊙ q and Γ ⊙ k.
     pub fn pair(set: Set, pair: u32) -> u32 {
         dynamic_shared_mem() + Self::COLUMNS + (set as u32 * 4 + pair) * 128
     }
@@ -203,8 +245,29 @@ impl<B: Block> Map<B> {
         Self::pair(set, pair) + 96 + 4 * side
     }
 
+    /// Squares of Γ ⊙ k and Γ ⊙ q of token `t`, with f16 states.
+    pub fn decayed_squares(set: Set, t: u32) -> [u32; 2] {
+        let (side, pair) = if t < 4 { (0, t) } else { (1, 7 - t) };
+        [64, 104].map(|first| Self::pair(set, pair) + first + 4 * side)
+    }
+
     /// `[K]` f32: what is left of each channel of S₀ after the last token.
     pub fn kept() -> u32 {
         dynamic_shared_mem() + Self::KEPT
+    }
+
+    /// `[8, 8]` f32: what a new token's product of S with k, or q, takes of the u of pending tokens 8 `half` ..
+    pub fn weights(half: u32, of_queries: bool) -> u32 {
+        dynamic_shared_mem() + Self::WEIGHTS + (2 * half + of_queries as u32) * 256
+    }
+
+    /// u of pending token `j` and the rows of `warp`, f32.
+    pub fn update(warp: u32, j: u32) -> u32 {
+        Self::values(Set::Previous, warp) + j * Self::VALUE_ROW
+    }
+
+    /// Of pending token `j`, `[K]` f32: log α, then what is left of it.
+    pub fn log_decays(j: u32) -> u32 {
+        dynamic_shared_mem() + Self::LOG_DECAYS + j * 4 * B::K
     }
 }

@@ -1,14 +1,14 @@
 //! Verify, update, commit and resume on the tensor cores; steps are those of the operators' headers.
 
 mod around;
-mod channels;
+pub(crate) mod channels;
 pub(crate) mod fragments;
-mod gates;
-mod inputs;
+pub(crate) mod gates;
+pub(crate) mod inputs;
 pub(crate) mod map;
 pub(crate) mod meeting;
-mod solver;
-mod state;
+pub(crate) mod solver;
+pub(crate) mod state;
 pub(crate) mod worker;
 
 pub(crate) use around::Around;
@@ -30,7 +30,7 @@ use gates::GateInputs;
 use map::{Block, Map, Operand, Set};
 use worker::Worker;
 
-/// Up to 8 tokens and 8 previous ones on bf16 K-last states: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
+/// Up to 8 tokens and 8 previous ones on K-last states of 16 bits: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
 /// solver.
 pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
     PhantomData<G>,
@@ -198,7 +198,11 @@ impl<A> Launch<'_, A> {
             Operand::Query => c.q_element,
             _ => c.k_element,
         };
-        let operand = |operand| Tokens8::new::<B>(operand, element(operand));
+        let operand = |operand| {
+            let meets_state = !matches!(operand, Operand::Step);
+            let is_f16 = worker.state_f16 && meets_state;
+            Tokens8::new::<B>(operand, element(operand), is_f16)
+        };
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
         // reads.
         unsafe {
@@ -238,15 +242,22 @@ impl<A> Launch<'_, A> {
                     worker.prepare(c, Set::New, &inputs, decay_inputs, (advances, made));
                 }
             } else {
-                let store = |operand, raw, count| {
-                    worker.store_tokens(operand, raw, element(operand), count);
-                };
                 if !made && let Some(inputs) = &previous {
-                    store(Operand::PreviousKey, inputs.keys, inputs.count);
+                    worker.store_tokens(c, Operand::PreviousKey, inputs.keys, inputs.count);
                 }
                 if !made && c.tokens != 0 {
-                    store(Operand::Key, inputs.keys, tokens.count);
-                    store(Operand::Query, inputs.queries, tokens.count);
+                    worker.store_tokens(c, Operand::Key, inputs.keys, tokens.count);
+                    worker.store_tokens(c, Operand::Query, inputs.queries, tokens.count);
+                }
+                if made && worker.state_f16 {
+                    meeting::workers::<B>();
+                    if previous.is_some() {
+                        worker.make_f16_tokens(c, Operand::PreviousKey);
+                    }
+                    if c.tokens != 0 {
+                        worker.make_f16_tokens(c, Operand::Key);
+                        worker.make_f16_tokens(c, Operand::Query);
+                    }
                 }
                 meeting::workers::<B>();
                 meeting::leave_tokens::<B>(Set::New);

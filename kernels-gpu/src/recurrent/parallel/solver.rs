@@ -9,6 +9,7 @@ use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b64,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
+use crate::math::power;
 use crate::step::StepConstants;
 
 /// What the products of the tokens with each other give to this lane: row r, columns 2c and 2c + 1.
@@ -23,14 +24,16 @@ struct Gram {
     query_norm: f32,
     /// The norms of tokens t are in lane 4t + t/2.
     own_norms: [f32; 2],
+    /// What the operands of k and q lack besides, of token r: not 1 of KDA's with f16 states alone.
+    own_inverses: [f32; 2],
 }
 
 /// K / 32 at most.
-const MOST_PIECES: usize = 4;
+pub const MOST_PIECES: usize = 4;
 
 /// Pair by pair.
 #[inline(always)]
-fn sum(parts: [[f32; 4]; MOST_PIECES]) -> [f32; 4] {
+pub fn sum(parts: [[f32; 4]; MOST_PIECES]) -> [f32; 4] {
     let [a, b, c, d] = parts;
     let mut sum = [0.0; 4];
     let mut i = 0;
@@ -51,8 +54,9 @@ impl Gram {
     /// From the tokens themselves.
     #[inline(always)]
     unsafe fn of_tokens<B: Block>(c: &StepConstants, set: Set) -> Self {
-        let keys = Tokens8::new::<B>(set.key(), c.k_element);
-        let queries = Tokens8::new::<B>(Operand::Query, c.q_element);
+        let is_f16 = c.state_f16 != 0;
+        let keys = Tokens8::new::<B>(set.key(), c.k_element, is_f16);
+        let queries = Tokens8::new::<B>(Operand::Query, c.q_element, is_f16);
         // A sum for each piece: four short chains instead of a long one.
         let (mut with_keys, mut with_queries) = ([[0.0; 4]; MOST_PIECES], [[0.0; 4]; MOST_PIECES]);
         let mut piece = 0;
@@ -79,7 +83,20 @@ impl Gram {
             with_queries[2]
         };
         let keys = [with_keys[0], with_keys[1]];
-        Self::new(c, keys, [with_keys[2], with_keys[3]], query)
+        let queries = [with_keys[2], with_keys[3]];
+        if is_f16 {
+            let t = lane_id() / 4;
+            let scale = f32::from_bits(c.scale);
+            // SAFETY: the caller's promise.
+            let load = |address| f32::from_bits(unsafe { load_shared_b32(address) });
+            let key_norm = load(Map::<B>::lacks(set.key(), t));
+            let query_norm = match set {
+                Set::New => load(Map::<B>::lacks(Operand::Query, t)) * scale,
+                Set::Previous => scale,
+            };
+            return Self::with_norms([keys, queries], [key_norm, query_norm], [1.0; 2]);
+        }
+        Self::new(c, [keys, queries], query, [1.0; 2])
     }
 
     /// From what the teams have found, decayed channel by channel.
@@ -91,13 +108,26 @@ impl Gram {
         let keys = [s, s + 1].map(|s| load(Map::<B>::key_product(set, r, s)));
         let queries = [s, s + 1].map(|s| load(Map::<B>::query_product(set, r, s)));
         let query = load(Map::<B>::query_square(set, r));
-        Self::new(c, keys, queries, query)
+        let own_inverses = if c.state_f16 != 0 {
+            Map::<B>::decayed_squares(set, r).map(|address| {
+                let [_, inverse] = power::of_root(load(address));
+                inverse
+            })
+        } else {
+            [1.0; 2]
+        };
+        Self::new(c, [keys, queries], query, own_inverses)
     }
 
     /// `query` is q · q of token r.
     #[inline(always)]
-    fn new(c: &StepConstants, keys: [f32; 2], queries: [f32; 2], query: f32) -> Self {
-        let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
+    fn new(
+        c: &StepConstants,
+        [keys, queries]: [[f32; 2]; 2],
+        query: f32,
+        own_inverses: [f32; 2],
+    ) -> Self {
+        let r = lane_id() / 4;
         let key = if r % 2 == 1 { keys[1] } else { keys[0] };
         let scale = f32::from_bits(c.scale);
         let own_norms = if c.l2norm != 0 {
@@ -105,12 +135,24 @@ impl Gram {
         } else {
             [1.0, scale]
         };
+        Self::with_norms([keys, queries], own_norms, own_inverses)
+    }
+
+    /// The norms are those of token r, in lane 4r + r/2 at least.
+    #[inline(always)]
+    fn with_norms(
+        [keys, queries]: [[f32; 2]; 2],
+        own_norms: [f32; 2],
+        own_inverses: [f32; 2],
+    ) -> Self {
+        let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
         Self {
             keys,
             queries,
             key_norms: [r, column, column + 1].map(|t| of_diagonal(own_norms[0], t)),
             query_norm: of_diagonal(own_norms[1], r),
             own_norms,
+            own_inverses,
         }
     }
 }
@@ -130,7 +172,7 @@ pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, c
         } else {
             Gram::of_tokens::<B>(c, set)
         };
-        store_factors::<B>(&gram, gates, set);
+        store_factors::<B>(c, &gram, gates, set);
         // The matrices of the set before have been read.
         sync_warp(FULL_MASK);
         store_matrices::<B>(&gram, gates, set);
@@ -141,22 +183,30 @@ pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, c
 
 /// The factors of each token.
 #[inline(always)]
-unsafe fn store_factors<B: Block>(gram: &Gram, gates: Gates, set: Set) {
+unsafe fn store_factors<B: Block>(c: &StepConstants, gram: &Gram, gates: Gates, set: Set) {
     let solution = Map::<B>::solution(set);
     let t = lane_id() % 8;
     let [key_norm, query_norm] = gram.own_norms.map(|norm| of_diagonal(norm, t));
     let last = warp_shuffle_idx(gates.decay, 7);
     let decay = exp2(gates.decay);
+    let (mut key_factor, mut query_factor) = (decay * key_norm, decay * query_norm);
+    if B::PER_CHANNEL && c.state_f16 != 0 {
+        let [key, query] = gram.own_inverses.map(|inverse| of_diagonal(inverse, t));
+        (key_factor, query_factor) = (key_factor * key, query_factor * query);
+    }
     if lane_id() < 8 {
         let place = 4 * t;
         // SAFETY: the caller's promise.
         unsafe {
-            store_shared_b32(solution.key_factors() + place, (decay * key_norm).to_bits());
-            let step = exp2(last - gates.decay) * key_norm;
+            store_shared_b32(solution.key_factors() + place, key_factor.to_bits());
+            let step = if B::WAITS {
+                key_norm
+            } else {
+                exp2(last - gates.decay) * key_norm
+            };
             store_shared_b32(solution.step_factors() + place, step.to_bits());
             if let Set::New = set {
-                let query = decay * query_norm;
-                store_shared_b32(solution.query_factors() + place, query.to_bits());
+                store_shared_b32(solution.query_factors() + place, query_factor.to_bits());
             }
             if t == 7 {
                 store_shared_b32(solution.decay(), decay.to_bits());

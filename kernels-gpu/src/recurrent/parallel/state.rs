@@ -1,6 +1,6 @@
 //! The state: from global memory to the warp that owns its rows, and back.
 
-use super::fragments::{Piece, Split, SplitMatrix, Tokens8};
+use super::fragments::{Piece, Split, SplitMatrix, Steps, Tokens8};
 use super::map::{Block, Map, Set};
 use super::worker::Worker;
 use crate::device::shared::{
@@ -13,12 +13,13 @@ use crate::state::{B16, Head, Share};
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
 pub struct Advance<const TILES16: usize> {
     /// δ as factors of k.
-    steps: [Split; TILES16],
+    steps: [Steps; TILES16],
     decays: Decays,
     keys: Tokens8,
     /// All ones if there is any token: none leaves the state as it is, to the bit. A mask, because the assembler makes
     /// a branch of a choice, and goes through the tiles one by one.
     moved: u32,
+    state_f16: bool,
 }
 
 /// What is left of S₀ after the last token.
@@ -30,8 +31,11 @@ pub enum Decays {
 
 impl Decays {
     /// Of this lane's channels of a piece.
+    ///
+    /// # Safety
+    /// They are there.
     #[inline(always)]
-    unsafe fn of_piece(&self, piece: usize) -> [f32; 8] {
+    pub unsafe fn of_piece(&self, piece: usize) -> [f32; 8] {
         match *self {
             Self::Head(decay) => [decay; 8],
             Self::Channels(address) => {
@@ -126,7 +130,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         moves: bool,
     ) -> Advance<TILES16> {
         let solution = Map::<B>::solution(set);
-        let mut steps = [Split::ZERO; TILES16];
+        let mut steps = [Steps::ZERO; TILES16];
         // SAFETY: the caller's promise.
         unsafe {
             let place = 4 * (lane_id() / 4);
@@ -134,7 +138,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let deltas = SplitMatrix::load(solution.delta(), factor);
             let mut tile = 0;
             while tile < TILES16 {
-                steps[tile] = Split::new(residuals[tile].times([0.0; 4], deltas));
+                steps[tile] = Steps::new(residuals[tile].times([0.0; 4], deltas), keys);
                 tile += 1;
             }
             Advance {
@@ -146,6 +150,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 },
                 keys,
                 moved: if moves { u32::MAX } else { 0 },
+                state_f16: self.state_f16,
             }
         }
     }
@@ -164,7 +169,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         // SAFETY: the caller's promise.
         let (keys, decays) =
             unsafe { (advance.keys.channels(piece), advance.decays.of_piece(piece)) };
-        let mut next = advance.steps[tile].advance(state, decays, keys);
+        let mut next = advance.steps[tile].advance((state, advance.state_f16), decays, keys);
         let mut half = 0;
         while half < 2 {
             let mut j = 0;
@@ -226,10 +231,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             while tile < TILES16 {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let pieces = [2 * pair, 2 * pair + 1].map(|piece| {
-                        Self::advance_piece(advance, tile, piece, self.state(tile, piece))
-                    });
-                    self.store_pair(head, tile, pair, pieces);
+                    // Not by `map`, which takes more registers.
+                    let [one, two] = [2 * pair, 2 * pair + 1];
+                    let first = Self::advance_piece(advance, tile, one, self.state(tile, one));
+                    let second = Self::advance_piece(advance, tile, two, self.state(tile, two));
+                    self.store_pair(head, tile, pair, [first, second]);
                 }
                 tile += 1;
             }

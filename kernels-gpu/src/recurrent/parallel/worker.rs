@@ -23,6 +23,8 @@ pub struct Worker<B, const TILES16: usize> {
     pub first: u32,
     pub wide_io: bool,
     pub wide_state: bool,
+    /// The state is f16, not bf16.
+    pub state_f16: bool,
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
@@ -38,6 +40,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             first: (tile * B::WARPS + warp) * B::ROWS,
             wide_io: c.wide_io != 0,
             wide_state: c.wide_state != 0,
+            state_f16: c.state_f16 != 0,
         }
     }
 
@@ -98,7 +101,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// Token, and the warp's row, of element `i` of a product with `tile`.
     #[inline(always)]
-    fn place_of(tile: usize, i: usize) -> (u32, u32) {
+    pub fn place_of(tile: usize, i: usize) -> (u32, u32) {
         let t = lane_id() % 4 * 2 + i as u32 % 2;
         (t, 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4)
     }

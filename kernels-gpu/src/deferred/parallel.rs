@@ -1,0 +1,364 @@
+//! Drafts on K-last states that wait, all at once on the tensor cores; steps are those of the operator's header.
+//!
+//! The new tokens are [`crate::recurrent::Parallel`]'s, solved among themselves, with other products of S: those of the state
+//! as it is, and what the pending tokens add to them, a product of 16 columns of u with 16 rows of weights. A row that folds
+//! puts these into the state piece by piece, as it multiplies it.
+
+use core::marker::PhantomData;
+
+use super::ring::{Pending, Ring};
+use super::{Deferring, MAX_PENDING_DRAFTS, folds, waiting};
+use crate::constants::Element;
+use crate::device::shared::copy_async_wait;
+use crate::device::thread::thread_idx_x;
+use crate::launch::{Computes, Kernel, Layout};
+use crate::recurrent::parallel::channels::DecayInputs;
+use crate::recurrent::parallel::fragments::{Piece, Tokens8};
+use crate::recurrent::parallel::gates::GateInputs;
+use crate::recurrent::parallel::inputs::Inputs;
+use crate::recurrent::parallel::map::{Block, MOST_PENDING, Map, Operand, Set, TOKENS};
+use crate::recurrent::parallel::worker::{Products, Worker};
+use crate::recurrent::parallel::{meeting, solver};
+use crate::recurrent::tokens::Tokens;
+use crate::row::Row;
+use crate::state::{B16, Head, StateElement};
+use crate::step::{DeferredParams, StepConstants, StepParams};
+use waiting::{Fold, LogDecays, halves, weigh};
+
+const F32: u32 = Element::F32 as u32;
+
+/// Pending tokens' keys, of the first 8 and of the later ones.
+const PENDING_KEYS: [Operand; 2] = [Operand::PreviousKey, Operand::LaterPendingKey];
+
+/// Up to 8 new tokens and 16 pending ones on bf16 K-last states: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
+/// solver.
+pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
+    PhantomData<G>,
+);
+
+impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
+    for Parallel<G, K, V, WARPS, TILES16>
+{
+    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    const K: u32 = K;
+    const V: u32 = V;
+    const WARPS: u32 = WARPS;
+    const ROWS: u32 = 16 * TILES16 as u32;
+    const WAITS: bool = true;
+}
+
+impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
+    for Parallel<G, K, V, WARPS, TILES16>
+{
+    type Params = DeferredParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = 32 * (WARPS + 1);
+    const TILES: u32 = V / (WARPS * Self::ROWS);
+    const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
+    const SHARED_BYTES: u32 = Map::<Self>::BYTES;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::DEFERRED_PARALLEL,
+        layout: Layout::KLast,
+        state: B16::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &DeferredParams) {
+        const {
+            assert!(
+                K == 64 || K == 128,
+                "K: a team of lanes and a loader's turns are made for 64 and 128"
+            );
+            assert!(
+                TILES16 == 1 || TILES16 == 2,
+                "a warp's values of 8 tokens are one to a lane"
+            );
+            assert!(
+                V.is_multiple_of(WARPS * Self::ROWS),
+                "whole tiles of rows of S"
+            );
+            assert!(MAX_PENDING_DRAFTS == MOST_PENDING && MOST_PENDING == 2 * TOKENS);
+        }
+        // Whose states are bf16.
+        let c = StepConstants {
+            state_f16: 0,
+            ..StepConstants::get()
+        };
+        let step = &params.layer.step;
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let pending = Pending::load(&c, params, row.b);
+            let folds =
+                pending.len > 0 && (c.tokens == 0 || folds(pending.len, c.tokens, c.pending));
+            if c.tokens == 0 && !folds {
+                return;
+            }
+            let launch = Launch {
+                ring: Ring::of(&c, params, pending, row, [K, V], G::PER_CHANNEL),
+                tokens: Tokens::new(&c, step, row),
+                c,
+                step,
+                row,
+                pending,
+                folds,
+            };
+            if thread_idx_x() / 32 == WARPS {
+                launch.solve::<Self>();
+            } else {
+                launch.work::<Self, TILES16>();
+            }
+        }
+    }
+}
+
+/// What a block knows of its row.
+struct Launch<'a> {
+    c: StepConstants,
+    step: &'a StepParams,
+    row: Row,
+    pending: Pending,
+    ring: Ring,
+    tokens: Tokens,
+    folds: bool,
+}
+
+impl Launch<'_> {
+    /// Pending tokens that are not in the state when the new ones come.
+    #[inline(always)]
+    fn ahead(&self) -> u32 {
+        if self.folds { 0 } else { self.pending.len }
+    }
+
+    /// Whether this block leaves what all tiles of a value head have.
+    #[inline(always)]
+    fn leaves(&self) -> bool {
+        self.row.tile == 0
+    }
+
+    /// Element of an operand's tokens in shared memory.
+    #[inline(always)]
+    fn element<B: Block>(&self, operand: Operand) -> u32 {
+        match operand {
+            _ if B::PER_CHANNEL => F32,
+            Operand::Query => self.c.q_element,
+            // A flush has no other keys.
+            Operand::PreviousKey | Operand::LaterPendingKey => self.c.keys_element,
+            _ => self.c.k_element,
+        }
+    }
+
+    #[inline(always)]
+    fn operand<B: Block>(&self, operand: Operand) -> Tokens8 {
+        Tokens8::new::<B>(operand, self.element::<B>(operand), false)
+    }
+
+    /// Pending keys, the first 8 and the later ones, as they lie in shared memory.
+    #[inline(always)]
+    fn pending_keys<B: Block>(&self) -> [Tokens8; 2] {
+        PENDING_KEYS.map(|operand| self.operand::<B>(operand))
+    }
+
+    /// The solver: the new tokens among themselves, whatever is pending.
+    #[inline(always)]
+    unsafe fn solve<B: Block>(&self) {
+        let (c, tokens) = (&self.c, &self.tokens);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let gates = GateInputs::load::<B>(c, self.step, self.row, tokens, tokens.count);
+            if c.tokens == 0 || !self.pending.live {
+                return;
+            }
+            meeting::take_tokens::<B>(Set::New);
+            solver::solve::<B>(c, gates, Set::New, tokens.count);
+            meeting::leave_solution::<B>(Set::New);
+            if self.leaves() && !B::PER_CHANNEL {
+                let log_decay = gates.log_decay(c);
+                self.ring
+                    .leave_log_decay(self.pending.len, tokens.count, log_decay);
+            }
+        }
+    }
+
+    /// A worker: all loads, then the products, then what is left of the new tokens.
+    #[inline(always)]
+    unsafe fn work<B: Block, const TILES16: usize>(&self) {
+        let (c, tokens, pending) = (&self.c, &self.tokens, &self.pending);
+        let worker = Worker::<B, TILES16>::new(c, self.row.tile);
+        // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
+        // reads.
+        unsafe {
+            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, false);
+            let [first, later] = PENDING_KEYS
+                .map(|operand| worker.load_pending_keys(c, self.ring, operand, pending.len));
+            let log_decays = LogDecays::load::<B>(self.ring, pending.len);
+            let decay_inputs = if B::PER_CHANNEL {
+                Some(worker.load_decay_inputs(c, self.step, self.row, tokens.count))
+            } else {
+                None
+            };
+            if !pending.live {
+                worker.zero_outputs(tokens.o, c.o_element, tokens.count);
+                return;
+            }
+            let head = Head::of_slot::<B16>(
+                self.step.read_pool,
+                pending.slot,
+                c.read_slot,
+                (self.row.hv, [B::V, B::K]),
+                c.wide_state != 0,
+            );
+            worker.copy_pending(self.ring, pending.len);
+            worker.copy_state(head, pending.fresh);
+
+            let keys = [first, later];
+            if let Some(decay_inputs) = &decay_inputs {
+                copy_async_wait::<1>();
+                meeting::workers::<B>();
+                Worker::<B, TILES16>::decay_channels(pending.len);
+                if c.tokens != 0 {
+                    self.leave(&worker, &inputs, Some(decay_inputs));
+                    worker.prepare(c, Set::New, &inputs, decay_inputs, (false, false));
+                } else {
+                    meeting::workers::<B>();
+                }
+            } else if c.tokens != 0 {
+                let (key, query) = (Operand::Key, Operand::Query);
+                worker.store_tokens(c, key, inputs.keys, tokens.count);
+                worker.store_tokens(c, query, inputs.queries, tokens.count);
+                self.leave(&worker, &inputs, None);
+                meeting::workers::<B>();
+                meeting::leave_tokens::<B>(Set::New);
+            }
+            let mut half = 0;
+            while half < 2 && half < halves(pending.len) {
+                let (operand, mut raw) = (PENDING_KEYS[half as usize], keys[half as usize]);
+                if B::PER_CHANNEL {
+                    raw = worker.decay_keys(c, operand, raw, pending.len);
+                }
+                worker.store_pending_keys(operand, (raw, self.element::<B>(operand)), pending.len);
+                half += 1;
+            }
+            meeting::workers::<B>();
+            let fold = if self.folds {
+                let keys = self.pending_keys::<B>();
+                Some(Fold::new(&worker, pending.len, keys, &log_decays))
+            } else {
+                None
+            };
+            if c.tokens == 0 {
+                if let Some(fold) = &fold {
+                    worker.store_folded(fold, head);
+                }
+                return;
+            }
+            let ahead = self.ahead() > 0;
+            if ahead {
+                self.weigh(&worker, &log_decays);
+            }
+            let [mut sk, mut sq] = self.products(&worker, &inputs, |tile, piece, state| {
+                let mut next = state;
+                if let Some(fold) = &fold {
+                    next = fold.piece(tile, piece, state);
+                }
+                if self.folds || pending.fresh {
+                    worker.store_piece(head, tile, piece, next);
+                }
+                next
+            });
+            if ahead && !B::PER_CHANNEL {
+                let kept = log_decays.kept();
+                (sk, sq) = (scaled(sk, kept), scaled(sq, kept));
+            }
+            meeting::take_solution::<B>(Set::New);
+            if ahead {
+                worker.add_pending(pending.len, [&mut sk, &mut sq]);
+            }
+            let residuals = worker.residuals(Set::New, &sk, c.v_element);
+            worker.make_updates(&residuals);
+            worker.outputs(&residuals, &sq);
+            worker.store_outputs(tokens.o, c.o_element, tokens.count);
+            worker.leave_updates((self.ring, pending.len), tokens.count);
+        }
+    }
+
+    /// Leaves what all tiles have of the new tokens: k, and KDA's log decays.
+    #[inline(always)]
+    unsafe fn leave<B: Block, const TILES16: usize>(
+        &self,
+        worker: &Worker<B, TILES16>,
+        inputs: &Inputs,
+        decay_inputs: Option<&DecayInputs>,
+    ) {
+        if !self.leaves() {
+            return;
+        }
+        let (c, place) = (&self.c, (self.ring, self.pending.len));
+        // SAFETY: the caller's promise; k of a query/key head is its first value head's to write.
+        unsafe {
+            if self.row.value_head(c, 0) == self.row.hv {
+                worker.leave_keys(c, place, inputs);
+            }
+            if let Some(decay_inputs) = decay_inputs {
+                worker.leave_log_decays(c, place, inputs, decay_inputs);
+            }
+        }
+    }
+
+    /// (3), by the warps of the first pending tokens and of the later ones.
+    #[inline(always)]
+    unsafe fn weigh<B: Block, const TILES16: usize>(
+        &self,
+        worker: &Worker<B, TILES16>,
+        log_decays: &LogDecays,
+    ) {
+        let tokens = [Operand::Key, Operand::Query].map(|operand| self.operand::<B>(operand));
+        let half = worker.warp;
+        if half < halves(self.pending.len) {
+            let [first, later] = self.pending_keys::<B>();
+            let pending = if half == 0 { first } else { later };
+            // SAFETY: the caller's promise.
+            unsafe { weigh::<B>(half, tokens, pending, log_decays) };
+        }
+    }
+
+    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and piece of the state as it is; with KDA's decays of the
+    /// pending tokens, unless they are in it.
+    #[inline(always)]
+    unsafe fn products<B: Block, const TILES16: usize>(
+        &self,
+        worker: &Worker<B, TILES16>,
+        inputs: &Inputs,
+        state: impl Fn(usize, usize, Piece) -> Piece,
+    ) -> [Products<TILES16>; 2] {
+        let [key, query] = if B::PER_CHANNEL && self.ahead() > 0 {
+            [Operand::LateKey, Operand::LateQuery]
+        } else {
+            [Operand::Key, Operand::Query]
+        }
+        .map(|operand| self.operand::<B>(operand));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !B::PER_CHANNEL {
+                worker.store_values(Set::New, inputs, self.c.v_element);
+            }
+            worker.products(key, query, state)
+        }
+    }
+}
+
+#[inline(always)]
+fn scaled<const TILES16: usize>(products: Products<TILES16>, by: f32) -> Products<TILES16> {
+    products.map(|of_tile| of_tile.map(|x| by * x))
+}
+
+/// How many of `len` pending tokens are those of an operand.
+#[inline(always)]
+pub(super) fn of_operand(operand: Operand, len: u32) -> u32 {
+    match operand {
+        Operand::LaterPendingKey => len.saturating_sub(TOKENS),
+        _ => len.min(TOKENS),
+    }
+}

@@ -1,0 +1,542 @@
+//! Pending tokens on the tensor cores: from the ring to shared memory, into products and states, and the new ones to the ring.
+
+use super::MAX_PENDING_DRAFTS;
+use super::parallel::of_operand;
+use super::ring::Ring;
+use crate::constants::Element;
+use crate::device::float::exp2;
+use crate::device::global::load_b32;
+use crate::device::shared::{
+    copy_async_b128, copy_async_commit, copy_async_wait, load_shared_b32, load_shared_b128,
+    store_shared_b32, store_shared_b64, store_shared_b128,
+};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
+use crate::math::elements::{Raw, bytes_of, load, store};
+use crate::math::gate;
+use crate::recurrent::parallel::channels::DecayInputs;
+use crate::recurrent::parallel::fragments::{Piece, Split, SplitMatrix, Tokens8, store_channels};
+use crate::recurrent::parallel::gates::LOWEST;
+use crate::recurrent::parallel::inputs::{Inputs, RawTokens};
+use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS};
+use crate::recurrent::parallel::solver::{MOST_PIECES, sum};
+use crate::recurrent::parallel::state::Decays;
+use crate::recurrent::parallel::worker::{Products, Worker};
+use crate::state::Head;
+use crate::step::StepConstants;
+
+const F32: u32 = Element::F32 as u32;
+
+/// GDN: of pending token `lane_id()` what is left of it behind the later ones, and of the state behind all; ones of KDA, whose
+/// channels have theirs.
+pub struct LogDecays {
+    /// log₂
+    behind: f32,
+    /// log₂
+    all: f32,
+}
+
+impl LogDecays {
+    /// Of the `len` first pending tokens. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The ring is live if there are any.
+    #[inline(always)]
+    pub unsafe fn load<B: Block>(ring: Ring, len: u32) -> Self {
+        if B::PER_CHANNEL {
+            return Self {
+                behind: 0.0,
+                all: 0.0,
+            };
+        }
+        let lane = lane_id();
+        let mut sum = 0.0;
+        if lane < len {
+            // SAFETY: the caller's promise.
+            let log_decay = f32::from_bits(unsafe { load_b32(ring.decay(lane, 1)) });
+            let decay = log_decay * core::f32::consts::LOG2_E;
+            sum = if decay < LOWEST { LOWEST } else { decay };
+        }
+        let mut distance = 1;
+        while distance < MAX_PENDING_DRAFTS {
+            let later = warp_shuffle_idx(sum, (lane + distance) % 32);
+            sum = if lane + distance < MAX_PENDING_DRAFTS {
+                sum + later
+            } else {
+                sum
+            };
+            distance *= 2;
+        }
+        let behind = warp_shuffle_idx(sum, (lane + 1) % 32);
+        Self {
+            behind: if lane + 1 < MAX_PENDING_DRAFTS {
+                behind
+            } else {
+                0.0
+            },
+            all: warp_shuffle_idx(sum, 0),
+        }
+    }
+
+    /// Γ
+    #[inline(always)]
+    pub fn kept(&self) -> f32 {
+        exp2(self.all)
+    }
+
+    /// e^g of pending tokens 8 `half` + 2c and the next. All lanes of the warp call it.
+    #[inline(always)]
+    pub fn of_columns(&self, half: u32) -> [f32; 2] {
+        let first = TOKENS * half + lane_id() % 4 * 2;
+        [first, first + 1].map(|j| exp2(warp_shuffle_idx(self.behind, j)))
+    }
+}
+
+/// (3) What pending tokens 8 `half` .. add for the new ones, of which `tokens` are k and q: left in shared memory. All lanes of
+/// the warp call it.
+///
+/// # Safety
+/// The tokens and the pending ones are in shared memory, and these weights this warp's to write.
+#[inline(always)]
+pub unsafe fn weigh<B: Block>(
+    half: u32,
+    [keys, queries]: [Tokens8; 2],
+    pending: Tokens8,
+    log_decays: &LogDecays,
+) {
+    // A sum for each piece: short chains instead of a long one.
+    let mut sums = [[0.0; 4]; MOST_PIECES];
+    let mut piece = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while piece < (B::K / 32) as usize {
+            let (keys, queries) = (keys.piece(piece), queries.piece(piece));
+            sums[piece] = pending.piece(piece).gram(sums[piece], keys, queries);
+            if B::PER_CHANNEL {
+                // Lest the assembler load all pieces, of two parts each, and run out of registers.
+                sync_warp(FULL_MASK);
+            }
+            piece += 1;
+        }
+        let mut sum = sum(sums);
+        if !B::PER_CHANNEL {
+            let [x, y] = log_decays.of_columns(half);
+            sum = [x * sum[0], y * sum[1], x * sum[2], y * sum[3]];
+        }
+        let [a, b, c, d] = sum.map(f32::to_bits);
+        let place = 8 * lane_id();
+        store_shared_b64(Map::<B>::weights(half, false) + place, [a, b]);
+        store_shared_b64(Map::<B>::weights(half, true) + place, [c, d]);
+    }
+}
+
+/// Runs of 8 of `len` pending tokens; one of none.
+#[inline(always)]
+pub fn halves(len: u32) -> u32 {
+    if len > TOKENS { 2 } else { 1 }
+}
+
+/// (6): what puts pending tokens into a state.
+pub struct Fold<const TILES16: usize> {
+    /// u as factors of k, of the first 8 tokens and of the later ones.
+    steps: [[Split; TILES16]; 2],
+    keys: [Tokens8; 2],
+    decays: Decays,
+    /// Whether there are later ones.
+    later: bool,
+}
+
+impl<const TILES16: usize> Fold<TILES16> {
+    /// Of the pending tokens whose u and keys are in shared memory, keys with their decays of KDA. All lanes of the warp call
+    /// it.
+    ///
+    /// # Safety
+    /// They are on their way to this warp.
+    #[inline(always)]
+    pub unsafe fn new<B: Block>(
+        worker: &Worker<B, TILES16>,
+        len: u32,
+        keys: [Tokens8; 2],
+        log_decays: &LogDecays,
+    ) -> Self {
+        let mut steps = [[Split::ZERO; TILES16]; 2];
+        copy_async_wait::<1>();
+        sync_warp(FULL_MASK);
+        let mut half = 0;
+        while half < 2 && half < halves(len) {
+            let weights = log_decays.of_columns(half);
+            let mut tile = 0;
+            while tile < TILES16 {
+                // SAFETY: the caller's promise.
+                let [a, b, c, d] = unsafe { worker.updates(tile, half) };
+                let [x, y] = if B::PER_CHANNEL { [1.0; 2] } else { weights };
+                steps[half as usize][tile] = Split::new([x * a, y * b, x * c, y * d]);
+                tile += 1;
+            }
+            half += 1;
+        }
+        Self {
+            steps,
+            keys,
+            decays: if B::PER_CHANNEL {
+                Decays::Channels(Map::<B>::kept())
+            } else {
+                Decays::Head(log_decays.kept())
+            },
+            later: halves(len) == 2,
+        }
+    }
+
+    /// One piece of the folded state.
+    ///
+    /// # Safety
+    /// Keys and decays are there.
+    #[inline(always)]
+    pub unsafe fn piece(&self, tile: usize, piece: usize, state: Piece) -> Piece {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let decays = self.decays.of_piece(piece);
+            let first = (self.steps[0][tile], self.keys[0].channels(piece));
+            if self.later {
+                let later = (self.steps[1][tile], self.keys[1].channels(piece));
+                Split::fold(state, decays, [first, later])
+            } else {
+                Split::fold(state, decays, [first])
+            }
+        }
+    }
+}
+
+impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
+    /// What this lane has, as [`Self::token`] says, of the keys of those of `len` pending tokens that are `operand`'s, as they
+    /// lie in the ring.
+    ///
+    /// # Safety
+    /// The ring is live if there are any.
+    #[inline(always)]
+    pub unsafe fn load_pending_keys(
+        &self,
+        c: &StepConstants,
+        ring: Ring,
+        operand: Operand,
+        len: u32,
+    ) -> RawTokens {
+        let RawTokens(mut raw) = RawTokens::NONE;
+        let channel = lane_id() % Self::LANES * 8;
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            if t < of_operand(operand, len) {
+                let address = ring.key(first_of(operand) + t);
+                let address = address + (channel * bytes_of(c.keys_element)) as u64;
+                // SAFETY: the caller's promise.
+                raw[turn] = unsafe { load(address, c.keys_element, true) };
+            }
+            turn += 1;
+        }
+        RawTokens(raw)
+    }
+
+    /// Starts copying u of the `len` pending tokens and the warp's rows to shared memory, and, of KDA, the block's part of their
+    /// log decays; u of tokens past them, in the last run of 8, is zeros.
+    ///
+    /// # Safety
+    /// The ring is live if there are any.
+    #[inline(always)]
+    pub unsafe fn copy_pending(&self, ring: Ring, len: u32) {
+        let chunks = B::ROWS / 4;
+        let mut i = lane_id();
+        while i < halves(len) * TOKENS * chunks {
+            let (j, row) = (i / chunks, i % chunks * 4);
+            let place = Map::<B>::update(self.warp, j) + 4 * row;
+            // SAFETY: the caller's promise; the warp reads them after it has waited.
+            unsafe {
+                if j < len {
+                    copy_async_b128(place, ring.update(j, B::V, self.first + row));
+                } else {
+                    store_shared_b128(place, [0; 4]);
+                }
+            }
+            i += 32;
+        }
+        if B::PER_CHANNEL {
+            let chunks = B::K / 4;
+            let mut i = thread_idx_x();
+            while i < len * chunks {
+                let (j, channel) = (i / chunks, i % chunks * 4);
+                let from = ring.decay(j, B::K) + 4 * channel as u64;
+                // SAFETY: the caller's promise; the workers read them after they have waited, and met.
+                unsafe { copy_async_b128(Map::<B>::log_decays(j) + 4 * channel, from) };
+                i += 32 * B::WARPS;
+            }
+        }
+        copy_async_commit();
+    }
+
+    /// KDA: makes of log α of each of the `len` pending tokens what is left of it behind the later ones, and leaves what is left
+    /// of a state behind all.
+    ///
+    /// # Safety
+    /// The log decays are there.
+    #[inline(always)]
+    pub unsafe fn decay_channels(len: u32) {
+        let mut channel = thread_idx_x();
+        while channel < B::K {
+            let (mut behind, mut j) = (0.0, len);
+            // SAFETY: the caller's promise; a channel is one thread's.
+            unsafe {
+                while j > 0 {
+                    j -= 1;
+                    let place = Map::<B>::log_decays(j) + 4 * channel;
+                    let log_decay = f32::from_bits(load_shared_b32(place));
+                    store_shared_b32(place, gate::exp(behind).to_bits());
+                    behind += log_decay;
+                }
+                store_shared_b32(Map::<B>::kept() + 4 * channel, gate::exp(behind).to_bits());
+            }
+            channel += 32 * B::WARPS;
+        }
+    }
+
+    /// KDA: the keys with the decays behind them, in f32.
+    ///
+    /// # Safety
+    /// The decays are there.
+    #[inline(always)]
+    pub unsafe fn decay_keys(
+        &self,
+        c: &StepConstants,
+        operand: Operand,
+        RawTokens(mut raw): RawTokens,
+        len: u32,
+    ) -> RawTokens {
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            if t < of_operand(operand, len) {
+                let decays = Map::<B>::log_decays(first_of(operand) + t);
+                let decays = decays + lane_id() % Self::LANES * 32;
+                // SAFETY: the caller's promise.
+                let decays = unsafe { load_8(decays) };
+                let mut key = raw[turn].to_f32(c.keys_element);
+                let mut i = 0;
+                while i < 8 {
+                    key[i] *= decays[i];
+                    i += 1;
+                }
+                raw[turn] = Raw(key.map(f32::to_bits));
+            }
+            turn += 1;
+        }
+        RawTokens(raw)
+    }
+
+    /// Stores the keys of those of `len` pending tokens that are `operand`'s, and zeros for those that are missing.
+    ///
+    /// # Safety
+    /// The operand is the workers' to write.
+    #[inline(always)]
+    pub unsafe fn store_pending_keys(
+        &self,
+        operand: Operand,
+        (raw, element): (RawTokens, u32),
+        len: u32,
+    ) {
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            let (address, low) = (Self::channels_place(operand, t), Map::<B>::LOW);
+            // SAFETY: the caller's promise; each word has one writer.
+            unsafe {
+                if t < of_operand(operand, len) {
+                    store_channels(raw.0[turn], element, address, low);
+                } else if t < TOKENS {
+                    store_channels(Raw([0; 8]), element, address, low);
+                }
+            }
+            turn += 1;
+        }
+    }
+
+    /// u of this lane's rows r and r + 8 of a tile, of pending tokens 8 `half` + 2c and the next.
+    ///
+    /// # Safety
+    /// They are there.
+    #[inline(always)]
+    pub unsafe fn updates(&self, tile: usize, half: u32) -> [f32; 4] {
+        let mut updates = [0.0; 4];
+        let mut i = 0;
+        while i < 4 {
+            let j = TOKENS * half + lane_id() % 4 * 2 + i as u32 % 2;
+            let row = 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4;
+            let place = Map::<B>::update(self.warp, j) + 4 * row;
+            // SAFETY: the caller's promise.
+            updates[i] = f32::from_bits(unsafe { load_shared_b32(place) });
+            i += 1;
+        }
+        updates
+    }
+
+    /// (4): adds what the pending tokens add to products of the state as it is.
+    ///
+    /// # Safety
+    /// u, and what [`weigh`] leaves, are there.
+    #[inline(always)]
+    pub unsafe fn add_pending(&self, len: u32, [sk, sq]: [&mut Products<TILES16>; 2]) {
+        let mut half = 0;
+        while half < 2 && half < halves(len) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let [of_keys, of_queries] = [false, true]
+                    .map(|of_queries| SplitMatrix::load(Map::<B>::weights(half, of_queries), 1.0));
+                let mut tile = 0;
+                while tile < TILES16 {
+                    let updates = Split::new(self.updates(tile, half));
+                    sk[tile] = updates.times(sk[tile], of_keys);
+                    sq[tile] = updates.times(sq[tile], of_queries);
+                    tile += 1;
+                }
+            }
+            half += 1;
+        }
+    }
+
+    /// (5): u of the new tokens, put in the place of that of the first pending ones. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The solution is there.
+    #[inline(always)]
+    pub unsafe fn make_updates(&self, residuals: &[Split; TILES16]) {
+        let solution = Map::<B>::solution(Set::New);
+        // SAFETY: the caller's promise; u takes its place once every lane has read the others.
+        unsafe {
+            let factor = load_shared_b32(solution.step_factors() + 4 * (lane_id() / 4));
+            let deltas = SplitMatrix::load(solution.delta(), f32::from_bits(factor));
+            sync_warp(FULL_MASK);
+            let mut tile = 0;
+            while tile < TILES16 {
+                let updates = residuals[tile].times([0.0; 4], deltas);
+                let mut i = 0;
+                while i < 4 {
+                    let (t, row) = Self::place_of(tile, i);
+                    store_shared_b32(
+                        Map::<B>::update(self.warp, t) + 4 * row,
+                        updates[i].to_bits(),
+                    );
+                    i += 1;
+                }
+                tile += 1;
+            }
+        }
+    }
+
+    /// Leaves u of the `count` new tokens behind the `len` pending ones, of which [`Self::make_updates`] has made it and since when
+    /// the warp has met.
+    ///
+    /// # Safety
+    /// The ring is live.
+    #[inline(always)]
+    pub unsafe fn leave_updates(&self, (ring, len): (Ring, u32), count: u32) {
+        let (t, row) = self.value_place();
+        if t < count {
+            // SAFETY: the caller's promise; the entry is that of no pending token.
+            unsafe {
+                let updates = load_8(Map::<B>::update(self.warp, t) + 4 * row);
+                let address = ring.update(len + t, B::V, self.first + row);
+                store(updates, address, F32, true);
+            }
+        }
+    }
+
+    /// Leaves the new tokens' keys behind the `len` pending ones.
+    ///
+    /// # Safety
+    /// The ring is live, and the keys this block's to write.
+    #[inline(always)]
+    pub unsafe fn leave_keys(&self, c: &StepConstants, (ring, len): (Ring, u32), inputs: &Inputs) {
+        let channel = lane_id() % Self::LANES * 8;
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(Operand::Key, turn);
+            if t < inputs.count {
+                let address = ring.key(len + t) + (channel * bytes_of(c.keys_element)) as u64;
+                let key = inputs.keys.0[turn].to_f32(c.k_element);
+                // SAFETY: the caller's promise; the entry is that of no pending token.
+                unsafe { store(key, address, c.keys_element, true) };
+            }
+            turn += 1;
+        }
+    }
+
+    /// KDA: leaves the new tokens' log α behind the `len` pending ones.
+    ///
+    /// # Safety
+    /// The ring is live, and these are this block's to write.
+    #[inline(always)]
+    pub unsafe fn leave_log_decays(
+        &self,
+        c: &StepConstants,
+        (ring, len): (Ring, u32),
+        inputs: &Inputs,
+        decay_inputs: &DecayInputs,
+    ) {
+        let channel = lane_id() % Self::LANES * 8;
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(Operand::Key, turn);
+            if t < inputs.count {
+                let address = ring.decay(len + t, B::K) + 4 * channel as u64;
+                let log_decays = decay_inputs.log_decays(c, inputs.gates.0[turn]);
+                // SAFETY: the caller's promise; the entry is that of no pending token.
+                unsafe { store(log_decays, address, F32, true) };
+            }
+            turn += 1;
+        }
+    }
+
+    /// Folds S₀ and stores it.
+    ///
+    /// # Safety
+    /// The head is a live state, on its way to shared memory.
+    #[inline(always)]
+    pub unsafe fn store_folded(&self, fold: &Fold<TILES16>, head: Head) {
+        Self::wait_for_state();
+        let mut pair = 0;
+        while pair < Self::PIECES / 2 {
+            let mut tile = 0;
+            while tile < TILES16 {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let pieces = [2 * pair, 2 * pair + 1]
+                        .map(|piece| fold.piece(tile, piece, self.state(tile, piece)));
+                    self.store_pair(head, tile, pair, pieces);
+                }
+                tile += 1;
+            }
+            // Lest the assembler load all pieces before it stores any, and run out of registers.
+            sync_warp(FULL_MASK);
+            pair += 1;
+        }
+    }
+}
+
+/// The first pending token of an operand.
+#[inline(always)]
+fn first_of(operand: Operand) -> u32 {
+    match operand {
+        Operand::LaterPendingKey => TOKENS,
+        _ => 0,
+    }
+}
+
+/// 8 f32 in shared memory.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+unsafe fn load_8(address: u32) -> [f32; 8] {
+    // SAFETY: the caller's promise.
+    let [[a, b, c, d], [e, f, g, h]] =
+        unsafe { [load_shared_b128(address), load_shared_b128(address + 16)] };
+    [a, b, c, d, e, f, g, h].map(f32::from_bits)
+}
