@@ -214,7 +214,7 @@ impl Cell {
     /// Whether the operator has it.
     #[must_use]
     pub fn exists(&self) -> bool {
-        let parallel = self.state == DType::Bf16
+        let parallel = self.state != DType::F32
             && self.layout == StateLayout::KLast
             && self.tokens <= 8
             && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);

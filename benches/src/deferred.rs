@@ -1,12 +1,13 @@
-//! Decodes and layer steps on states that wait, beside those that write every state: µs a step, over whole cycles from one fold
-//! to the next.
+//! Decodes, verifies of drafts and layer steps on states that wait, beside those that write every state: µs a step, over whole
+//! cycles from one fold to the next.
 
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
-use gated_delta::step::MAX_PENDING;
+use gated_delta::step::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
 use gated_delta::{
-    Activation, Convolution, DType, Entry, Error, Gates, Gdn, GdnGates, Inputs, Kda, KdaBeta,
-    KdaGate, KdaGates, Library, Norm, Pending, States, Step, StreamRef, Work,
+    Activation, Convolution, DType, Entry, Error, Formulation, Gates, Gdn, GdnGates, Inputs, Kda,
+    KdaBeta, KdaGate, KdaGates, Library, Norm, Options, Pending, Previous, States, Step, Stored,
+    StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
 use gated_delta_harness::timing::{Timer, cold_sets};
@@ -17,7 +18,7 @@ use gated_delta_reference::gdn::Gates as GdnReference;
 use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
-use gated_delta_reference::recurrent::{Recurrent, TokenGates};
+use gated_delta_reference::recurrent::{Previous as ReferencePrevious, Recurrent, TokenGates};
 use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -27,7 +28,7 @@ use crate::inputs::{EPS, TAPS};
 use crate::slab::{Slab, upload};
 
 /// R, entries of a ring.
-const ENTRIES: usize = 16;
+const ENTRIES: usize = 24;
 
 /// Largest relative errors of o in bf16, and of states in f32; of bf16 states as of o.
 const ERRORS: [f64; 2] = [2.5e-3, 1e-5];
@@ -36,33 +37,64 @@ const ERRORS: [f64; 2] = [2.5e-3, 1e-5];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Count {
-    /// No ring: each step writes its states.
+    /// No ring: each step writes its states; of drafts, those that are kept of the step before.
     Today,
-    /// 1 to 8, each of as many rows: one row in eight folds, and launches have all counts in turn.
+    /// All counts from one fold to the next, each of as many rows, and launches have all of them in turn.
     Cycle,
-    /// 0 to 7, each of as many rows: none folds.
+    /// Those with which no row folds.
     NeverFold,
-    /// 8: all fold.
+    /// That with which all fold.
     AlwaysFold,
+}
+
+/// What is new in a step, and stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Drafts {
+    /// T
+    pub tokens: usize,
+    /// How many of them are kept of every step.
+    pub kept: usize,
+    /// N
+    pub most: usize,
+    /// All at once, on the tensor cores.
+    pub parallel: bool,
+}
+
+impl Drafts {
+    /// One token a step, and up to 8 pending.
+    pub const NONE: Self = Self {
+        tokens: 1,
+        kept: 1,
+        most: MAX_PENDING,
+        parallel: false,
+    };
+
+    /// Counts of tokens pending, of rows that are somewhere in a cycle of folds.
+    fn counts(self, count: Count) -> Vec<usize> {
+        let cycle = (1..)
+            .map(|step| step * self.kept)
+            .take_while(|&len| len == self.kept || len + self.tokens <= self.most + self.kept);
+        let mut cycle: Vec<usize> = cycle.collect();
+        match count {
+            Count::Today => vec![0],
+            Count::Cycle => cycle,
+            Count::NeverFold if self.kept == 1 => (0..self.most).collect(),
+            Count::NeverFold => {
+                cycle.pop();
+                cycle
+            }
+            Count::AlwaysFold => cycle.split_off(cycle.len() - 1),
+        }
+    }
 }
 
 impl Count {
     const ALL: [Self; 4] = [Self::Today, Self::Cycle, Self::NeverFold, Self::AlwaysFold];
 
-    /// Pending tokens of row b in launch i.
-    fn of(self, b: usize, i: usize) -> usize {
-        match self {
-            Self::Today => 0,
-            Self::Cycle => (b + i) % MAX_PENDING + 1,
-            Self::NeverFold => (b + i) % MAX_PENDING,
-            Self::AlwaysFold => MAX_PENDING,
-        }
-    }
-
     fn name(self) -> &'static str {
         match self {
             Self::Today => "every step writes",
-            Self::Cycle => "folds one in 8",
+            Self::Cycle => "whole cycles",
             Self::NeverFold => "never folds",
             Self::AlwaysFold => "always folds",
         }
@@ -84,23 +116,58 @@ pub struct Case {
     pub state: DType,
     /// B
     pub batch: usize,
+    /// Of a step.
+    pub drafts: Drafts,
 }
 
-/// Qwen3-Next's heads and Kimi-Linear's, in both state dtypes, without a convolution and a norm and with them.
+/// Drafts of bf16 states: of speculation by 3 and by 7, half of which is kept, and none.
+const DRAFTS: [Drafts; 4] = [
+    Drafts {
+        parallel: true,
+        ..Drafts::NONE
+    },
+    Drafts {
+        tokens: 1,
+        kept: 1,
+        most: MAX_PENDING_DRAFTS,
+        parallel: true,
+    },
+    Drafts {
+        tokens: 4,
+        kept: 2,
+        most: MAX_PENDING_DRAFTS,
+        parallel: true,
+    },
+    Drafts {
+        tokens: 8,
+        kept: 4,
+        most: MAX_PENDING_DRAFTS,
+        parallel: true,
+    },
+];
+
+/// Qwen3-Next's heads and Kimi-Linear's, in both state dtypes, without a convolution and a norm, with drafts, and with both.
 #[must_use]
 pub fn cases(batches: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for layer in [false, true] {
         for (operator, heads) in [(Operator::Gdn, [16, 32]), (Operator::Kda, [32, 32])] {
             for state in [DType::Bf16, DType::F32] {
-                cases.extend(batches.iter().map(|&batch| Case {
-                    operator,
-                    layer,
-                    heads,
-                    dim: 128,
-                    state,
-                    batch,
-                }));
+                let drafts: &[Drafts] = match (layer, state) {
+                    (false, DType::Bf16) => &DRAFTS,
+                    _ => &[],
+                };
+                for drafts in [&[Drafts::NONE][..], drafts].concat() {
+                    cases.extend(batches.iter().map(|&batch| Case {
+                        operator,
+                        layer,
+                        heads,
+                        dim: 128,
+                        state,
+                        batch,
+                        drafts,
+                    }));
+                }
             }
         }
     }
@@ -116,6 +183,10 @@ pub struct Row {
     pub state: String,
     /// B
     pub batch: usize,
+    /// T
+    pub tokens: usize,
+    /// N
+    pub most: usize,
     /// What the rows have pending.
     pub count: Count,
     /// What is launched.
@@ -156,9 +227,12 @@ struct Buffers {
     windows: Slab,
     z: Slab,
     norm_weight: Slab,
-    /// Of each of eight launches.
+    counts: Vec<usize>,
+    /// Of each launch with other counts.
     len: Slab,
     base: Slab,
+    /// Tokens of the step before that are kept.
+    keep: Slab,
 }
 
 /// Those of a row, exact in their dtypes: q, k and v, or x and what else is of a layer.
@@ -201,8 +275,9 @@ impl Values {
             std::iter::repeat_with(value).take(count).collect()
         };
         let channels = case.decays();
+        let tokens = case.drafts.tokens;
         let (given, made) = match case.layer {
-            false => (dim, 0),
+            false => (tokens * dim, 0),
             true => (0, dim),
         };
         let convolved = (2 * h + hv) * made;
@@ -210,8 +285,8 @@ impl Values {
             q: random(h * given, -1.0, 1.0),
             k: random(h * given, -1.0, 1.0),
             v: random(hv * given, -1.0, 1.0),
-            g: random(hv * channels, -0.3, -0.01),
-            beta: random(hv, 0.1, 1.0),
+            g: random(tokens * hv * channels, -0.3, -0.01),
+            beta: random(tokens * hv, 0.1, 1.0),
             state: random(hv * dim * dim, -0.1, 0.1),
             keys: random(h * ENTRIES * dim, -1.0, 1.0),
             updates: random(hv * ENTRIES * dim, -0.1, 0.1),
@@ -232,6 +307,11 @@ impl Case {
             Operator::Gdn => 1,
             Operator::Kda => self.dim,
         }
+    }
+
+    /// Elements of o of a row.
+    fn outputs(&self) -> usize {
+        self.drafts.tokens * self.heads[1] * self.dim
     }
 
     /// D
@@ -276,8 +356,11 @@ impl Buffers {
             let unit = bytes(values, dtype);
             Slab::filled(library, sets, batch * unit.len(), &unit)
         };
-        let launches = 0..MAX_PENDING;
-        let lens = launches.flat_map(|i| (0..batch).map(move |b| count.of(b, i) as i32));
+        let counts = case.drafts.counts(count);
+        let of = |b: usize, i: usize| counts[(b + i) % counts.len()] as i32;
+        let launches = 0..counts.len();
+        let lens = launches.flat_map(|i| (0..batch).map(move |b| of(b, i)));
+        let lens: Vec<i32> = lens.collect();
         let bases: Vec<i32> = (0..batch).map(|b| (5 * b % ENTRIES) as i32).collect();
         Ok(Self {
             case,
@@ -287,7 +370,7 @@ impl Buffers {
             v: filled(&values.v, DType::Bf16)?,
             g: filled(&values.g, DType::Bf16)?,
             beta: filled(&values.beta, DType::Bf16)?,
-            o: Slab::new(library, sets, batch * case.heads[1] * case.dim * 2)?,
+            o: Slab::new(library, sets, batch * case.outputs() * 2)?,
             pool: filled(&values.state, state)?,
             keys: filled(&values.keys, case.keys())?,
             updates: filled(&values.updates, DType::F32)?,
@@ -297,8 +380,10 @@ impl Buffers {
             windows: filled(&values.windows, DType::Bf16)?,
             z: filled(&values.z, DType::Bf16)?,
             norm_weight: upload(library, 1, &bf16s(&values.norm_weight))?,
-            len: upload(library, 1, &lens.collect::<Vec<_>>())?,
+            len: upload(library, 1, &lens)?,
             base: upload(library, 1, &bases)?,
+            keep: upload(library, 1, &vec![case.drafts.kept as i32; batch])?,
+            counts,
             values,
         })
     }
@@ -333,46 +418,52 @@ impl Buffers {
             state,
             batch,
             layer,
+            drafts: Drafts { tokens, .. },
         } = self.case;
         let set = i % self.sets;
         let channels = self.case.channels();
         let inputs = match layer {
             false => Inputs::qkv(
-                self.q.tensor(set, DType::Bf16, &[batch, 1, h, dim])?,
-                self.k.tensor(set, DType::Bf16, &[batch, 1, h, dim])?,
-                self.v.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?,
+                self.q.tensor(set, DType::Bf16, &[batch, tokens, h, dim])?,
+                self.k.tensor(set, DType::Bf16, &[batch, tokens, h, dim])?,
+                self.v.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?,
             ),
             true => Inputs::conv(Convolution::new(
-                self.x.tensor(set, DType::Bf16, &[batch, 1, channels])?,
+                self.x
+                    .tensor(set, DType::Bf16, &[batch, tokens, channels])?,
                 h,
                 self.conv_weight.tensor(0, DType::Bf16, &[channels, TAPS])?,
                 self.windows
                     .tensor(set, DType::Bf16, &[batch, channels, TAPS - 1])?,
             )),
         };
-        let beta = self.beta.tensor(set, DType::Bf16, &[batch, 1, hv])?;
+        let beta = self.beta.tensor(set, DType::Bf16, &[batch, tokens, hv])?;
         match operator {
             Operator::Gdn => {
-                let g = self.g.tensor(set, DType::Bf16, &[batch, 1, hv])?;
+                let g = self.g.tensor(set, DType::Bf16, &[batch, tokens, hv])?;
                 let decays = self.decays.tensor(set, DType::F32, &[batch, hv, ENTRIES])?;
                 let gates = GdnGates::given(g, beta);
-                let o = self.o.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?;
+                let o = self.o.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?;
                 let states =
                     States::update(self.pool.tensor(set, state, &[batch, hv, dim, dim])?);
                 let step = Gdn::new(inputs, gates, o, states);
-                self.step(step, decays, i, count)
+                let gate = &[batch, tokens, hv];
+                let gate = self.g.tensor(self.before(set), DType::Bf16, gate)?;
+                self.step(step, [decays, gate], i, count)
             }
             Operator::Kda => {
-                let g = self.g.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?;
+                let g = self.g.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?;
                 let decays = self
                     .decays
                     .tensor(set, DType::F32, &[batch, hv, ENTRIES, dim])?;
                 let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
-                let o = self.o.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?;
+                let o = self.o.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?;
                 let states =
                     States::update(self.pool.tensor(set, state, &[batch, hv, dim, dim])?);
                 let step = Kda::new(inputs, gates, o, states);
-                self.step(step, decays, i, count)
+                let gate = &[batch, tokens, hv, dim];
+                let gate = self.g.tensor(self.before(set), DType::Bf16, gate)?;
+                self.step(step, [decays, gate], i, count)
             }
         }
     }
@@ -380,7 +471,7 @@ impl Buffers {
     fn step<'a, G: Gates + 'a>(
         &'a self,
         mut step: Step<'a, G>,
-        decays: gated_delta::Tensor<'a>,
+        [decays, gate_before]: [Tensor<'a>; 2],
         i: usize,
         count: Count,
     ) -> Result<Box<dyn Work + 'a>, Error>
@@ -392,14 +483,37 @@ impl Buffers {
             dim,
             batch,
             layer,
+            drafts,
             ..
         } = self.case;
-        let set = i % self.sets;
+        let (set, tokens) = (i % self.sets, drafts.tokens);
+        if drafts.parallel && (count != Count::Today || tokens > 1) {
+            step = step.options(Options::default().formulation(Formulation::Parallel));
+        }
         if layer {
-            let z = self.z.tensor(set, DType::Bf16, &[batch, 1, hv, dim])?;
+            let z = self.z.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?;
             let weight = self.norm_weight.tensor(0, DType::Bf16, &[dim])?;
             let norm = Norm::new(z, weight, EPS);
             step = step.norm(norm.activation(self.case.activation()));
+        }
+        if count == Count::Today && tokens > 1 {
+            let before = self.before(set);
+            let stored = Stored::kv(
+                self.k
+                    .tensor(before, DType::Bf16, &[batch, tokens, h, dim])?,
+                self.v
+                    .tensor(before, DType::Bf16, &[batch, tokens, hv, dim])?,
+            );
+            let beta = self
+                .beta
+                .tensor(before, DType::Bf16, &[batch, tokens, hv])?;
+            let keep = self.keep.tensor(0, DType::I32, &[batch])?;
+            return Ok(Box::new(step.previous(Previous::new(
+                stored,
+                gate_before,
+                beta,
+                keep,
+            ))));
         }
         if count == Count::Today {
             return Ok(Box::new(step));
@@ -411,13 +525,20 @@ impl Buffers {
                 .tensor(set, DType::F32, &[batch, hv, ENTRIES, dim])?,
             decays,
         ];
-        let lens = self.len.tensor(0, DType::I32, &[MAX_PENDING * batch])?;
-        let len = lens.narrow(0, i % MAX_PENDING * batch, batch)?;
+        let launches = self.counts.len();
+        let lens = self.len.tensor(0, DType::I32, &[launches * batch])?;
+        let len = lens.narrow(0, i % launches * batch, batch)?;
         let base = self.base.tensor(0, DType::I32, &[batch])?;
-        Ok(Box::new(step.pending(Pending::new(rings, len, base))))
+        let pending = Pending::new(rings, len, base).most(drafts.most);
+        Ok(Box::new(step.pending(pending)))
     }
 
-    /// What a launch must move in the mean of eight: states read, and written by rows that fold, entries read and written,
+    /// Where the tokens of the step before are: in level-2 cache as little as the new ones.
+    fn before(&self, set: usize) -> usize {
+        (set + 1) % self.sets
+    }
+
+    /// What a launch must move in the mean: states read, and written by rows that fold, entries read and written,
     /// windows, tokens.
     fn bytes(&self, count: Count) -> f64 {
         let Values {
@@ -431,23 +552,25 @@ impl Buffers {
             z,
             ..
         } = &self.values;
-        let [_, hv] = self.case.heads;
         let inputs = q.len() + k.len() + v.len() + x.len() + 2 * windows.len();
-        let tokens = 2 * (inputs + z.len() + hv * self.case.dim + g.len() + beta.len());
+        let tokens = 2 * (inputs + z.len() + self.case.outputs() + g.len() + beta.len());
+        let resumed = 2 * (k.len() + v.len() + g.len() + beta.len());
         let state = (self.values.state.len() * self.case.state.size_of()) as f64;
         let entry = (self.case.keys().size_of() * self.values.keys.len()
             + 4 * (self.values.updates.len() + self.values.decays.len()))
             / ENTRIES;
-        let of_row = |pending: usize| {
-            let folds = count == Count::Today || pending == MAX_PENDING;
-            let entries = match count {
+        let drafts = self.case.drafts;
+        let of_row = |&pending: &usize| {
+            let folds = count == Count::Today || folds(pending, drafts.tokens, drafts.most);
+            let extra = match count {
+                Count::Today if drafts.tokens > 1 => resumed,
                 Count::Today => 0,
-                _ => pending + 1,
+                _ => (pending + drafts.tokens) * entry,
             };
-            state * if folds { 2.0 } else { 1.0 } + (entries * entry + tokens) as f64
+            state * if folds { 2.0 } else { 1.0 } + (extra + tokens) as f64
         };
-        let rows = (0..self.case.batch).flat_map(|b| (0..MAX_PENDING).map(move |i| (b, i)));
-        rows.map(|(b, i)| of_row(count.of(b, i))).sum::<f64>() / MAX_PENDING as f64
+        let of_rows: f64 = self.counts.iter().map(of_row).sum();
+        self.case.batch as f64 * of_rows / self.counts.len() as f64
     }
 
     /// Relative errors of o and of written states of the first rows after the first launch, each row by the reference.
@@ -459,6 +582,7 @@ impl Buffers {
             state,
             batch,
             layer: is_layer,
+            drafts,
         } = self.case;
         let exact = |values: &[f32]| -> Vec<f64> { values.iter().map(|&x| x.into()).collect() };
         let Values {
@@ -489,12 +613,13 @@ impl Buffers {
                 beta_kind: kda::KdaBeta::Given,
             }),
         };
-        let mut worst = [0.0f64; 2];
-        for b in [0, 1, 6, 7, batch - 1] {
+        let (mut worst, keep) = ([0.0f64; 2], [drafts.kept as i64]);
+        // The row of the last count, which folds in a cycle, among them.
+        for b in [0, 1, self.counts.len() - 1, batch - 1] {
             let Some(b) = Some(b).filter(|&b| b < batch) else {
                 continue;
             };
-            let len = count.of(b, 0);
+            let len = self.counts[b % self.counts.len()];
             let base = 5 * b % ENTRIES;
             let step = Recurrent {
                 q: &q,
@@ -504,7 +629,7 @@ impl Buffers {
                     DType::Bf16 => |s| f64::from(bf16::from_f64(s)),
                     _ => |s| s,
                 },
-                ..Recurrent::new([1, 1], [h, hv], [dim, dim], gates)
+                ..Recurrent::new([1, drafts.tokens], [h, hv], [dim, dim], gates)
             };
             let problem = Reference {
                 layer: Layer {
@@ -529,7 +654,7 @@ impl Buffers {
                     fresh: None,
                     checkpoints: None,
                 },
-                most: MAX_PENDING,
+                most: drafts.most,
                 entries: ENTRIES,
                 len: &[len as i64],
                 base: &[base as i64],
@@ -540,18 +665,34 @@ impl Buffers {
                 windows: is_layer.then_some(&windows),
                 ..Pools::default()
             };
-            let mut wanted = deferred(&problem, &pools, &rings)?;
-            let writes = count == Count::Today || len == MAX_PENDING;
-            if count == Count::Today {
-                wanted.pool = layer(&problem.layer, &pools)?.states;
-            }
-            let row = hv * dim;
+            let (o, states, writes) = if count == Count::Today {
+                let mut today = problem.layer;
+                if drafts.tokens > 1 {
+                    today.step.previous = Some(ReferencePrevious {
+                        tokens: drafts.tokens,
+                        k: &k,
+                        v: &v,
+                        gates,
+                        keep: &keep,
+                    });
+                }
+                let wanted = layer(&today, &pools)?;
+                (wanted.o, wanted.states, true)
+            } else {
+                let wanted = deferred(&problem, &pools, &rings)?;
+                (
+                    wanted.o,
+                    wanted.pool,
+                    folds(len, drafts.tokens, drafts.most),
+                )
+            };
+            let row = self.case.outputs();
             let got = floats(&self.o.read(b * row * 2, row * 2)?, DType::Bf16);
-            worst[0] = worst[0].max(compare::relative_error(&got, &wanted.o));
+            worst[0] = worst[0].max(compare::relative_error(&got, &o));
             if writes {
-                let len = row * dim * state.size_of();
+                let len = hv * dim * dim * state.size_of();
                 let got = floats(&self.pool.read(b * len, len)?, state);
-                worst[1] = worst[1].max(compare::relative_error(&got, &wanted.pool));
+                worst[1] = worst[1].max(compare::relative_error(&got, &states));
             }
         }
         Ok(worst)
@@ -619,7 +760,8 @@ pub fn run(
                 let micros = match timer {
                     Some(timer) => {
                         let turns = (20e9 / bytes).clamp(4.0, 400.0) as usize;
-                        let launches = turns.max(buffers.sets).next_multiple_of(MAX_PENDING);
+                        let turns = turns.max(buffers.sets);
+                        let launches = turns.next_multiple_of(buffers.counts.len());
                         // SAFETY: the buffers outlive the timing, which waits for all launches.
                         Some(timer.graph(launches, |i| unsafe {
                             library.launch_with(stream, &*buffers.work(i, count)?, entry)
@@ -631,6 +773,8 @@ pub fn run(
                     operator: case.operator_name(),
                     state: case.state.to_string(),
                     batch: case.batch,
+                    tokens: case.drafts.tokens,
+                    most: case.drafts.most,
                     count,
                     entry: entry.name().to_owned(),
                     selected: entry == selected,
@@ -656,6 +800,8 @@ pub fn table(rows: &[Row], copy: f64) -> String {
         "op",
         "state",
         "B",
+        "T",
+        "N",
         "states",
         "kernel",
         "error o",
@@ -666,9 +812,8 @@ pub fn table(rows: &[Row], copy: f64) -> String {
     ]);
     for row in rows {
         let today = rows.iter().find(|other| {
-            (other.operator, &other.state, other.batch) == (row.operator, &row.state, row.batch)
-                && other.count == Count::Today
-                && other.selected
+            let of = |row: &Row| (row.operator, row.state.clone(), row.batch, row.tokens);
+            of(other) == of(row) && other.count == Count::Today && other.selected
         });
         let ratio = today.and_then(|today| Some(row.us? / today.us?));
         let number = |value: Option<f64>, digits| {
@@ -678,6 +823,8 @@ pub fn table(rows: &[Row], copy: f64) -> String {
             row.operator.to_owned(),
             row.state.clone(),
             row.batch.to_string(),
+            row.tokens.to_string(),
+            row.most.to_string(),
             row.count.name().to_owned(),
             row.entry.clone(),
             format!("{:.1e}", row.error_o),
@@ -687,13 +834,14 @@ pub fn table(rows: &[Row], copy: f64) -> String {
             number(ratio, 2),
         ]);
     }
-    for column in table.column_iter_mut().skip(5) {
+    for column in table.column_iter_mut().skip(7) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     format!(
-        "Decodes on states that wait, at most {MAX_PENDING} tokens pending; K-last, q, k, v, o in bf16, level-2 cache cold.\n\
-         Of a layer x, windows and z in bf16, four taps.\n\
-         \"folds one in 8\" is a mean over whole cycles from one fold to the next: counts 1 to 8, spread evenly over the rows,\n\
-         and over the launches in turn, folds included.\n\n{table}\n"
+        "T tokens a step on states that wait, at most N pending; K-last, q, k, v, o in bf16, level-2 cache cold.\n\
+         Of a layer x, windows and z in bf16, four taps. Of 4 drafts 2 are kept and of 8 drafts 4; what writes every state\n\
+         then is a resume.\n\
+         \"whole cycles\" is a mean from one fold to the next: all counts, spread evenly over the rows, and over the\n\
+         launches in turn, folds included.\n\n{table}\n"
     )
 }

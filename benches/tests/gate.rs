@@ -77,10 +77,13 @@ fn every_mode_passes() {
 fn every_mode_of_the_parallel_formulation_passes() {
     for op in [Op::GdnMtp, Op::KdaRecurrent] {
         for mode in [Mode::Update, Mode::Verify, Mode::Resume, Mode::Commit] {
-            check(Cell {
-                formulation: Formulation::Parallel,
-                ..cell(op, mode, 3)
-            });
+            for state in [DType::Bf16, DType::F16] {
+                check(Cell {
+                    formulation: Formulation::Parallel,
+                    state,
+                    ..cell(op, mode, 3)
+                });
+            }
         }
     }
 }
