@@ -352,6 +352,19 @@ const NOT_OF_RINGS: [&str; 8] = [
 /// whole heads load and store element by element.
 const NOT_OF_A_LAYER_WITH_RINGS: [&str; 3] = ["GD_WRITE_SLOT", "GD_WIDE_IO", "GD_WIDE_NORM"];
 
+/// Parts of the names of constants that drafts of a layer on states that wait have no use for: nothing is committed, and a state is
+/// folded where it is.
+const NOT_OF_DRAFTS_OF_A_LAYER: [&str; 8] = [
+    "PREVIOUS_K",
+    "PREVIOUS_V",
+    "PREVIOUS_G",
+    "PREVIOUS_B",
+    "PREVIOUS_X_TOKEN",
+    "SNAPSHOT",
+    "KEEP",
+    "GD_WRITE_SLOT",
+];
+
 /// The same of windows that are written, behind all else.
 const OF_WRITTEN_WINDOWS: &str = "WRITE_WINDOWS";
 
@@ -461,12 +474,17 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let family = Family::of(entry);
     let prefill = prefill_of(entry);
     let is_deferred = (entry.computes()).is_some_and(|it| it.family.is_deferred());
+    let is_parallel = (entry.computes()).is_some_and(|it| it.family.is_parallel());
     let symbols = entry.symbols().iter().copied();
     symbols.filter(move |symbol| {
         if *symbol == "GD_STATE_F16" {
             return takes_f16(entry);
         }
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
+        let of_drafts = is_deferred && is_parallel && deferred::is_layer(entry);
+        if of_drafts || *symbol == "GD_INPUTS_SLOT" {
+            return of_drafts && !has(&NOT_OF_DRAFTS_OF_A_LAYER) && !OF_A_PREFILL.contains(symbol);
+        }
         if is_deferred && deferred::is_layer(entry) {
             let of_layer = !has(&NOT_OF_A_LAYER) && !OF_A_PREFILL.contains(symbol);
             return of_layer && !NOT_OF_A_LAYER_WITH_RINGS.contains(symbol);

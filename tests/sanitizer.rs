@@ -291,14 +291,16 @@ fn waiting() -> Vec<(Entry, deferred::Spec)> {
             norm: None,
             ..gaps
         };
-        vec![
-            spec,
-            gaps,
-            deferred::Spec {
-                conv: None,
-                ..nulls
-            },
-        ]
+        let flush = deferred::Spec {
+            tokens: 0,
+            ..gaps.clone()
+        };
+        let flush = spec.windows_wait().then_some(flush);
+        let norm = deferred::Spec {
+            conv: None,
+            ..nulls
+        };
+        [spec, gaps, norm].into_iter().chain(flush).collect()
     };
     let of = |entry| {
         let specs = deferred::of_entry(entry, &[0, 8, 5, 9]);

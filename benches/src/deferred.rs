@@ -603,6 +603,7 @@ impl Buffers {
             keys: exact(&self.values.keys),
             updates: exact(&self.values.updates),
             decays: exact(&self.values.decays),
+            inputs: None,
         };
         let gates = match operator {
             Operator::Gdn => TokenGates::Gdn(GdnReference::Given { g: &g, beta: &beta }),

@@ -75,7 +75,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         }
     };
     let context = Context::primary(device)?;
-    let library = Library::new(&context);
+    let library = Library::with_unproved(&context);
     if options.prewarm_once {
         return Ok(Outcome {
             text: format!("{}\n", prewarm::millis(&library)?),

@@ -1,6 +1,6 @@
 //! The library's arguments of a problem.
 
-use gated_delta::{Error, Tensor};
+use gated_delta::{Error, Formulation, Tensor};
 use gated_delta_harness::arguments::{
     Arguments, Checkpoints, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed,
     Pending, Tokens,
@@ -131,6 +131,8 @@ impl Problem {
                 decays: "pending.decays",
                 len: "pending.len",
                 base: "pending.base",
+                inputs: None,
+                windows: None,
                 most: self.most_pending(),
             }),
             update_state: self.update_state,
@@ -158,6 +160,14 @@ impl Problem {
                 one,
                 other,
                 why: "a convolution makes q, k and v of x",
+            });
+        }
+        let is_parallel = self.options.formulation == Formulation::Parallel;
+        if let (Some(other), true) = (present(&["x"]), self.has_pending() && is_parallel) {
+            return Err(Error::Contradiction {
+                one: "pending.* with formulation = parallel",
+                other,
+                why: "a file has no ring of the inputs that windows wait for",
             });
         }
         let without_new = [

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use gated_delta::step::pending::folds;
-use gated_delta::step::{MAX_PENDING, MAX_PENDING_DRAFTS};
+use gated_delta::step::pending::max_pending;
 use gated_delta::{
-    Activation, DType, Formulation, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
+    Activation, DType, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
 };
 use gated_delta_harness::arguments::GateKind;
 
@@ -136,10 +136,8 @@ impl Problem {
     /// N: most tokens that are pending.
     #[must_use]
     pub fn most_pending(&self) -> usize {
-        self.max_pending.unwrap_or(match self.options.formulation {
-            Formulation::Parallel => MAX_PENDING_DRAFTS,
-            _ => MAX_PENDING,
-        })
+        self.max_pending
+            .unwrap_or(max_pending(self.options.formulation))
     }
 
     /// Of row b, which is active: how many of its tokens are pending, and the entry of the first.

@@ -188,6 +188,7 @@ impl Values {
             keys,
             updates,
             decays,
+            inputs: None,
         };
         let waiting = Deferred {
             layer: self.layer(problem, step),

@@ -203,6 +203,8 @@ impl Draw<'_, '_> {
             decays: self.tensor("decays")?,
             len: self.tensor("pending len")?,
             base: self.tensor("pending base")?,
+            inputs: None,
+            windows: None,
             most: self.sizes.ring[0],
         })
     }

@@ -212,6 +212,10 @@ pub struct Pending<T> {
     pub len: T,
     /// `[B]`
     pub base: T,
+    /// `[P, R, D]`
+    pub inputs: Option<T>,
+    /// Of a flush.
+    pub windows: Option<T>,
     /// N
     pub most: usize,
 }
@@ -316,6 +320,8 @@ impl<T> Pending<T> {
             decays: f(&self.decays)?,
             len: f(&self.len)?,
             base: f(&self.base)?,
+            inputs: self.inputs.as_ref().map(f).transpose()?,
+            windows: self.windows.as_ref().map(f).transpose()?,
             most: self.most,
         })
     }
@@ -580,6 +586,11 @@ impl<T> Arguments<T> {
                 ("pending len", &mut pending.len),
                 ("pending base", &mut pending.base),
             ]);
+            let optional = [
+                ("inputs", &mut pending.inputs),
+                ("windows", &mut pending.windows),
+            ];
+            all.extend(optional.into_iter().filter_map(given));
         }
         all
     }
@@ -600,7 +611,8 @@ impl<'a> Arguments<Tensor<'a>> {
     pub fn work(&self) -> Result<Box<dyn Work + 'a>, Error> {
         self.check()?;
         if let (true, Some(pending)) = (self.is_flush(), &self.pending) {
-            let flush = Flush::new(self.update(), pending.of_library());
+            let mut flush = Flush::new(self.update(), pending.of_library());
+            flush.windows = pending.windows;
             return Ok(Box::new(flush.options(self.options)));
         }
         let of = |tokens: &Tokens<Tensor<'a>>| (tokens.gate, tokens.beta);
@@ -798,7 +810,9 @@ impl<'a> Pending<Tensor<'a>> {
     /// The library's.
     fn of_library(&self) -> gated_delta::Pending<'a> {
         let rings = [self.keys, self.updates, self.decays];
-        gated_delta::Pending::new(rings, self.len, self.base).most(self.most)
+        let mut pending = gated_delta::Pending::new(rings, self.len, self.base).most(self.most);
+        pending.inputs = self.inputs;
+        pending
     }
 }
 

@@ -96,6 +96,9 @@ macro_rules! for_each_entry {
             kda_deferred_parallel_klast_bf16_k64_tile64 = kda_deferred::Parallel<64, 64, 4, 1>;
             kda_deferred_parallel_klast_bf16_k128_tile64 = kda_deferred::Parallel<128, 128, 4, 1>;
             kda_deferred_parallel_klast_bf16_k128_tile128 = kda_deferred::Parallel<128, 128, 4, 2>;
+            gdn_deferred_layer_parallel_klast_bf16_k64_tile64 = gdn_deferred::LayerParallel<64, 64, 4, 1>;
+            gdn_deferred_layer_parallel_klast_bf16_k128_tile64 = gdn_deferred::LayerParallel<128, 128, 4, 1>;
+            gdn_deferred_layer_parallel_klast_bf16_k128_tile128 = gdn_deferred::LayerParallel<128, 128, 4, 2>;
             gdn_layer_klast_bf16_k64_tile16 = gdn_layer::KLast<B16, 64, 64, 2, 64>;
             gdn_layer_klast_bf16_k64_tile64 = gdn_layer::WholeKLast<B16, 64, 64, 2, 256, 2>;
             gdn_layer_klast_bf16_k128_tile16 = gdn_layer::KLast<B16, 128, 128, 4, 64>;
@@ -460,6 +463,13 @@ macro_rules! define_entries {
                 }
             }
 
+            /// Whether its tests have passed on a GPU.
+            pub const fn is_proved(self) -> bool {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::PROVED,)*
+                }
+            }
+
             /// Most value heads of a query/key head.
             pub const fn max_ratio(self) -> u32 {
                 match self {
@@ -548,6 +558,7 @@ mod tests {
             Family::GdnDeferredLayer => "gdn_deferred_layer",
             Family::KdaDeferredLayer => "kda_deferred_layer",
             Family::GdnDeferredParallel => "gdn_deferred_parallel",
+            Family::GdnDeferredLayerParallel => "gdn_deferred_layer_parallel",
             Family::KdaDeferredParallel => "kda_deferred_parallel",
             Family::GdnLayer => "gdn_layer",
             Family::KdaLayer => "kda_layer",

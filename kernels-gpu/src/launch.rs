@@ -38,6 +38,8 @@ pub trait Kernel {
     const CLUSTER_OF_HEADS: bool = false;
     /// Whether it multiplies as warpgroups ([`crate::device::warpgroup`]): takes a GPU of compute capability 9.0, no later one.
     const WARPGROUPS: bool = false;
+    /// Whether its tests have passed on a GPU. What has not is for the simulator, and for a host that asks for it.
+    const PROVED: bool = true;
     /// Most value heads of a query/key head.
     const MAX_RATIO: u32 = if Self::MAX_HEADS == 1 {
         u32::MAX
@@ -102,6 +104,8 @@ pub enum Family {
     GdnDeferredParallel,
     /// KDA, the same.
     KdaDeferredParallel,
+    /// GDN, all tokens at once, on states that wait, with a convolution before and a norm after it.
+    GdnDeferredLayerParallel,
     /// GDN, one token, with a convolution before and a norm after it.
     GdnLayer,
     /// KDA, the same.
@@ -162,7 +166,8 @@ impl Family {
             | Self::GdnLayerParallel
             | Self::KdaLayerParallel
             | Self::GdnDeferredParallel
-            | Self::KdaDeferredParallel => 8,
+            | Self::KdaDeferredParallel
+            | Self::GdnDeferredLayerParallel => 8,
             Self::GdnPrefillConvolve
             | Self::GdnPrefillPrepare
             | Self::GdnPrefillChain
@@ -192,6 +197,7 @@ impl Family {
                 | Self::KdaLayerParallel
                 | Self::GdnDeferredParallel
                 | Self::KdaDeferredParallel
+                | Self::GdnDeferredLayerParallel
         )
     }
 
@@ -206,6 +212,7 @@ impl Family {
                 | Self::KdaDeferredLayer
                 | Self::GdnDeferredParallel
                 | Self::KdaDeferredParallel
+                | Self::GdnDeferredLayerParallel
         )
     }
 

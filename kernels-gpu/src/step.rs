@@ -157,6 +157,8 @@ pub struct DeferredParams {
     pub pending_len: u64,
     /// `[B]`: the entry of the first of them.
     pub pending_base: u64,
+    /// With a convolution of drafts, `[P, R, D]`, written: x as it came.
+    pub inputs: u64,
 }
 
 constants! {
@@ -384,6 +386,8 @@ constants! {
         pending_base_index = "GD_PENDING_BASE_INDEX",
         /// 1: 16-bit states are f16; 0: bf16.
         state_f16 = "GD_STATE_F16",
+        /// Between slots of `inputs`.
+        inputs_slot = "GD_INPUTS_SLOT",
     }
 }
 

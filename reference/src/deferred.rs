@@ -30,6 +30,8 @@ pub struct Rings {
     pub updates: Vec<f64>,
     /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`: log α.
     pub decays: Vec<f64>,
+    /// `[P, R, D]`, where windows wait as states do: x as it came.
+    pub inputs: Option<Vec<f64>>,
 }
 
 /// What a launch leaves behind.
@@ -39,7 +41,7 @@ pub struct After {
     pub o: Vec<f64>,
     /// The whole pool afterwards.
     pub pool: Vec<f64>,
-    /// All windows afterwards, with a projection: they move with every token.
+    /// All windows afterwards, with a projection: they move with every token, or, where there is a ring of inputs, with states.
     pub windows: Option<Vec<f64>>,
     /// All rings afterwards.
     pub rings: Rings,
@@ -73,24 +75,97 @@ pub fn deferred(problem: &Deferred, pools: &Pools, rings: &Rings) -> Result<Afte
             return Err(Error::Contradiction { name, with });
         }
     }
-    if layer.projection.is_none() && layer.norm.is_none() {
-        return problem.recur(step, pools.states, rings);
-    }
     let slots = step.sizes().slots_of("pool", pools.states)?;
-    let live = |b: usize| problem.live(b, slots).is_some();
-    let (o, after, convolved) = layer.surround(pools, live, |step, _, _| {
-        let mut after = problem.recur(step, pools.states, rings)?;
-        Ok((std::mem::take(&mut after.o), after))
-    })?;
-    let windows = convolved.map(|convolved| convolved.windows);
-    Ok(After {
-        o,
-        windows,
-        ..after
-    })
+    let waited = match (&rings.inputs, pools.windows) {
+        (Some(inputs), Some(windows)) => Some(problem.wait(inputs, windows, slots)?),
+        _ => None,
+    };
+    let pools = &Pools {
+        windows: waited
+            .as_ref()
+            .map_or(pools.windows, |waited| Some(&waited.before)),
+        ..*pools
+    };
+    let mut after = problem.surrounded(pools, rings, slots)?;
+    if let Some(waited) = waited {
+        (after.windows, after.rings.inputs) = (Some(waited.after), Some(waited.inputs));
+    }
+    Ok(after)
+}
+
+/// Windows that wait.
+struct Waited {
+    /// All of them, those of active rows after the pending tokens.
+    before: Vec<f64>,
+    /// All of them after the launch.
+    after: Vec<f64>,
+    /// The ring of inputs after it.
+    inputs: Vec<f64>,
 }
 
 impl Deferred<'_> {
+    /// What the launch makes of a ring of inputs `[P, R, D]` and windows `[P, D, W − 1]`.
+    fn wait(&self, inputs: &[f64], windows: &[f64], slots: usize) -> Result<Waited, Error> {
+        let step = &self.layer.step;
+        let channels =
+            Error::check_multiple("inputs", "one of D", slots * self.entries, inputs.len())?;
+        let before = Error::check_multiple("windows", "one of D", slots * channels, windows.len())?;
+        let mut waited = Waited {
+            before: windows.to_vec(),
+            after: windows.to_vec(),
+            inputs: inputs.to_vec(),
+        };
+        for b in 0..step.batch {
+            let Some([slot, len, base]) = self.live(b, slots) else {
+                continue;
+            };
+            let entry = |j: usize| (slot * self.entries + (base + j) % self.entries) * channels;
+            for c in 0..channels {
+                let own = (slot * channels + c) * before..(slot * channels + c + 1) * before;
+                let of_window = match self.is_fresh(b) {
+                    true => vec![0.0; before],
+                    false => windows[own.clone()].to_vec(),
+                };
+                let pending = (0..len).map(|j| inputs[entry(j) + c]);
+                let all: Vec<f64> = of_window.into_iter().chain(pending).collect();
+                waited.before[own.clone()].copy_from_slice(&all[len..]);
+                if self.is_fresh(b) || (len > 0 && self.must_fold(len)) {
+                    waited.after[own].copy_from_slice(&all[len..]);
+                }
+            }
+            if let Some(projection) = &self.layer.projection {
+                for t in 0..step.tokens {
+                    let x = &projection.x[(b * step.tokens + t) * channels..][..channels];
+                    waited.inputs[entry(len + t)..][..channels].copy_from_slice(x);
+                }
+            }
+        }
+        Ok(waited)
+    }
+
+    fn surrounded(&self, pools: &Pools, rings: &Rings, slots: usize) -> Result<After, Error> {
+        let layer = &self.layer;
+        if layer.projection.is_none() && layer.norm.is_none() {
+            return self.recur(&layer.step, pools.states, rings);
+        }
+        let live = |b: usize| self.live(b, slots).is_some();
+        let (o, after, convolved) = layer.surround(pools, live, |step, _, _| {
+            let mut after = self.recur(step, pools.states, rings)?;
+            Ok((std::mem::take(&mut after.o), after))
+        })?;
+        let windows = convolved.map(|convolved| convolved.windows);
+        Ok(After {
+            o,
+            windows,
+            ..after
+        })
+    }
+
+    fn must_fold(&self, len: usize) -> bool {
+        let tokens = self.layer.step.tokens;
+        tokens == 0 || folds(len, tokens, self.most)
+    }
+
     fn is_fresh(&self, b: usize) -> bool {
         self.layer.fresh.is_some_and(|fresh| fresh[b] != 0)
     }
@@ -113,7 +188,7 @@ impl Deferred<'_> {
 
     /// What the recurrence makes of `step`, which has q, k and v.
     fn recur(&self, step: &Recurrent, pool: &[f64], rings: &Rings) -> Result<After, Error> {
-        let (most, entries) = (self.most, self.entries);
+        let entries = self.entries;
         let heads = step.sizes();
         let slots = heads.slots_of("pool", pool)?;
         let channels = if step.gates.per_channel() {
@@ -142,7 +217,7 @@ impl Deferred<'_> {
                 continue;
             };
             let fresh = self.is_fresh(b);
-            let must_fold = step.tokens == 0 || folds(len, step.tokens, most);
+            let must_fold = self.must_fold(len);
             for hv in 0..step.value_heads {
                 // Element `first` of entry j of a head's ring.
                 let at = |head: usize, of_head: [usize; 4], j: usize| {

@@ -38,7 +38,7 @@ fn around() -> impl Strategy<Value = (Option<ConvSpec>, Option<NormSpec>)> {
     })
 }
 
-/// As of a recurrence, of one token, with more value heads of a query/key head too.
+/// As of a recurrence, of one token or drafts, with more value heads of a query/key head too.
 fn layers(of: Spec) -> impl Strategy<Value = Spec> {
     let ratio = select(vec![1usize, 2, 3, 4]);
     let of = (specs(of), around(), ratio);
@@ -46,12 +46,13 @@ fn layers(of: Spec) -> impl Strategy<Value = Spec> {
         if spec.heads[1] == 2 {
             spec.heads[1] = ratio;
         }
-        Spec {
-            conv,
-            norm,
-            tokens: 1,
-            ..spec
-        }
+        spec.tokens = match (spec.parallel, conv) {
+            (false, _) => 1,
+            // A flush without windows is that of what has no layer.
+            (true, None) => spec.tokens.max(1),
+            (true, Some(_)) => spec.tokens,
+        };
+        Spec { conv, norm, ..spec }
     })
 }
 
@@ -62,7 +63,7 @@ fn every_entry_computes_what_the_reference_does() {
         differential("deferred_layer", entry, layers);
         seen += 1;
     }
-    assert_eq!(seen, 8);
+    assert_eq!(seen, 11);
 }
 
 /// A token that is not counted, and whose window is as it was before, has not been.

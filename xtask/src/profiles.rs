@@ -139,6 +139,7 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_DECAYS_SLOT",       [36864,     256,       40960,     9216,      8192,      9216]),
     ("GD_PENDING_LEN_INDEX", [1,         2,         3,         1,         2,         3]),
     ("GD_PENDING_BASE_INDEX", [1,         2,         3,         3,         1,         2]),
+    ("GD_INPUTS_SLOT",       [73728,     64,        82000,     18432,     64,        9216]),
     ("GD_STATE_F16",         [0,         0,         1,         0,         1,         1]),
     ("GD_NUMBER",            [12345,     0,         NONE,      1,         7,         ONE]),
     ("GD_FACTOR",            [ONE,       TWO,       0,         ONE,       TWO,       SCALE_64]),

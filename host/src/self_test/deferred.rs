@@ -22,7 +22,7 @@ use crate::Entry;
 use crate::driver::{Context, Stream};
 use crate::error::Error;
 use crate::library::Library;
-use crate::step::pending::{Flush, MAX_PENDING, MAX_PENDING_DRAFTS, Pending, folds};
+use crate::step::pending::{Flush, MAX_PENDING, Pending, folds, max_pending};
 use crate::step::{
     Convolution, Formulation, Gates as StepGates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate,
     KdaGates, Norm, Options, States, Step, Work,
@@ -57,7 +57,7 @@ pub fn entries() -> impl Iterator<Item = Entry> {
 pub fn tokens(entry: Entry) -> &'static [usize] {
     match entry.computes() {
         Some(computes) if computes.family.is_parallel() => &[4, 1, 0],
-        // There is nothing around a flush.
+        // A flush of it is that of decodes.
         _ if is_layer(entry) => &[1],
         _ => &[1, 0],
     }
@@ -82,10 +82,7 @@ impl Shape {
 
     /// N
     fn most(self) -> usize {
-        match self.formulation {
-            Formulation::Parallel => MAX_PENDING_DRAFTS,
-            _ => MAX_PENDING,
-        }
+        max_pending(self.formulation)
     }
 
     /// Pending tokens of each row.
@@ -106,7 +103,9 @@ fn is_layer(entry: Entry) -> bool {
     let family = entry.computes().map(|computes| computes.family);
     matches!(
         family,
-        Some(Family::GdnDeferredLayer | Family::KdaDeferredLayer)
+        Some(
+            Family::GdnDeferredLayer | Family::KdaDeferredLayer | Family::GdnDeferredLayerParallel
+        )
     )
 }
 
@@ -123,8 +122,8 @@ struct Memory {
     fresh: Buffer,
     /// What is around the recurrence: x, the convolution's weight and bias, z, the norm's weight.
     around: Option<[Buffer; 5]>,
-    /// o, pool, keys, updates, decays, windows.
-    written: [Buffer; 6],
+    /// o, pool, keys, updates, decays, windows, inputs.
+    written: [Buffer; 7],
 }
 
 /// Launches `entry` with `tokens` tokens, or as a flush, and compares all that it leaves behind; the largest error, as a
@@ -182,7 +181,15 @@ pub fn check(
         keys: random(SLOTS * h * ENTRIES * dim, -1.0, 1.0),
         updates: random(SLOTS * hv * ENTRIES * dim, -0.3, 0.3),
         decays: random(SLOTS * hv * ENTRIES * channels, -MOST_DECAY, -0.01),
+        inputs: None,
     };
+    let layer = is_layer(entry);
+    let windows_wait = layer && computes.family.is_parallel();
+    let mut of_inputs = match windows_wait {
+        true => random(SLOTS * ENTRIES * (2 * h + hv) * dim, -1.0, 1.0),
+        false => vec![f64::NAN; SLOTS * ENTRIES],
+    };
+    let input_channels = of_inputs.len() / (SLOTS * ENTRIES);
     // What is not pending is NaN.
     for slot in 0..SLOTS {
         let row = (0..ROWS).find(|&b| READ_SLOTS[b] as usize == slot && FRESH[b] == 0);
@@ -195,6 +202,7 @@ pub fn check(
             (&mut rings.keys, h, dim),
             (&mut rings.updates, hv, dim),
             (&mut rings.decays, hv, channels),
+            (&mut of_inputs, 1, input_channels),
         ] {
             let of_slot =
                 &mut ring[slot * heads * ENTRIES * of_entry..][..heads * ENTRIES * of_entry];
@@ -205,7 +213,6 @@ pub fn check(
             }
         }
     }
-    let layer = is_layer(entry);
     let of_windows = (2 * h + hv) * dim * (TAPS - 1);
     let mut around = Around {
         windows: vec![f64::NAN; SLOTS * of_windows],
@@ -213,10 +220,10 @@ pub fn check(
     };
     if layer {
         let channels = (2 * h + hv) * dim;
-        around.x = random(ROWS * channels, -1.0, 1.0);
+        around.x = random(ROWS * width * channels, -1.0, 1.0);
         around.conv_weight = random(channels * TAPS, -1.0, 1.0);
         around.conv_bias = random(channels, -1.0, 1.0);
-        around.z = random(ROWS * hv * dim, -2.0, 2.0);
+        around.z = random(ROWS * width * hv * dim, -2.0, 2.0);
         around.norm_weight = random(dim, -1.0, 1.0);
         for b in (0..ROWS).filter(|&b| FRESH[b] == 0) {
             if let Ok(slot) = usize::try_from(READ_SLOTS[b]) {
@@ -256,16 +263,19 @@ pub fn check(
             floats(DType::F32, &rings.updates)?,
             floats(DType::F32, &rings.decays)?,
             floats(DType::Bf16, &around.windows)?,
+            floats(DType::Bf16, &of_inputs)?,
         ],
     };
     // As they are in memory.
     let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(Buffer::values);
     let [g, beta] = [&memory.g, &memory.beta].map(Buffer::values);
-    let [_, pool, keys, updates, decays, windows] = memory.written.each_ref().map(Buffer::values);
+    let written = memory.written.each_ref().map(Buffer::values);
+    let [_, pool, keys, updates, decays, windows, inputs] = written;
     let rings = Rings {
         keys,
         updates,
         decays,
+        inputs: windows_wait.then_some(inputs),
     };
     let before = memory
         .written
@@ -290,13 +300,17 @@ pub fn check(
     };
     let slots: Vec<i64> = READ_SLOTS.map(i64::from).to_vec();
     let fresh = FRESH.map(i64::from);
-    let gated = layer.then(|| GatedNorm {
+    let around_tokens = layer && tokens > 0;
+    let gated = around_tokens.then(|| GatedNorm {
         z: &around.z,
         weight: &around.norm_weight,
         eps: EPS.into(),
         activation: Activation::Silu,
     });
-    let says = |pool: &[f64], len: [i32; ROWS], base: [i32; ROWS], norm: Option<GatedNorm<'_>>| {
+    let says = |[pool, windows]: [&[f64]; 2],
+                len: [i32; ROWS],
+                base: [i32; ROWS],
+                norm: Option<GatedNorm<'_>>| {
         let given = tokens > 0 && !layer;
         let of_tokens = |values: &'_ [f64]| if given { values.len() } else { 0 };
         let problem = Deferred {
@@ -308,7 +322,7 @@ pub fn check(
                     read_slots: Some(&slots),
                     ..Recurrent::new([ROWS, tokens], HEADS, [dim; 2], gates)
                 },
-                projection: layer.then(|| Projection {
+                projection: around_tokens.then(|| Projection {
                     x: &around.x,
                     previous: None,
                     conv: Conv {
@@ -330,16 +344,15 @@ pub fn check(
         };
         let pools = Pools {
             states: pool,
-            windows: layer.then_some(&windows),
+            windows: layer.then_some(windows),
             ..Pools::default()
         };
         deferred(&problem, &pools, &rings).map_err(|error| wrong(error.to_string()))
     };
-    let folded = says(&pool, first_len, BASE, None)?;
+    let folded = says([&pool, &windows], first_len, BASE, None)?;
     // What comes after a fold starts from the state as it was stored.
-    let (mut stored, mut len, mut base) = (pool.clone(), first_len, BASE);
-    let got_pool = memory.written[1].values();
-    let of_slot = hv * dim * dim;
+    let (mut stored, mut len, mut base) = ([pool.clone(), windows.clone()], first_len, BASE);
+    let got = [1, 5].map(|i| memory.written[i].values());
     let is_fresh = |b: usize| tokens > 0 && FRESH[b] != 0;
     let live = |b: usize| READ_SLOTS[b] >= 0 && (is_fresh(b) || first_len[b] as usize <= most);
     let writes = |b: usize| {
@@ -347,19 +360,25 @@ pub fn check(
         live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || folds(of, tokens, most))))
     };
     for b in (0..ROWS).filter(|&b| writes(b) && !is_fresh(b)) {
-        let slot = READ_SLOTS[b] as usize * of_slot;
-        stored[slot..][..of_slot].copy_from_slice(&got_pool[slot..][..of_slot]);
+        // Windows that do not wait have moved with the token too.
+        let parts = if windows_wait { 2 } else { 1 };
+        for (stored, got) in stored.iter_mut().zip(&got).take(parts) {
+            let of_slot = got.len() / SLOTS;
+            let slot = READ_SLOTS[b] as usize * of_slot;
+            stored[slot..][..of_slot].copy_from_slice(&got[slot..][..of_slot]);
+        }
         (base[b], len[b]) = ((BASE[b] + first_len[b]) % ENTRIES as i32, 0);
     }
     let mut wanted = match tokens {
         0 => folded.clone(),
-        _ => says(&stored, len, base, None)?,
+        _ => says(stored.each_ref().map(Vec::as_slice), len, base, None)?,
     };
-    let of_ring = (most + tokens) as f64;
-    let size = norm(&pool[..dim * dim]) + of_ring * 0.3 * dim as f64 / 3.0;
+    let before_last = (most + width - 1) as f64;
+    let size = norm(&pool[..dim * dim]) + before_last * 0.3 * dim as f64 / 3.0;
     let of_conv = if layer { COMPUTED_IN_F32 } else { 0.0 };
-    let bound =
-        |tolerance: f64| (tolerance + LOG_DECAY * of_ring * MOST_DECAY + 4.0 * of_conv) * size;
+    let bound = |tolerance: f64| {
+        (tolerance + LOG_DECAY * (before_last + 1.0) * MOST_DECAY + 4.0 * of_conv) * size
+    };
     // Of each row's heads; zeros of an inactive row's.
     let mut of_outputs = vec![0.0; ROWS * tokens * hv];
     for (i, allowed) in of_outputs.iter_mut().enumerate() {
@@ -374,14 +393,17 @@ pub fn check(
             *allowed = off.map_err(|error| wrong(error.to_string()))?;
         }
     }
-    if layer {
-        wanted.o = says(&stored, len, base, gated)?.o;
+    if gated.is_some() {
+        wanted.o = says(stored.each_ref().map(Vec::as_slice), len, base, gated)?.o;
+    }
+    if windows_wait {
+        wanted.windows = folded.windows.clone();
     }
     memory
         .compare(
             &before,
             (&folded, &wanted),
-            (live, writes, shape),
+            (live, writes, (shape, windows_wait)),
             (&of_outputs, bound),
             state,
         )
@@ -401,7 +423,7 @@ impl Memory {
         let [h, hv] = HEADS;
         let (dim, width) = (shape.dim, shape.width());
         let options = Options::default().formulation(shape.formulation);
-        let [o, pool, keys, updates, decays, windows] = &mut self.written;
+        let [o, pool, keys, updates, decays, windows, ring_of_inputs] = &mut self.written;
         let decays = match shape.per_channel {
             false => decays.tensor_mut(&[SLOTS, hv, ENTRIES])?,
             true => decays.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
@@ -412,15 +434,22 @@ impl Memory {
             decays,
         ];
         let (len, base) = (self.len.tensor(&[ROWS])?, self.base.tensor(&[ROWS])?);
-        let pending = Pending::new(rings, len, base).most(shape.most());
+        let mut pending = Pending::new(rings, len, base).most(shape.most());
+        let windows_wait = shape.formulation == Formulation::Parallel && self.around.is_some();
+        let channels = (2 * h + hv) * dim;
+        if windows_wait {
+            pending = pending.inputs(ring_of_inputs.tensor_mut(&[SLOTS, ENTRIES, channels])?);
+        }
+        let of_windows = [SLOTS, channels, TAPS - 1];
+        let mut flushed_windows = None;
         let pool = pool.tensor_mut(&[SLOTS, hv, dim, dim])?;
         let states = States::update(pool).slots(self.read_slots.tensor(&[ROWS])?);
         let mut norm = None;
         let inputs = match &self.around {
             Some([x, weight, bias, z, norm_weight]) => {
-                let channels = (2 * h + hv) * dim;
-                let x = x.tensor(&[ROWS, 1, channels])?;
-                let windows = windows.tensor_mut(&[SLOTS, channels, TAPS - 1])?;
+                let x = x.tensor(&[ROWS, width, channels])?;
+                let windows = windows.tensor_mut(&of_windows)?;
+                flushed_windows = windows_wait.then_some(windows);
                 let weight = weight.tensor(&[channels, TAPS])?;
                 let conv = Convolution::new(x, h, weight, windows);
                 let z = z.tensor(&[ROWS, width, hv, dim])?;
@@ -446,7 +475,11 @@ impl Memory {
         }
         let waiting = (pending, fresh, options);
         let work: Box<dyn Work + '_> = match (shape.tokens, shape.per_channel) {
-            (0, _) => Box::new(Flush::new(states, pending).options(options)),
+            (0, _) => {
+                let mut flush = Flush::new(states, pending).options(options);
+                flush.windows = flushed_windows;
+                Box::new(flush)
+            }
             (_, false) => {
                 let gates = GdnGates::given(self.g.tensor(&[ROWS, width, hv])?, beta);
                 Box::new(with(Gdn::new(inputs, gates, o, states), norm, waiting))
@@ -464,20 +497,27 @@ impl Memory {
     /// The largest error of what is written, as a part of what is allowed; the rest is as it was, bit for bit.
     fn compare(
         &self,
-        before: &[Vec<u8>; 6],
+        before: &[Vec<u8>; 7],
         (folded, wanted): (&After, &After),
-        (live, writes, shape): (impl Fn(usize) -> bool, impl Fn(usize) -> bool, Shape),
+        (live, writes, (shape, windows_wait)): (
+            impl Fn(usize) -> bool,
+            impl Fn(usize) -> bool,
+            (Shape, bool),
+        ),
         (of_outputs, bound): (&[f64], impl Fn(f64) -> f64),
         state: DType,
     ) -> Result<f64, String> {
-        let names = ["o", "pool", "keys", "updates", "decays", "windows"];
-        let exact: [&[f64]; 6] = [
+        let names = [
+            "o", "pool", "keys", "updates", "decays", "windows", "inputs",
+        ];
+        let exact: [&[f64]; 7] = [
             &wanted.o,
             &folded.pool,
             &wanted.rings.keys,
             &wanted.rings.updates,
             &wanted.rings.decays,
             wanted.windows.as_deref().unwrap_or_default(),
+            wanted.rings.inputs.as_deref().unwrap_or_default(),
         ];
         let layer = self.around.is_some();
         let mut worst = 0.0f64;
@@ -489,6 +529,7 @@ impl Memory {
             let run = match i {
                 0 => shape.dim,
                 1 | 5 => of_part,
+                6 => of_part / ENTRIES,
                 _ => of_part / (ENTRIES * if i == 2 { HEADS[0] } else { HEADS[1] }),
             };
             for part in 0..parts {
@@ -502,8 +543,10 @@ impl Memory {
                     let is_written = row.is_some_and(|b| match i {
                         0 => shape.tokens > 0,
                         1 => writes(b),
+                        5 if windows_wait => writes(b),
                         // They move with every token.
                         5 => layer && live(b),
+                        6 if !windows_wait => false,
                         _ => {
                             let len = if FRESH[b] != 0 {
                                 0
@@ -526,7 +569,7 @@ impl Memory {
                         0 => of_outputs[part * shape.tokens * HEADS[1] + j],
                         1 => bound(shape.tolerance().state),
                         2 if layer => COMPUTED_IN_F32 * norm(&exact[i][first..][..run]),
-                        2 | 5 => 0.0,
+                        2 | 5 | 6 => 0.0,
                         3 => bound(shape.tolerance().output),
                         _ => LOG_DECAY,
                     };

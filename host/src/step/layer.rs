@@ -56,7 +56,7 @@ impl fmt::Display for Activation {
 /// | states | a slot of `windows` | read | written |
 /// |---|---|---|---|
 /// | [`States::update`](super::States::update) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the row's last token |
-/// | the same, where the states [wait](super::Step::pending) | `[D, W − 1]` | in the slot to read | there: the window after the token, whether its state is written or not |
+/// | the same, where the states [wait](super::Step::pending) | `[D, W − 1]` | in the slot to read | there: the window after the token, whether its state is written or not; with [`Formulation::Parallel`](super::Formulation::Parallel) where a state is written, the window before the step's tokens |
 /// | the same, with previous tokens, and a [`Commit`](super::Commit) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the `keep` kept tokens |
 /// | [`States::read_only`](super::States::read_only) | `[D, W − 1]` | in the slot to read | nothing |
 /// | [`States::per_token`](super::States::per_token) | `[D, W − 2 + T]` | in slot `token_slots[b, 0]`: columns `a − 1 .. a + W − 2`, where a is `accepted[b]` | the same slot: columns `0 .. W − 2 + n` |

@@ -78,6 +78,26 @@ impl WindowStrides {
     }
 }
 
+impl FoundConvolution {
+    /// Checks the windows of a flush, which say W.
+    pub fn find_flushed(
+        &mut self,
+        windows: Named<'_>,
+        slots: usize,
+        channels: usize,
+    ) -> Result<(), Error> {
+        let [letters, _] = &OF_SLOTS;
+        let [_, _, inputs] = *windows.rank("[P, D, W - 1]")?.dims;
+        if !(1..=3).contains(&inputs) {
+            return Err(unsupported("W - 1 of windows", inputs, "1, 2 or 3"));
+        }
+        self.read
+            .find(windows, letters, &[slots, channels, inputs], true)?;
+        (self.write, self.taps) = (self.read, inputs as u32 + 1);
+        Ok(())
+    }
+}
+
 impl WindowSnapshotStrides {
     /// Checks windows after so many tokens of `rows`, of so many channels and inputs.
     fn find(

@@ -344,8 +344,8 @@ impl<'a, G> Step<'a, G> {
         self
     }
 
-    /// With states that wait: tokens stay in a ring beside them, and a state is written once in several steps, a window with
-    /// each. Of one token, K-last, with [`States::update`] in place. See [`Pending`].
+    /// With states that wait: tokens stay in a ring beside them, and a state is written once in several steps. Of one token, with
+    /// [`Formulation::Parallel`] up to 8, K-last, with [`States::update`] in place. See [`Pending`].
     ///
     /// A row that folds is, bit for bit, a [`Flush`] and then the step. A fresh row writes a state of zeros.
     #[must_use]

@@ -10,7 +10,7 @@ use super::request::Request;
 use super::work::sealed;
 use super::{Formulation, Inputs, Options, StateLayout, Update};
 use crate::error::{Error, excludes};
-use crate::shapes::{Named, named, range};
+use crate::shapes::{Named, named, optional, range};
 use crate::tensor::{DType, Tensor};
 
 /// Most tokens of a slot that are pending at once, with [`Formulation::Recurrent`].
@@ -37,11 +37,14 @@ const ALIGNMENT: usize = 16;
 /// folded = len + T > N        base' = (folded ? base + len : base) mod R        len' = (folded ? 0 : len) + kept
 /// ```
 ///
-/// A step has one token and N ≤ 8, with [`Formulation::Parallel`] up to 8 tokens, K-last bf16 states and N ≤ 16: drafts. The
-/// convolution and the norm go with one token alone.
+/// A step has one token and N ≤ 8, with [`Formulation::Parallel`] up to 8 tokens, K-last bf16 states and N ≤ 16: drafts.
 ///
-/// To reject a token is not to count it; but a window has moved with every token, in its slot, so that with a convolution who
-/// rejects one restores the window too. A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says.
+/// To reject a token is not to count it. With [`Formulation::Parallel`] that is so with a convolution too: the window of a slot
+/// waits as its state does, is written where that is, and x of the tokens since is in [`inputs`](Self::inputs). With
+/// [`Formulation::Recurrent`] a window has moved with every token, and who rejects one restores it.
+///
+/// A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says. Drafts of KDA go without convolution
+/// and norm.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pending<'a> {
@@ -57,6 +60,8 @@ pub struct Pending<'a> {
     pub len: Tensor<'a>,
     /// `[B]`, i32, i64 or u32: the entry of the first of them, below R. Where it is out of range, the row is inactive.
     pub base: Tensor<'a>,
+    /// With [`Formulation::Parallel`] and a convolution, and only there: `[P, R, D]`, of the dtype of x, written: x as it came.
+    pub inputs: Option<Tensor<'a>>,
     /// N, the most tokens that are pending: T..=8, with [`Formulation::Parallel`] T..=16.
     pub most: usize,
 }
@@ -72,6 +77,9 @@ pub struct Flush<'a> {
     pub states: Update<'a>,
     /// What is pending.
     pub pending: Pending<'a>,
+    /// `[P, D, W − 1]`, where `pending` has [`inputs`](Pending::inputs), and only there: written where the states are, with the last
+    /// inputs of what was pending. As [`Convolution::windows`](super::Convolution::windows) are.
+    pub windows: Option<Tensor<'a>>,
     /// What is fixed for a layer.
     pub options: Options,
 }
@@ -81,6 +89,15 @@ pub struct Flush<'a> {
 #[must_use]
 pub const fn folds(len: usize, tokens: usize, most: usize) -> bool {
     len.saturating_add(tokens) > most
+}
+
+/// The largest N.
+#[must_use]
+pub const fn max_pending(formulation: Formulation) -> usize {
+    match formulation {
+        Formulation::Parallel => MAX_PENDING_DRAFTS,
+        _ => MAX_PENDING,
+    }
 }
 
 /// How many tokens of a row are pending, and the entry of the first, after a step of `tokens` tokens of which `kept` are to
@@ -113,8 +130,16 @@ impl<'a> Pending<'a> {
             decays,
             len,
             base,
+            inputs: None,
             most: MAX_PENDING,
         }
+    }
+
+    /// With a ring of what tokens were convolved from: see [`Self::inputs`].
+    #[must_use]
+    pub fn inputs(mut self, inputs: Tensor<'a>) -> Self {
+        self.inputs = Some(inputs);
+        self
     }
 
     /// With another number of tokens that are pending at most.
@@ -135,6 +160,10 @@ impl<'a> Pending<'a> {
         ]
     }
 
+    pub(super) fn named_inputs(&'a self) -> Option<Named<'a>> {
+        optional("inputs", &self.inputs)
+    }
+
     pub(crate) fn named_len(&'a self) -> Named<'a> {
         named("pending len", &self.len)
     }
@@ -145,16 +174,17 @@ impl<'a> Pending<'a> {
 
     /// Bytes of an entry, all heads together.
     pub(super) fn entry_bytes(&self) -> u64 {
-        let of = |tensor: &Tensor<'_>, dims: [usize; 2]| {
+        fn of<const N: usize>(tensor: &Tensor<'_>, dims: [usize; N]) -> u64 {
             let elements: usize = dims
                 .into_iter()
                 .filter_map(|dim| tensor.dims().get(dim))
                 .product();
             (elements * tensor.dtype().size_of()) as u64
-        };
+        }
         [&self.keys, &self.updates, &self.decays]
             .into_iter()
             .map(|tensor| of(tensor, [1, 3]))
+            .chain(self.inputs.iter().map(|tensor| of(tensor, [2])))
             .sum()
     }
 }
@@ -166,8 +196,16 @@ impl<'a> Flush<'a> {
         Self {
             states,
             pending,
+            windows: None,
             options: Options::default(),
         }
+    }
+
+    /// With the windows of the slots: see [`Self::windows`].
+    #[must_use]
+    pub fn windows(mut self, windows: Tensor<'a>) -> Self {
+        self.windows = Some(windows);
+        self
     }
 
     /// With what is fixed for the layer.
@@ -183,6 +221,7 @@ impl sealed::Work for Flush<'_> {
         let [_, _, decays, ..] = self.pending.named();
         Request {
             pending: Some(&self.pending),
+            windows: optional("windows", &self.windows),
             ..Request::update(&self.states, GateParts::of_none(decays), &self.options)
         }
     }
@@ -198,6 +237,7 @@ pub(super) struct FoundPending {
     pub keys_slot: u32,
     pub updates_slot: u32,
     pub decays_slot: u32,
+    pub inputs_slot: u32,
 }
 
 impl Request<'_> {
@@ -249,10 +289,7 @@ impl Request<'_> {
             return Ok(());
         };
         let (rows, tokens) = (found.extents.rows, found.extents.new.tokens);
-        let most = match self.options.formulation {
-            Formulation::Parallel => MAX_PENDING_DRAFTS,
-            _ => MAX_PENDING,
-        };
+        let most = max_pending(self.options.formulation);
         if !(tokens.max(1)..=most).contains(&pending.most) {
             let wanted = format!("{}..={most}", tokens.max(1));
             return Err(range("most of pending", wanted, pending.most));
@@ -291,8 +328,54 @@ impl Request<'_> {
         for ring in [updates, decays] {
             ring.dtype(&[DType::F32], "f32")?;
         }
+        self.check_inputs(pending, [slots, entries], found)?;
         indices(len, &["B"], &[rows])?;
         indices(base, &["B"], &[rows])
+    }
+
+    /// The ring of inputs, which are there where windows wait, and the windows of a flush.
+    fn check_inputs(
+        &self,
+        pending: &Pending<'_>,
+        [slots, entries]: [usize; 2],
+        found: &mut Found,
+    ) -> Result<(), Error> {
+        let is_parallel = self.options.formulation == Formulation::Parallel;
+        let inputs = pending.named_inputs();
+        let no_windows = self.new.is_some() && self.conv().is_none();
+        excludes(
+            (inputs.is_some(), "inputs"),
+            &[(!is_parallel, "formulation = recurrent"), (no_windows, "q")],
+            "they are of windows that wait, with formulation = parallel and a convolution",
+        )?;
+        excludes(
+            (self.windows.is_some(), "windows of a flush"),
+            &[(!is_parallel, "formulation = recurrent")],
+            "they move with every token",
+        )?;
+        let (inputs, windows) = match (inputs, self.windows()) {
+            (None, Some(_)) if is_parallel => {
+                return Err(Error::MissingTensor {
+                    tensor: "inputs",
+                    needed_by: "windows that wait",
+                });
+            }
+            (Some(_), None) => {
+                return Err(Error::MissingTensor {
+                    tensor: "windows",
+                    needed_by: "inputs that are pending",
+                });
+            }
+            (Some(inputs), Some([windows, _])) => (inputs, windows),
+            _ => return Ok(()),
+        };
+        let channels = found.extents.heads.channels();
+        let sizes = [slots, entries, channels];
+        found.pending.inputs_slot = floats_of_slots(inputs, &["P", "R", "D"], &sizes)?;
+        if let Some(windows) = self.windows {
+            found.conv.find_flushed(windows, slots, channels)?;
+        }
+        same_dtype(inputs, windows, "the dtype of the windows")
     }
 
     /// What a kernel gets whose states wait; others get what it begins with.
@@ -308,6 +391,7 @@ impl Request<'_> {
             decays: pending.decays.address(),
             pending_len: pending.len.address(),
             pending_base: pending.base.address(),
+            inputs: pending.inputs.as_ref().map_or(0, Tensor::address),
         }
     }
 }

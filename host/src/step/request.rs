@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Entry;
 use crate::error::Error;
-use crate::library::{Sort, TENSORS};
+use crate::library::{Sort, TENSORS, unproved};
 use crate::raw::Recipe;
 use crate::recall::{SWITCHES, Switches};
 use crate::shapes::{Named, check_memory, named, optional};
@@ -99,6 +99,8 @@ pub struct Request<'a> {
     pub(crate) positions: Option<Named<'a>>,
     pub(crate) checkpoints: Option<&'a Checkpoints<'a>>,
     pub(crate) pending: Option<&'a Pending<'a>>,
+    /// Those of a flush: of tokens they are the convolution's.
+    pub(super) windows: Option<Named<'a>>,
     pub(crate) workspace: Option<Named<'a>>,
     /// T where there are `cu_seqlens`.
     pub(crate) max_tokens: usize,
@@ -198,6 +200,7 @@ impl<'a> Request<'a> {
             positions: None,
             checkpoints: None,
             pending: None,
+            windows: None,
             workspace: None,
             max_tokens: 0,
             read_only: false,
@@ -264,8 +267,10 @@ impl<'a> Request<'a> {
 
     /// The windows of the convolution, and those that are written where states are.
     pub(crate) fn windows(&self) -> Option<[Named<'a>; 2]> {
-        self.conv()
-            .map(|conv| [conv.named_windows(), conv.written_windows()])
+        match self.conv() {
+            Some(conv) => Some([conv.named_windows(), conv.written_windows()]),
+            None => self.windows.map(|windows| [windows; 2]),
+        }
     }
 
     /// The windows after every token.
@@ -323,6 +328,7 @@ impl<'a> Request<'a> {
             Some(pending) => pending.named().map(Some),
             None => [None; 5],
         };
+        let ring_of_inputs = self.pending.and_then(Pending::named_inputs);
         // Switches tell q, k and v from what they are made of.
         let inputs = match new {
             Some(new) => Some(new.inputs.named()),
@@ -336,7 +342,7 @@ impl<'a> Request<'a> {
         [
             inputs.map(|[first, ..]| first),
             inputs.map(|[_, second, _]| second),
-            inputs.map(|[.., third]| third),
+            inputs.map(|[.., third]| third).or(self.windows),
             new.map(|new| new.gates[0]),
             new.map(|new| new.gates[1]),
             previous_k,
@@ -366,6 +372,7 @@ impl<'a> Request<'a> {
             keys,
             updates,
             decays,
+            ring_of_inputs,
             pending_len,
             pending_base,
             self.workspace,
@@ -377,10 +384,10 @@ impl<'a> Request<'a> {
         let writes_slots = problem.writes_final() || self.token_slots.is_some();
         match name {
             "o" | "snapshots" | "window_snapshots" | "workspace" => true,
-            "keys" | "updates" | "decays" => !self.is_flush(),
+            "keys" | "updates" | "decays" | "inputs" => !self.is_flush(),
             "pool" | "write_pool" => writes_slots && name == self.written_pool().name,
             "windows" | "write_windows" => {
-                let written = self.conv().map(Convolution::written_windows);
+                let written = self.windows().map(|[_, written]| written);
                 writes_slots && written.is_some_and(|written| name == written.name)
             }
             _ => false,
@@ -410,6 +417,10 @@ impl<'a> Request<'a> {
         let entry = problem.entry(&lengths, gpu)?;
         let beside = problem.beside(&lengths);
         let beside = beside.map(|(entry, shape)| (problem.kernel(entry), shape));
+        // Who launches by itself has no library to take what is not proved.
+        if !entry.is_proved() {
+            return Err(unproved(entry));
+        }
         Ok(Recipe {
             before: beside.before,
             kernel: problem.kernel(entry),
@@ -428,10 +439,11 @@ impl<'a> Request<'a> {
 
     /// Bytes that a launch must move where every row is active and full.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
-        const IN_SLOTS: [&str; 10] = [
+        const IN_SLOTS: [&str; 11] = [
             "keys",
             "updates",
             "decays",
+            "inputs",
             "pool",
             "write_pool",
             "snapshots",
@@ -448,8 +460,11 @@ impl<'a> Request<'a> {
             _ => 0,
         };
         let of_rings = self.pending.map_or(0, |pending| {
-            let entries = if self.is_flush() { pending.most } else { 1 };
-            rows * entries as u64 * pending.entry_bytes()
+            let entries = match self.is_flush() {
+                true => rows * pending.most as u64,
+                false => tokens,
+            };
+            entries * pending.entry_bytes()
         });
         let of_each_token = [self.snapshots, self.token_slots];
         let written = final_ones + tokens * of_each_token.into_iter().flatten().count() as u64;
@@ -464,18 +479,18 @@ impl<'a> Request<'a> {
             })
             .sum();
         let states = (rows + written).saturating_mul(problem.state_bytes());
-        let windows = self.conv().map_or(0, |conv| {
+        let windows = self.windows().map_or(0, |[read, _]| {
             let taps = u64::from(problem.constants.taps);
             let (window, of_each_token) = (taps - 1, self.window_snapshots().is_some());
             // With token slots, a window without its oldest input, and the row's own.
             let in_slots = match (self.token_slots, self.pending) {
                 (Some(_), _) => rows * (window - 1) + tokens,
-                // They move, whether a state is written or not.
-                (None, Some(_)) => rows * window,
-                (None, None) => final_ones * window,
+                // They move, whether a state is written or not, but for drafts.
+                (None, Some(pending)) if pending.inputs.is_none() => rows * window,
+                (None, _) => final_ones * window,
             };
             let inputs = rows * window + in_slots + u64::from(of_each_token) * tokens * window;
-            let (channels, element) = (conv.windows.dims()[1], conv.windows.dtype().size_of());
+            let (channels, element) = (read.tensor.dims()[1], read.tensor.dtype().size_of());
             inputs * (channels * element) as u64
         });
         let around = windows.saturating_add(of_rings);
@@ -522,18 +537,21 @@ impl<'a> Request<'a> {
             reserved: 0,
             fresh: address(self.fresh),
         };
-        let write_windows = conv.map(Convolution::written_windows);
+        let [read_windows, write_windows] = match self.windows() {
+            Some(windows) => windows.map(Some),
+            None => [None; 2],
+        };
         LayerParams {
             step,
             // Of a commit, they are previous tokens.
             x: address(new.and(conv).map(Convolution::named_x)),
             conv_weight: conv.map_or(0, |conv| conv.weight.address()),
             conv_bias: address(conv.and_then(Convolution::named_bias)),
-            read_windows: conv.map_or(0, |conv| conv.windows.address()),
+            read_windows: address(read_windows),
             write_windows: address(write_windows),
             z: norm.map_or(0, |norm| norm.z.address()),
             norm_weight: norm.map_or(0, |norm| norm.weight.address()),
-            read_windows_slots: conv.map_or(0, |conv| slots(conv.named_windows())),
+            read_windows_slots: read_windows.map_or(0, slots),
             write_windows_slots: write_windows.map_or(0, slots),
             previous_x: address(kept.and_then(|inputs| inputs.x())),
             window_snapshots: address(self.window_snapshots()),

@@ -28,6 +28,9 @@ pub(crate) enum Operator {
     /// Of up to 8 tokens at once, on states that wait; of none, a flush.
     GdnDeferredParallel,
     KdaDeferredParallel,
+    /// Of up to 8 tokens at once, on states that wait, with a convolution before it, a norm after it, or both; of none, a flush
+    /// that moves windows.
+    GdnDeferredLayerParallel,
     /// Of one token, with a convolution before it, a norm after it, or both.
     GdnLayer,
     KdaLayer,
@@ -60,6 +63,7 @@ impl Operator {
             Self::KdaDeferredLayer => Family::KdaDeferredLayer,
             Self::GdnDeferredParallel => Family::GdnDeferredParallel,
             Self::KdaDeferredParallel => Family::KdaDeferredParallel,
+            Self::GdnDeferredLayerParallel => Family::GdnDeferredLayerParallel,
             Self::GdnLayer => Family::GdnLayer,
             Self::KdaLayer => Family::KdaLayer,
             Self::GdnLayerMtp => Family::GdnLayerMtp,
@@ -85,7 +89,7 @@ impl Operator {
 
     /// Whether it takes several tokens, on states that wait.
     fn has_drafts_wait(self) -> bool {
-        matches!(self, Self::GdnDeferredParallel | Self::KdaDeferredParallel)
+        self.family().is_deferred() && self.family().is_parallel()
     }
 
     /// What a launch of the parallel formulation does with states.
@@ -102,7 +106,10 @@ impl Operator {
     /// Whether a block has one value head, whatever is around the recurrence, or all of a query/key head.
     #[cfg(test)]
     fn has_whole_blocks(self) -> bool {
-        !matches!(self, Self::GdnLayerParallel(_) | Self::KdaLayerParallel(_))
+        !matches!(
+            self,
+            Self::GdnLayerParallel(_) | Self::KdaLayerParallel(_) | Self::GdnDeferredLayerParallel
+        )
     }
 
     /// The same for views that are not 16-byte aligned.
@@ -218,7 +225,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredParallel, KdaDeferred, KdaDeferredLayer, KdaDeferredParallel, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredLayerParallel, GdnDeferredParallel, KdaDeferred, KdaDeferredLayer, KdaDeferredParallel, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -280,6 +287,8 @@ impl Kind {
             (GdnDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_parallel_klast_bf16_k128_tile128)],
             (KdaDeferredParallel, KLast, Bf16, [64, 64]) => &[(64, E::kda_deferred_parallel_klast_bf16_k64_tile32), (ANY, E::kda_deferred_parallel_klast_bf16_k64_tile64)],
             (KdaDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::kda_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::kda_deferred_parallel_klast_bf16_k128_tile128)],
+            (GdnDeferredLayerParallel, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_parallel_klast_bf16_k64_tile64)],
+            (GdnDeferredLayerParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile128)],
             (GdnDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k64_tile64)],
             (GdnDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k128_tile128)],
             (GdnDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_f32_k64_tile64)],
@@ -481,6 +490,7 @@ impl Kind {
                 | Operator::KdaLayerMtp
                 | Operator::GdnLayerParallel(_)
                 | Operator::KdaLayerParallel(_)
+                | Operator::GdnDeferredLayerParallel
         );
         // Some of a single value head take no other.
         let of_several = Self { ratio: 2, ..self };
@@ -659,10 +669,11 @@ mod tests {
 
     fn kinds() -> impl Iterator<Item = Kind> {
         use Operator::{
-            GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredParallel, GdnLayer, GdnLayerMtp,
-            GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode,
-            KdaDeferred, KdaDeferredLayer, KdaDeferredParallel, KdaLayer, KdaLayerMtp,
-            KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel,
+            GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredLayerParallel,
+            GdnDeferredParallel, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel,
+            GdnPrefill, GdnPrefillShort, KdaDecode, KdaDeferred, KdaDeferredLayer,
+            KdaDeferredParallel, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill,
+            KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -700,7 +711,14 @@ mod tests {
                 ]
             })
             .flat_map(|operator| [DType::Bf16, DType::F16].map(|state| (operator, KLast, state)))
-            .chain([GdnDeferredParallel, KdaDeferredParallel].map(|it| (it, KLast, DType::Bf16)));
+            .chain(
+                [
+                    GdnDeferredParallel,
+                    KdaDeferredParallel,
+                    GdnDeferredLayerParallel,
+                ]
+                .map(|it| (it, KLast, DType::Bf16)),
+            );
         families
             .chain(parallel)
             .flat_map(|(operator, layout, state)| {
@@ -776,8 +794,10 @@ mod tests {
             for ratio in [1, 2, most] {
                 let kind = Kind { ratio, ..kind };
                 let chunked = kind.operator.is_chunked();
-                // In the parallel formulation a block has one value head, and these meet in clusters.
-                let alone = ratio == 1 || kind.operator.has_whole_blocks();
+                // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
+                // of one.
+                let clusters = kind.operator == Operator::GdnDeferredLayerParallel;
+                let alone = (ratio == 1 && !clusters) || kind.operator.has_whole_blocks();
                 for heads in [1, 100, 10_000] {
                     match kind.entry(heads, without) {
                         Ok(entry) => {

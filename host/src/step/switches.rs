@@ -80,7 +80,7 @@ impl Request<'_> {
                 true => Operator::KdaPrefill,
             });
         }
-        let is_layer = self.conv().is_some() || self.norm.is_some();
+        let is_layer = self.conv().is_some() || self.norm.is_some() || self.windows.is_some();
         if self.options.formulation == Formulation::Recurrent {
             if self.pending.is_some() {
                 up_to(
@@ -156,14 +156,18 @@ impl Request<'_> {
             excludes(
                 (true, "pending with formulation = parallel"),
                 &[
-                    (is_layer, "a convolution or a norm"),
                     (self.pool.tensor.dtype() == DType::F16, "an f16 state"),
+                    (
+                        is_layer && self.gates.per_channel,
+                        "a convolution or a norm of KDA",
+                    ),
                 ],
                 "with formulation = recurrent such steps are of one token",
             )?;
-            return Ok(match self.gates.per_channel {
-                false => Operator::GdnDeferredParallel,
-                true => Operator::KdaDeferredParallel,
+            return Ok(match (self.gates.per_channel, is_layer) {
+                (false, false) => Operator::GdnDeferredParallel,
+                (false, true) => Operator::GdnDeferredLayerParallel,
+                (true, _) => Operator::KdaDeferredParallel,
             });
         }
         let mode = match (tokens, previous_tokens) {

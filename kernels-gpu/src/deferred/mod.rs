@@ -4,16 +4,20 @@
 //! as it came. The operators ([`crate::kernels::gdn_deferred`], [`crate::kernels::kda_deferred`]) differ in their gate alone.
 
 mod klast;
+mod layer_parallel;
 mod parallel;
 mod ring;
 mod waiting;
 mod whole_klast;
 
 pub use klast::KLast;
+pub use layer_parallel::LayerParallel;
 pub use parallel::Parallel;
+pub(crate) use ring::{InputRing, Ring};
 pub use whole_klast::WholeKLast;
 
 use crate::launch::Family;
+use crate::layer::Layered;
 use crate::recurrent::Gating;
 
 /// Most tokens of a slot that are pending at once, where they come one by one.
@@ -36,4 +40,10 @@ pub trait Deferring: Gating {
     const DEFERRED_LAYER: Family;
     /// Of those of several tokens.
     const DEFERRED_PARALLEL: Family;
+}
+
+/// A gate whose drafts may wait in a layer.
+pub trait DeferringLayer: Deferring + Layered {
+    /// Of the kernels of several tokens with a convolution before and a norm after them.
+    const DEFERRED_LAYER_PARALLEL: Family;
 }

@@ -7,7 +7,7 @@
 use core::marker::PhantomData;
 
 use super::ring::{Pending, Ring};
-use super::{Deferring, MAX_PENDING_DRAFTS, folds, waiting};
+use super::{Deferring, MAX_PENDING_DRAFTS, waiting};
 use crate::constants::Element;
 use crate::device::shared::copy_async_wait;
 use crate::device::thread::thread_idx_x;
@@ -18,11 +18,12 @@ use crate::recurrent::parallel::gates::GateInputs;
 use crate::recurrent::parallel::inputs::Inputs;
 use crate::recurrent::parallel::map::{Block, MOST_PENDING, Map, Operand, Set, TOKENS};
 use crate::recurrent::parallel::worker::{Products, Worker};
-use crate::recurrent::parallel::{meeting, solver};
+use crate::recurrent::parallel::{self as recurrent, Around, Plain, meeting, solver};
+use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
 use crate::state::{B16, Head, StateElement};
-use crate::step::{DeferredParams, StepConstants, StepParams};
+use crate::step::{DeferredParams, StepConstants};
 use waiting::{Fold, LogDecays, halves, weigh};
 
 const F32: u32 = Element::F32 as u32;
@@ -66,66 +67,86 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
 
     #[inline(always)]
     unsafe fn run(params: &DeferredParams) {
-        const {
-            assert!(
-                K == 64 || K == 128,
-                "K: a team of lanes and a loader's turns are made for 64 and 128"
-            );
-            assert!(
-                TILES16 == 1 || TILES16 == 2,
-                "a warp's values of 8 tokens are one to a lane"
-            );
-            assert!(
-                V.is_multiple_of(WARPS * Self::ROWS),
-                "whole tiles of rows of S"
-            );
-            assert!(MAX_PENDING_DRAFTS == MOST_PENDING && MOST_PENDING == 2 * TOKENS);
-        }
-        // Whose states are bf16.
-        let c = StepConstants {
-            state_f16: 0,
-            ..StepConstants::get()
-        };
-        let step = &params.layer.step;
+        let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         // SAFETY: the caller's promise.
         unsafe {
             let pending = Pending::load(&c, params, row.b);
-            let folds =
-                pending.len > 0 && (c.tokens == 0 || folds(pending.len, c.tokens, c.pending));
-            if c.tokens == 0 && !folds {
-                return;
-            }
-            let launch = Launch {
-                ring: Ring::of(&c, params, pending, row, [K, V], G::PER_CHANNEL),
-                tokens: Tokens::new(&c, step, row),
-                c,
-                step,
-                row,
-                pending,
-                folds,
-            };
-            if thread_idx_x() / 32 == WARPS {
-                launch.solve::<Self>();
-            } else {
-                launch.work::<Self, TILES16>();
+            if let Some(folds) = pending.folds(&c) {
+                run::<Self, _, TILES16>(
+                    c,
+                    params,
+                    row,
+                    (pending, folds),
+                    Plain(Slots::of(pending.slot, pending.fresh)),
+                );
             }
         }
     }
 }
 
-/// What a block knows of its row.
-struct Launch<'a> {
+/// The body, of a row whose tokens are `pending`, which folds these or not.
+///
+/// # Safety
+/// `params` and the load-time constants describe live tensors.
+#[inline(always)]
+pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
-    step: &'a StepParams,
+    params: &DeferredParams,
     row: Row,
+    (pending, folds): (Pending, bool),
+    around: A,
+) {
+    const {
+        assert!(
+            B::K == 64 || B::K == 128,
+            "K: a team of lanes and a loader's turns are made for 64 and 128"
+        );
+        assert!(
+            TILES16 == 1 || TILES16 == 2,
+            "a warp's values of 8 tokens are one to a lane"
+        );
+        assert!(
+            B::V.is_multiple_of(B::WARPS * B::ROWS),
+            "whole tiles of rows of S"
+        );
+        assert!(MAX_PENDING_DRAFTS == MOST_PENDING && MOST_PENDING == 2 * TOKENS);
+    }
+    // Whose states are bf16.
+    let c = StepConstants { state_f16: 0, ..c };
+    let step = &params.layer.step;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let launch = Launch {
+            ring: Ring::of(&c, params, pending, row, [B::K, B::V], B::PER_CHANNEL),
+            step: recurrent::Launch {
+                tokens: Tokens::new(&c, step, row),
+                previous: None,
+                c,
+                params: step,
+                row,
+                around,
+            },
+            pending,
+            folds,
+        };
+        if thread_idx_x() / 32 == B::WARPS {
+            launch.solve::<B, TILES16>();
+        } else {
+            launch.work::<B, TILES16>();
+        }
+    }
+}
+
+/// What a block knows of its row.
+struct Launch<'a, A> {
+    step: recurrent::Launch<'a, A>,
     pending: Pending,
     ring: Ring,
-    tokens: Tokens,
     folds: bool,
 }
 
-impl Launch<'_> {
+impl<A> Launch<'_, A> {
     /// Pending tokens that are not in the state when the new ones come.
     #[inline(always)]
     fn ahead(&self) -> u32 {
@@ -135,7 +156,7 @@ impl Launch<'_> {
     /// Whether this block leaves what all tiles of a value head have.
     #[inline(always)]
     fn leaves(&self) -> bool {
-        self.row.tile == 0
+        self.step.row.tile == 0
     }
 
     /// Element of an operand's tokens in shared memory.
@@ -143,10 +164,10 @@ impl Launch<'_> {
     fn element<B: Block>(&self, operand: Operand) -> u32 {
         match operand {
             _ if B::PER_CHANNEL => F32,
-            Operand::Query => self.c.q_element,
+            Operand::Query => self.step.c.q_element,
             // A flush has no other keys.
-            Operand::PreviousKey | Operand::LaterPendingKey => self.c.keys_element,
-            _ => self.c.k_element,
+            Operand::PreviousKey | Operand::LaterPendingKey => self.step.c.keys_element,
+            _ => self.step.c.k_element,
         }
     }
 
@@ -163,11 +184,16 @@ impl Launch<'_> {
 
     /// The solver: the new tokens among themselves, whatever is pending.
     #[inline(always)]
-    unsafe fn solve<B: Block>(&self) {
-        let (c, tokens) = (&self.c, &self.tokens);
+    unsafe fn solve<B: Block, const TILES16: usize>(&self)
+    where
+        A: Around<B, TILES16>,
+    {
+        let step = &self.step;
+        let (c, tokens) = (&step.c, &step.tokens);
         // SAFETY: the caller's promise.
         unsafe {
-            let gates = GateInputs::load::<B>(c, self.step, self.row, tokens, tokens.count);
+            let gates = GateInputs::load::<B>(c, step.params, step.row, tokens, tokens.count);
+            A::meet(step);
             if c.tokens == 0 || !self.pending.live {
                 return;
             }
@@ -184,51 +210,62 @@ impl Launch<'_> {
 
     /// A worker: all loads, then the products, then what is left of the new tokens.
     #[inline(always)]
-    unsafe fn work<B: Block, const TILES16: usize>(&self) {
-        let (c, tokens, pending) = (&self.c, &self.tokens, &self.pending);
-        let worker = Worker::<B, TILES16>::new(c, self.row.tile);
+    unsafe fn work<B: Block, const TILES16: usize>(&self)
+    where
+        A: Around<B, TILES16>,
+    {
+        let (step, pending) = (&self.step, &self.pending);
+        let (c, tokens, row) = (&step.c, &step.tokens, step.row);
+        let made = A::makes(c);
+        let worker = Worker::<B, TILES16>::new(c, row.tile);
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
         // reads.
         unsafe {
-            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, false);
-            let [first, later] = PENDING_KEYS
+            let drafts = A::load_drafts(step);
+            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
+            let keys = PENDING_KEYS
                 .map(|operand| worker.load_pending_keys(c, self.ring, operand, pending.len));
             let log_decays = LogDecays::load::<B>(self.ring, pending.len);
             let decay_inputs = if B::PER_CHANNEL {
-                Some(worker.load_decay_inputs(c, self.step, self.row, tokens.count))
+                Some(worker.load_decay_inputs(c, step.params, row, tokens.count))
             } else {
                 None
             };
+            A::meet(step);
             if !pending.live {
                 worker.zero_outputs(tokens.o, c.o_element, tokens.count);
                 return;
             }
             let head = Head::of_slot::<B16>(
-                self.step.read_pool,
+                step.params.read_pool,
                 pending.slot,
                 c.read_slot,
-                (self.row.hv, [B::V, B::K]),
+                (row.hv, [B::V, B::K]),
                 c.wide_state != 0,
             );
             worker.copy_pending(self.ring, pending.len);
             worker.copy_state(head, pending.fresh);
+            if made {
+                A::make(step, drafts);
+            }
 
-            let keys = [first, later];
             if let Some(decay_inputs) = &decay_inputs {
                 copy_async_wait::<1>();
                 meeting::workers::<B>();
                 Worker::<B, TILES16>::decay_channels(pending.len);
                 if c.tokens != 0 {
-                    self.leave(&worker, &inputs, Some(decay_inputs));
-                    worker.prepare(c, Set::New, &inputs, decay_inputs, (false, false));
+                    self.leave(&worker, &inputs, (made, Some(decay_inputs)));
+                    worker.prepare(c, Set::New, &inputs, decay_inputs, (false, made));
                 } else {
                     meeting::workers::<B>();
                 }
             } else if c.tokens != 0 {
                 let (key, query) = (Operand::Key, Operand::Query);
-                worker.store_tokens(c, key, inputs.keys, tokens.count);
-                worker.store_tokens(c, query, inputs.queries, tokens.count);
-                self.leave(&worker, &inputs, None);
+                if !made {
+                    worker.store_tokens(c, key, inputs.keys, tokens.count);
+                    worker.store_tokens(c, query, inputs.queries, tokens.count);
+                }
+                self.leave(&worker, &inputs, (made, None));
                 meeting::workers::<B>();
                 meeting::leave_tokens::<B>(Set::New);
             }
@@ -258,7 +295,7 @@ impl Launch<'_> {
             if ahead {
                 self.weigh(&worker, &log_decays);
             }
-            let [mut sk, mut sq] = self.products(&worker, &inputs, |tile, piece, state| {
+            let [mut sk, mut sq] = self.products(&worker, (&inputs, made), |tile, piece, state| {
                 let mut next = state;
                 if let Some(fold) = &fold {
                     next = fold.piece(tile, piece, state);
@@ -272,6 +309,7 @@ impl Launch<'_> {
                 let kept = log_decays.kept();
                 (sk, sq) = (scaled(sk, kept), scaled(sq, kept));
             }
+            let scales = A::load_scales(step, &worker);
             meeting::take_solution::<B>(Set::New);
             if ahead {
                 worker.add_pending(pending.len, [&mut sk, &mut sq]);
@@ -279,26 +317,27 @@ impl Launch<'_> {
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
             worker.make_updates(&residuals);
             worker.outputs(&residuals, &sq);
-            worker.store_outputs(tokens.o, c.o_element, tokens.count);
+            A::take_outputs(step, &worker);
             worker.leave_updates((self.ring, pending.len), tokens.count);
+            A::finish(step, &worker, scales);
         }
     }
 
-    /// Leaves what all tiles have of the new tokens: k, and KDA's log decays.
+    /// Leaves what all tiles have of the new tokens: k that is not `made`, which leaves by itself, and KDA's log decays.
     #[inline(always)]
     unsafe fn leave<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
         inputs: &Inputs,
-        decay_inputs: Option<&DecayInputs>,
+        (made, decay_inputs): (bool, Option<&DecayInputs>),
     ) {
         if !self.leaves() {
             return;
         }
-        let (c, place) = (&self.c, (self.ring, self.pending.len));
+        let (c, row, place) = (&self.step.c, self.step.row, (self.ring, self.pending.len));
         // SAFETY: the caller's promise; k of a query/key head is its first value head's to write.
         unsafe {
-            if self.row.value_head(c, 0) == self.row.hv {
+            if !made && row.value_head(c, 0) == row.hv {
                 worker.leave_keys(c, place, inputs);
             }
             if let Some(decay_inputs) = decay_inputs {
@@ -330,7 +369,7 @@ impl Launch<'_> {
     unsafe fn products<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
-        inputs: &Inputs,
+        (inputs, made): (&Inputs, bool),
         state: impl Fn(usize, usize, Piece) -> Piece,
     ) -> [Products<TILES16>; 2] {
         let [key, query] = if B::PER_CHANNEL && self.ahead() > 0 {
@@ -341,8 +380,8 @@ impl Launch<'_> {
         .map(|operand| self.operand::<B>(operand));
         // SAFETY: the caller's promise.
         unsafe {
-            if !B::PER_CHANNEL {
-                worker.store_values(Set::New, inputs, self.c.v_element);
+            if !B::PER_CHANNEL && !made {
+                worker.store_values(Set::New, inputs, self.step.c.v_element);
             }
             worker.products(key, query, state)
         }

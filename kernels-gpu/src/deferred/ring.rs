@@ -1,8 +1,10 @@
 //! Where the pending tokens of a row lie.
 
+use super::folds;
 use crate::constants::Element;
 use crate::device::global::store_b32;
 use crate::device::warp::lane_id;
+use crate::layer::conv::TAPS;
 use crate::math::elements::bytes_of;
 use crate::row::Row;
 use crate::state::{is_fresh, is_live, slot_of};
@@ -67,6 +69,84 @@ impl Pending {
             base: base as u32,
         }
     }
+
+    /// Whether a launch folds the pending tokens; none of a flush that has nothing to fold.
+    #[inline(always)]
+    pub fn folds(&self, c: &StepConstants) -> Option<bool> {
+        let folds = self.len > 0 && (c.tokens == 0 || folds(self.len, c.tokens, c.pending));
+        (c.tokens != 0 || folds).then_some(folds)
+    }
+}
+
+/// The ring of what tokens of a slot were convolved from. The window of the slot is that before the pending tokens.
+#[derive(Clone, Copy)]
+pub struct InputRing {
+    /// Address of entry 0.
+    first: u64,
+    /// Bytes of an entry: of all channels.
+    token: u64,
+    base: u32,
+    entries: u32,
+    len: u32,
+    live: bool,
+    /// Whether the launch puts the pending tokens into window and state, or the row begins with it.
+    pub moves: bool,
+}
+
+impl InputRing {
+    /// For heads with K keys and V values; `folds` the pending tokens or not.
+    #[inline(always)]
+    pub fn new(
+        c: &StepConstants,
+        params: &DeferredParams,
+        pending: &Pending,
+        [k, v]: [u32; 2],
+        folds: bool,
+    ) -> Self {
+        let bytes = bytes_of(c.x_element) as u64;
+        let slot = pending.slot as u32 as u64 * c.inputs_slot as u64;
+        Self {
+            first: params.inputs + slot * bytes,
+            token: (c.h * (2 * k + c.ratio * v)) as u64 * bytes,
+            base: pending.base,
+            entries: c.ring,
+            len: pending.len,
+            live: pending.live,
+            moves: folds || pending.fresh,
+        }
+    }
+
+    /// Address of a channel of the token `t` behind the pending ones.
+    #[inline(always)]
+    pub fn new_input(&self, c: &StepConstants, t: u32, channel: u32) -> u64 {
+        self.input(c, self.len + t, channel)
+    }
+
+    /// Of the input at place `i` of a window after the pending tokens, counted from the end of [`TAPS`] − 1 places: the address
+    /// where it is one of theirs, and whether it is there to be read.
+    #[inline(always)]
+    pub fn pending_input(&self, c: &StepConstants, i: usize, channel: u32) -> Option<(u64, bool)> {
+        let back = (TAPS - 1 - i) as u32;
+        (back <= self.len).then(|| (self.input(c, self.len - back, channel), self.live))
+    }
+
+    /// How many places further the older inputs lie in the window of the slot.
+    #[inline(always)]
+    pub fn pending(&self) -> u32 {
+        self.len
+    }
+
+    #[inline(always)]
+    fn input(&self, c: &StepConstants, j: u32, channel: u32) -> u64 {
+        let entry = entry(self.base + j, self.entries);
+        self.first + entry * self.token + channel as u64 * bytes_of(c.x_element) as u64
+    }
+}
+
+/// Number `at` of the entries of a ring, which is less than twice as many.
+#[inline(always)]
+fn entry(at: u32, entries: u32) -> u64 {
+    (if at < entries { at } else { at - entries }) as u64
 }
 
 impl Ring {
@@ -101,12 +181,7 @@ impl Ring {
     /// Entry of pending token `j`; of the token behind them all, that to be written.
     #[inline(always)]
     fn entry(self, j: u32) -> u64 {
-        let entry = self.base + j;
-        (if entry < self.entries {
-            entry
-        } else {
-            entry - self.entries
-        }) as u64
+        entry(self.base + j, self.entries)
     }
 
     /// Address of token `j`'s k `[K]`.

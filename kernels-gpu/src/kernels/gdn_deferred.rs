@@ -17,8 +17,13 @@
 //!     p_t = Γ S k_t + Σ_j a_tj u_j    o'_t = Γ S q_t + Σ_j b_tj u_j    with g_j, Γ of the pending tokens alone    (3) (4)
 //! where the u_j are a matrix of V by 16, and a and b one of 16 by 16; then R_t = v_t − e^g_t rk_t p_t, g_t of the new tokens.
 //!
+//! [`LayerParallel`] has [`super::gdn_layer_mtp`]'s convolution before that and its norm behind. There the window of a slot waits
+//! too: the convolution of the new tokens begins with the last W − 1 of its inputs and those of the pending tokens, and a row
+//! that folds leaves these as its window. A rejected token has left nothing but entries that are not pending.
+//!
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   pool [P, HV, V, K]   of R entries, N + T ≤ R: keys [P, H, R, K], updates
-//!          [P, HV, R, V], decays [P, HV, R]; without a token all rows fold (flush); T = 1 and N ≤ 8, [`Parallel`] T ≤ 8 and N ≤ 16
+//!          [P, HV, R, V], decays [P, HV, R], of [`LayerParallel`] inputs [P, R, D]; without a token all rows fold (flush); T = 1
+//!          and N ≤ 8, [`Parallel`] T ≤ 8 and N ≤ 16
 //! Grid     x = tile + TILES · r, y, z = b; hv = y · HV/H + r (grouped, y = h) or r · H + y (tiled)
 //! Threads  block = groups of K/8 lanes; a group owns ROWS rows of S, a lane 8 channels of each and, of (4), one pending
 //!          token's part of them; a group does (3) of one or two pending tokens, for the whole block. Parallel: WARPS workers
@@ -29,13 +34,17 @@
 //! Truth    reference::deferred; tests/deferred.rs
 
 use super::gdn_mtp::PerHead;
-use crate::deferred::{self, Deferring};
+use crate::deferred::{self, Deferring, DeferringLayer};
 use crate::launch::Family;
 
 impl Deferring for PerHead {
     const DEFERRED: Family = Family::GdnDeferred;
     const DEFERRED_LAYER: Family = Family::GdnDeferredLayer;
     const DEFERRED_PARALLEL: Family = Family::GdnDeferredParallel;
+}
+
+impl DeferringLayer for PerHead {
+    const DEFERRED_LAYER_PARALLEL: Family = Family::GdnDeferredLayerParallel;
 }
 
 /// K-last states.
@@ -62,3 +71,7 @@ pub type WholeKLast<
 /// Up to 8 tokens at once on bf16 K-last states.
 pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
     deferred::Parallel<PerHead, K, V, WARPS, TILES16>;
+
+/// The same with a convolution before and a norm after it.
+pub type LayerParallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
+    deferred::LayerParallel<PerHead, K, V, WARPS, TILES16>;

@@ -4,6 +4,7 @@ use core::array;
 
 use super::Place;
 use crate::constants::Element;
+use crate::deferred::InputRing;
 use crate::device::float::fma;
 use crate::device::global::{load_state_b16, load_state_b32, store_b16, store_b32};
 use crate::math::elements::{Raw, bytes_of, load, load_one};
@@ -142,6 +143,52 @@ impl Channel {
             }
             Self { inputs, taps, bias }
         }
+    }
+
+    /// The same with the window after the pending tokens of `ring`, for which the slot's own waits; of a flush, the window alone.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s.
+    #[inline(always)]
+    pub unsafe fn load_waiting(
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        ring: &InputRing,
+        channel: u32,
+    ) -> Self {
+        let window = place.read_window(c, params) + channel as u64 * read_channel(c);
+        let mut loaded = Self::NONE;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.tokens != 0 {
+                loaded.taps = load_taps(c, params, channel);
+                if c.has_conv_bias != 0 {
+                    let bytes = bytes_of(c.conv_bias_element) as u64;
+                    let address = params.conv_bias + channel as u64 * bytes;
+                    loaded.bias = load_one(address, c.conv_bias_element);
+                }
+            }
+            let mut i = 0;
+            while i < TAPS - 1 {
+                if input(c, i).is_some() {
+                    let (address, live) = match ring.pending_input(c, i, channel) {
+                        Some(pending) => pending,
+                        None => {
+                            let at = i as u32 + c.taps + ring.pending() - TAPS as u32;
+                            let first = at as u64 * c.read_windows_input as u64;
+                            (window + first * bytes_of(c.x_element) as u64, place.reads())
+                        }
+                    };
+                    loaded.inputs[i] = load_input(address, c.x_element, live);
+                }
+                if place.is_fresh() {
+                    loaded.inputs[i] = Raw([0]);
+                }
+                i += 1;
+            }
+        }
+        loaded
     }
 
     /// y of the token whose x this is.

@@ -1,7 +1,8 @@
 //! The short causal convolution of several tokens: a thread has all tokens of a channel.
 
 use super::Place;
-use super::conv::{Channel, Part, store_input};
+use super::conv::{Channel, Part, store_element, store_input};
+use crate::deferred::InputRing;
 use crate::math::elements::{Raw, bytes_of, load_one};
 use crate::recurrent::tokens::Tokens;
 use crate::step::{LayerParams, StepConstants};
@@ -137,6 +138,38 @@ impl Drafts {
         }
     }
 
+    /// The same of new tokens behind the pending ones of `ring`, for which the window of the row's slot waits.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s.
+    #[inline(always)]
+    pub unsafe fn load_waiting(
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        walk: &Walk,
+        part: Part,
+        ring: &InputRing,
+    ) -> Self {
+        let none = [Raw([0]); HELD];
+        let mut drafts = Self {
+            part,
+            channel: Channel::NONE,
+            previous: none,
+            new: none,
+        };
+        if part.is_there {
+            // SAFETY: the caller's promise.
+            unsafe {
+                if c.tokens != 0 {
+                    drafts.new = walk.load(c, params, Of::New, part.channel, 0);
+                }
+                drafts.channel = Channel::load_waiting(c, params, place, ring, part.channel);
+            }
+        }
+        drafts
+    }
+
     /// Convolves all tokens and hands each to `give`, of either kind, with its number and whether the row has it; writes the
     /// windows wherever they go. Where the thread has no channel, what `give` gets is of none.
     ///
@@ -194,6 +227,39 @@ impl Drafts {
                     i += 1;
                 }
                 (first, held) = (first + HELD as u32, next);
+            }
+        }
+    }
+
+    /// Leaves x of the new tokens behind the pending ones, and the window before them where it moves.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s, of a row that is live, and no more new tokens than are held.
+    #[inline(always)]
+    pub unsafe fn leave(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        walk: &Walk,
+        ring: &InputRing,
+    ) {
+        if !self.part.is_there {
+            return;
+        }
+        let number = self.part.channel;
+        // SAFETY: the caller's promise; the entries are those of no pending token.
+        unsafe {
+            let mut i = 0;
+            while i < HELD {
+                let t = i as u32;
+                if t < walk.count {
+                    store_element(c.x_element, ring.new_input(c, t, number), self.new[i]);
+                }
+                i += 1;
+            }
+            if ring.moves {
+                self.channel.store_window(c, params, place, number);
             }
         }
     }

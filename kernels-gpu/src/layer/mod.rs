@@ -38,6 +38,7 @@ pub use klast::KLast;
 pub use mtp_klast::MtpKLast;
 pub use mtp_vlast::MtpVLast;
 pub use parallel::Parallel;
+pub(crate) use parallel::{Layer, MOST_BLOCKS, Rings};
 pub(crate) use place::Place;
 pub(crate) use ring::Ring as Slices;
 pub use vlast::VLast;

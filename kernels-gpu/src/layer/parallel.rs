@@ -18,10 +18,12 @@ use super::drafts::{self, Drafts, Walk};
 use super::norm::sum_of;
 use super::{Layered, Place};
 use crate::constants::Element;
+use crate::deferred::{InputRing, Ring};
 use crate::device::cluster::{
     self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
 };
 use crate::device::float::rsqrt;
+use crate::device::global::store_b32;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b128, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
@@ -48,7 +50,7 @@ pub struct Parallel<
 >(PhantomData<G>);
 
 /// Blocks of a cluster that every GPU with clusters has.
-const MOST_BLOCKS: u32 = 8;
+pub(crate) const MOST_BLOCKS: u32 = 8;
 
 impl<
     G: Layered,
@@ -64,7 +66,7 @@ impl<
     const BLOCK: u32 = 32 * (WARPS + 1);
     const TILES: u32 = V / (WARPS * Self::ROWS);
     const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
-    const SHARED_BYTES: u32 = Layer::<Self, CLUSTERED>::BYTES;
+    const SHARED_BYTES: u32 = Layer::<Self, (), CLUSTERED>::BYTES;
     const CLUSTER: u32 = Self::TILES;
     const CLUSTER_OF_HEADS: bool = CLUSTERED;
     const MAX_RATIO: u32 = if CLUSTERED {
@@ -101,7 +103,7 @@ impl<
         };
         // SAFETY: the caller's promise; the mailboxes are nothing else's.
         unsafe {
-            let layer = Layer::<Self, CLUSTERED>::new(&c, params, row);
+            let layer = Layer::<Self, (), CLUSTERED>::new(&c, params, row, ());
             layer.open_mailboxes(&c);
             run::<Self, _, TILES16>(c, &params.step, row, layer);
         }
@@ -124,30 +126,138 @@ impl<
     const ROWS: u32 = 16 * TILES16 as u32;
 }
 
+/// What tokens leave besides, before they are solved: nothing, or [`Rings`].
+pub(crate) trait Leaves {
+    /// Whether there may be a launch without tokens, in which blocks send each other nothing.
+    const FLUSHES: bool;
+
+    /// What a channel is convolved from.
+    ///
+    /// # Safety
+    /// As [`Drafts::load`]'s.
+    unsafe fn load(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        walk: &Walk,
+        part: Part,
+    ) -> Drafts;
+
+    /// Leaves what a channel is convolved from.
+    ///
+    /// # Safety
+    /// The row is live, and the channel this thread's.
+    unsafe fn leave(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        walk: &Walk,
+        drafts: &Drafts,
+    );
+
+    /// Leaves y, that of new token `t`, where it is of k.
+    ///
+    /// # Safety
+    /// The row is live, and the channel this thread's.
+    unsafe fn leave_key(&self, part: &Part, t: u32, y: f32);
+}
+
+impl Leaves for () {
+    const FLUSHES: bool = false;
+
+    #[inline(always)]
+    unsafe fn load(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        walk: &Walk,
+        part: Part,
+    ) -> Drafts {
+        // SAFETY: the caller's promise.
+        unsafe { Drafts::load(c, params, place, walk, part) }
+    }
+
+    #[inline(always)]
+    unsafe fn leave(&self, _: &StepConstants, _: &LayerParams, _: &Place, _: &Walk, _: &Drafts) {}
+
+    #[inline(always)]
+    unsafe fn leave_key(&self, _: &Part, _: u32, _: f32) {}
+}
+
+/// Of states that wait: x and k of the tokens since.
+pub(crate) struct Rings {
+    pub inputs: InputRing,
+    /// Of the query/key head.
+    pub keys: Ring,
+}
+
+impl Leaves for Rings {
+    const FLUSHES: bool = true;
+
+    #[inline(always)]
+    unsafe fn load(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        walk: &Walk,
+        part: Part,
+    ) -> Drafts {
+        // SAFETY: the caller's promise.
+        unsafe { Drafts::load_waiting(c, params, place, walk, part, &self.inputs) }
+    }
+
+    #[inline(always)]
+    unsafe fn leave(
+        &self,
+        c: &StepConstants,
+        params: &LayerParams,
+        place: &Place,
+        walk: &Walk,
+        drafts: &Drafts,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { drafts.leave(c, params, place, walk, &self.inputs) };
+    }
+
+    #[inline(always)]
+    unsafe fn leave_key(&self, part: &Part, t: u32, y: f32) {
+        if part.is_there && part.of == Of::Key {
+            let address = self.keys.key(self.inputs.pending() + t) + 4 * part.own as u64;
+            // SAFETY: the caller's promise; the entry is that of no pending token.
+            unsafe { store_b32(address, y.to_bits()) };
+        }
+    }
+}
+
 /// A convolution, a norm, or both, around the recurrence of a block.
-struct Layer<'a, B, const CLUSTERED: bool> {
+pub(crate) struct Layer<'a, B, R, const CLUSTERED: bool> {
     block: PhantomData<B>,
     params: &'a LayerParams,
     place: Place,
+    rings: R,
     /// Of the block in its cluster: tile by tile, head by head.
     rank: u32,
     /// First channel of q and k that the block convolves for its cluster, and how many.
     part: (u32, u32),
 }
 
-impl<'a, B: Block, const CLUSTERED: bool> Layer<'a, B, CLUSTERED> {
+impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> {
     const TILE: u32 = B::WARPS * B::ROWS;
     const TILES: u32 = B::V / Self::TILE;
     const MAIL: u32 = Map::<B>::BYTES;
     const SUMS: u32 = Self::MAIL + 2 * MAILBOX_BYTES;
     /// Sums of a token.
     const TOKEN_SUMS: u32 = B::V / B::ROWS;
-    const BYTES: u32 = Self::SUMS + TOKENS * Self::TOKEN_SUMS * 4;
+    pub const BYTES: u32 = Self::SUMS + TOKENS * Self::TOKEN_SUMS * 4;
 
     /// # Safety
     /// `params` and `c` describe live tensors.
     #[inline(always)]
-    unsafe fn new(c: &StepConstants, params: &'a LayerParams, row: Row) -> Self {
+    pub unsafe fn new(c: &StepConstants, params: &'a LayerParams, row: Row, rings: R) -> Self {
         let rank = if CLUSTERED {
             // hv = h · ratio + r, or r · H + h
             let r = if c.tiled != 0 {
@@ -171,6 +281,7 @@ impl<'a, B: Block, const CLUSTERED: bool> Layer<'a, B, CLUSTERED> {
             params,
             // SAFETY: the caller's promise.
             place: unsafe { Place::load(c, params, row.b) },
+            rings,
             rank,
             part,
         }
@@ -180,6 +291,18 @@ impl<'a, B: Block, const CLUSTERED: bool> Layer<'a, B, CLUSTERED> {
     #[inline(always)]
     fn blocks(c: &StepConstants) -> u32 {
         if CLUSTERED { Self::TILES * c.ratio } else { 1 }
+    }
+
+    /// Whether blocks send each other anything.
+    #[inline(always)]
+    fn meets(c: &StepConstants) -> bool {
+        Self::blocks(c) > 1 && (!R::FLUSHES || c.tokens != 0)
+    }
+
+    /// Whether the row's slots are there.
+    #[inline(always)]
+    pub fn is_live(&self) -> bool {
+        self.place.live()
     }
 
     /// Blocks of it that convolve q and k: the first ones, a power of two.
@@ -213,8 +336,8 @@ impl<'a, B: Block, const CLUSTERED: bool> Layer<'a, B, CLUSTERED> {
     /// # Safety
     /// Before everything else.
     #[inline(always)]
-    unsafe fn open_mailboxes(&self, c: &StepConstants) {
-        if Self::blocks(c) == 1 {
+    pub unsafe fn open_mailboxes(&self, c: &StepConstants) {
+        if !Self::meets(c) {
             return;
         }
         if thread_idx_x() == 0 {
@@ -331,18 +454,18 @@ impl<'a, B: Block, const CLUSTERED: bool> Layer<'a, B, CLUSTERED> {
         let mut part = Part::of_head(c, launch.row, dims, layer.part, Self::TILE, i);
         part.is_there &= launch.tokens.live && is_due;
         // SAFETY: the caller's promise.
-        unsafe { Drafts::load(c, layer.params, &layer.place, walk, part) }
+        unsafe { (layer.rings).load(c, layer.params, &layer.place, walk, part) }
     }
 }
 
 /// z and the norm's weight of the elements of o that a lane stores, as they lie in memory.
-struct Scales {
+pub(crate) struct Scales {
     z: Raw<8>,
     weight: Raw<8>,
 }
 
-impl<B: Block, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
-    for Layer<'_, B, CLUSTERED>
+impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
+    for Layer<'_, B, R, CLUSTERED>
 {
     /// Of the first channel of a thread, and the second, where it [`Layer::looks_ahead`].
     type Drafts = (Walk, [Drafts; 2]);
@@ -380,7 +503,7 @@ impl<B: Block, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
 
     #[inline(always)]
     fn meet(launch: &Launch<'_, Self>) {
-        if Self::blocks(&launch.c) > 1 {
+        if Self::meets(&launch.c) {
             cluster::wait();
         }
     }
@@ -428,9 +551,13 @@ impl<B: Block, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
                         drafts::Of::Previous => Set::Previous,
                         drafts::Of::New => Set::New,
                     };
+                    if R::FLUSHES && is_there {
+                        layer.rings.leave_key(part, t, y);
+                    }
                     layer.leave(c, part, set, t, if is_there { y } else { 0.0 });
                 };
                 let part = drafts.part;
+                (layer.rings).leave(c, layer.params, &layer.place, &walk, &drafts);
                 drafts.convolve(c, layer.params, &layer.place, &walk, give);
                 // Those that the launch has no room for.
                 let mut t = 0;
@@ -457,7 +584,7 @@ impl<B: Block, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
                 let is_due = Self::looks_ahead(c);
                 next = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
             }
-            if Self::blocks(c) > 1 {
+            if Self::meets(c) {
                 wait_mailbox(Self::mail_of_channels());
             }
         }

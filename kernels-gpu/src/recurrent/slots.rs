@@ -47,6 +47,17 @@ impl Slots {
         }
     }
 
+    /// A slot to read and to write.
+    #[inline(always)]
+    pub fn of(slot: u64, fresh: bool) -> Self {
+        Self {
+            start: slot,
+            write: slot,
+            first_token: 0,
+            fresh,
+        }
+    }
+
     /// Whether the row starts from zeros, whatever its slot holds.
     #[inline(always)]
     pub fn is_fresh(&self) -> bool {

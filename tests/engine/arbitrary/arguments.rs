@@ -204,6 +204,8 @@ pub fn arguments(
         decays,
         len,
         base,
+        inputs: None,
+        windows: None,
         most: steps,
     });
     Some(Arguments {

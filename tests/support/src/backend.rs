@@ -23,7 +23,8 @@ pub enum Backend {
 pub fn backends() -> &'static [Backend] {
     static BACKENDS: OnceLock<Vec<Backend>> = OnceLock::new();
     BACKENDS.get_or_init(|| {
-        let cuda = gpu().map(|context| Backend::Cuda(Library::new(context), context.clone()));
+        let cuda =
+            gpu().map(|context| Backend::Cuda(Library::with_unproved(context), context.clone()));
         [Backend::Simulator(Library::simulator())]
             .into_iter()
             .chain(cuda)

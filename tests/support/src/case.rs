@@ -51,7 +51,9 @@ impl Case {
         let written = written.chain([self.outputs(), self.workspace.as_ref()]);
         let pending = self.pending.as_ref();
         let rings = pending.map(|it| [&it.keys, &it.updates, &it.decays].map(Some));
-        let mut written = written.chain(rings.into_iter().flatten());
+        let of_windows = pending.map(|it| [it.inputs.as_ref(), it.windows.as_ref()]);
+        let written = written.chain(rings.into_iter().flatten());
+        let mut written = written.chain(of_windows.into_iter().flatten());
         written.any(|view| view.is_some_and(|view| buffer == view.buffer))
     }
 

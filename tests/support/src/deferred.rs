@@ -175,6 +175,12 @@ impl Spec {
         ])
     }
 
+    /// Whether windows wait as states do.
+    #[must_use]
+    pub fn windows_wait(&self) -> bool {
+        self.parallel && self.conv.is_some()
+    }
+
     /// Whether row b starts from zeros.
     #[must_use]
     pub fn is_fresh(&self, b: usize) -> bool {
@@ -225,13 +231,16 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     };
     let spec = |&state| {
         let spec = Spec::new(operator, state, computes.k as usize, len);
-        match (is_layer(entry), computes.family.is_parallel()) {
-            (true, _) => spec.layer(),
-            (_, true) => Spec {
+        let spec = match computes.family.is_parallel() {
+            true => Spec {
                 len: len.iter().map(|len| 2 * len).collect(),
                 ..spec.drafts(4)
             },
-            _ => spec,
+            false => spec,
+        };
+        match is_layer(entry) {
+            true => spec.layer(),
+            false => spec,
         }
     };
     states.iter().map(spec).collect()
@@ -243,7 +252,9 @@ pub fn is_layer(entry: Entry) -> bool {
     let family = entry.computes().map(|computes| computes.family);
     matches!(
         family,
-        Some(Family::GdnDeferredLayer | Family::KdaDeferredLayer)
+        Some(
+            Family::GdnDeferredLayer | Family::KdaDeferredLayer | Family::GdnDeferredLayerParallel
+        )
     )
 }
 
@@ -271,6 +282,7 @@ const NAMES: [&str; COUNT] = [
     "windows",
     "z",
     "norm_weight",
+    "inputs",
 ];
 const Q: usize = 0;
 const K: usize = 1;
@@ -294,7 +306,8 @@ const CONV_BIAS: usize = 18;
 const WINDOWS: usize = 19;
 const Z: usize = 20;
 const NORM_WEIGHT: usize = 21;
-const COUNT: usize = 22;
+const INPUTS: usize = 22;
+const COUNT: usize = 23;
 
 /// What is fixed for a layer, and what its tokens bring.
 const GIVEN: [usize; 12] = [
@@ -313,7 +326,7 @@ const GIVEN: [usize; 12] = [
 ];
 
 /// What stays in slots.
-const KEPT: [usize; 5] = [POOL, KEYS, UPDATES, DECAYS, WINDOWS];
+const KEPT: [usize; 6] = [POOL, KEYS, UPDATES, DECAYS, WINDOWS, INPUTS];
 
 /// Slots, heads and entries.
 fn all(slots: usize, heads: usize, entries: usize) -> impl Iterator<Item = (usize, usize, usize)> {
@@ -367,13 +380,14 @@ impl Problem {
             vec![slots, channels, taps - 1],
             vec![b, tokens, hv, dim],
             vec![dim],
+            vec![slots, entries, channels],
         ];
         let mut buffers = Vec::new();
         let mut views = Vec::new();
         for (i, dims) in dims.into_iter().enumerate() {
             let dtype = match i {
                 KEYS if spec.conv.is_some() => DType::F32,
-                Q | K | V | O | KEYS | X | WINDOWS | Z => spec.io,
+                Q | K | V | O | KEYS | X | WINDOWS | INPUTS | Z => spec.io,
                 CONV_WEIGHT | CONV_BIAS => spec.conv.map_or(DType::F32, |conv| conv.weight),
                 NORM_WEIGHT => spec.norm.map_or(DType::F32, |norm| norm.weight),
                 POOL => spec.state,
@@ -464,6 +478,9 @@ impl Problem {
             self.random(Z, &[b], &mut rng, -2.0..2.0);
             for j in 0..len {
                 let entry = (base + j) % spec.ring[1];
+                if spec.windows_wait() {
+                    self.eighths(INPUTS, &[slot, entry], &mut rng);
+                }
                 for (i, range) in [
                     (KEYS, -1.0..1.0),
                     (UPDATES, -0.3..0.3),
@@ -535,13 +552,14 @@ impl Problem {
         let heads = |i: usize| (0..self.views[i].dims[1]).map(move |head| (i, head));
         let all = [KEYS, UPDATES, DECAYS].into_iter().flat_map(heads);
         all.flat_map(|(i, head)| self.bits_at(i, &[slot, head, entry]))
+            .chain(self.bits_at(INPUTS, &[slot, entry]))
             .collect()
     }
 
     /// All bytes that a launch may write.
     #[must_use]
-    pub fn written(&self) -> [&Buffer; 6] {
-        [O, POOL, KEYS, UPDATES, DECAYS, WINDOWS].map(|i| &self.buffers[i])
+    pub fn written(&self) -> [&Buffer; 7] {
+        [O, POOL, KEYS, UPDATES, DECAYS, WINDOWS, INPUTS].map(|i| &self.buffers[i])
     }
 
     /// Bits of the window in a slot.
@@ -646,6 +664,14 @@ impl Problem {
                 }
             }
         }
+        let inputs = &self.views[INPUTS];
+        for (slot, entry, _) in all(inputs.dims[0], entries, 1) {
+            let from = inputs.entry(&[slot, entry]).positions();
+            let to = inputs.entry(&[slot, (entry + by) % entries]).positions();
+            for (from, to) in from.into_iter().zip(to) {
+                turned.buffers[INPUTS].set_bits(to, self.buffers[INPUTS].bits(from));
+            }
+        }
         turned
     }
 
@@ -665,6 +691,14 @@ impl Problem {
                     for position in view.entry(&[slot, head, entry]).positions() {
                         self.buffers[i].set_bits(position, u64::MAX);
                     }
+                }
+            }
+        }
+        let inputs = self.views[INPUTS].clone();
+        for (slot, entry, _) in all(inputs.dims[0], entries, 1) {
+            if !pending.contains(&(slot, entry)) {
+                for position in inputs.entry(&[slot, entry]).positions() {
+                    self.buffers[INPUTS].set_bits(position, u64::MAX);
                 }
             }
         }
@@ -765,6 +799,8 @@ impl Problem {
                 decays: view(DECAYS),
                 len: view(LEN),
                 base: view(BASE),
+                inputs: spec.windows_wait().then(|| view(INPUTS)),
+                windows: (spec.windows_wait() && !has_tokens).then(|| view(WINDOWS)),
                 most: spec.ring[0],
             }),
             options,
@@ -840,14 +876,12 @@ impl Problem {
         let (Some(conv), Some([slot, ..])) = (self.conv(&conv), self.spec.live(b)) else {
             return self.floats_at(Q, &[b, t]);
         };
-        let mut window = self.floats_at(WINDOWS, &[slot]);
-        if self.spec.is_fresh(b) {
-            window.fill(0.0);
-        }
+        let window = self.window(b, slot).into_iter().flatten();
+        let float = |(buffer, i): (usize, usize)| self.buffers[buffer].float(i);
+        let window: Vec<f64> = window.map(|place| place.map_or(0.0, float)).collect();
         let y = convolve(&conv, &window, &self.floats_at(X, &[b]));
-        let mut y = y.unwrap_or_else(|error| panic!("{error}"));
-        y.truncate(self.spec.heads[0] * self.spec.dim);
-        y
+        let y = y.unwrap_or_else(|error| panic!("{error}"));
+        y[t * conv.channels..][..self.spec.heads[0] * self.spec.dim].to_vec()
     }
 
     /// The norm, where there is one; `z` and `weight` are its numbers.
@@ -861,17 +895,47 @@ impl Problem {
         })
     }
 
-    /// Bits of the window that a row leaves in its slot: without its oldest input, and with the token's.
+    /// Where the inputs before a row's tokens lie, channel by channel, buffer and position: of its slot's window, or pending ones;
+    /// nowhere, zeros.
+    fn window(&self, b: usize, slot: usize) -> Vec<Vec<Option<(usize, usize)>>> {
+        let [_, channels, inputs] = self.views[WINDOWS].dims[..] else {
+            unreachable!("windows have three dims");
+        };
+        let at = |i: usize, index: &[usize]| {
+            let positions = self.views[i].entry(index).positions();
+            positions.into_iter().map(move |place| (i, place))
+        };
+        let pending = match self.spec.live(b) {
+            Some([_, len, base]) if self.spec.windows_wait() => (0..len)
+                .map(|j| at(INPUTS, &[slot, (base + j) % self.spec.ring[1]]).collect())
+                .collect(),
+            _ => Vec::new(),
+        };
+        let pending: Vec<Vec<(usize, usize)>> = pending;
+        let of_channel = |c: usize| {
+            let window =
+                at(WINDOWS, &[slot, c]).map(|place| (!self.spec.is_fresh(b)).then_some(place));
+            let all: Vec<_> = window
+                .chain(pending.iter().map(|of_token| Some(of_token[c])))
+                .collect();
+            all[all.len() - inputs..].to_vec()
+        };
+        (0..channels).map(of_channel).collect()
+    }
+
+    /// Bits of the window that a row leaves in its slot: that before its tokens where it waits; else without its oldest input, and
+    /// with the token's.
     fn window_after(&self, b: usize, slot: usize) -> Vec<u64> {
-        let inputs = self.views[WINDOWS].dims[2];
-        let x = self.bits_at(X, &[b]);
-        let mut window = self.bits_at(WINDOWS, &[slot]);
-        if self.spec.is_fresh(b) {
-            window.fill(0);
+        let bits = |place: &Option<(usize, usize)>| {
+            place.map_or(0, |(buffer, i)| self.buffers[buffer].bits(i))
+        };
+        let window = self.window(b, slot);
+        if self.spec.windows_wait() {
+            return window.iter().flatten().map(bits).collect();
         }
-        let channels = window.chunks(inputs).zip(x);
+        let channels = window.iter().zip(self.bits_at(X, &[b]));
         channels
-            .flat_map(|(of_channel, x)| of_channel[1..].iter().copied().chain([x]))
+            .flat_map(|(of_channel, x)| of_channel[1..].iter().map(bits).chain([x]))
             .collect()
     }
 
@@ -935,6 +999,7 @@ impl Problem {
             keys: from.floats(KEYS),
             updates: from.floats(UPDATES),
             decays: from.floats(DECAYS),
+            inputs: spec.windows_wait().then(|| from.floats(INPUTS)),
         };
         let problem = Reference {
             layer: Layer {
@@ -956,7 +1021,7 @@ impl Problem {
         let pool = from.floats(POOL);
         let pools = Pools {
             states: &pool,
-            windows: conv.map(|_| &windows[..]),
+            windows: (conv.is_some() || spec.windows_wait()).then_some(&windows[..]),
             ..Pools::default()
         };
         deferred(&problem, &pools, &rings).unwrap_or_else(|error| panic!("{error}"))
@@ -981,6 +1046,11 @@ impl Problem {
                 (len[b], base[b]) = (0, ((first + of_row) % entries) as i64);
                 for i in self.views[POOL].entry(&[slot]).positions() {
                     from.buffers[POOL].set_bits(i, after.buffers[POOL].bits(i));
+                }
+                if spec.windows_wait() {
+                    for i in self.views[WINDOWS].entry(&[slot]).positions() {
+                        from.buffers[WINDOWS].set_bits(i, after.buffers[WINDOWS].bits(i));
+                    }
                 }
             }
         }
@@ -1016,14 +1086,33 @@ impl Problem {
         };
         for b in 0..spec.slots.len() {
             let live = spec.live(b);
-            if let (true, Some([slot, ..])) = (convolves, live) {
+            let moves = match spec.windows_wait() {
+                true => spec.writes(b),
+                false => convolves,
+            };
+            if let (true, Some([slot, ..])) = (moves, live) {
                 let window = self.window_after(b, slot);
                 let got = after.bits_at(WINDOWS, &[slot]);
                 assert!(got == window, "the window of row {b}, {spec:?}");
-                let exact = wanted.windows.as_ref().expect("there is a convolution");
+                let after_step = match spec.windows_wait() {
+                    true => &folded,
+                    false => &wanted,
+                };
+                let exact = after_step.windows.as_ref().expect("there are windows");
                 let exact = &exact[slot * got.len()..][..got.len()];
                 assert_eq!(after.floats_at(WINDOWS, &[slot]), exact, "{spec:?}");
                 seen(vec![self.views[WINDOWS].entry(&[slot])]);
+            }
+            if let (true, Some([slot, pending, first])) = (spec.windows_wait(), live) {
+                for t in 0..spec.tokens {
+                    let left = (first + pending + t) % entries;
+                    let got = after.bits_at(INPUTS, &[slot, left]);
+                    assert!(
+                        got == self.bits_at(X, &[b, t]),
+                        "x of token {t} of row {b}, {spec:?}"
+                    );
+                    seen(vec![self.views[INPUTS].entry(&[slot, left])]);
+                }
             }
             for hv in 0..hv_count {
                 let what = format!("of row {b}, value head {hv}, {spec:?}");

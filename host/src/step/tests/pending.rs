@@ -235,7 +235,7 @@ fn what_has_no_kernel_is_refused_by_name() {
     refused(
         layer(),
         |args| args.options.formulation = Formulation::Parallel,
-        &with("a convolution or a norm"),
+        &["inputs is missing", "windows that wait"],
     );
     refused(
         drafts(4),
@@ -291,6 +291,140 @@ fn drafts_wait_on_tensor_cores() {
         |it| it.keys = tensor(Bf16, &[5, 2, 23, 64]),
         &["R: wanted at least N + T = 24", "got 23"],
     );
+}
+
+/// A layer step whose window waits, with one token.
+fn waiting_layer() -> Gdn<'static> {
+    let pending = rings_of(F32, 9).inputs(tensor(Bf16, &[5, 9, D]));
+    let mut step = layer().pending(pending);
+    step.options.formulation = Formulation::Parallel;
+    step
+}
+
+/// What folds its windows too.
+fn waiting_flush() -> Flush<'static> {
+    let pending = rings_of(F32, 9).inputs(tensor(Bf16, &[5, 9, D]));
+    let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
+    let options = Options::default().formulation(Formulation::Parallel);
+    Flush::new(states, pending)
+        .windows(tensor(Bf16, &[5, D, 3]))
+        .options(options)
+}
+
+#[test]
+fn windows_wait_with_drafts() {
+    let entry = "gdn_deferred_layer_parallel_klast_bf16_k64_tile64";
+    for work in [&waiting_layer() as &dyn Work, &waiting_flush()] {
+        let [variant] = work.variants().unwrap()[..] else {
+            panic!("one kernel")
+        };
+        assert_eq!(variant.name(), entry);
+        // Who launches by itself has not said that it takes what only the simulator has run.
+        match work.recipe() {
+            Ok(_) => assert!(variant.is_proved()),
+            Err(error) => {
+                assert!(!variant.is_proved());
+                let message = error.to_string();
+                assert!(
+                    message.starts_with(&format!("kernel = {entry}")),
+                    "{message}"
+                );
+            }
+        }
+    }
+    let c = waiting_layer().request().check().unwrap().constants;
+    assert_eq!([c.taps, c.inputs_slot], [4, 9 * D as u32]);
+    let c = waiting_flush().request().check().unwrap().constants;
+    assert_eq!(
+        [c.taps, c.tokens, c.read_windows_slot],
+        [4, 0, 3 * D as u32]
+    );
+    assert!(
+        waiting_flush()
+            .request()
+            .writes(&waiting_flush().request().check().unwrap(), "windows")
+    );
+    let mut norm_alone = drafts(4);
+    norm_alone.norm = Some(Norm::new(
+        tensor(Bf16, &[2, 4, 4, 64]),
+        tensor(F32, &[64]),
+        1e-6,
+    ));
+    assert!(norm_alone.variants().is_ok());
+}
+
+#[test]
+fn inputs_are_of_windows_that_wait() {
+    let inputs = Some(tensor(Bf16, &[5, 9, D]));
+    refused(
+        waiting_layer(),
+        |args| args.pending.as_mut().unwrap().inputs = None,
+        &["inputs is missing", "windows that wait"],
+    );
+    refused(
+        waiting_flush(),
+        |args| args.pending.inputs = None,
+        &["inputs is missing", "windows that wait"],
+    );
+    refused(
+        waiting_flush(),
+        |args| args.windows = None,
+        &["windows is missing", "inputs that are pending"],
+    );
+    refused(
+        waiting_layer(),
+        |args| args.options.formulation = Formulation::Recurrent,
+        &["inputs", "formulation = recurrent"],
+    );
+    refused(
+        waiting_flush(),
+        |args| {
+            args.options.formulation = Formulation::Recurrent;
+            args.pending.inputs = None;
+        },
+        &["windows of a flush", "formulation = recurrent"],
+    );
+    refused(
+        waiting_flush(),
+        |args| args.pending.decays = tensor(F32, &[5, 4, 9, 64]),
+        &["pending", "a convolution or a norm of KDA"],
+    );
+    refused(
+        drafts(1),
+        |args| args.pending.as_mut().unwrap().inputs = inputs,
+        &["inputs and q exclude each other"],
+    );
+    for (given, parts) in [
+        (tensor(Bf16, &[5, 9, D - 1]), ["inputs", "[P, R, D]"]),
+        (tensor(Bf16, &[5, 8, D]), ["inputs", "[P, R, D]"]),
+        (
+            tensor(F32, &[5, 9, D]),
+            ["inputs", "the dtype of the windows"],
+        ),
+        (tensor(I32, &[5, 9, D]), ["inputs", "i32"]),
+    ] {
+        refused(
+            waiting_layer(),
+            |args| args.pending.as_mut().unwrap().inputs = Some(given),
+            &parts,
+        );
+        refused(
+            waiting_flush(),
+            |args| args.pending.inputs = Some(given),
+            &parts,
+        );
+    }
+    for (given, parts) in [
+        (tensor(Bf16, &[5, D + 1, 3]), ["windows", "[P, D, W - 1]"]),
+        (tensor(Bf16, &[4, D, 3]), ["windows", "[P, D, W - 1]"]),
+        (
+            tensor(Bf16, &[5, D, 4]),
+            ["W - 1 of windows = 4", "1, 2 or 3"],
+        ),
+        (tensor(Bf16, &[5, D]), ["windows", "[P, D, W - 1]"]),
+    ] {
+        refused(waiting_flush(), |args| args.windows = Some(given), &parts);
+    }
 }
 
 /// The host's counts are the kernels'.

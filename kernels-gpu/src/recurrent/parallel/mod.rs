@@ -11,7 +11,7 @@ pub(crate) mod solver;
 pub(crate) mod state;
 pub(crate) mod worker;
 
-pub(crate) use around::Around;
+pub(crate) use around::{Around, Plain};
 
 use core::marker::PhantomData;
 
@@ -24,7 +24,6 @@ use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
 use crate::state::{B16, StateElement};
 use crate::step::{StepConstants, StepParams};
-use around::Plain;
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
 use map::{Block, Map, Operand, Set};

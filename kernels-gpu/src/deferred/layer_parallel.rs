@@ -1,0 +1,84 @@
+//! Drafts on K-last states that wait, with a convolution before and a norm after them: [`super::Parallel`]'s steps with what
+//! is around [`crate::layer::Parallel`]'s.
+//!
+//! A token leaves x, and k as the convolution made it, by the threads that have its channels. The window of a slot waits as its
+//! state does: a step begins with the last inputs of the pending tokens, behind those of the window where there are too few, and a
+//! row that folds, or is fresh, writes this as its window.
+
+use core::marker::PhantomData;
+
+use super::DeferringLayer;
+use super::parallel::run;
+use super::ring::{InputRing, Pending, Ring};
+use crate::launch::{Computes, Kernel, Layout};
+use crate::layer::{Layer, MOST_BLOCKS, Rings};
+use crate::recurrent::parallel::map::Block;
+use crate::row::Row;
+use crate::state::{B16, StateElement};
+use crate::step::{DeferredParams, StepConstants};
+
+/// As [`super::Parallel`], in clusters of up to 8 blocks: of all tiles of all value heads of a query/key head.
+pub struct LayerParallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
+    PhantomData<G>,
+);
+
+impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
+    for LayerParallel<G, K, V, WARPS, TILES16>
+{
+    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    const K: u32 = K;
+    const V: u32 = V;
+    const WARPS: u32 = WARPS;
+    const ROWS: u32 = 16 * TILES16 as u32;
+    const WAITS: bool = true;
+}
+
+impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
+    for LayerParallel<G, K, V, WARPS, TILES16>
+{
+    type Params = DeferredParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = 32 * (WARPS + 1);
+    const TILES: u32 = V / (WARPS * Self::ROWS);
+    const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
+    const SHARED_BYTES: u32 = Layer::<Self, Rings, true>::BYTES;
+    const CLUSTER: u32 = Self::TILES;
+    const CLUSTER_OF_HEADS: bool = true;
+    const MAX_RATIO: u32 = MOST_BLOCKS / Self::TILES;
+    const PROVED: bool = false;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::DEFERRED_LAYER_PARALLEL,
+        layout: Layout::KLast,
+        state: B16::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &DeferredParams) {
+        let c = StepConstants::get();
+        let row = Row::of_head_block(c.h, c.ratio, c.tiled != 0);
+        // SAFETY: the caller's promise; the mailboxes are nothing else's.
+        unsafe {
+            let mut pending = Pending::load(&c, params, row.b);
+            let Some(folds) = pending.folds(&c) else {
+                return;
+            };
+            let rings = Rings {
+                inputs: InputRing::new(&c, params, &pending, [K, V], folds),
+                keys: Ring::of(&c, params, pending, row, [K, V], G::PER_CHANNEL),
+            };
+            let layer = Layer::<Self, Rings, true>::new(&c, &params.layer, row, rings);
+            pending.live &= layer.is_live();
+            layer.open_mailboxes(&c);
+            // Nothing but a fold writes a window.
+            let c = StepConstants {
+                update_state: 0,
+                token_index: 0,
+                has_window_snapshots: 0,
+                ..c
+            };
+            run::<Self, _, TILES16>(c, params, row, (pending, folds), layer);
+        }
+    }
+}
