@@ -1,10 +1,12 @@
-//! Four ways to keep the states, and the windows, that drafts may yet be rejected from.
+//! Five ways to keep the states, and the windows, that drafts may yet be rejected from.
 
 use std::mem;
 
 use anyhow::Result;
 use bytemuck::Pod;
-use gated_delta::{DeviceElement, Error, States, Tensor};
+use gated_delta::step::MAX_PENDING_DRAFTS;
+use gated_delta::step::pending::after;
+use gated_delta::{DeviceElement, Error, Formulation, Options, Pending, States, Tensor};
 
 use crate::common::engine::{Buffer, Engine};
 use crate::model::{Model, Shape, TAPS, Tokens};
@@ -20,11 +22,14 @@ pub enum Way {
     Commit,
     /// A step first commits what was accepted of the last one: one launch, one state read and one written.
     Resume,
+    /// States and windows wait: tokens stay in rings beside them, of which the accepted are counted, and are folded in once there is
+    /// no room for more.
+    Wait,
 }
 
 impl Way {
-    /// All of them.
-    pub const ALL: [Self; 4] = [
+    /// Those of one formulation, whose outputs are the same, bit for bit.
+    pub const TOKEN_BY_TOKEN: [Self; 4] = [
         Self::Snapshots,
         Self::TokenSlots,
         Self::Commit,
@@ -94,6 +99,73 @@ pub struct Keeping<S> {
     token_slots: Buffer<i32>,
     /// `[B]`: tokens of the last step that were accepted.
     accepted: Buffer<i32>,
+    rings: Option<Rings>,
+}
+
+/// What tokens leave beside states that wait.
+struct Rings {
+    /// N and R.
+    sizes: [usize; 2],
+    /// `[P, H, R, K]`
+    keys: Buffer<f32>,
+    /// `[P, HV, R, V]`
+    updates: Buffer<f32>,
+    /// `[P, HV, R]`
+    decays: Buffer<f32>,
+    /// `[P, R, D]`
+    inputs: Buffer<f32>,
+    /// `[B]`: tokens of each row that are pending, and the entry of the first.
+    counts: [Buffer<i32>; 2],
+}
+
+impl Rings {
+    /// Full of NaN, with nothing pending.
+    fn new(engine: &Engine, shape: Shape, [rows, tokens]: [usize; 2]) -> Result<Self> {
+        let entries = MAX_PENDING_DRAFTS + tokens;
+        let of = |width: usize| engine.buffer(&vec![f32::NAN; rows * entries * width]);
+        let zeros = || engine.buffer(&vec![0i32; rows]);
+        Ok(Self {
+            sizes: [MAX_PENDING_DRAFTS, entries],
+            keys: of(shape.heads * shape.dim)?,
+            updates: of(shape.values())?,
+            decays: of(shape.value_heads)?,
+            inputs: of(shape.channels())?,
+            counts: [zeros()?, zeros()?],
+        })
+    }
+
+    /// As a step takes them.
+    fn pending(&mut self, shape: Shape, rows: usize) -> Result<Pending<'_>, Error> {
+        let [most, entries] = self.sizes;
+        let rings = [
+            self.keys
+                .tensor_mut(&[rows, shape.heads, entries, shape.dim])?,
+            self.updates
+                .tensor_mut(&[rows, shape.value_heads, entries, shape.dim])?,
+            self.decays
+                .tensor_mut(&[rows, shape.value_heads, entries])?,
+        ];
+        let [len, base] = &self.counts;
+        let inputs = self.inputs.tensor_mut(&[rows, entries, shape.channels()])?;
+        let pending = Pending::new(rings, len.tensor(&[rows])?, base.tensor(&[rows])?);
+        Ok(pending.most(most).inputs(inputs))
+    }
+
+    /// Counts those of a step of `tokens` tokens that are accepted: all that there is to a rejection.
+    fn count(&mut self, accepted: &[i32], tokens: usize) -> Result<()> {
+        let [len, base] = [self.counts[0].read()?, self.counts[1].read()?];
+        let counted = len
+            .iter()
+            .zip(&base)
+            .zip(accepted)
+            .map(|((&len, &base), &kept)| {
+                let step = [kept as usize, tokens];
+                after([len as usize, base as usize], step, self.sizes).map(|count| count as i32)
+            });
+        let (len, base): (Vec<i32>, Vec<i32>) = counted.map(|[len, base]| (len, base)).unzip();
+        self.counts[0].write(&len)?;
+        self.counts[1].write(&base)
+    }
 }
 
 impl<S: DeviceElement + Pod> Keeping<S> {
@@ -109,7 +181,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
             Way::Snapshots => (tokens, TAPS - 1, tokens),
             // The window that a step starts from, less its oldest input, and then what its tokens bring.
             Way::TokenSlots => (tokens, TAPS - 2 + tokens, 0),
-            Way::Commit | Way::Resume => (1, TAPS - 1, 0),
+            Way::Commit | Way::Resume | Way::Wait => (1, TAPS - 1, 0),
         };
         // The first step starts from the first state of a row, and has no last step to commit.
         let accepted = if way == Way::Resume { 0 } else { 1 };
@@ -121,6 +193,10 @@ impl<S: DeviceElement + Pod> Keeping<S> {
             slots: engine.buffer(&indices(rows, |row| row * steps))?,
             token_slots: engine.buffer(&indices(rows * tokens, |token| token))?,
             accepted: engine.buffer(&vec![accepted; rows])?,
+            rings: match way {
+                Way::Wait => Some(Rings::new(engine, shape, [rows, tokens])?),
+                _ => None,
+            },
         })
     }
 
@@ -134,28 +210,35 @@ impl<S: DeviceElement + Pod> Keeping<S> {
         o: &mut Buffer<f32>,
     ) -> Result<(), Error> {
         let [rows, tokens] = self.dims;
+        let shape = self.pool.shape;
         let [pool, windows] = self.pool.views()?;
         let row_slots = self.slots.tensor(&[rows])?;
         let accepted = self.accepted.tensor(&[rows])?;
         let conv = step.convolution(model, windows)?;
-        let step = match self.way {
-            Way::Snapshots => {
+        let step = match (self.way, &mut self.rings) {
+            (Way::Wait, Some(rings)) => {
+                let states = States::update(pool).slots(row_slots);
+                step.step(model, conv, states, o)?
+                    .pending(rings.pending(shape, rows)?)
+                    .options(Options::default().formulation(Formulation::Parallel))
+            }
+            (Way::Snapshots, _) => {
                 let [states, windows] = self.spare.views()?;
                 let conv = conv.window_snapshots(windows.split(0, tokens)?);
                 let from = States::read_only(pool).slots(row_slots);
                 step.step(model, conv, from, o)?
                     .snapshots(states.split(0, tokens)?)
             }
-            Way::TokenSlots => {
+            (Way::TokenSlots, _) => {
                 let token_slots = self.token_slots.tensor(&[rows, tokens])?;
                 let states = States::per_token(pool, token_slots).accepted(accepted);
                 step.step(model, conv, states, o)?
             }
-            Way::Commit => {
+            (Way::Commit | Way::Wait, _) => {
                 let from = States::read_only(pool).slots(row_slots);
                 step.step(model, conv, from, o)?
             }
-            Way::Resume => {
+            (Way::Resume, _) => {
                 let states = States::update(pool).slots(row_slots);
                 step.step(model, conv, states, o)?
                     .previous(last.previous(accepted)?)
@@ -190,9 +273,22 @@ impl<S: DeviceElement + Pod> Keeping<S> {
                 unsafe { engine.library.launch(engine.stream(), &commit) }?;
                 engine.synchronize()
             }
+            Way::Wait => match &mut self.rings {
+                Some(rings) => rings.count(accepted, tokens),
+                None => Ok(()),
+            },
             // The next step does it.
             Way::TokenSlots | Way::Resume => Ok(()),
         }
+    }
+
+    /// How many of the accepted tokens of each row are not in its state and window yet.
+    pub fn waiting(&self) -> Result<Vec<usize>> {
+        let len = match &self.rings {
+            Some(rings) => rings.counts[0].read()?,
+            None => vec![0; self.dims[0]],
+        };
+        Ok(len.into_iter().map(|len| len as usize).collect())
     }
 
     /// The window of each row, where the next step, or commit, finds it.
