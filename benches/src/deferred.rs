@@ -616,7 +616,7 @@ impl Buffers {
         };
         let (mut worst, keep) = ([0.0f64; 2], [drafts.kept as i64]);
         // The row of the last count, which folds in a cycle, among them.
-        for b in [0, 1, self.counts.len() - 1, batch - 1] {
+        for b in [0, 1, 6, 7, self.counts.len() - 1, batch - 1] {
             let Some(b) = Some(b).filter(|&b| b < batch) else {
                 continue;
             };

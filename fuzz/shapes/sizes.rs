@@ -1,6 +1,7 @@
 //! Sizes, and the dims that tensors should have for them.
 
 use gated_delta::Formulation;
+use gated_delta::step::pending::max_pending;
 use gated_delta_harness::arguments::Operator;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
@@ -54,10 +55,11 @@ impl Sizes {
 
     /// As they are of states that wait: of one token and 8 pending ones, or of 8 and 16.
     pub fn wait(&mut self, formulation: Formulation) {
-        let [tokens, most] = match formulation {
-            Formulation::Parallel => [8, 16],
-            _ => [1, 8],
+        let tokens = match formulation {
+            Formulation::Parallel => 8,
+            _ => 1,
         };
+        let most = max_pending(formulation);
         self.tokens = self.tokens.clamp(1, tokens);
         self.ring[0] = self.ring[0].clamp(self.tokens, most);
         self.ring[1] = self.ring[1].max(self.ring[0] + self.tokens);
