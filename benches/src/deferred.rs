@@ -1,7 +1,7 @@
-//! Decodes, verifies of drafts and layer steps on states that wait, beside those that write every state: µs a step, over whole
-//! cycles from one fold to the next.
+//! Decodes, verifies of drafts and layer steps of both on states that wait, beside those that write every state: µs a step, over
+//! whole cycles from one fold to the next.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::step::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
 use gated_delta::{
@@ -146,15 +146,20 @@ const DRAFTS: [Drafts; 4] = [
     },
 ];
 
-/// Qwen3-Next's heads and Kimi-Linear's, in both state dtypes, without a convolution and a norm, with drafts, and with both.
+/// What there are cases of: recurrences, and whole layers.
+pub const OPERATORS: [&str; 4] = ["gdn", "kda", "gdn_layer", "kda_layer"];
+
+/// Qwen3-Next's heads and Kimi-Linear's, in both state dtypes, without and with a convolution and a norm; of bf16 states drafts
+/// too, but for KDA's layer, which has none.
 #[must_use]
 pub fn cases(batches: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for layer in [false, true] {
         for (operator, heads) in [(Operator::Gdn, [16, 32]), (Operator::Kda, [32, 32])] {
             for state in [DType::Bf16, DType::F32] {
-                let drafts: &[Drafts] = match (layer, state) {
-                    (false, DType::Bf16) => &DRAFTS,
+                let drafts: &[Drafts] = match (layer, operator, state) {
+                    (false, _, DType::Bf16) => &DRAFTS,
+                    (true, Operator::Gdn, DType::Bf16) => DRAFTS.split_at(2).1,
                     _ => &[],
                 };
                 for drafts in [&[Drafts::NONE][..], drafts].concat() {
@@ -222,6 +227,7 @@ struct Buffers {
     keys: Slab,
     updates: Slab,
     decays: Slab,
+    inputs: Slab,
     x: Slab,
     conv_weight: Slab,
     windows: Slab,
@@ -246,6 +252,7 @@ struct Values {
     keys: Vec<f32>,
     updates: Vec<f32>,
     decays: Vec<f32>,
+    inputs: Vec<f32>,
     x: Vec<f32>,
     conv_weight: Vec<f32>,
     windows: Vec<f32>,
@@ -281,6 +288,7 @@ impl Values {
             true => (0, dim),
         };
         let convolved = (2 * h + hv) * made;
+        let waiting = if case.windows_wait() { ENTRIES } else { 0 };
         Self {
             q: random(h * given, -1.0, 1.0),
             k: random(h * given, -1.0, 1.0),
@@ -291,11 +299,12 @@ impl Values {
             keys: random(h * ENTRIES * dim, -1.0, 1.0),
             updates: random(hv * ENTRIES * dim, -0.1, 0.1),
             decays: random(hv * ENTRIES * channels, -0.3, -0.01),
-            x: random(convolved, -2.0, 2.0),
+            x: random(tokens * convolved, -2.0, 2.0),
             conv_weight: random(convolved * TAPS, -0.7, 0.7),
             windows: random(convolved * (TAPS - 1), -2.0, 2.0),
-            z: random(hv * made, -2.0, 2.0),
+            z: random(tokens * hv * made, -2.0, 2.0),
             norm_weight: random(made, 0.5, 1.5),
+            inputs: random(waiting * convolved, -2.0, 2.0),
         }
     }
 }
@@ -320,6 +329,11 @@ impl Case {
         (2 * h + hv) * self.dim
     }
 
+    /// Whether windows wait as states do, and x of the tokens since is in a ring.
+    fn windows_wait(&self) -> bool {
+        self.layer && self.drafts.parallel
+    }
+
     /// Of keys of a ring: a convolution makes k in f32.
     fn keys(&self) -> DType {
         match self.layer {
@@ -336,12 +350,15 @@ impl Case {
         }
     }
 
-    fn operator_name(&self) -> &'static str {
+    /// One of [`OPERATORS`].
+    #[must_use]
+    pub fn operator_name(&self) -> &'static str {
+        let [gdn, kda, gdn_layer, kda_layer] = OPERATORS;
         match (self.operator, self.layer) {
-            (Operator::Gdn, false) => "gdn",
-            (Operator::Kda, false) => "kda",
-            (Operator::Gdn, true) => "gdn_layer",
-            (Operator::Kda, true) => "kda_layer",
+            (Operator::Gdn, false) => gdn,
+            (Operator::Kda, false) => kda,
+            (Operator::Gdn, true) => gdn_layer,
+            (Operator::Kda, true) => kda_layer,
         }
     }
 }
@@ -375,6 +392,7 @@ impl Buffers {
             keys: filled(&values.keys, case.keys())?,
             updates: filled(&values.updates, DType::F32)?,
             decays: filled(&values.decays, DType::F32)?,
+            inputs: filled(&values.inputs, DType::Bf16)?,
             x: filled(&values.x, DType::Bf16)?,
             conv_weight: upload(library, 1, &bf16s(&values.conv_weight))?,
             windows: filled(&values.windows, DType::Bf16)?,
@@ -397,11 +415,15 @@ impl Buffers {
             keys,
             updates,
             decays,
+            inputs,
             windows,
             ..
         } = &self.values;
         if self.case.layer {
             self.windows.refill(&bytes(windows, DType::Bf16))?;
+        }
+        if self.case.windows_wait() {
+            self.inputs.refill(&bytes(inputs, DType::Bf16))?;
         }
         self.pool.refill(&bytes(state, self.case.state))?;
         self.keys.refill(&bytes(keys, self.case.keys()))?;
@@ -498,12 +520,18 @@ impl Buffers {
         }
         if count == Count::Today && tokens > 1 {
             let before = self.before(set);
-            let stored = Stored::kv(
-                self.k
-                    .tensor(before, DType::Bf16, &[batch, tokens, h, dim])?,
-                self.v
-                    .tensor(before, DType::Bf16, &[batch, tokens, hv, dim])?,
-            );
+            let stored = match layer {
+                false => Stored::kv(
+                    self.k
+                        .tensor(before, DType::Bf16, &[batch, tokens, h, dim])?,
+                    self.v
+                        .tensor(before, DType::Bf16, &[batch, tokens, hv, dim])?,
+                ),
+                true => {
+                    let x = &[batch, tokens, self.case.channels()];
+                    Stored::x(self.x.tensor(before, DType::Bf16, x)?)
+                }
+            };
             let beta = self
                 .beta
                 .tensor(before, DType::Bf16, &[batch, tokens, hv])?;
@@ -529,7 +557,11 @@ impl Buffers {
         let lens = self.len.tensor(0, DType::I32, &[launches * batch])?;
         let len = lens.narrow(0, i % launches * batch, batch)?;
         let base = self.base.tensor(0, DType::I32, &[batch])?;
-        let pending = Pending::new(rings, len, base).most(drafts.most);
+        let mut pending = Pending::new(rings, len, base).most(drafts.most);
+        if self.case.windows_wait() {
+            let dims = &[batch, ENTRIES, self.case.channels()];
+            pending = pending.inputs(self.inputs.tensor(set, DType::Bf16, dims)?);
+        }
         Ok(Box::new(step.pending(pending)))
     }
 
@@ -538,8 +570,9 @@ impl Buffers {
         (set + 1) % self.sets
     }
 
-    /// What a launch must move in the mean: states read, and written by rows that fold, entries read and written,
-    /// windows, tokens.
+    /// What a launch must move in the mean: states read, and written by rows that fold, entries read and written, windows read
+    /// and written, tokens. A window that waits is written where its state is; what is read is as much, of it and of the inputs
+    /// that are pending, and x of all new tokens is an entry more.
     fn bytes(&self, count: Count) -> f64 {
         let Values {
             q,
@@ -552,9 +585,14 @@ impl Buffers {
             z,
             ..
         } = &self.values;
-        let inputs = q.len() + k.len() + v.len() + x.len() + 2 * windows.len();
+        let inputs = q.len() + k.len() + v.len() + x.len() + windows.len();
         let tokens = 2 * (inputs + z.len() + self.case.outputs() + g.len() + beta.len());
-        let resumed = 2 * (k.len() + v.len() + g.len() + beta.len());
+        let resumed = 2 * (k.len() + v.len() + x.len() + g.len() + beta.len());
+        let left = if self.case.windows_wait() {
+            2 * x.len()
+        } else {
+            0
+        };
         let state = (self.values.state.len() * self.case.state.size_of()) as f64;
         let entry = (self.case.keys().size_of() * self.values.keys.len()
             + 4 * (self.values.updates.len() + self.values.decays.len()))
@@ -565,15 +603,20 @@ impl Buffers {
             let extra = match count {
                 Count::Today if drafts.tokens > 1 => resumed,
                 Count::Today => 0,
-                _ => (pending + drafts.tokens) * entry,
+                _ => (pending + drafts.tokens) * entry + left,
             };
-            state * if folds { 2.0 } else { 1.0 } + (extra + tokens) as f64
+            let window = match folds || !self.case.windows_wait() {
+                true => 2 * windows.len(),
+                false => 0,
+            };
+            state * if folds { 2.0 } else { 1.0 } + (extra + window + tokens) as f64
         };
         let of_rows: f64 = self.counts.iter().map(of_row).sum();
         self.case.batch as f64 * of_rows / self.counts.len() as f64
     }
 
-    /// Relative errors of o and of written states of the first rows after the first launch, each row by the reference.
+    /// Relative errors of o and of written states of some rows after the first launch, each row by the reference. Windows, and
+    /// inputs that are pending, are copies: they are what they must be, whether they are written or not.
     fn errors(&self, count: Count) -> Result<[f64; 2]> {
         let Case {
             operator,
@@ -603,7 +646,7 @@ impl Buffers {
             keys: exact(&self.values.keys),
             updates: exact(&self.values.updates),
             decays: exact(&self.values.decays),
-            inputs: None,
+            inputs: (self.case.windows_wait()).then(|| exact(&self.values.inputs)),
         };
         let gates = match operator {
             Operator::Gdn => TokenGates::Gdn(GdnReference::Given { g: &g, beta: &beta }),
@@ -637,7 +680,7 @@ impl Buffers {
                     step,
                     projection: is_layer.then(|| Projection {
                         x: &x,
-                        previous: None,
+                        previous: (count == Count::Today && drafts.tokens > 1).then_some(&x),
                         conv: Conv {
                             channels: self.case.channels(),
                             width: TAPS,
@@ -666,7 +709,7 @@ impl Buffers {
                 windows: is_layer.then_some(&windows),
                 ..Pools::default()
             };
-            let (o, states, writes) = if count == Count::Today {
+            let (o, states, copies, writes) = if count == Count::Today {
                 let mut today = problem.layer;
                 if drafts.tokens > 1 {
                     today.step.previous = Some(ReferencePrevious {
@@ -678,15 +721,33 @@ impl Buffers {
                     });
                 }
                 let wanted = layer(&today, &pools)?;
-                (wanted.o, wanted.states, true)
+                let inputs = rings.inputs.clone();
+                (wanted.o, wanted.states, [wanted.windows, inputs], true)
             } else {
                 let wanted = deferred(&problem, &pools, &rings)?;
                 (
                     wanted.o,
                     wanted.pool,
+                    [wanted.windows, wanted.rings.inputs],
                     folds(len, drafts.tokens, drafts.most),
                 )
             };
+            let slabs = [("windows", &self.windows), ("inputs", &self.inputs)];
+            for ((name, slab), wanted) in slabs.into_iter().zip(copies) {
+                let Some(wanted) = wanted else {
+                    continue;
+                };
+                let len = 2 * wanted.len();
+                let got = floats(&slab.read(b * len, len)?, DType::Bf16);
+                let off = got
+                    .iter()
+                    .zip(&wanted)
+                    .position(|(got, wanted)| got != wanted);
+                if let Some(i) = off {
+                    let (got, wanted) = (got[i], wanted[i]);
+                    bail!("{name} of row {b}, element {i}: wanted {wanted}, got {got}");
+                }
+            }
             let row = self.case.outputs();
             let got = floats(&self.o.read(b * row * 2, row * 2)?, DType::Bf16);
             worst[0] = worst[0].max(compare::relative_error(&got, &o));
@@ -840,8 +901,8 @@ pub fn table(rows: &[Row], copy: f64) -> String {
     }
     format!(
         "T tokens a step on states that wait, at most N pending; K-last, q, k, v, o in bf16, level-2 cache cold.\n\
-         Of a layer x, windows and z in bf16, four taps. Of 4 drafts 2 are kept and of 8 drafts 4; what writes every state\n\
-         then is a resume.\n\
+         Of a layer x, windows and z in bf16, four taps; with drafts its windows wait too. Of 4 drafts 2 are kept and of\n\
+         8 drafts 4; what writes every state then is a resume.\n\
          \"whole cycles\" is a mean from one fold to the next: all counts, spread evenly over the rows, and over the\n\
          launches in turn, folds included.\n\n{table}\n"
     )

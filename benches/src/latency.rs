@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::buffers::Buffers;
-use crate::cell::{self, Cell};
+use crate::cell::Cell;
 use crate::deferred;
 use crate::figures::draw_all;
 use crate::host_cost::host_cost;
@@ -59,9 +59,18 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         show(&mut outcome.text, &outcome.rows, options, before.as_ref())?;
         return Ok(outcome);
     }
-    let cells = options.cells()?;
+    let (cells, cases) = match options.deferred {
+        true => (Vec::new(), options.deferred_cases()?),
+        false => (options.cells()?, Vec::new()),
+    };
     let device = match Device::get(0) {
         Ok(device) => device,
+        Err(error) if options.deferred => {
+            return Ok(Outcome {
+                text: format!("{error}: no launch is timed\n"),
+                ..Outcome::default()
+            });
+        }
         Err(error) => {
             let progress = progress(cells.len())?;
             let table = host_parts(&cells, |cell| progress.set_message(cell.title()))?;
@@ -84,7 +93,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     }
     let timer = Timer::new(&library, &context)?;
     if options.deferred {
-        return deferreds(options, &library, &timer, &device.name()?);
+        return deferreds(options, &cases, &library, &timer, &device.name()?);
     }
     if options.prefill {
         return prefills(options, &library, &timer, &device.name()?);
@@ -217,21 +226,18 @@ fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> R
     })
 }
 
-/// Measures decodes on states that wait.
-fn deferreds(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> Result<Outcome> {
+/// Measures steps on states that wait.
+fn deferreds(
+    options: &Options,
+    cases: &[deferred::Case],
+    library: &Library,
+    timer: &Timer,
+    gpu: &str,
+) -> Result<Outcome> {
     let context = library.context().context("a library without a GPU")?;
     let copy = copy_ceiling(context)?;
-    let batches = match &options.batch[..] {
-        [] => &[1, 4, 8, 16, 32, 64, 128, 256, 512][..],
-        batches => batches,
-    };
-    let mut cases = deferred::cases(batches);
-    cases.retain(|case| {
-        let asked = |name: &String| cell::state(name).is_ok_and(|state| state == case.state);
-        options.state.iter().any(asked)
-    });
     let progress = progress(cases.len())?;
-    let rows = deferred::run(library, Some(timer), &cases, options.tune, |case| {
+    let rows = deferred::run(library, Some(timer), cases, options.tune, |case| {
         progress.inc(1);
         progress.set_message(format!("{case:?}"));
     })?;

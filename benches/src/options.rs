@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use gated_delta::Formulation;
+use gated_delta::{DType, Formulation};
 use gated_delta_harness::arguments::{KdaDecay, Operator};
 
 use crate::cell::{self, Cell, Mode, Op};
+use crate::deferred;
 use crate::suite;
 
 /// Options that choose cells.
@@ -102,9 +103,13 @@ pub struct Options {
     /// 1,024 of each model.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub prefill: bool,
-    /// Decodes on states that wait instead, beside those that write every state; --batch, and every variant with --tune.
-    #[arg(long, conflicts_with_all = ["all", "step", "prefill", "op", "model", "tokens", "modes", "formulation", "gate", "layout"])]
+    /// Steps on states that wait instead, beside those that write every state: decodes, drafts and layers of both; --batch,
+    /// --tokens and --state, and every variant with --tune.
+    #[arg(long, conflicts_with_all = ["all", "step", "prefill", "op", "model", "modes", "formulation", "gate", "layout"])]
     pub deferred: bool,
+    /// Of --deferred, these operators alone.
+    #[arg(long, requires = "deferred", value_delimiter = ',', value_parser = deferred::OPERATORS)]
+    pub cases: Vec<String>,
     /// Of --prefill, the cases alone whose titles begin so: 1x4096; 8 tails.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub rows: Vec<String>,
@@ -159,6 +164,28 @@ impl Options {
         cells.retain(Cell::exists);
         ensure!(!cells.is_empty(), "no operator has such a cell");
         Ok(cells)
+    }
+
+    /// The cases of states that wait that are asked for. At least one.
+    pub fn deferred_cases(&self) -> Result<Vec<deferred::Case>> {
+        for (name, values) in [("--batch", &self.batch), ("--tokens", &self.tokens)] {
+            ensure!(!values.contains(&0), "{name}: wanted at least 1, got 0");
+        }
+        let states = self.state.iter().map(|state| cell::state(state));
+        let states: Vec<DType> = states.collect::<Result<_>>()?;
+        let batches = &[1, 4, 8, 16, 32, 64, 128, 256, 512];
+        let mut cases = deferred::cases(or(&self.batch, batches));
+        cases.retain(|case| {
+            states.contains(&case.state)
+                && (self.tokens.is_empty() || self.tokens.contains(&case.drafts.tokens))
+                && (self.cases.is_empty() || self.cases.iter().any(|it| it == case.operator_name()))
+        });
+        ensure!(
+            !cases.is_empty(),
+            "--deferred has no such case: wanted --tokens 1, 4 or 8, and bf16 states where these are more than 1, but for \
+             kda_layer, which has 1 alone"
+        );
+        Ok(cases)
     }
 
     /// The layers of an operator, with B = T = 1.

@@ -1,7 +1,9 @@
-//! Decodes and layer steps of the bench on states that wait, on the simulator: checked, and not timed.
+//! Steps of the bench on states that wait, on the simulator: checked, and not timed.
 
+use clap::Parser as _;
 use gated_delta::{DType, Library};
-use gated_delta_benches::deferred::{Case, Count, Drafts, Row, run, table};
+use gated_delta_benches::deferred::{Case, Count, Drafts, OPERATORS, Row, run, table};
+use gated_delta_benches::options::Options;
 use gated_delta_harness::arguments::Operator;
 
 #[test]
@@ -29,12 +31,17 @@ fn every_count_is_checked() {
 #[test]
 fn drafts_are_checked() {
     let library = Library::simulator();
-    let drafts = [(Operator::Gdn, [8, 4]), (Operator::Kda, [4, 2])];
-    for (operator, [tokens, kept]) in drafts {
+    let drafts = [
+        (Operator::Gdn, false, [8, 4]),
+        (Operator::Kda, false, [4, 2]),
+        (Operator::Gdn, true, [4, 2]),
+        (Operator::Gdn, true, [8, 4]),
+    ];
+    for (operator, layer, [tokens, kept]) in drafts {
         let case = Case {
             operator,
-            layer: false,
-            heads: [1, 2],
+            layer,
+            heads: if layer { [2, 4] } else { [1, 2] },
             dim: 64,
             state: DType::Bf16,
             batch: 8,
@@ -45,8 +52,84 @@ fn drafts_are_checked() {
                 parallel: true,
             },
         };
-        check(&run(&library, None, &[case], true, |_| {}).unwrap());
+        let rows = run(&library, None, &[case], true, |_| {}).unwrap();
+        check(&rows);
+        let entry = if layer {
+            "_deferred_layer_parallel_"
+        } else {
+            "_deferred_parallel_"
+        };
+        let waits = |row: &Row| row.entry.contains(entry);
+        assert!(
+            rows.iter()
+                .all(|row| waits(row) != (row.count == Count::Today))
+        );
     }
+}
+
+#[test]
+fn bytes_of_layer_drafts_are_those_of_windows_that_wait() {
+    let case = |tokens: usize, layer: bool| Case {
+        operator: Operator::Gdn,
+        layer,
+        heads: [1, 1],
+        dim: 64,
+        state: DType::Bf16,
+        batch: 1,
+        drafts: Drafts {
+            tokens,
+            kept: tokens,
+            most: 16,
+            parallel: true,
+        },
+    };
+    let rows = run(&Library::simulator(), None, &[case(8, true)], false, |_| {}).unwrap();
+    let of = |count: Count| rows.iter().find(|row| row.count == count).unwrap().bytes as usize;
+    let (state, channels, tokens) = (64 * 64 * 2, 3 * 64, 8);
+    // x, z, o, g and β; the window, and what is pending in place of it.
+    let read = tokens * 2 * (channels + 64 + 64 + 1 + 1) + channels * 3 * 2;
+    // x as it came, k, u and log α.
+    let (inputs, entry) = (2 * channels, 4 * (64 + 64 + 1));
+    let written_window = channels * 3 * 2;
+    let previous = tokens * 2 * (channels + 1 + 1);
+    assert_eq!(
+        of(Count::Today),
+        2 * state + read + written_window + previous
+    );
+    let of_pending = |pending: usize| (pending + tokens) * entry + tokens * inputs;
+    assert_eq!(of(Count::NeverFold), state + read + of_pending(8));
+    assert_eq!(
+        of(Count::AlwaysFold),
+        2 * state + read + written_window + of_pending(16)
+    );
+}
+
+#[test]
+fn options_choose_cases() {
+    let of = |options: &[&str]| {
+        let options = [&["bench", "--deferred"], options].concat();
+        Options::try_parse_from(options).map(|options| options.deferred_cases())
+    };
+    let cases = |options: &[&str]| of(options).unwrap().unwrap();
+    let all = cases(&["--batch", "4"]);
+    let has = |name| all.iter().any(|case| case.operator_name() == name);
+    assert!(OPERATORS.into_iter().all(has));
+    let layers = cases(&["--batch", "4,16", "--cases", "gdn_layer", "--tokens", "4,8"]);
+    let dims = layers.iter().map(|case| (case.batch, case.drafts.tokens));
+    assert_eq!(dims.collect::<Vec<_>>(), [(4, 4), (16, 4), (4, 8), (16, 8)]);
+    assert!(
+        layers
+            .iter()
+            .all(|case| case.layer && case.operator == Operator::Gdn)
+    );
+    let error = of(&["--cases", "kda_layer", "--tokens", "8"]).unwrap();
+    assert!(error.unwrap_err().to_string().contains("no such case"));
+    assert!(of(&["--tokens", "0"]).unwrap().is_err() && of(&["--state", "f8"]).unwrap().is_err());
+    let error = of(&["--cases", "gdn_decode"]).err().unwrap().to_string();
+    assert!(
+        error.contains("gdn_decode") && error.contains("gdn_layer"),
+        "{error}"
+    );
 }
 
 fn check(rows: &[Row]) {
