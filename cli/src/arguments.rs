@@ -1,13 +1,13 @@
 //! The library's arguments of a problem.
 
-use gated_delta::{Error, Formulation, Tensor};
+use gated_delta::{Error, Tensor};
 use gated_delta_harness::arguments::{
     Arguments, Checkpoints, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed,
     Pending, Tokens,
 };
 
 use crate::op::{Op, excluded, previous_gates};
-use crate::problem::{CONV, NORM, PREVIOUS, Problem, Views};
+use crate::problem::{CONV, INPUTS, NORM, PREVIOUS, Problem, Views};
 
 /// Names of what a commit or a flush, which has no new tokens, does not take.
 const OF_NEW_TOKENS: [&str; 12] = [
@@ -24,6 +24,9 @@ const OF_NEW_TOKENS: [&str; 12] = [
     "z",
     "norm_weight",
 ];
+
+/// Names of what makes new tokens, and those of a commit, of x: a flush has none of it, only windows perhaps.
+const OF_CONV: [&str; 2] = ["conv_weight", "conv_bias"];
 
 impl Problem {
     /// The library's arguments, from views of the problem's tensors.
@@ -131,8 +134,8 @@ impl Problem {
                 decays: "pending.decays",
                 len: "pending.len",
                 base: "pending.base",
-                inputs: None,
-                windows: None,
+                inputs: optional(INPUTS),
+                windows: optional("conv_state").filter(|_| self.is_flush()),
                 most: self.most_pending(),
             }),
             update_state: self.update_state,
@@ -162,28 +165,23 @@ impl Problem {
                 why: "a convolution makes q, k and v of x",
             });
         }
-        let is_parallel = self.options.formulation == Formulation::Parallel;
-        if let (Some(other), true) = (present(&["x"]), self.has_pending() && is_parallel) {
-            return Err(Error::Contradiction {
-                one: "pending.* with formulation = parallel",
-                other,
-                why: "a file has no ring of the inputs that windows wait for",
-            });
-        }
         let without_new = [
             (
                 self.is_commit(),
                 "a commit",
+                &[][..],
                 "previous tokens without a q or an x are committed, and there are no new ones",
             ),
             (
                 self.is_flush(),
                 "a flush",
+                &OF_CONV[..],
                 "pending tokens without a q or an x are folded, and there are no new ones",
             ),
         ];
-        for (is, one, why) in without_new {
-            if let Some(other) = present(&OF_NEW_TOKENS).filter(|_| is) {
+        for (is, one, besides, why) in without_new {
+            let other = present(&OF_NEW_TOKENS).or_else(|| present(besides));
+            if let Some(other) = other.filter(|_| is) {
                 return Err(Error::Contradiction { one, other, why });
             }
         }
@@ -258,7 +256,14 @@ impl Problem {
                     None => "tokens of the longest row of cu_seqlens",
                 };
             }
-            Range { what, .. } if *what == "most of pending" => *what = "max_pending",
+            Unsupported { what, .. } | Range { what, .. } => {
+                *what = match *what {
+                    "most of pending" => "max_pending",
+                    "P of keys" => "P of pending.keys",
+                    "W - 1 of windows" => "W - 1 of conv_state",
+                    what => what,
+                }
+            }
             _ => {}
         }
         error
@@ -268,11 +273,12 @@ impl Problem {
     fn name_of(&self, name: &'static str) -> &'static str {
         match (name, self.is_commit()) {
             ("pool", _) => "state",
-            ("windows", _) => "conv_state",
+            ("windows" | "windows of a flush", _) => "conv_state",
             ("window_snapshots", _) => "conv_snapshots",
             ("keys", _) => "pending.keys",
             ("updates", _) => "pending.updates",
             ("decays", _) => "pending.decays",
+            ("inputs", _) => INPUTS,
             ("pending len", _) => "pending.len",
             ("pending base", _) => "pending.base",
             ("previous", _) => self.previous_tokens(),

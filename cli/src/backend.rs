@@ -53,8 +53,8 @@ pub struct Outputs {
     pub conv_state: Option<HostTensor>,
     /// `[B, T, D, W − 1]`; `None` without a convolution, and where no snapshots are wanted.
     pub conv_snapshots: Option<HostTensor>,
-    /// The rings afterwards: keys, updates, decays; `None` where no state waits.
-    pub rings: [Option<HostTensor>; 3],
+    /// The rings afterwards: keys, updates, decays, inputs; `None` where no state waits, and of inputs where no window does.
+    pub rings: [Option<HostTensor>; 4],
     /// The variant that ran; `None` for the reference.
     pub variant: Option<Entry>,
     /// What each row does.

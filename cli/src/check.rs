@@ -12,14 +12,14 @@ use crate::compare::{Comparison, compare, pairs};
 use crate::error::Error;
 use crate::file::Expected;
 use crate::metadata::{head_map_name, state_layout_name};
-use crate::problem::{Problem, RINGS};
+use crate::problem::{INPUTS, Problem, RINGS};
 use crate::reference::{self, Truth};
 use crate::table::table;
 use crate::tensor::HostTensor;
 
-/// Runs a problem and compares the written parts of `o`, `state`, `snapshots`, `conv_state` and `conv_snapshots` with
-/// `expected`, or with the reference where that has none; every other part has to be as it was, bit for bit. The last two
-/// hold inputs as they come, and are compared bit for bit too.
+/// Runs a problem and compares the written parts of `o`, `state`, `snapshots`, `conv_state`, `conv_snapshots` and rings with
+/// `expected`, or with the reference where that has none; every other part has to be as it was, bit for bit. Windows, and rings of
+/// inputs and of keys that came, hold what came as it is, and are compared bit for bit too.
 ///
 /// NaN on one side alone fails. NaN on both sides, or the same infinity, passes and is said in the line's result; a part
 /// that holds nothing else fails, since nothing was compared.
@@ -149,8 +149,8 @@ struct Written {
     windows: Vec<bool>,
     /// Of all rows, one row's behind the other's.
     steps: Vec<bool>,
-    /// Entries of the rings of keys, updates and decays.
-    entries: [Vec<bool>; 3],
+    /// Entries of the rings of keys, updates, decays and inputs.
+    entries: [Vec<bool>; 4],
 }
 
 impl Written {
@@ -168,8 +168,8 @@ impl Written {
             },
             steps: vec![false; tokens.len() * steps],
             entries: RINGS.map(|ring| {
-                let entries: usize = (0..3).map(|dim| problem.dim(ring, dim)).product();
-                vec![false; entries]
+                let [heads, entries] = problem.ring(ring);
+                vec![false; problem.dim(ring, 0) * heads * entries]
             }),
         };
         for (b, tokens) in tokens.into_iter().enumerate() {
@@ -196,7 +196,10 @@ impl Written {
                 let slots = problem.tensors.get("read_slots").map(HostTensor::to_i64);
                 let slot = slots.map_or(b, |slots| slots[b] as usize);
                 for (ring, written) in RINGS.into_iter().zip(&mut written.entries) {
-                    let [heads, entries] = [1, 2].map(|dim| problem.dim(ring, dim));
+                    if !problem.tensors.contains_key(ring) {
+                        continue;
+                    }
+                    let [heads, entries] = problem.ring(ring);
                     for head in slot * heads..(slot + 1) * heads {
                         written[head * entries + left] = true;
                     }
@@ -246,7 +249,7 @@ impl Lines {
         let written = Written::of(problem, &outputs.rows);
         let mut lines = Self {
             chunked: problem.options.formulation == Formulation::Chunked,
-            convolved: problem.has_conv(),
+            convolved: problem.convolves(),
             ..Self::default()
         };
         if let Some(after) = &outputs.o {
@@ -314,7 +317,7 @@ impl Lines {
                     after,
                     written: &written.entries[i],
                     expected: expected.rings[i].as_ref(),
-                    truth: truth.and_then(|truth| Some(&*truth.rings.as_ref()?[i])),
+                    truth: truth.and_then(|truth| truth.rings[i].as_deref()),
                 });
             }
         }
@@ -350,7 +353,7 @@ impl Lines {
             && let Some((source, values)) = &wanted
         {
             let is_copied = match name {
-                "conv_state" | "conv_snapshots" => true,
+                "conv_state" | "conv_snapshots" | INPUTS => true,
                 "pending.keys" => !self.convolved,
                 _ => false,
             };

@@ -29,8 +29,9 @@ pub struct Expected {
     pub snapshots: Option<HostTensor>,
     /// `expected.conv_snapshots`, `[B, T, D, W − 1]` f32.
     pub conv_snapshots: Option<HostTensor>,
-    /// `expected.pending.keys`, `expected.pending.updates` and `expected.pending.decays`, all rings afterwards, f32.
-    pub rings: [Option<HostTensor>; 3],
+    /// `expected.pending.keys`, `expected.pending.updates`, `expected.pending.decays` and `expected.pending.inputs`, all rings
+    /// afterwards, f32.
+    pub rings: [Option<HostTensor>; 4],
 }
 
 /// Reads the problem of a file.
@@ -77,6 +78,7 @@ pub fn read_with_expected(path: &Path) -> Result<(Problem, Expected), Error> {
             expected("expected.pending.keys", "pending.keys")?,
             expected("expected.pending.updates", "pending.updates")?,
             expected("expected.pending.decays", "pending.decays")?,
+            expected("expected.pending.inputs", "pending.inputs")?,
         ],
     };
     Ok((problem, expected))

@@ -26,7 +26,7 @@ const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
 pub(crate) const DEFERRED: &[Op] = &[GdnDecode, GdnMtp, KdaRecurrent];
 
 /// Tensors of a problem that are given, and the operators that take them.
-const INPUTS: [(&str, &[Op]); 37] = [
+const INPUTS: [(&str, &[Op]); 38] = [
     ("q", ALL),
     ("k", ALL),
     ("v", ALL),
@@ -65,12 +65,13 @@ const INPUTS: [(&str, &[Op]); 37] = [
     ("pending.keys", DEFERRED),
     ("pending.updates", DEFERRED),
     ("pending.decays", DEFERRED),
+    ("pending.inputs", &[GdnMtp]),
     ("pending.len", DEFERRED),
     ("pending.base", DEFERRED),
 ];
 
 /// Tensors that a problem leaves behind.
-const OUTPUTS: [(&str, &[Op]); 8] = [
+const OUTPUTS: [(&str, &[Op]); 9] = [
     ("o", ALL),
     ("state", ALL),
     ("conv_state", ALL),
@@ -79,6 +80,7 @@ const OUTPUTS: [(&str, &[Op]); 8] = [
     ("pending.keys", DEFERRED),
     ("pending.updates", DEFERRED),
     ("pending.decays", DEFERRED),
+    ("pending.inputs", &[GdnMtp]),
 ];
 
 impl Op {

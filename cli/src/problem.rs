@@ -28,8 +28,10 @@ pub(crate) const PREVIOUS: [&str; 8] = [
     "prev.beta",
     "keep",
 ];
-/// Names of the rings of pending tokens, which are results too.
-pub(crate) const RINGS: [&str; 3] = ["pending.keys", "pending.updates", "pending.decays"];
+/// Names of the rings of pending tokens, which are results too; the last is there where windows wait as states do.
+pub(crate) const RINGS: [&str; 4] = ["pending.keys", "pending.updates", "pending.decays", INPUTS];
+/// Name of the ring of what tokens were convolved from.
+pub(crate) const INPUTS: &str = "pending.inputs";
 /// Names of what says which of their entries are pending.
 const PENDING: [&str; 2] = ["pending.len", "pending.base"];
 /// Names of a convolution's tensors.
@@ -93,7 +95,7 @@ impl Problem {
         self.has_any(&PREVIOUS)
     }
 
-    /// Whether a convolution makes q, k and v, of new tokens or of those of a commit.
+    /// Whether there is a tensor of a convolution, which makes q, k and v of new tokens or of those of a commit.
     #[must_use]
     pub fn has_conv(&self) -> bool {
         self.has_any(&CONV)
@@ -127,6 +129,16 @@ impl Problem {
         self.has_pending() && !self.has_previous() && !self.has_any(&["q", "x"])
     }
 
+    /// Whether windows wait as states do, and are written where these are.
+    fn windows_wait(&self) -> bool {
+        self.tensors.contains_key(INPUTS)
+    }
+
+    /// Whether a convolution makes q, k and v of new tokens or of those of a commit. A flush has windows at most.
+    pub(crate) fn convolves(&self) -> bool {
+        self.has_conv() && !self.is_flush()
+    }
+
     /// Whether there are new tokens.
     #[must_use]
     pub fn has_new(&self) -> bool {
@@ -158,6 +170,14 @@ impl Problem {
     fn is_fresh(&self, b: usize) -> bool {
         let fresh = self.tensors.get("fresh").map(HostTensor::to_i64);
         fresh.is_some_and(|fresh| fresh[b] != 0)
+    }
+
+    /// Heads and entries of a slot of a ring; one of inputs has all channels in one.
+    pub(crate) fn ring(&self, name: &str) -> [usize; 2] {
+        match name {
+            INPUTS => [1, self.dim(name, 1)],
+            _ => [self.dim(name, 1), self.dim(name, 2)],
+        }
     }
 
     /// The entries of the ring that the tokens of row b, which is active, are left in.
@@ -312,9 +332,13 @@ impl Problem {
         self.slots_after(b, tokens)
     }
 
-    /// The same of windows, which move with every token, whether a state waits or not; none where there are none.
+    /// The same of windows, which move with every token, whether a state waits or not, unless they wait too; none where there are
+    /// none.
     pub(crate) fn written_windows(&self, b: usize, tokens: usize) -> Vec<usize> {
-        let mut written = self.slots_after(b, tokens);
+        let mut written = match self.windows_wait() {
+            true => self.written_slots(b, tokens),
+            false => self.slots_after(b, tokens),
+        };
         written.retain(|slot| *slot < self.dim("conv_state", 0));
         written
     }

@@ -32,8 +32,8 @@ pub struct Truth {
     pub snapshots: Option<Vec<f64>>,
     /// All snapshots of windows, where they are wanted.
     pub window_snapshots: Option<Vec<f64>>,
-    /// All rings afterwards, where states wait: keys, updates, decays.
-    pub rings: Option<[Vec<f64>; 3]>,
+    /// All rings afterwards, where states wait: keys, updates, decays; where windows do, inputs.
+    pub rings: [Option<Vec<f64>>; 4],
 }
 
 /// The truth of a problem that [`Problem::validate`] has passed, from the values as they are stored.
@@ -110,7 +110,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
         windows: after.windows,
         snapshots: after.snapshots,
         window_snapshots: after.window_snapshots,
-        rings: None,
+        rings: [const { None }; 4],
     })
 }
 
@@ -125,12 +125,8 @@ pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
         ("snapshots", truth.snapshots.as_ref()),
         ("conv_snapshots", truth.window_snapshots.as_ref()),
     ];
-    let rings = truth
-        .rings
-        .iter()
-        .flat_map(|rings| RINGS.into_iter().zip(rings));
-    let rings = rings.map(|(name, ring)| (name, Some(ring)));
-    for (name, values) in results.into_iter().chain(rings) {
+    let rings = truth.rings.iter().map(Option::as_ref);
+    for (name, values) in results.into_iter().chain(RINGS.into_iter().zip(rings)) {
         if let (Some(tensor), Some(values)) = (after.tensors.get_mut(name), values) {
             if tensor.dtype() == DType::F16 && matches!(name, "state" | "snapshots") {
                 let held: Vec<f64> = values.iter().map(|&s| Stored::F16.round_state(s)).collect();
@@ -183,12 +179,13 @@ impl Values {
 
     /// The truth of a step or a flush of states that wait.
     fn deferred(&self, problem: &Problem, step: Recurrent<'_>) -> Result<Truth, Error> {
-        let [keys, updates, decays] = RINGS.map(|name| self.floats(name).to_vec());
+        let [keys, updates, decays, inputs] =
+            RINGS.map(|name| self.optional(name).map(<[f64]>::to_vec));
         let rings = Rings {
-            keys,
-            updates,
-            decays,
-            inputs: None,
+            keys: keys.unwrap_or_default(),
+            updates: updates.unwrap_or_default(),
+            decays: decays.unwrap_or_default(),
+            inputs,
         };
         let waiting = Deferred {
             layer: self.layer(problem, step),
@@ -209,13 +206,18 @@ impl Values {
             windows: after.windows,
             snapshots: None,
             window_snapshots: None,
-            rings: Some([after.rings.keys, after.rings.updates, after.rings.decays]),
+            rings: [
+                Some(after.rings.keys),
+                Some(after.rings.updates),
+                Some(after.rings.decays),
+                after.rings.inputs,
+            ],
         })
     }
 
     /// What there is around a recurrence.
     fn layer<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Layer<'a> {
-        let projection = problem.has_conv().then(|| Projection {
+        let projection = problem.convolves().then(|| Projection {
             x: self.floats("x"),
             previous: self.optional("prev.x"),
             conv: Conv {

@@ -2,6 +2,7 @@
 
 use crate::check::gpu;
 use crate::command::{Contents, check, folder, run};
+use gated_delta::Entry;
 use safetensors::tensor::Dtype;
 
 const GDN: &str = "gdn_decode_bf16_pool";
@@ -171,6 +172,330 @@ fn a_row_without_room_folds() {
             let more = full.clone().with_metadata("max_pending", "7");
             check(&more.write(&folder, "more"), &["--backend", backend]).succeeds();
         }
+    }
+}
+
+/// R of a layer's drafts: N = 16 and T up to 8.
+const ENTRIES_OF_DRAFTS: usize = 24;
+/// The rings of a layer's drafts.
+const RINGS_OF_DRAFTS: [&str; 4] = [
+    "pending.keys",
+    "pending.updates",
+    "pending.decays",
+    "pending.inputs",
+];
+
+/// Those that run a layer's drafts: GPUs have not passed their tests yet, or have.
+fn backends_of_drafts() -> Vec<&'static str> {
+    let mut backends = backends();
+    let proved = Entry::gdn_deferred_layer_parallel_klast_bf16_k128_tile64.is_proved();
+    backends.retain(|backend| proved || *backend != "cuda");
+    backends
+}
+
+/// The layer as one of so many drafts, whose states and windows wait: the rows' tokens in turn, so that the first of each is the
+/// fixture's, and with one token its answers hold; the last one is inactive. Rings are NaN, but for the entries that are pending, so
+/// many of each row.
+fn layer_drafts(tokens: usize, len: &[i32]) -> Contents {
+    let mut contents = Contents::fixture(LAYER)
+        .with_metadata("op", "gdn_mtp")
+        .with_metadata("formulation", "parallel");
+    for name in ["x", "z", "a", "b"] {
+        let (dtype, mut dims, data) = contents.tensors[name].clone();
+        let of_rows: Vec<&[u8]> = data.chunks(data.len() / dims[0]).collect();
+        let rows = 0..dims[0];
+        let repeated = rows.flat_map(|b| (b..b + tokens).map(|t| of_rows[t % of_rows.len()]));
+        let repeated: Vec<u8> = repeated.flatten().copied().collect();
+        dims[1] = tokens;
+        contents = contents.with(name, dtype, &dims, repeated);
+    }
+    let channels = contents.tensors["x"].1[2];
+    let state = contents.tensors["state"].1.clone();
+    let heads = contents.metadata["heads"].parse().unwrap();
+    let entries = ENTRIES_OF_DRAFTS;
+    let base: Vec<i32> = (0..len.len()).map(|b| 23 - 7 * b as i32).collect();
+    let slots = indices(&contents, "read_slots");
+    let rings = [
+        (
+            "pending.keys",
+            vec![state[0], heads, entries, state[3]],
+            0.3,
+        ),
+        (
+            "pending.updates",
+            vec![state[0], state[1], entries, state[2]],
+            0.1,
+        ),
+        ("pending.decays", vec![state[0], state[1], entries], -0.2),
+        ("pending.inputs", vec![state[0], 1, entries, channels], 1.5),
+    ];
+    for (name, dims, size) in rings {
+        let of_entry: usize = dims[3..].iter().product();
+        let mut values = vec![f32::NAN; dims.iter().product()];
+        for (b, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
+            for j in 0..len[b] as usize {
+                let entry = (base[b] as usize + j) % entries;
+                for head in 0..dims[1] {
+                    let first = ((slot as usize * dims[1] + head) * entries + entry) * of_entry;
+                    for i in 0..of_entry {
+                        let part = ((7 * i + 5 * j + 3 * head + b) % 16) as f32 / 16.0;
+                        values[first + i] = size
+                            * if name == "pending.decays" {
+                                part
+                            } else {
+                                part - 0.5
+                            };
+                    }
+                }
+            }
+        }
+        contents = match name {
+            "pending.inputs" => {
+                let values = values
+                    .iter()
+                    .map(|&x| half::bf16::from_f32(x).to_le_bytes());
+                let dims = [dims[0], entries, channels];
+                contents.with(name, Dtype::BF16, &dims, values.flatten().collect())
+            }
+            _ => contents.with_floats(name, &dims, &values),
+        };
+    }
+    contents
+        .with_indices("pending.len", &[len.len()], len)
+        .with_indices("pending.base", &[len.len()], &base)
+}
+
+fn indices(contents: &Contents, name: &str) -> Vec<i32> {
+    let (words, _) = contents.tensors[name].2.as_chunks();
+    words.iter().map(|word| i32::from_le_bytes(*word)).collect()
+}
+
+/// What folds what a step of a layer's drafts has left, of the rows as they are pending then.
+fn flush_of(step: &Contents, after: &Contents, len: &[i32], base: &[i32]) -> Contents {
+    let mut flush = step
+        .clone()
+        .without(&[
+            "x",
+            "z",
+            "a",
+            "b",
+            "conv_weight",
+            "norm_weight",
+            "expected.o",
+        ])
+        .with_indices("pending.len", &[len.len()], len)
+        .with_indices("pending.base", &[len.len()], base);
+    for key in ["heads", "norm_eps", "conv_activation", "norm_activation"] {
+        flush = flush.without_metadata(key);
+    }
+    for name in RINGS_OF_DRAFTS.into_iter().chain(["state", "conv_state"]) {
+        flush
+            .tensors
+            .insert(name.to_owned(), after.tensors[name].clone());
+    }
+    flush
+}
+
+/// The fixture's answers hold: o of the step, which leaves states and windows as they were, and both behind a flush.
+#[test]
+fn known_answers_hold_where_windows_wait_too() {
+    let folder = folder();
+    let drafts = layer_drafts(1, &[0; 4]);
+    let step = drafts
+        .clone()
+        .without(&["expected.state", "expected.conv_state"]);
+    let input = step.write(&folder, "step");
+    let output = folder.path().join("out.safetensors");
+    for backend in backends_of_drafts() {
+        let stdout = check(&input, &["--backend", backend]).succeeds().stdout;
+        assert!(!stdout.contains("| state, written"), "{stdout}");
+        assert!(!stdout.contains("| conv_state, written"), "{stdout}");
+        let wrote = stdout.contains("| pending.inputs, written entries ");
+        assert_eq!(wrote, backend != "reference", "{stdout}");
+        run(&input, &output, &["--backend", backend]).succeeds();
+        let after = Contents::read(&output);
+        for name in ["state", "conv_state"] {
+            assert_eq!(after.tensors[name], step.tensors[name], "{backend}, {name}");
+        }
+        let flush = flush_of(&drafts, &after, &[1; 4], &indices(&drafts, "pending.base"));
+        let flush = flush.write(&folder, "flush");
+        for backend in backends_of_drafts() {
+            let stdout = check(&flush, &["--backend", backend]).succeeds().stdout;
+            for name in ["state", "conv_state"] {
+                let written = format!("| {name}, written slots ");
+                let line = stdout.lines().find(|line| line.starts_with(&written));
+                assert!(line.is_some_and(|line| line.contains(" file ")), "{stdout}");
+            }
+            assert!(!stdout.contains("| pending.inputs, written"), "{stdout}");
+        }
+    }
+}
+
+/// Rows with less than a window pending, with room, without, and an inactive one: of the third one state and window are written.
+#[test]
+fn a_layers_drafts_wait_and_fold() {
+    let folder = folder();
+    let drafts = layer_drafts(4, &[2, 12, 13, 5]).without_expected();
+    let input = drafts.write(&folder, "drafts");
+    let output = folder.path().join("out.safetensors");
+    let slots = indices(&drafts, "read_slots");
+    let [x, windows, rings] =
+        ["x", "conv_state", "pending.inputs"].map(|name| drafts.tensors[name].2.clone());
+    let token = x.len() / 16;
+    let mut after = Vec::new();
+    for backend in backends_of_drafts() {
+        if backend != "reference" {
+            let stdout = check(&input, &["--backend", backend]).succeeds().stdout;
+            for name in [
+                "state, written slots",
+                "conv_state, written slots",
+                "conv_state, other slots",
+            ] {
+                assert!(stdout.contains(&format!("| {name} ")), "{stdout}");
+            }
+        }
+        run(&input, &output, &["--backend", backend]).succeeds();
+        let contents = Contents::read(&output);
+        let (dtype, dims, inputs) = &contents.tensors["pending.inputs"];
+        assert_eq!((*dtype, &dims[..]), (Dtype::BF16, &[5, 24, 1024][..]));
+        let mut wanted = rings.clone();
+        for (b, pending) in [2, 12, 13].into_iter().enumerate() {
+            for t in 0..4 {
+                let entry = (23 - 7 * b + pending + t) % 24;
+                let first = (slots[b] as usize * 24 + entry) * token;
+                wanted[first..][..token].copy_from_slice(&x[(4 * b + t) * token..][..token]);
+            }
+        }
+        assert!(*inputs == wanted, "{backend}");
+        // The window of the row that folds is the last three inputs that were pending.
+        let mut wanted = windows.clone();
+        let slot = slots[2] as usize;
+        for c in 0..1024 {
+            for i in 0..3 {
+                let entry = (9 + 10 + i) % 24;
+                let from = (slot * 24 + entry) * token + 2 * c;
+                let to = 2 * ((slot * 1024 + c) * 3 + i);
+                wanted[to..to + 2].copy_from_slice(&rings[from..from + 2]);
+            }
+        }
+        assert!(contents.tensors["conv_state"].2 == wanted, "{backend}");
+        after.push(contents);
+    }
+    // What one has left is what another expects, entry by entry.
+    let mut expected = drafts.clone();
+    for name in RINGS_OF_DRAFTS.into_iter().chain(["conv_state"]) {
+        let dims = after[0].tensors[name].1.clone();
+        let values = after[0].floats(name);
+        expected = expected.with_floats(&format!("expected.{name}"), &dims, &values);
+    }
+    let stdout = check(&expected.write(&folder, "expected"), &["--backend", "sim"])
+        .succeeds()
+        .stdout;
+    let line = stdout
+        .lines()
+        .find(|line| line.starts_with("| pending.inputs, written entries "));
+    assert!(
+        line.is_some_and(|line| line.contains(" file ") && line.contains(" exact ")),
+        "{stdout}"
+    );
+    let entry = slots[1] as usize * 24 + (16 + 12 + 1) % 24;
+    let at = entry * 1024 + 5;
+    let off = expected.floats("expected.pending.inputs")[at] + 0.0625;
+    let wrong = expected.with_float_at("expected.pending.inputs", at, off);
+    check(&wrong.write(&folder, "wrong"), &["--backend", "sim"])
+        .fails_the_check(&format!("entry {entry} differs"));
+
+    // Two of four drafts are kept, and folded.
+    for (from, first) in after.iter().zip(backends_of_drafts()) {
+        let flush = flush_of(&drafts, from, &[4, 14, 2, 0], &[23, 16, 22, 0]);
+        let flush = flush.write(&folder, "flush");
+        let stdout = check(&flush, &["--backend", "sim"]).succeeds().stdout;
+        for name in ["state", "conv_state"] {
+            let written = format!("| {name}, written slots ");
+            assert!(stdout.contains(&written), "{first}: {stdout}");
+        }
+    }
+}
+
+#[test]
+fn what_contradicts_windows_that_wait_is_refused_by_name() {
+    let folder = folder();
+    let drafts = || layer_drafts(4, &[0; 4]).without_expected();
+    let flush = || {
+        let drafts = layer_drafts(1, &[1; 4]).without_expected();
+        flush_of(&drafts, &drafts, &[1; 4], &indices(&drafts, "pending.base"))
+    };
+    let cases = [
+        (
+            "pending.inputs is missing: windows that wait need it",
+            drafts().without(&["pending.inputs"]),
+        ),
+        (
+            "pending.inputs and formulation = recurrent exclude each other",
+            layer_drafts(1, &[0; 4])
+                .without_expected()
+                .without_metadata("formulation"),
+        ),
+        (
+            "pending.inputs: wanted the dtype of the windows, got f32",
+            drafts().with_floats("pending.inputs", &[5, 24, 1024], &[0.0; 5 * 24 * 1024]),
+        ),
+        (
+            "pending.inputs: wanted shape",
+            drafts().reshaped("pending.inputs", &[5, 1024, 24]),
+        ),
+        (
+            "tensor pending.inputs: gdn_decode takes none",
+            layer_drafts(1, &[0; 4])
+                .without_expected()
+                .without_metadata("formulation")
+                .with_metadata("op", "gdn_decode"),
+        ),
+        (
+            "tensor pending.inputs: kda_recurrent takes none",
+            waiting(KDA).with_floats("pending.inputs", &[1], &[0.0]),
+        ),
+        (
+            "tensor expected.pending.inputs: wanted f32 [5, 24, 1024], got f32 [5, 24]",
+            drafts().with_floats("expected.pending.inputs", &[5, 24], &[0.0; 5 * 24]),
+        ),
+        (
+            "pending.keys is missing: pending tokens need it",
+            drafts().without(&["pending.keys"]),
+        ),
+        (
+            "conv_state is missing: inputs that are pending need it",
+            flush().without(&["conv_state"]),
+        ),
+        (
+            "pending.inputs is missing: windows that wait need it",
+            flush().without(&["pending.inputs"]),
+        ),
+        (
+            "a flush and conv_weight exclude each other",
+            flush().with_floats("conv_weight", &[1024, 4], &[0.0; 4096]),
+        ),
+        (
+            "conv_state and formulation = recurrent exclude each other",
+            flush()
+                .without(&["pending.inputs"])
+                .without_metadata("formulation"),
+        ),
+        (
+            "W - 1 of conv_state = 6",
+            flush().reshaped("conv_state", &[5, 512, 6]),
+        ),
+        (
+            "conv_state: wanted shape",
+            flush().reshaped("conv_state", &[5, 1536, 2]),
+        ),
+        (
+            "P of pending.keys: wanted P = 5, got 10",
+            drafts().reshaped("pending.keys", &[10, 2, 24, 64]),
+        ),
+    ];
+    for (part, contents) in cases {
+        check(&contents.write(&folder, "bad"), &["--backend", "sim"]).refused(part);
     }
 }
 
