@@ -1,8 +1,11 @@
 //! Arguments of tensors most of which have the right dims.
 
-use gated_delta::{BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout, Tensor};
+use gated_delta::{
+    Activation, BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout, Tensor,
+};
 use gated_delta_harness::arguments::{
-    Arguments, Checkpoints, GateKind, KdaDecay, Kept, New, Operator, Packed, Pending, Tokens,
+    Arguments, Checkpoints, Convolved, GateKind, GatedNorm, KdaDecay, Kept, New, Operator, Packed,
+    Pending, Tokens,
 };
 use proptest::option;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
@@ -91,7 +94,7 @@ pub type Draw = (
     Dims,
     GateKind,
     Vec<Twist>,
-    [bool; 28],
+    [[bool; 24]; 2],
     [DType; 5],
     (Option<f32>, Option<u32>, usize),
 );
@@ -112,8 +115,8 @@ pub fn draws() -> impl Strategy<Value = Draw> {
     (
         dims(),
         select(gates),
-        proptest::collection::vec(twist(), 33),
-        any::<[bool; 28]>(),
+        proptest::collection::vec(twist(), 42),
+        any::<[[bool; 24]; 2]>(),
         (floats(), floats(), floats(), indices).prop_map(|(a, b, c, d)| [a, b, c, d, DType::F32]),
         (scale, null_slot, prop_oneof![4 => 0usize..=2, 1 => size()]),
     )
@@ -135,9 +138,13 @@ pub fn arguments(
         dim,
         slots,
     } = dims;
-    let mut flags = flags.into_iter();
+    let mut flags = flags.into_iter().flatten();
     let mut flag = || flags.next().unwrap_or_default();
-    let (is_packed, is_commit, of_tokens, with_previous) = (flag(), flag(), flag(), flag());
+    let has_pending = flag() && (flag() || flag());
+    let is_flush = has_pending && flag();
+    // Nothing that states that wait do not go with, mostly.
+    let waits = has_pending && (flag() || flag());
+    let [is_packed, is_commit, of_tokens, with_previous] = [(); 4].map(|()| flag() && !waits);
     let [b, t] = if is_packed {
         [1, rows.saturating_mul(tokens)]
     } else {
@@ -168,7 +175,7 @@ pub fn arguments(
     let has_parameters = !matches!(gates, GateKind::Given | GateKind::Kda(KdaDecay::Log, _));
     let dt_bias: &[usize] = &[value_heads, dim];
     let mut options = Options::default();
-    options.state_layout = if flag() {
+    options.state_layout = if flag() || waits {
         StateLayout::KLast
     } else {
         StateLayout::VLast
@@ -184,19 +191,35 @@ pub fn arguments(
             false => Formulation::Chunked,
         };
     }
+    if waits {
+        options.formulation = match flag() {
+            true => Formulation::Parallel,
+            false => Formulation::Recurrent,
+        };
+    }
     (options.scale, options.null_slot) = (scale, null_slot);
-    let has_pending = flag() && flag();
-    let is_flush = has_pending && flag();
     let entries = [slots, value_heads, steps.saturating_add(8), dim];
     let of_keys = [slots, heads, entries[2], dim];
-    let [keys, updates] =
-        [(0, of_keys), (4, entries)].map(|(dtype, dims)| optional(dtype, &dims, has_pending));
+    let is_parallel = options.formulation == Formulation::Parallel;
+    let convolves = flag() && (waits || flag());
+    let of_keys_dtype = if convolves { 4 } else { 0 };
+    let [keys, updates] = [(of_keys_dtype, of_keys), (4, entries)]
+        .map(|(dtype, dims)| optional(dtype, &dims, has_pending));
     let (keys, updates) = (keys?, updates?);
     let decays = optional(4, &entries[..if per_channel { 4 } else { 3 }], has_pending)?;
     let [len, base] = [
         optional(3, &[rows], has_pending)?,
         optional(3, &[rows], has_pending)?,
     ];
+    // Windows wait with the parallel formulation, mostly.
+    let windows_wait = (is_parallel && convolves) != (flag() && flag() && flag());
+    let windows_wait = has_pending && windows_wait;
+    let channels = (2 * heads + value_heads).saturating_mul(dim);
+    let of_inputs = [slots, entries[2], channels];
+    let inputs = optional(0, &of_inputs, windows_wait)?;
+    let taps = 2 + usize::from(flag()) + usize::from(flag());
+    let of_windows = [slots, channels, taps - 1];
+    let windows = optional(0, &of_windows, is_flush && windows_wait)?;
     let rings = keys.zip(updates).zip(decays).zip(len).zip(base);
     let pending = rings.map(|((((keys, updates), decays), len), base)| Pending {
         keys,
@@ -204,42 +227,77 @@ pub fn arguments(
         decays,
         len,
         base,
-        inputs: None,
-        windows: None,
+        inputs,
+        windows,
         most: steps,
     });
+    let has_new = !is_commit && !is_flush;
+    let convolved = match has_new && convolves {
+        true => Some(Convolved {
+            x: optional(0, &[b, t, channels], true)??,
+            heads,
+            gate: new.tokens.gate,
+            beta: new.tokens.beta,
+            o: new.o,
+            weight: optional(0, &[channels, taps], true)??,
+            bias: optional(0, &[channels], flag())?,
+            activation: match flag() {
+                true => Activation::Silu,
+                false => Activation::None,
+            },
+            windows: optional(0, &of_windows, true)??,
+            write_windows: optional(0, &of_windows, !waits && flag() && flag())?,
+            window_snapshots: None,
+        }),
+        false => None,
+    };
+    let norm = match has_new && flag() && flag() {
+        true => Some(GatedNorm {
+            z: optional(0, &[b, t, value_heads, dim], true)??,
+            weight: optional(4, &[dim], true)??,
+            eps: 1e-6,
+            activation: Activation::Silu,
+        }),
+        false => None,
+    };
     Some(Arguments {
         gates,
         a_log: optional(4, &[value_heads], has_parameters)?,
         dt_bias: optional(4, &dt_bias[..1 + usize::from(per_channel)], has_parameters)?,
-        new: (!is_commit && !is_flush).then_some(new),
+        new: (has_new && !convolves).then_some(new),
         previous: (((with_previous && !of_tokens) || is_commit) && !is_flush).then_some(Kept {
             tokens: previous,
             keep,
         }),
         previous_x: None,
         pool: optional(2, &state, true)??,
-        write_pool: optional(2, &state, flag())?,
+        write_pool: optional(2, &state, !waits && flag())?,
         read_slots: optional(3, &[rows], flag() && !of_tokens)?,
-        write_slots: optional(3, &[rows], flag() && !of_tokens)?,
+        write_slots: optional(3, &[rows], !waits && flag() && !of_tokens)?,
         token_slots: optional(3, &[rows, tokens], of_tokens)?,
         accepted: optional(3, &[rows], of_tokens && flag())?,
-        snapshots: optional(2, &[rows, steps, value_heads, dim, dim], flag() && flag())?,
+        snapshots: optional(
+            2,
+            &[rows, steps, value_heads, dim, dim],
+            !waits && flag() && flag(),
+        )?,
         packed: optional(3, &[rows + 1], is_packed)?.map(|cu_seqlens| Packed {
             cu_seqlens,
             max_tokens: tokens,
         }),
-        convolved: None,
-        norm: None,
-        fresh: None,
-        positions: optional(3, &[rows], flag() && flag())?,
-        checkpoints: optional(3, &[rows, steps], flag() && flag())?.map(|slots| Checkpoints {
-            every: 64usize.wrapping_mul(steps),
-            slots,
+        convolved,
+        norm,
+        fresh: optional(3, &[rows], !is_flush && flag() && flag())?,
+        positions: optional(3, &[rows], !waits && flag() && flag())?,
+        checkpoints: optional(3, &[rows, steps], !waits && flag() && flag())?.map(|slots| {
+            Checkpoints {
+                every: 64usize.wrapping_mul(steps),
+                slots,
+            }
         }),
-        workspace: optional(4, &[steps, dim], flag() && flag())?,
+        workspace: optional(4, &[steps, dim], !waits && flag() && flag())?,
         pending,
-        update_state: flag() || flag(),
+        update_state: waits || flag() || flag(),
         options,
     })
 }
