@@ -2,9 +2,12 @@
 //! they should be.
 
 use gated_delta::tensor::MAX_DIMS;
-use gated_delta::{BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout};
+use gated_delta::{
+    Activation, BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout,
+};
 use gated_delta_harness::arguments::{
-    Arguments, GateKind, KdaDecay, Kept, New, Packed, Pending, Tokens,
+    Arguments, Convolved, GateKind, GatedNorm, KdaDecay, Kept, New, Operator, Packed, Pending,
+    Tokens,
 };
 use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
 
@@ -74,16 +77,28 @@ impl<'a> Arbitrary<'a> for Draft {
             sizes.packed = false;
             sizes.wait(options.formulation);
         }
+        let parallel = options.formulation == Formulation::Parallel;
+        // Drafts of KDA go without.
+        let has_layer = !parallel || gates.operator() == Operator::Gdn || rarely(u, 16)?;
+        let convolves = keeping.is_deferred() && has_layer && rarely(u, 2)?;
         let of_parallel = options.formulation == Formulation::Parallel && !rarely(u, 8)?;
         let state = match of_parallel {
             true => *u.choose(&[DType::Bf16, DType::F16])?,
             false => *u.choose(&[DType::F32, DType::Bf16, DType::F16])?,
+        };
+        if convolves {
+            sizes.taps = u.int_in_range(2..=4)?;
+        }
+        let x = match convolves {
+            true => Some(*u.choose(&[DType::F32, DType::Bf16, DType::F16])?),
+            false => None,
         };
         let mut draw = Draw {
             u,
             gates,
             sizes: &sizes,
             state,
+            x,
             forms: Vec::new(),
         };
         let mut arguments = draw.arguments(keeping, options)?;
@@ -152,6 +167,8 @@ struct Draw<'d, 'a> {
     sizes: &'d Sizes,
     /// Of the states.
     state: DType,
+    /// Of what a convolution makes q, k and v of, where there is one.
+    x: Option<DType>,
     forms: Vec<(&'static str, Form)>,
 }
 
@@ -159,7 +176,11 @@ impl Draw<'_, '_> {
     /// A tensor; where it stands in `forms`.
     fn tensor(&mut self, name: &'static str) -> Result<usize> {
         let dims = self.sizes.dims(name, self.gates.operator(), self.u)?;
-        let dtype = dtype(name, self.state, self.u)?;
+        let dtype = match (name, self.x) {
+            ("x" | "windows" | "inputs", Some(x)) if !rarely(self.u, 16)? => x,
+            ("keys", Some(_)) if !rarely(self.u, 16)? => DType::F32,
+            _ => dtype(name, self.state, self.u)?,
+        };
         let form = Form::draw(dtype, dims, free_dims(name), self.u)?;
         self.forms.push((name, form));
         Ok(self.forms.len() - 1)
@@ -188,6 +209,33 @@ impl Draw<'_, '_> {
         })
     }
 
+    fn convolved(&mut self) -> Result<Convolved<usize>> {
+        let [gate, beta] = self.gates.names();
+        let has_bias = self.u.arbitrary()?;
+        Ok(Convolved {
+            x: self.tensor("x")?,
+            heads: self.sizes.heads,
+            gate: self.tensor(gate)?,
+            beta: self.tensor(beta)?,
+            o: self.tensor("o")?,
+            weight: self.tensor("conv_weight")?,
+            bias: self.wanted(has_bias, "conv_bias")?,
+            activation: *self.u.choose(&[Activation::Silu, Activation::None])?,
+            windows: self.tensor("windows")?,
+            write_windows: None,
+            window_snapshots: None,
+        })
+    }
+
+    fn norm(&mut self) -> Result<GatedNorm<usize>> {
+        Ok(GatedNorm {
+            z: self.tensor("z")?,
+            weight: self.tensor("norm_weight")?,
+            eps: 1e-6,
+            activation: *self.u.choose(&[Activation::Silu, Activation::Sigmoid])?,
+        })
+    }
+
     fn kept(&mut self) -> Result<Kept<usize>> {
         let [gate, beta] = self.gates.previous_names();
         Ok(Kept {
@@ -196,15 +244,19 @@ impl Draw<'_, '_> {
         })
     }
 
-    fn pending(&mut self) -> Result<Pending<usize>> {
+    /// Windows wait with [`Formulation::Parallel`], mostly.
+    fn pending(&mut self, options: Options, is_flush: bool) -> Result<Pending<usize>> {
+        let waits = self.x.is_some() && options.formulation == Formulation::Parallel;
+        let inputs = self.x.is_some() && (waits != rarely(self.u, 16)?);
+        let windows = is_flush && self.x.is_some() && (waits != rarely(self.u, 16)?);
         Ok(Pending {
             keys: self.tensor("keys")?,
             updates: self.tensor("updates")?,
             decays: self.tensor("decays")?,
             len: self.tensor("pending len")?,
             base: self.tensor("pending base")?,
-            inputs: None,
-            windows: None,
+            inputs: self.wanted(inputs, "inputs")?,
+            windows: self.wanted(windows, "windows")?,
             most: self.sizes.ring[0],
         })
     }
@@ -223,11 +275,17 @@ impl Draw<'_, '_> {
     fn arguments(&mut self, keeping: Keeping, options: Options) -> Result<Arguments<usize>> {
         let is_commit = keeping == Keeping::Commit;
         let has_previous = matches!(keeping, Keeping::Resume | Keeping::Commit);
-        let new = match is_commit || keeping == Keeping::Flush {
-            true => None,
-            false => Some(self.new_tokens()?),
+        let is_flush = keeping == Keeping::Flush;
+        let has_new = !is_commit && !is_flush;
+        let new = match has_new && self.x.is_none() {
+            true => Some(self.new_tokens()?),
+            false => None,
         };
-        let packed = match self.sizes.packed && new.is_some() {
+        let convolved = match has_new && self.x.is_some() {
+            true => Some(self.convolved()?),
+            false => None,
+        };
+        let packed = match self.sizes.packed && has_new {
             true => Some(self.packed()?),
             false => None,
         };
@@ -242,9 +300,14 @@ impl Draw<'_, '_> {
         let reads_alone =
             matches!(keeping, Keeping::InPlace | Keeping::Snapshots) && rarely(self.u, 3)?;
         let pending = match keeping.is_deferred() {
-            true => Some(self.pending()?),
+            true => Some(self.pending(options, is_flush)?),
             false => None,
         };
+        let norm = match convolved.is_some() && self.u.arbitrary()? {
+            true => Some(self.norm()?),
+            false => None,
+        };
+        let fresh = convolved.is_some() && rarely(self.u, 4)?;
         let usual = pending.is_none() || rarely(self.u, 16)?;
         let write_slots = of_rows && usual && self.u.arbitrary()?;
         let accepted = of_tokens && self.u.arbitrary()?;
@@ -267,9 +330,9 @@ impl Draw<'_, '_> {
             accepted: self.wanted(accepted, "accepted")?,
             snapshots: self.wanted(keeping == Keeping::Snapshots, "snapshots")?,
             packed,
-            convolved: None,
-            norm: None,
-            fresh: None,
+            convolved,
+            norm,
+            fresh: self.wanted(fresh, "fresh")?,
             positions: None,
             checkpoints: None,
             workspace: None,
@@ -314,7 +377,8 @@ impl Draw<'_, '_> {
 fn free_dims(name: &str) -> usize {
     match name {
         "A_log" | "dt_bias" => 0,
-        "pool" | "write_pool" | "keys" | "updates" | "decays" => 1,
+        "conv_bias" | "norm_weight" => 0,
+        "pool" | "write_pool" | "keys" | "updates" | "decays" | "inputs" | "conv_weight" => 1,
         "snapshots" => 2,
         _ => MAX_DIMS,
     }
@@ -346,7 +410,7 @@ fn dtype(name: &str, state: DType, u: &mut Unstructured<'_>) -> Result<DType> {
         "read_slots" | "write_slots" | "token_slots" | "accepted" | "cu_seqlens" | "keep" => {
             &indices
         }
-        "pending len" | "pending base" => &indices,
+        "pending len" | "pending base" | "fresh" => &indices,
         _ => &floats,
     };
     Ok(*u.choose(allowed)?)

@@ -35,11 +35,14 @@ fn check_nowhere(draft: &Draft) {
     let Ok(work) = with_views(&draft.arguments, &views).work() else {
         return;
     };
-    if work.selected().is_ok() {
+    if let Ok(entry) = work.selected() {
         let bytes = work.bytes();
         bytes.unwrap_or_else(|error| panic!("selected, but of no size: {error}"));
-        let recipe = work.recipe();
-        recipe.unwrap_or_else(|error| panic!("selected, but without a recipe: {error}"));
+        // Recipes are for GPUs.
+        if entry.is_proved() {
+            let recipe = work.recipe();
+            recipe.unwrap_or_else(|error| panic!("selected, but without a recipe: {error}"));
+        }
     }
 }
 
@@ -106,7 +109,8 @@ fn with_views<'a>(arguments: &Arguments<usize>, views: &[Tensor<'a>]) -> Argumen
 fn writes(arguments: &Arguments<usize>, name: &str) -> bool {
     match name {
         "o" | "snapshots" | "write_pool" => true,
-        "keys" | "updates" | "decays" => !arguments.is_flush(),
+        "keys" | "updates" | "decays" | "inputs" => !arguments.is_flush(),
+        "windows" => arguments.update_state,
         "pool" => arguments.write_pool.is_none() && arguments.update_state,
         _ => false,
     }

@@ -15,11 +15,13 @@ pub struct Sizes {
     pub tokens: usize,
     /// T'.
     previous: usize,
-    heads: usize,
+    pub heads: usize,
     value_heads: usize,
     dim: usize,
     slots: usize,
     pub packed: bool,
+    /// W
+    pub taps: usize,
     /// N and R.
     pub ring: [usize; 2],
 }
@@ -49,6 +51,7 @@ impl Sizes {
             },
             slots: slots + u.int_in_range(0..=3)?,
             packed: rarely(u, 3)?,
+            taps: 4,
             ring: [most, most + tokens + u.int_in_range(0..=1)?],
         })
     }
@@ -80,6 +83,7 @@ impl Sizes {
             slots,
             ..
         } = self;
+        let channels = (2 * heads + value_heads) * dim;
         let is_kda = operator == Operator::Kda;
         let (previous, name) = match name.strip_prefix("previous ") {
             Some(rest) => (true, rest),
@@ -109,6 +113,13 @@ impl Sizes {
                     dim,
                 ]
             }
+            "x" => dims.push(channels),
+            "z" => dims.extend([value_heads, dim]),
+            "conv_weight" => dims = vec![channels, self.taps],
+            "conv_bias" => dims = vec![channels],
+            "windows" => dims = vec![slots, channels, self.taps - 1],
+            "inputs" => dims = vec![slots, self.ring[1], channels],
+            "norm_weight" => dims = vec![dim],
             "keys" => dims = vec![slots, heads, self.ring[1], dim],
             "updates" => dims = vec![slots, value_heads, self.ring[1], dim],
             "decays" if is_kda => dims = vec![slots, value_heads, self.ring[1], dim],
