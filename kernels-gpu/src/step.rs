@@ -100,7 +100,7 @@ pub struct LayerParams {
 /// What a prefill gets: [`LayerParams`], the rows' places in their sequences, checkpoints and lengths, which are no
 /// constants of it: the constants `tokens` and `*_row` are 0.
 ///
-/// A step may be several launches of entries one after another: all get the same.
+/// A step may be several launches of entries one after another: all get the same, but for which stretch of a prompt they are of.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct PrefillParams {
@@ -137,6 +137,11 @@ pub struct PrefillParams {
     pub x_row: u32,
     /// Of z.
     pub z_row: u32,
+    /// Of a preparation and a chain: the first of the units, and of the row's pieces, that the launch is of; a multiple of
+    /// [`STRETCH_ALIGNMENT`](crate::prefill::STRETCH_ALIGNMENT). Not 0 with a single row alone.
+    pub first_piece: u32,
+    /// Of a chain: the piece behind the last, likewise; [`ALL_PIECES`](crate::prefill::ALL_PIECES): however many there are.
+    pub end_piece: u32,
 }
 
 /// What a kernel gets whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.

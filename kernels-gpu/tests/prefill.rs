@@ -7,7 +7,8 @@ use gated_delta_kernels::kernels::device_contract::{
     DeviceContractConstants, DeviceContractParams, WARPGROUP_RESULTS, matrix_element,
 };
 use gated_delta_kernels::launch::{Family, LaunchShape, Layout};
-use gated_delta_kernels::prefill::units;
+use gated_delta_kernels::prefill::workspace::carried_bytes;
+use gated_delta_kernels::prefill::{ALL_PIECES, units};
 use gated_delta_kernels::step::{Activation, PrefillParams, StepConstants};
 use half::{bf16, f16};
 
@@ -46,6 +47,10 @@ struct Case {
     norm: bool,
     /// Two value heads a block.
     pairs: bool,
+    /// Pieces behind each stretch but the last; none: one stretch.
+    edges: Vec<u32>,
+    /// Tokens that are said to be around those of the rows.
+    spare: usize,
 }
 
 /// Numbers in [0, 1).
@@ -194,6 +199,8 @@ impl Case {
             taps: 0,
             norm: false,
             pairs: false,
+            edges: Vec::new(),
+            spare: 0,
         }
     }
 
@@ -337,12 +344,17 @@ impl Case {
             })
             .collect();
         let has_positions = self.positions.is_some();
-        let units = units(total as u64, rows as u64, has_positions);
+        let most = (total + self.spare) as u64;
+        let units = units(most, rows as u64, has_positions);
         let bytes = u64::from(
             self.prepare()
                 .workspace_bytes_per_unit(self.ratio as u32, true),
         ) * self.heads as u64
-            * units;
+            * units
+            + match self.edges[..] {
+                [] => 0,
+                _ => carried_bytes(value_heads as u32, computes.k, computes.v),
+            };
         let mut workspace = vec![u128::MAX; bytes as usize / 16];
 
         let at = |pointer: *mut i64| pointer.expose_provenance() as u64;
@@ -358,7 +370,7 @@ impl Case {
         (step.read_slots, step.write_slots) = (at(read.as_mut_ptr()), at(write.as_mut_ptr()));
         step.fresh = at(fresh.as_mut_ptr());
         step.cu_seqlens = seqlens.as_mut_ptr().expose_provenance() as u64;
-        step.total_tokens = total as u32;
+        step.total_tokens = most as u32;
         params.tokens = match is_short(self.entry) {
             true => 64,
             false => u32::MAX,
@@ -374,6 +386,7 @@ impl Case {
         (params.checkpoints, params.checkpoint_slots_row) = (columns as u32, columns as u32);
         params.workspace = workspace.as_mut_ptr().expose_provenance() as u64;
         params.rows = rows as u32;
+        params.end_piece = ALL_PIECES;
 
         let mut c: StepConstants = bytemuck::Zeroable::zeroed();
         (c.h, c.ratio, c.tiled) = (self.heads as u32, self.ratio as u32, u32::from(self.tiled));
@@ -454,7 +467,7 @@ impl Case {
             ),
             region("workspace", params.workspace, 16, workspace.len(), true),
         ];
-        let launch = |entry: Entry, grid: [u32; 3]| {
+        let launch_with = |entry: Entry, grid: [u32; 3], params: &PrefillParams| {
             let launch = Launch {
                 kernel: entry.name(),
                 shape: LaunchShape {
@@ -468,8 +481,9 @@ impl Case {
                 regions: &regions,
             };
             // SAFETY: the regions are buffers of this function.
-            unsafe { sim::launch(&launch, &|| entry.simulate(bytemuck::bytes_of(&params))) }
+            unsafe { sim::launch(&launch, &|| entry.simulate(bytemuck::bytes_of(params))) }
         };
+        let launch = |entry: Entry, grid: [u32; 3]| launch_with(entry, grid, &params);
         let is_short = is_short(self.entry);
         if let Some(decode) = self.decode {
             // Rows of one token: those of a dense tensor.
@@ -507,17 +521,36 @@ impl Case {
             unsafe { sim::launch(&launch, &|| decode.simulate(params)) }?;
         } else if units > 0 && !is_short {
             let convolve = Some(self.convolve()).filter(|_| self.taps > 0);
-            for entry in convolve.into_iter().chain([self.prepare()]) {
+            let prepare = Some(self.prepare()).filter(|_| self.edges.is_empty());
+            for entry in convolve.into_iter().chain(prepare) {
                 let family = entry.computes().unwrap().family;
                 let blocks = family.blocks_of_unit(self.heads as u32, self.ratio as u32);
                 launch(entry, [units as u32 * blocks, 1, 1])?;
             }
         }
-        let entry = if self.decode.is_some() {
+        let entry = if self.decode.is_some() || !self.edges.is_empty() {
             None
         } else {
             Some(self.entry)
         };
+        let grid = [
+            self.entry.tiles() * self.ratio as u32,
+            self.heads as u32,
+            rows as u32,
+        ];
+        for (i, &end) in self.edges.iter().chain([&ALL_PIECES]).enumerate() {
+            if self.edges.is_empty() {
+                break;
+            }
+            let mut params = params;
+            params.first_piece = if i == 0 { 0 } else { self.edges[i - 1] };
+            params.end_piece = end;
+            let family = self.prepare().computes().unwrap().family;
+            let of_unit = family.blocks_of_unit(self.heads as u32, self.ratio as u32);
+            let count = (units as u32).min(end) - params.first_piece;
+            launch_with(self.prepare(), [count * of_unit, 1, 1], &params)?;
+            launch_with(self.entry, grid, &params)?;
+        }
         entry.map_or(Ok(()), |entry| {
             let heads = if self.pairs { 2 } else { 1 };
             launch(
@@ -1004,6 +1037,96 @@ fn checkpoints_are_final_states_of_shorter_prompts() {
         let states = done.before.len() / case.slots;
         let slot = |pool: &[f64], slot: usize| pool[slot * states..(slot + 1) * states].to_vec();
         assert_ne!(slot(&done.pool, 4), slot(&done.before, 4), "{entry:?}");
+    }
+}
+
+/// Bit for bit, NaN too.
+#[track_caller]
+fn same_bits(what: &str, got: &[f64], wanted: &[f64]) {
+    let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|x| x.to_bits()).collect() };
+    assert!(bits(got) == bits(wanted), "{what}");
+}
+
+/// One row of any length, beside what is launched for the longest: it ends in every stretch, at its edges, and beside them.
+#[test]
+fn stretches_have_the_bits_of_one() {
+    let most = 600;
+    let kernels = [
+        Entry::gdn_prefill_chain_klast_f32_k64_tile64,
+        Entry::kda_prefill_chain_vlast_bf16_k64_tile64,
+    ];
+    for (position, lengths) in [
+        (0, &[0, 1, 255, 256, 257, 258, 320, 512, 513, 514, 600][..]),
+        // The first piece is a single token, no unit.
+        (63, &[1, 2, 193, 194, 195, 449, 450, 451, 600]),
+        (30, &[34, 225, 226, 227, 483]),
+    ] {
+        for entry in kernels {
+            for &length in lengths {
+                let whole = Case {
+                    positions: Some(vec![position]),
+                    every: 64,
+                    checkpoints: vec![vec![1, 2, -1, 3, 4]],
+                    spare: most - length,
+                    slots: 5,
+                    ..Case::new(entry, &[length])
+                };
+                let what = format!("{}: {length} tokens from {position}", entry.name());
+                let one = check(&what, &whole);
+                let cut = Case {
+                    edges: vec![4, 8],
+                    ..whole
+                };
+                let done = cut.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
+                same_bits(&format!("{what}, o"), &done.o, &one.o);
+                same_bits(&format!("{what}, states"), &done.pool, &one.pool);
+            }
+        }
+    }
+}
+
+#[test]
+fn stretches_of_every_chain() {
+    for entry in chains() {
+        for (taps, norm) in [(0, false), (4, true)] {
+            let whole = Case {
+                taps,
+                norm,
+                fresh: norm.then(|| vec![1]),
+                positions: Some(vec![63]),
+                every: 128,
+                checkpoints: vec![vec![1, 2]],
+                spare: 260,
+                slots: 4,
+                ..Case::new(entry, &[259])
+            };
+            let what = format!("{}, {taps} taps, norm: {norm}", entry.name());
+            let one = check_within(3e-3, &what, &whole);
+            let cut = Case {
+                edges: vec![4, 8],
+                ..whole
+            };
+            let done = cut.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
+            same_bits(&format!("{what}, o"), &done.o, &one.o);
+            same_bits(&format!("{what}, states"), &done.pool, &one.pool);
+            same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
+        }
+    }
+}
+
+/// An inactive row has zeros, from the first stretch, and no state.
+#[test]
+fn an_inactive_row_in_stretches() {
+    for entry in [KLAST, KDA] {
+        let case = Case {
+            read: vec![-1],
+            spare: 300,
+            edges: vec![4, 8],
+            ..Case::new(entry, &[300])
+        };
+        let done = check(entry.name(), &case);
+        assert!(done.o.iter().all(|&o| o == 0.0));
+        same_bits("states", &done.pool, &done.before);
     }
 }
 

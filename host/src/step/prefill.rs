@@ -1,7 +1,7 @@
 //! What a prefill has besides: lengths that are no constants, positions, checkpoints, a workspace.
 
 use gated_delta_kernels::launch::LaunchShape;
-use gated_delta_kernels::prefill::{CHUNK, units};
+use gated_delta_kernels::prefill::{ALL_PIECES, CHUNK, units};
 use gated_delta_kernels::step::{LayerParams, PrefillParams};
 
 use super::check::Found;
@@ -271,6 +271,8 @@ impl<'a> Request<'a> {
                 .and_then(|_| self.conv())
                 .map(super::Convolution::named_x)),
             z_row: row(new.and(self.norm).map(super::Norm::named_z)),
+            first_piece: 0,
+            end_piece: ALL_PIECES,
             layer,
         }
     }

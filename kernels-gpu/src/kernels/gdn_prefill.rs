@@ -18,6 +18,7 @@ use crate::device::thread::{block_idx_x, thread_idx_x};
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::layer::Place;
 use crate::prefill::convolution::Inputs;
+use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::THREADS;
 use crate::prefill::operands::Global;
 use crate::prefill::prepare::{self, Makes, Unit};
@@ -77,10 +78,24 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     unsafe fn run(params: &PrefillParams) {
         // The chain begins with what it has in the pool.
         let_next_begin();
+        // SAFETY: the caller's promise.
+        unsafe { Self::make(params) };
+        end_behind_chain(params);
+    }
+}
+
+impl<const K: u32, const V: u32> Prepare<K, V> {
+    /// What the block makes of its unit.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`]'s.
+    #[inline(always)]
+    unsafe fn make(params: &PrefillParams) {
         let c = prefill::kernels::constants();
         let pairs = c.ratio.div_ceil(2);
         let of_unit = c.h * pairs;
-        let (unit, of) = ((block_idx_x() / of_unit) as u64, block_idx_x() % of_unit);
+        let unit = (params.first_piece + block_idx_x() / of_unit) as u64;
+        let of = block_idx_x() % of_unit;
         let (h, first) = (of / pairs, of % pairs * 2);
         let heads = if c.ratio.is_multiple_of(2) || first + 1 < c.ratio {
             2

@@ -17,6 +17,7 @@ use crate::device::thread::{block_idx_x, thread_idx_x};
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::layer::Place;
 use crate::prefill::convolution::Inputs;
+use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::{Convolved, THREADS};
 use crate::prefill::operands::Global;
 use crate::prefill::rows::row_of;
@@ -66,9 +67,23 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     unsafe fn run(params: &PrefillParams) {
         // The chain begins with what it has in the pool.
         let_next_begin();
+        // SAFETY: the caller's promise.
+        unsafe { Self::make(params) };
+        end_behind_chain(params);
+    }
+}
+
+impl<const K: u32, const V: u32> Prepare<K, V> {
+    /// What the block makes of its unit.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`]'s.
+    #[inline(always)]
+    unsafe fn make(params: &PrefillParams) {
         let c = prefill::kernels::constants();
         let of_unit = c.h * c.ratio;
-        let (unit, of) = ((block_idx_x() / of_unit) as u64, block_idx_x() % of_unit);
+        let unit = (params.first_piece + block_idx_x() / of_unit) as u64;
+        let of = block_idx_x() % of_unit;
         let (h, r) = (of / c.ratio, of % c.ratio);
         let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
         let base = dynamic_shared_mem().next_multiple_of(128);

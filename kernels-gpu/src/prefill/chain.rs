@@ -13,9 +13,9 @@ use super::prepare::{self, Makes, Unit};
 use super::rows::{Piece, Span, halves, long};
 use super::single;
 use super::solve::SCRATCH_BYTES;
-use super::state::Places;
+use super::state::{Places, load_carried, store_carried};
 use super::values::{self, Channels, TILE_BYTES};
-use super::workspace::{Operands, own_bytes, unit_bytes};
+use super::workspace::{Operands, carried, own_bytes, unit_bytes};
 use super::{
     CHUNK, FACTOR_BYTES, FACTORS, P, anew, channels, head_bytes, image_bytes, images_bytes,
 };
@@ -151,6 +151,20 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
+    /// Whether the row has pieces from the first one of this launch on.
+    #[inline(always)]
+    pub fn has_pieces(&self) -> bool {
+        self.params.first_piece == 0
+            || self.span.piece(self.params.first_piece).start < self.span.count
+    }
+
+    /// Where this thread's warpgroup leaves its rows for the launch of the next pieces.
+    #[inline(always)]
+    fn carried(&self) -> u64 {
+        let of = (self.row.hv, self.first());
+        carried::<K, V>(self.c, self.params, G::PER_CHANNEL, of)
+    }
+
     /// First row of the state that this thread's warpgroup has.
     #[inline(always)]
     fn first(&self) -> u32 {
@@ -212,13 +226,13 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// Says behind that where the row's units begin.
+    /// Says behind that where the units of the launch's pieces begin.
     ///
     /// # Safety
     /// As [`Self::keep_span`]'s; the row has units.
     #[inline(always)]
     unsafe fn keep_first_sources(&self) {
-        let (c, unit) = (self.c, self.span.first_unit());
+        let (c, unit) = (self.c, self.span.unit_from(self.params.first_piece));
         let of = (self.row.h, self.r());
         let first = Operands::new::<K, V>(c, self.params, G::PER_CHANNEL, unit, of);
         // SAFETY: the caller's promise.
@@ -293,8 +307,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// Starts to copy what the preparation left of piece `j` to its stage; nothing behind the last. For one thread, one piece
-    /// after the other.
+    /// Starts to copy what the preparation left of piece `j` to its stage; nothing behind the launch's last. For one thread, one
+    /// piece after the other.
     ///
     /// # Safety
     /// The tensors of `params` are live, the row's tokens kept; nobody reads the stage any more.
@@ -305,7 +319,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         let span = Self::kept_span();
         // SAFETY: the caller's promise; the thread opened the counter.
         unsafe {
-            if span.piece(j).count > 1 {
+            if span.piece(j).count > 1 && j < self.params.end_piece {
                 let [a, b, d, e] = load_shared_b128(Self::kept() + SOURCES);
                 let (image, head) = (long([a, b]), long([d, e]));
                 // What follows the piece behind the next: bytes of this unit and its heads are neighbours.
@@ -313,7 +327,9 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 let next = (unit * c.h) as u64;
                 Self::keep_sources(image + next, head + next);
                 let ahead = 2 * next;
-                let is_followed = self.row.tile == 0 && span.piece(j + 2).count > 1;
+                let is_followed = self.row.tile == 0
+                    && span.piece(j + 2).count > 1
+                    && j + 2 < self.params.end_piece;
                 if G::PER_CHANNEL {
                     if is_followed {
                         prefetch_bulk(image + ahead, own_bytes(c, K, V, true));
@@ -372,10 +388,11 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// All pieces of a row, whose state is in the pool.
+    /// All pieces of the launch of a row that has some, whose state is in the pool, or where the launch of those before left it.
     ///
     /// # Safety
-    /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units.
+    /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to the last
+    /// piece.
     #[inline(always)]
     pub unsafe fn walk<S: StateElement>(&self, place: &Place) {
         let (c, params) = (self.c, self.params);
@@ -392,26 +409,33 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 open_counter(Self::counter(0));
                 open_counter(Self::counter(1));
             }
-            let first = self.values(&self.span, self.span.piece(0));
-            self.expect_values(&self.span, self.span.piece(1));
-            let start = place.slots.start::<S>(c, step, head);
-            let mut s = places.load::<S>(c, start, !place.is_fresh());
-            // The preparation is done, which may have been under way until now.
+            let mut j = params.first_piece;
+            let first = self.values(&self.span, self.span.piece(j));
+            self.expect_values(&self.span, self.span.piece(j + 1));
+            let mut s = [0.0; 64];
+            if j == 0 {
+                let start = place.slots.start::<S>(c, step, head);
+                s = places.load::<S>(c, start, !place.is_fresh());
+            }
+            // The preparation is done, which may have been under way until now, and the pieces before.
             wait_for_previous();
             if is_first {
-                self.copy(0);
-                self.copy(1);
+                self.copy(j);
+                self.copy(j + 1);
             }
-            self.put(first, Self::stage(0));
+            if j != 0 {
+                s = load_carried::<K>(self.carried(), thread_idx_x());
+            }
+            self.put(first, Self::stage(j));
             if is_first {
-                copy_bulk_wait(Self::counter(0), 0);
+                copy_bulk_wait(Self::counter(j), j / STAGES);
             }
             sync_threads();
-            let mut j = 0;
             loop {
                 let span = Self::kept_span();
                 let piece = span.piece(j);
-                if piece.count == 0 && piece.start >= span.count {
+                let is_over = piece.count == 0 && piece.start >= span.count;
+                if is_over || j == params.end_piece {
                     break;
                 }
                 let next = span.piece(j + 1);
@@ -419,7 +443,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 // Beside products; of two warpgroups the other has them meanwhile.
                 let beside = GROUPS_OF_BLOCK == 1 && piece.count > 1;
                 let copy = || {
-                    if is_first && j > 0 {
+                    if is_first && j > params.first_piece {
                         self.copy(j + 1);
                     }
                 };
@@ -450,7 +474,10 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 // All is there for the next piece, and nobody reads what was for this one.
                 sync_threads();
             }
-            if c.update_state != 0 {
+            let span = Self::kept_span();
+            if span.piece(j).start < span.count {
+                store_carried::<K>(self.carried(), thread_idx_x(), &s);
+            } else if c.update_state != 0 {
                 let place = self.again(place);
                 places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
             }

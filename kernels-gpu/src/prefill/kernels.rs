@@ -8,9 +8,9 @@ use super::operands::{Global, Place as _};
 use super::rows::{Span, row_in_turn, row_of};
 use super::values::{self, Channels};
 use super::workspace::Operands;
-use super::{CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
+use super::{ALL_PIECES, CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
 use crate::constants::Element;
-use crate::device::overlap::wait_for_previous;
+use crate::device::overlap::{let_next_begin, wait_for_previous};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
 use crate::device::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
@@ -142,8 +142,19 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
     }
 }
 
+/// Of a preparation, at its end: it ends behind the chain before it, beside which it may have run. Its last block waits, while the
+/// others make room; whoever waits for the preparation has waited for that chain then.
+#[inline(always)]
+pub fn end_behind_chain(params: &PrefillParams) {
+    if params.first_piece != 0 && block_idx_x() + 1 == grid_dim_x() {
+        wait_for_previous();
+    }
+}
+
 /// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a cluster all of
 /// them. With a norm o is left for [`Finish`].
+///
+/// Of a prompt in stretches, one that is not the last lets the preparation of the next begin beside it.
 pub struct Chain<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
     PhantomData<(G, S)>,
 );
@@ -170,6 +181,10 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 
     #[inline(always)]
     unsafe fn run(params: &PrefillParams) {
+        if params.end_piece != ALL_PIECES {
+            // All blocks are there, and keep their multiprocessors: the preparation takes the others.
+            let_next_begin();
+        }
         let c = constants();
         // SAFETY: the caller's promise.
         unsafe {
@@ -182,14 +197,16 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 wait_for_previous();
                 return;
             };
-            if place.live() {
+            if place.live() && chain.has_pieces() {
                 if const { chain::cluster(V, GROUPS) > 1 } {
                     chain.meet_cluster();
                 }
                 chain.walk::<S>(&place);
             } else {
                 wait_for_previous();
-                chain.store_zeros(1);
+                if !place.live() && params.first_piece == 0 {
+                    chain.store_zeros(1);
+                }
             }
         }
     }

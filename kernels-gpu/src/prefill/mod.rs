@@ -2,6 +2,9 @@
 //!
 //! A row is worked in *pieces*, which end at multiples of [`CHUNK`] tokens of its sequence. A *unit* is a piece of more
 //! than one token: what a block of the preparation works on, and what has a place in the workspace.
+//!
+//! A long prompt may be worked in *stretches*: pieces, and units of the same numbers, that have a preparation and a chain of
+//! their own. A chain that is not the last leaves the state, as its threads have it, where the next one's find it.
 
 pub mod chain;
 pub mod channels;
@@ -25,6 +28,12 @@ use crate::device::warpgroup::TRIANGLE_BYTES;
 
 /// Tokens of a whole piece, C.
 pub const CHUNK: u32 = 64;
+
+/// Stretches begin at multiples of so many pieces: the stages and the counters of a chain are as if it had begun with the row.
+pub const STRETCH_ALIGNMENT: u32 = 4;
+
+/// [`end_piece`](crate::step::PrefillParams::end_piece) of a chain behind which there is none.
+pub const ALL_PIECES: u32 = u32::MAX;
 
 // What the preparation makes of a unit and a query/key head, in the workspace as in shared memory: an image of k̂ and q̂, and
 // of each of its value heads T, P and factors. Where decays are of channels, each value head has images of its own.

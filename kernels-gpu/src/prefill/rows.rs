@@ -92,10 +92,10 @@ impl Span {
         self.position as u32 % CHUNK
     }
 
-    /// The first unit.
+    /// The unit of the first piece from `j` on that may have one.
     #[inline(always)]
-    pub fn first_unit(&self) -> u64 {
-        self.units
+    pub fn unit_from(&self, j: u32) -> u64 {
+        self.units + j.saturating_sub(self.skipped()) as u64
     }
 
     /// Piece `j`; empty behind the last.

@@ -3,8 +3,8 @@
 
 use crate::device::float::b16x2_to_f32;
 use crate::device::global::{
-    load_state_b16, load_state_b32, load_state_b64, store_state_b16, store_state_b32,
-    store_state_b64,
+    load_state_b16, load_state_b32, load_state_b64, load_state_b128, store_state_b16,
+    store_state_b32, store_state_b64, store_state_b128,
 };
 use crate::state::{Head, StateElement};
 use crate::step::StepConstants;
@@ -120,5 +120,39 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
             }
             i += 1;
         }
+    }
+}
+
+/// What a thread left with [`store_carried`] in a launch before.
+///
+/// # Safety
+/// `carried` is in global memory, and nobody writes there meanwhile.
+#[inline(always)]
+pub unsafe fn load_carried<const K: u32>(carried: u64, thread: u32) -> [f32; 64] {
+    let first = carried + (thread % 128 * 16) as u64;
+    let mut s = [0.0; 64];
+    let mut i = 0;
+    while i < K as usize / 8 {
+        // SAFETY: the caller's promise.
+        let words = unsafe { load_state_b128(first + 2048 * i as u64, true) };
+        [s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]] = words.map(f32::from_bits);
+        i += 1;
+    }
+    s
+}
+
+/// Leaves what a thread of a warpgroup has, bit for bit.
+///
+/// # Safety
+/// `carried` is in global memory, and no other warpgroup touches it.
+#[inline(always)]
+pub unsafe fn store_carried<const K: u32>(carried: u64, thread: u32, s: &[f32; 64]) {
+    let first = carried + (thread % 128 * 16) as u64;
+    let mut i = 0;
+    while i < K as usize / 8 {
+        let words = [s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]].map(f32::to_bits);
+        // SAFETY: the caller's promise.
+        unsafe { store_state_b128(first + 2048 * i as u64, words) };
+        i += 1;
     }
 }

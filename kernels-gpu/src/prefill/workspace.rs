@@ -4,9 +4,11 @@
 //!
 //! A convolution leaves k and q where the image of k̂ and q̂ will be, of every value head where each has its own, and their scales
 //! where the first factors will be.
+//!
+//! Behind the units, of a prompt in stretches, lies the state that one chain leaves for the next, in f32.
 
 use super::values::tiles_bytes;
-use super::{head_bytes, image_bytes, images_bytes};
+use super::{head_bytes, image_bytes, images_bytes, units};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Bytes of a value head of a unit that are its own.
@@ -63,4 +65,30 @@ impl Operands {
             values: head + head_bytes(K, per_channel) as u64,
         }
     }
+}
+
+/// Where, behind the units of a single row, 64 rows of a value head's state from `first` on are left: what the threads of a
+/// warpgroup have, 16 bytes of each one after the other.
+#[inline(always)]
+pub fn carried<const K: u32, const V: u32>(
+    c: &StepConstants,
+    params: &PrefillParams,
+    per_channel: bool,
+    (hv, first): (u32, u32),
+) -> u64 {
+    let total = if c.cu_seqlens_index != 0 {
+        params.layer.step.total_tokens
+    } else {
+        params.tokens
+    };
+    let units = units(total as u64, 1, c.positions_index != 0);
+    let unit = unit_bytes(c, K, V, per_channel) as u64;
+    let row = (hv * V + first) as u64;
+    params.workspace + units * c.h as u64 * unit + row * (4 * K) as u64
+}
+
+/// Bytes that are left so of all value heads.
+#[must_use]
+pub const fn carried_bytes(value_heads: u32, k: u32, v: u32) -> u64 {
+    4 * value_heads as u64 * k as u64 * v as u64
 }
