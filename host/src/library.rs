@@ -16,7 +16,7 @@ use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
 use crate::shapes::{Named, check_memory};
-use crate::step::ALONE_BYTES;
+use crate::step::WHOLE_BYTES;
 use crate::step::select::{Gpu, MEASURED_ON};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
@@ -345,7 +345,7 @@ fn compile(
     function.attribute(attribute::FUNCTION_NUM_REGS)?;
     // What a launch may take besides.
     let shared_bytes = match entry.overlaps() {
-        true => shared_bytes.max(ALONE_BYTES),
+        true => shared_bytes.max(WHOLE_BYTES),
         false => shared_bytes,
     };
     if shared_bytes > DEFAULT_SHARED_BYTES {

@@ -13,11 +13,13 @@
 //! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`]. The PTX asks for them, so that such a
 //! launch is as any other. None is selected for a GPU below compute capability 9.0.
 //!
-//! A prefill may be several such launches, one after the other: [`Recipe::launches`]. Of rows of more than 64 tokens
-//! there are one or two before the kernel's, with a convolution or a norm one behind it. Recipes say
-//! [`LaunchShape::overlaps`] of none: what [`Library::launch`](crate::Library::launch) lets overlap takes more shared memory too.
+//! A prefill may be several such launches, one after the other on one stream: [`Recipe::launches`], of which each has its
+//! kernel, its shape and its parameter. Where [`LaunchShape::overlaps`] is set, a launch may be given the attribute
+//! `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION` (`cuLaunchKernelEx`): it may begin while the one before it ends, or
+//! beside it, and waits itself. Without the attribute it begins behind it, and the results are the same; a long prompt takes
+//! longer then. All others are launched without it.
 //!
-//! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the grid too,
+//! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the shape too,
 //! which is of its lengths. Nothing is launched where the grid is empty, as for B = 0. What is promised to a launch of
 //! this crate is promised to such a launch: tensors stay valid until the stream has passed it, what is written is used
 //! by nobody else, and no two live rows write one slot.
@@ -45,41 +47,103 @@ pub use gated_delta_kernels::launch::LaunchShape;
 pub use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams, StepParams};
 
 pub use crate::kernel::{Kernel, template};
-use crate::step::Beside;
+use crate::step::{Launches, Parameter, Stretch};
 
-/// What a launch is made of.
+/// What a launch is made of, or several, one after the other.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Recipe {
-    /// What is launched before, the first one first, on the same stream with the same parameter: of a prefill of rows of more
-    /// than 64 tokens, the convolution, where there is one, and the preparation.
-    pub before: [Option<(Kernel, LaunchShape)>; 2],
-    /// What is compiled.
+    /// What is compiled: all, or of several launches that which has variants.
     pub kernel: Kernel,
-    /// Grid, block and dynamic shared memory of the launch.
+    /// Grid, block and dynamic shared memory of its launch.
     pub shape: LaunchShape,
-    /// What is launched behind, likewise: of a prefill with a convolution.
-    pub after: Option<(Kernel, LaunchShape)>,
     /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
-    /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that.
+    /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that. Launches of
+    /// a prompt in stretches differ in [`PrefillParams::first_piece`] and [`PrefillParams::end_piece`]: [`Launch::params`].
     pub params: PrefillParams,
     /// That of a kernel whose states wait ([`Step::pending`](crate::Step::pending)), in place of `params`.
+    pub deferred: Option<DeferredParams>,
+    launches: Launches<Kernel>,
+}
+
+/// One of the launches of a [`Recipe`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Launch {
+    /// What is compiled.
+    pub kernel: Kernel,
+    /// Grid, block and dynamic shared memory of the launch, and whether it may overlap the one before.
+    pub shape: LaunchShape,
+    /// As [`Recipe::params`].
+    pub params: PrefillParams,
+    /// As [`Recipe::deferred`].
     pub deferred: Option<DeferredParams>,
 }
 
 impl Recipe {
-    /// Every launch, in order: one, of a prefill one to four.
-    pub fn launches(&self) -> impl Iterator<Item = (Kernel, LaunchShape)> {
-        let Self { before, after, .. } = *self;
-        Beside { before, after }.with((self.kernel, self.shape))
+    pub(crate) fn new(launches: Launches<Kernel>, parameter: Parameter) -> Self {
+        let (kernel, shape) = launches.main;
+        let mut recipe = Self {
+            kernel,
+            shape,
+            params: bytemuck::Zeroable::zeroed(),
+            deferred: None,
+            launches,
+        };
+        match parameter {
+            Parameter::Layer(layer) => recipe.params.layer = layer,
+            Parameter::Prefill(params) => recipe.params = params,
+            Parameter::Deferred(deferred) => {
+                (recipe.params.layer, recipe.deferred) = (deferred.layer, Some(deferred));
+            }
+        }
+        recipe
     }
 
+    /// Every launch, in order: one; of a prefill of rows of more than 64 tokens a preparation and a chain, of a long prompt by
+    /// itself up to eight times; with a convolution one before them, with one or a norm one behind.
+    pub fn launches(&self) -> impl Iterator<Item = Launch> {
+        let Self {
+            params, deferred, ..
+        } = *self;
+        self.launches.in_order().map(move |launch| {
+            let Stretch { first, end } = launch.stretch;
+            Launch {
+                kernel: launch.of,
+                shape: launch.shape,
+                params: PrefillParams {
+                    first_piece: first,
+                    end_piece: end,
+                    ..params
+                },
+                deferred,
+            }
+        })
+    }
+
+    /// The bytes of the parameter of the only launch, for a launch that takes no Rust struct; of several, each has its own:
+    /// [`Launch::parameter`].
+    #[must_use]
+    pub fn parameter(&self) -> &[u8] {
+        bytes_of(&self.kernel, &self.params, self.deferred.as_ref())
+    }
+}
+
+impl Launch {
     /// The bytes of the parameter, for a launch that takes no Rust struct.
     #[must_use]
     pub fn parameter(&self) -> &[u8] {
-        match &self.deferred {
-            Some(deferred) => bytemuck::bytes_of(deferred),
-            None => &bytemuck::bytes_of(&self.params)[..self.kernel.entry().parameter_bytes()],
-        }
+        bytes_of(&self.kernel, &self.params, self.deferred.as_ref())
+    }
+}
+
+fn bytes_of<'a>(
+    kernel: &Kernel,
+    params: &'a PrefillParams,
+    deferred: Option<&'a DeferredParams>,
+) -> &'a [u8] {
+    match deferred {
+        Some(deferred) => bytemuck::bytes_of(deferred),
+        None => &bytemuck::bytes_of(params)[..kernel.entry().parameter_bytes()],
     }
 }

@@ -2,11 +2,9 @@
 
 use std::sync::Mutex;
 
-use gated_delta_kernels::launch::LaunchShape;
-
 use crate::driver::RawFunction;
 use crate::shapes::Named;
-use crate::step::Beside;
+use crate::step::Launches;
 use crate::tensor::{DType, Dims, Memory, Tensor};
 
 /// Words of [`Switches`].
@@ -23,22 +21,7 @@ pub(crate) struct Last<const N: usize>(Mutex<Option<Launched<N>>>);
 struct Launched<const N: usize> {
     switches: Switches,
     layouts: [Option<Layout>; N],
-    calls: Calls,
-}
-
-/// What was launched, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Calls {
-    /// The only one, or that which has variants.
-    pub main: (RawFunction, LaunchShape),
-    pub beside: Beside<(RawFunction, LaunchShape)>,
-}
-
-impl Calls {
-    /// The first one first.
-    pub fn in_order(self) -> impl Iterator<Item = (RawFunction, LaunchShape)> {
-        self.beside.with(self.main)
-    }
+    launches: Launches<RawFunction>,
 }
 
 /// All that a check looks at in a tensor.
@@ -60,7 +43,11 @@ impl<const N: usize> Default for Last<N> {
 
 impl<const N: usize> Last<N> {
     /// What to launch, where the last launch was one of these layouts.
-    pub fn recall(&self, switches: &Switches, tensors: &[Option<Named<'_>>; N]) -> Option<Calls> {
+    pub fn recall(
+        &self,
+        switches: &Switches,
+        tensors: &[Option<Named<'_>>; N],
+    ) -> Option<Launches<RawFunction>> {
         let last = self.0.try_lock().ok()?;
         let last = last.as_ref().filter(|last| last.switches == *switches)?;
         let same = |(layout, named): (&Option<Layout>, &Option<Named<'_>>)| match (layout, named) {
@@ -69,15 +56,20 @@ impl<const N: usize> Last<N> {
             _ => false,
         };
         let recalled = last.layouts.iter().zip(tensors).all(same);
-        recalled.then_some(last.calls)
+        recalled.then_some(last.launches)
     }
 
     /// Remembers a launch of checked arguments.
-    pub fn remember(&self, switches: Switches, tensors: &[Option<Named<'_>>; N], calls: Calls) {
+    pub fn remember(
+        &self,
+        switches: Switches,
+        tensors: &[Option<Named<'_>>; N],
+        launches: Launches<RawFunction>,
+    ) {
         let launched = Launched {
             switches,
             layouts: tensors.map(|named| named.map(|named| Layout::of(named.tensor))),
-            calls,
+            launches,
         };
         if let Ok(mut last) = self.0.try_lock() {
             *last = Some(launched);
@@ -110,6 +102,8 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use gated_delta_kernels::launch::LaunchShape;
+
     use super::*;
     use crate::shapes::named;
 
@@ -121,13 +115,12 @@ mod tests {
         cluster: 1,
         overlaps: false,
     };
-    const CALLS: Calls = Calls {
-        main: (FUNCTION, LaunchShape { block: 96, ..SHAPE }),
-        beside: Beside {
-            before: [None, Some((FUNCTION, SHAPE))],
-            after: None,
-        },
-    };
+    /// What was launched.
+    fn launches() -> Launches<RawFunction> {
+        let mut launches = Launches::alone(FUNCTION, LaunchShape { block: 96, ..SHAPE });
+        launches.beside.prepare = Some((FUNCTION, SHAPE));
+        launches
+    }
 
     fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
         // SAFETY: nothing is launched.
@@ -144,12 +137,12 @@ mod tests {
             .1
             .each_ref()
             .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.remember([launched.0; SWITCHES], &tensors, CALLS);
+        last.remember([launched.0; SWITCHES], &tensors, launches());
         let tensors = asked
             .1
             .each_ref()
             .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.recall(&[asked.0; SWITCHES], &tensors) == Some(CALLS)
+        last.recall(&[asked.0; SWITCHES], &tensors) == Some(launches())
     }
 
     #[test]

@@ -230,26 +230,68 @@ fn a_prompt_cut_at_multiples_of_64_keeps_every_bit() {
             let kept = multiples.filter(|(i, _)| spec.seed >> (i % 8) & 1 == 0);
             cuts.extend(kept.map(|(_, cut)| cut));
             cuts.push(len(&row));
-            let mut pools = None;
-            for part in cuts.windows(2).map(|cut| cut[0]..cut[1]) {
-                let mut problem = part_of(&problem, &row, b, part.clone());
-                if let Some(after) = &pools {
-                    problem = go_on(problem, after);
-                }
-                let after = backend.run(&problem.case(&spec.form), None);
-                assert!(
-                    o_of(&whole, &row, part.clone()) == after.o_bits(),
-                    "o of tokens {part:?} of row {b} differs"
-                );
-                pools = Some(after);
-            }
-            let last = pools.expect("the row has tokens");
-            assert!(
-                written_by(&whole, &row) == written_by(&last, &row),
-                "what row {b} leaves differs"
-            );
+            check_parts(backend, spec, &whole, (&problem, &row, b), &cuts);
         }
     });
+}
+
+/// Row `b` of a launch, in launches of the tokens between `cuts`.
+fn check_parts(
+    backend: &Backend,
+    spec: &Spec,
+    whole: &Case,
+    (problem, row, b): (&Problem, &Row, usize),
+    cuts: &[usize],
+) {
+    let mut pools = None;
+    for part in cuts.windows(2).map(|cut| cut[0]..cut[1]) {
+        let mut problem = part_of(problem, row, b, part.clone());
+        if let Some(after) = &pools {
+            problem = go_on(problem, after);
+        }
+        let after = backend.run(&problem.case(&spec.form), None);
+        assert!(
+            o_of(whole, row, part.clone()) == after.o_bits(),
+            "o of tokens {part:?} of row {b} differs"
+        );
+        pools = Some(after);
+    }
+    let last = pools.expect("the row has tokens");
+    assert!(
+        written_by(whole, row) == written_by(&last, row),
+        "what row {b} leaves differs"
+    );
+}
+
+/// A prompt that is long enough for stretches, and launches of its parts, which are not.
+#[test]
+fn a_long_prompt_has_the_bits_of_its_parts() {
+    let families = Family::prefills();
+    let (of_64, others): (Vec<_>, Vec<_>) = families.iter().partition(|family| family.dim == 64);
+    for (families, cases) in [(of_64, 3), (others, 1)] {
+        if families.is_empty() {
+            continue;
+        }
+        for_all("laws", cases, &any_specs(families, 1), |mut spec| {
+            f32_states(&mut spec);
+            (spec.batch, spec.packed) = (1, false);
+            (spec.heads, spec.ratio) = (1, spec.ratio.min(2));
+            (spec.slots.inactive, spec.options.null_slot) = (false, None);
+            spec.tokens = 33 * CHUNK + spec.seed as usize % (8 * CHUNK);
+            with_checkpoints(&mut spec);
+            let problem = spec.problem();
+            for backend in backends() {
+                let whole = backend.run(&problem.case(&spec.form), None);
+                for (b, row) in active(&problem) {
+                    let before = problem.positions.as_ref();
+                    let before = before.map_or(0, |of| of.integers()[b] as usize);
+                    let middle = 20 * CHUNK - before % CHUNK;
+                    let cuts = [0, middle, len(&row)];
+                    check_parts(backend, &spec, &whole, (&problem, &row, b), &cuts);
+                }
+            }
+        });
+    }
 }
 
 /// Rounded to the state's dtype as that is.

@@ -1,10 +1,8 @@
 //! Launches: through the cache of compiled kernels, with the variant that is selected or one of the caller's choice.
 
-use gated_delta_kernels::launch::LaunchShape;
-
 use super::Plan;
 use super::checks::one_of;
-use super::prefill::Beside;
+use super::launches::{Launches, Parameter};
 use super::problem::Problem;
 use super::request::Request;
 use super::work::Work;
@@ -13,13 +11,14 @@ use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
-use crate::recall::Calls;
 use crate::stream::StreamRef;
 
 impl Library {
     /// Enqueues a step or a commit: checks the arguments, looks the compiled kernel up (or compiles it, the first
-    /// time), launches; of a prefill up to three kernels, one after the other. Nothing is allocated or synchronised
-    /// after the first time.
+    /// time), launches: one kernel, of a prefill of longer rows several, one after the other ([`Recipe::launches`] says
+    /// which). Nothing is allocated or synchronised after the first time.
+    ///
+    /// [`Recipe::launches`]: crate::raw::Recipe::launches
     ///
     /// # Errors
     /// Whatever the arguments break of their rules, named; compile and launch failures.
@@ -114,8 +113,7 @@ impl Library {
         let problem = request.check()?;
         let lengths = request.lengths(&problem);
         let mut variants: Vec<Entry> = problem.kind_of(&lengths).variants().collect();
-        let beside = problem.beside(&lengths);
-        variants.extend(beside.all().map(|(entry, _)| entry));
+        variants.extend(problem.beside(&lengths).all());
         on_threads(&variants, |&entry| {
             let shared_bytes = problem.shared_bytes(entry);
             let resources = self.function_resources(entry, problem.words(), shared_bytes)?;
@@ -136,16 +134,17 @@ impl Library {
     /// Enqueues compiled functions, one after the other.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; `bytes` are the parameters that the functions were compiled for.
-    pub(super) unsafe fn launch_calls(
+    /// As [`Library::launch`]'s; `parameter` is what the functions were compiled for.
+    pub(super) unsafe fn launch_all(
         &self,
         stream: StreamRef<'_>,
-        calls: Calls,
-        bytes: &[u8],
+        launches: Launches<RawFunction>,
+        parameter: Parameter,
     ) -> Result<(), Error> {
-        for (function, shape) in calls.in_order() {
+        for launch in launches.in_order() {
+            let parameter = parameter.of(launch.stretch);
             // SAFETY: the caller's promise.
-            unsafe { self.launch_function(stream, function, shape, bytes) }?;
+            unsafe { self.launch_function(stream, launch.of, launch.shape, parameter.bytes()) }?;
         }
         Ok(())
     }
@@ -161,21 +160,11 @@ impl Library {
         variant: Option<Entry>,
     ) -> Result<(), Error> {
         let (switches, tensors) = (request.switches(variant), request.tensors());
-        let params = request.params();
-        let (prefill, deferred);
-        let bytes = if request.is_chunked() {
-            prefill = request.prefill_params(params);
-            bytemuck::bytes_of(&prefill)
-        } else if let Some(pending) = request.pending {
-            deferred = request.deferred_params(params, pending);
-            bytemuck::bytes_of(&deferred)
-        } else {
-            bytemuck::bytes_of(&params)
-        };
+        let parameter = request.parameter();
         let last = self.last(request.sort());
-        if let Some(calls) = last.recall(&switches, &tensors) {
+        if let Some(launches) = last.recall(&switches, &tensors) {
             // SAFETY: the caller's promise; the functions were compiled for these layouts.
-            return unsafe { self.launch_calls(stream, calls, bytes) };
+            return unsafe { self.launch_all(stream, launches, parameter) };
         }
         let problem = request.check()?;
         let lengths = request.lengths(&problem);
@@ -188,36 +177,24 @@ impl Library {
         if lengths.are_nothing(&problem) {
             return Ok(());
         }
-        let launch = |entry, shape| {
-            // SAFETY: the caller's promise; the parameters are those of the entry's operator.
-            let launched = unsafe {
-                self.launch_entry(stream, entry, problem.words(), shape, bytes, &tensors)
-            };
-            launched.map(|function| function.map(|function| (function, shape)))
-        };
-        let beside = problem.beside(&lengths);
-        if beside != Beside::NOTHING {
+        let on_gpu = self.context().is_some();
+        let launches = problem.launches(entry, &lengths, self.gpu(), on_gpu);
+        if on_gpu {
             // Compiled before anything is enqueued, so that a failure leaves nothing half done.
-            let all = beside.all().map(|(entry, _)| entry);
-            for entry in all.chain([entry]).filter(|_| self.context().is_some()) {
-                self.function(entry, problem.words(), problem.shared_bytes(entry))?;
-            }
+            let launches = launches.try_map(|entry| {
+                self.function(entry, problem.words(), problem.shared_bytes(entry))
+            })?;
+            // SAFETY: the caller's promise; the parameter is that of the entry's operator.
+            unsafe { self.launch_all(stream, launches, parameter) }?;
+            last.remember(switches, &tensors, launches);
+            return Ok(());
         }
-        let optional = |launched: Option<(Entry, LaunchShape)>| match launched {
-            Some((entry, shape)) => launch(entry, shape),
-            None => Ok(None),
-        };
-        let [first, second] = beside.before;
-        let before = [optional(first)?, optional(second)?];
-        let shape = match self.context() {
-            Some(_) => problem.shape_on(entry, &lengths, self.gpu()),
-            None => problem.shape(entry, &lengths),
-        };
-        let main = launch(entry, shape)?;
-        let after = optional(beside.after)?;
-        if let Some(main) = main {
-            let beside = Beside { before, after };
-            last.remember(switches, &tensors, Calls { main, beside });
+        for launch in launches.in_order() {
+            let (entry, shape) = (launch.of, launch.shape);
+            let parameter = parameter.of(launch.stretch);
+            let (words, bytes) = (problem.words(), parameter.bytes());
+            // SAFETY: as above.
+            unsafe { self.launch_entry(stream, entry, words, shape, bytes, &tensors) }?;
         }
         Ok(())
     }

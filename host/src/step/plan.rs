@@ -5,15 +5,15 @@ use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
 use super::checks::{self, aligned};
+use super::launches::{Launches, Parameter};
 use super::pending::check_rings_aligned;
-use super::prefill::{Beside, Lengths, WORKSPACE_ALIGNMENT};
+use super::prefill::{Lengths, WORKSPACE_ALIGNMENT};
 use super::problem::Problem;
 use super::work::Work;
 use crate::Entry;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{Library, nothing_compiled};
-use crate::recall::Calls;
 use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 
@@ -71,14 +71,16 @@ impl Plan {
                 allowed: "Plan::launch, or Work::recipe",
             });
         }
-        self.main(&Lengths::of_rows(batch as u32))
+        let launches = self.launches(&Lengths::of_rows(batch as u32))?;
+        Ok(launches.main)
     }
 
-    /// The compiled function of rows of these lengths, whatever is beside it.
-    fn main(&self, lengths: &Lengths) -> Result<(RawFunction, LaunchShape), Error> {
-        let entry = self.problem.entry(lengths, self.library.gpu())?;
-        let shape = self.problem.shape_on(entry, lengths, self.library.gpu());
-        Ok((self.function(entry, lengths)?, shape))
+    /// The compiled functions of rows of these lengths.
+    fn launches(&self, lengths: &Lengths) -> Result<Launches<RawFunction>, Error> {
+        let gpu = self.library.gpu();
+        let entry = self.problem.entry(lengths, gpu)?;
+        let launches = self.problem.launches(entry, lengths, gpu, true);
+        launches.try_map(|entry| self.function(entry, lengths))
     }
 
     fn function(&self, entry: Entry, lengths: &Lengths) -> Result<RawFunction, Error> {
@@ -127,47 +129,23 @@ impl Plan {
         if lengths.are_nothing(&self.problem) {
             return Ok(());
         }
-        let params = request.params();
-        self.problem.check_aligned(&params)?;
-        let (function, shape) = self.main(&lengths)?;
-        if let Some(pending) = request.pending {
-            let params = request.deferred_params(params, pending);
-            check_rings_aligned(&params, self.problem.kind.operator.per_channel())?;
-            let params = bytemuck::bytes_of(&params);
-            // SAFETY: the caller's promise; the function was compiled for these constants.
-            return unsafe {
-                self.library
-                    .launch_function(stream, function, shape, params)
-            };
+        let parameter = request.parameter();
+        let per_channel = self.problem.kind.operator.per_channel();
+        match &parameter {
+            Parameter::Layer(params) => self.problem.check_aligned(params)?,
+            Parameter::Deferred(params) => {
+                self.problem.check_aligned(&params.layer)?;
+                check_rings_aligned(params, per_channel)?;
+            }
+            Parameter::Prefill(params) => {
+                self.problem.check_aligned(&params.layer)?;
+                aligned(WORKSPACE_ALIGNMENT, [("workspace", params.workspace)])?;
+                self.problem.check_workspace(&lengths, request.workspace)?;
+            }
         }
-        if !self.problem.is_chunked() {
-            let params = bytemuck::bytes_of(&params);
-            // SAFETY: the caller's promise; the function was compiled for these constants.
-            return unsafe {
-                self.library
-                    .launch_function(stream, function, shape, params)
-            };
-        }
-        let params = request.prefill_params(params);
-        aligned(WORKSPACE_ALIGNMENT, [("workspace", params.workspace)])?;
-        self.problem.check_workspace(&lengths, request.workspace)?;
-        let params = bytemuck::bytes_of(&params);
-        let of = |launch: Option<(Entry, LaunchShape)>| {
-            let function =
-                |(entry, shape)| Ok::<_, Error>((self.function(entry, &lengths)?, shape));
-            launch.map(function).transpose()
-        };
-        let beside = self.problem.beside(&lengths);
-        let [first, second] = beside.before;
-        let calls = Calls {
-            main: (function, shape),
-            beside: Beside {
-                before: [of(first)?, of(second)?],
-                after: of(beside.after)?,
-            },
-        };
-        // SAFETY: as above.
-        unsafe { self.library.launch_calls(stream, calls, params) }
+        let launches = self.launches(&lengths)?;
+        // SAFETY: the caller's promise; the functions were compiled for these constants.
+        unsafe { self.library.launch_all(stream, launches, parameter) }
     }
 }
 

@@ -1,13 +1,15 @@
 //! What a prefill has besides: lengths that are no constants, positions, checkpoints, a workspace.
 
-use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::prefill::workspace::carried_bytes;
 use gated_delta_kernels::prefill::{ALL_PIECES, CHUNK, units};
 use gated_delta_kernels::step::{LayerParams, PrefillParams};
 
 use super::check::Found;
 use super::checks::{aligned, indices};
+use super::launches::Beside;
 use super::problem::Problem;
 use super::request::Request;
+use super::select::STRETCHED_FROM;
 use super::{Checkpoints, Formulation, Inputs};
 use crate::Entry;
 use crate::error::{Error, excludes};
@@ -16,6 +18,10 @@ use crate::tensor::DType;
 
 /// Shared memory of which a multiprocessor has no two.
 pub(crate) const ALONE_BYTES: u32 = 116 * 1024;
+
+/// Shared memory beside which a multiprocessor has room for no other block: a chain of which a preparation runs beside keeps its
+/// multiprocessors to itself.
+pub(crate) const WHOLE_BYTES: u32 = 227 * 1024;
 
 /// Alignment of a workspace, bytes.
 pub(super) const WORKSPACE_ALIGNMENT: usize = 16;
@@ -47,40 +53,6 @@ impl Lengths {
     /// Nothing is launched.
     pub fn are_nothing(&self, problem: &Problem) -> bool {
         self.rows == 0 || (problem.is_chunked() && self.total == 0)
-    }
-}
-
-/// What is launched with an entry, on the same stream with the same parameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Beside<T> {
-    /// Before it, the first one first.
-    pub before: [Option<T>; 2],
-    /// Behind it.
-    pub after: Option<T>,
-}
-
-impl<T> Beside<T> {
-    pub const NOTHING: Self = Self {
-        before: [const { None }; 2],
-        after: None,
-    };
-
-    /// All of them.
-    pub fn all(self) -> impl Iterator<Item = T> {
-        self.before.into_iter().flatten().chain(self.after)
-    }
-
-    /// All, with the entry's.
-    pub fn with(self, main: T) -> impl Iterator<Item = T> {
-        let before = self.before.into_iter().flatten();
-        before.chain([main]).chain(self.after)
-    }
-
-    pub fn map<U>(self, f: impl Fn(T) -> U) -> Beside<U> {
-        Beside {
-            before: self.before.map(|launch| launch.map(&f)),
-            after: self.after.map(&f),
-        }
     }
 }
 
@@ -307,23 +279,21 @@ impl Problem {
     /// What is launched with the entry of rows of these lengths: of a prefill, the preparation of rows that are not short,
     /// before it the convolution that they have, and behind all what writes the windows of a convolution and norms o of such
     /// rows.
-    pub fn beside(&self, lengths: &Lengths) -> Beside<(Entry, LaunchShape)> {
+    pub fn beside(&self, lengths: &Lengths) -> Beside<Entry> {
         if !self.is_chunked() {
             return Beside::NOTHING;
         }
         let c = &self.constants;
         let kind = self.kind_of(lengths);
         let of = |entry: Entry, grid| (entry, self.shape_of(entry, grid));
-        // Rows of single tokens alone have no unit.
-        let units = lengths.units().max(1) as u32;
+        let units = lengths.units_in_grid();
         let of_units = |entry: Entry| {
-            let family = entry.computes().map(|computes| computes.family);
-            let of_unit = family.map_or(0, |family| family.blocks_of_unit(c.h, c.ratio));
-            of(entry, [units.saturating_mul(of_unit), 1, 1])
+            let blocks = units.saturating_mul(self.blocks_of_unit(entry));
+            of(entry, [blocks, 1, 1])
         };
         let convolve = kind.convolve().filter(|_| c.taps > 0);
-        let before = [convolve, kind.prepare()].map(|entry| entry.map(of_units));
-        let after = kind.finish().and_then(|entry| {
+        let [convolve, prepare] = [convolve, kind.prepare()].map(|entry| entry.map(of_units));
+        let finish = kind.finish().and_then(|entry| {
             let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
             let of_windows = match c.taps {
                 2.. => {
@@ -333,19 +303,28 @@ impl Problem {
                 _ => 0,
             };
             let of_norm = match kind.norms_behind() {
-                true => {
-                    let of_unit = entry.computes()?.family.blocks_of_unit(c.h, c.ratio);
-                    units.saturating_mul(of_unit)
-                }
+                true => units.saturating_mul(self.blocks_of_unit(entry)),
                 false => 0,
             };
             let blocks = of_windows.saturating_add(of_norm);
             (blocks > 0).then(|| of(entry, [blocks, 1, 1]))
         });
-        Beside { before, after }
+        Beside {
+            convolve,
+            prepare,
+            finish,
+        }
     }
 
-    /// Bytes of the workspace that rows of these lengths take.
+    /// Blocks that `entry` has for a unit.
+    pub(super) fn blocks_of_unit(&self, entry: Entry) -> u32 {
+        let (h, ratio) = (self.constants.h, self.constants.ratio);
+        let computes = entry.computes();
+        computes.map_or(0, |computes| computes.family.blocks_of_unit(h, ratio))
+    }
+
+    /// Bytes of the workspace that rows of these lengths take. Those of a prompt in stretches have a place for what one leaves for
+    /// the next; any rows of as many units have it too, which may be one row on some GPU, so that more rows never take less.
     pub fn workspace_bytes(&self, lengths: &Lengths) -> u64 {
         let prepare = match self.is_chunked() {
             true => self.kind_of(lengths).prepare(),
@@ -355,7 +334,14 @@ impl Problem {
             let of_unit =
                 prepare.workspace_bytes_per_unit(self.constants.ratio, self.constants.has_tiles());
             let of_unit = u64::from(of_unit);
-            lengths.units() * u64::from(self.constants.h) * of_unit
+            let of_units = lengths.units() * u64::from(self.constants.h) * of_unit;
+            match lengths.units() >= STRETCHED_FROM.into() {
+                true => {
+                    let (k, v) = (self.kind.k_dim, self.kind.v_dim);
+                    of_units + carried_bytes(self.value_heads(), k, v)
+                }
+                false => of_units,
+            }
         })
     }
 
@@ -393,5 +379,10 @@ impl Lengths {
     /// Most pieces of more than one token that the rows have.
     fn units(&self) -> u64 {
         units(self.total, self.rows.into(), self.positions)
+    }
+
+    /// Units that a grid has blocks for: rows of single tokens alone have none.
+    pub fn units_in_grid(&self) -> u32 {
+        self.units().max(1) as u32
     }
 }

@@ -4,7 +4,7 @@ use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::StepConstants;
 
-use super::prefill::{ALONE_BYTES, Lengths};
+use super::prefill::{ALONE_BYTES, Lengths, WHOLE_BYTES};
 use super::select::{Gpu, Kind};
 use crate::Entry;
 use crate::error::Error;
@@ -18,6 +18,11 @@ const PAIRED_FROM: u32 = 132;
 pub struct Problem {
     pub kind: Kind,
     pub constants: StepConstants,
+}
+
+/// Blocks of a launch.
+pub fn blocks_of(shape: &LaunchShape) -> u64 {
+    shape.grid.into_iter().map(u64::from).product()
 }
 
 impl Problem {
@@ -79,16 +84,22 @@ impl Problem {
         }
     }
 
-    /// The same in a launch of this library's on a GPU: it overlaps the one before where the entry may. Blocks that all run at
-    /// once have a multiprocessor each then, though they come before all of these are free.
-    pub fn shape_on(&self, entry: Entry, lengths: &Lengths, gpu: Gpu) -> LaunchShape {
-        let shape = self.shape(entry, lengths);
+    /// That of a launch on a GPU: it overlaps the one before where the entry may. Blocks that all run at once have a multiprocessor
+    /// each then, though they come before all of these are free; of a prompt that `is_cut` they share it with no other either.
+    pub fn shape_on(
+        &self,
+        entry: Entry,
+        shape: LaunchShape,
+        gpu: Gpu,
+        is_cut: bool,
+    ) -> LaunchShape {
         if !entry.overlaps() {
             return shape;
         }
-        let blocks = shape.grid.into_iter().map(u64::from).product::<u64>();
         let mut shared_bytes = shape.shared_bytes;
-        if blocks <= u64::from(gpu.multiprocessors) {
+        if is_cut {
+            shared_bytes = shared_bytes.max(WHOLE_BYTES);
+        } else if blocks_of(&shape) <= u64::from(gpu.multiprocessors) {
             shared_bytes = shared_bytes.max(ALONE_BYTES);
         }
         LaunchShape {

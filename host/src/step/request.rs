@@ -415,20 +415,13 @@ impl<'a> Request<'a> {
         let lengths = self.lengths(&problem);
         problem.check_workspace(&lengths, self.workspace)?;
         let entry = problem.entry(&lengths, gpu)?;
-        let beside = problem.beside(&lengths);
-        let beside = beside.map(|(entry, shape)| (problem.kernel(entry), shape));
         // Who launches by itself has no library to take what is not proved.
         if !entry.is_proved() {
             return Err(unproved(entry));
         }
-        Ok(Recipe {
-            before: beside.before,
-            kernel: problem.kernel(entry),
-            shape: problem.shape(entry, &lengths),
-            after: beside.after,
-            params: self.prefill_params(self.params()),
-            deferred: (self.pending).map(|pending| self.deferred_params(self.params(), pending)),
-        })
+        let launches = problem.launches(entry, &lengths, gpu, true);
+        let launches = launches.try_map(|entry| Ok(problem.kernel(entry)))?;
+        Ok(Recipe::new(launches, self.parameter()))
     }
 
     /// The variant that a launch takes.

@@ -3,6 +3,7 @@
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Layout};
+use gated_delta_kernels::prefill::STRETCH_ALIGNMENT;
 
 use super::{StateLayout, checks};
 use crate::error::Error;
@@ -205,6 +206,44 @@ pub(crate) const MEASURED_ON: Gpu = Gpu {
     multiprocessors: 132,
     compute_capability: (9, 0),
 };
+
+/// Most stretches of a prompt.
+pub(crate) const MOST_STRETCHES: usize = 8;
+
+/// Units from which on a prompt is cut: a preparation of less takes no longer than what a cut costs.
+pub(crate) const STRETCHED_FROM: u32 = 32;
+
+/// Least units of the first stretch, whose preparation nothing hides; and of the last.
+const LEAST_OF_STRETCH: [u32; 2] = [16, 8];
+
+/// Units of a prompt for each of its first stretch, where eight that grow as they may are not enough otherwise.
+const OF_FIRST_STRETCH: u32 = 26;
+
+/// Where a prompt of so many units is cut, whose chain has so many blocks: the first pieces of all stretches but the first,
+/// multiples of [`STRETCH_ALIGNMENT`]; 0 behind them.
+///
+/// The preparation of a stretch runs beside the chain of the one before, on the multiprocessors that this leaves free: at least
+/// half of them, where it takes 0.7 of the time for a unit that the chain takes for a piece. So a stretch has up to 1.4 times the units of
+/// the one before. The last has what remains.
+pub(crate) fn stretches(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_STRETCHES - 1] {
+    let mut firsts = [0; MOST_STRETCHES - 1];
+    if units < STRETCHED_FROM || 2 * blocks > u64::from(gpu.multiprocessors) {
+        return firsts;
+    }
+    let [least_first, least_last] = LEAST_OF_STRETCH;
+    let mut count = units.div_ceil(OF_FIRST_STRETCH).max(least_first);
+    count = count.next_multiple_of(STRETCH_ALIGNMENT);
+    let mut end = 0;
+    for first in &mut firsts {
+        end += count;
+        if units < end + least_last {
+            break;
+        }
+        *first = end;
+        count = (count + count * 2 / 5) / STRETCH_ALIGNMENT * STRETCH_ALIGNMENT;
+    }
+    firsts
+}
 
 /// Up to `heads` = B · HV on that GPU, the entry.
 type Row = (u32, Entry);
@@ -877,6 +916,45 @@ mod tests {
             }
         }
         assert!(passed > 0);
+    }
+
+    /// The units of every stretch.
+    fn counts(units: u32, blocks: u64, multiprocessors: u32) -> Vec<u32> {
+        let gpu = Gpu {
+            multiprocessors,
+            ..MEASURED_ON
+        };
+        let firsts = stretches(units, blocks, gpu).into_iter();
+        let firsts = firsts.take_while(|&first| first != 0);
+        let edges: Vec<u32> = [0].into_iter().chain(firsts).chain([units]).collect();
+        edges.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+
+    #[test]
+    fn a_prompt_is_cut_from_so_many_units_on_where_half_of_the_gpu_is_free() {
+        assert_eq!(counts(31, 64, 132), [31]);
+        assert_eq!(counts(32, 64, 132), [16, 16]);
+        assert_eq!(counts(256, 66, 132), [16, 20, 28, 36, 48, 64, 44]);
+        assert_eq!(counts(256, 67, 132), [256]);
+        assert_eq!(counts(256, 64, 128), counts(256, 64, 132));
+        assert_eq!(counts(256, 64, 127), [256]);
+        assert_eq!(counts(256, u64::MAX / 4, 132), [256]);
+    }
+
+    #[test]
+    fn stretches_are_aligned_and_grow_by_no_more_than_they_may() {
+        for units in (32..5000).chain([1 << 20, u32::MAX / 64]) {
+            let counts = counts(units, 1, 132);
+            assert!(counts.len() <= MOST_STRETCHES, "{units}");
+            assert_eq!(counts.iter().sum::<u32>(), units);
+            assert!(counts[0] >= 16 && counts.last() >= Some(&8), "{units}");
+            for (i, pair) in counts.windows(2).enumerate() {
+                assert_eq!(pair[0] % STRETCH_ALIGNMENT, 0, "{units}");
+                // A rest that is no stretch of its own is the last one's.
+                let rest = if i + 2 == counts.len() { 7 } else { 0 };
+                assert!(5 * (pair[1] - rest) <= 7 * pair[0], "{units}: {counts:?}");
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use gated_delta_harness::arguments::{
 };
 use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::prefill;
+use gated_delta_kernels::prefill::workspace::carried_bytes;
 
 use crate::buffer::View;
 
@@ -295,7 +296,12 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
     };
     let entry = Entry::ALL.iter().find(prepares)?;
     let units = prefill::units(total as u64, rows as u64, problem.positions.is_some());
-    let bytes = units as usize * heads * entry.workspace_bytes_per_unit(ratio, true) as usize;
+    let mut bytes = units as usize * heads * entry.workspace_bytes_per_unit(ratio, true) as usize;
+    if units >= 32 {
+        // What a stretch leaves for the next.
+        let k_dim = entry.computes()?.k;
+        bytes += carried_bytes(problem.value_heads() as u32, k_dim, v_dim as u32) as usize;
+    }
     Some(Array::unread(&[bytes.div_ceil(4)]))
 }
 

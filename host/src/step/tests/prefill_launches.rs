@@ -2,6 +2,7 @@
 
 use super::prefill::{dense, full, layer, of_total};
 use super::*;
+use crate::raw::PrefillParams;
 
 /// Rows of more than 64 tokens take two launches and a workspace, with a convolution one more, of short ones one launch and none.
 #[test]
@@ -9,7 +10,7 @@ fn launches_and_workspaces_follow_from_lengths() {
     let names = |step: &Gdn<'_>| -> Vec<&'static str> {
         let recipe = step.recipe().unwrap();
         let launches = recipe.launches();
-        launches.map(|(kernel, _)| kernel.symbol()).collect()
+        launches.map(|launch| launch.kernel.symbol()).collect()
     };
     let long = [
         "gdn_prefill_prepare_k64",
@@ -21,16 +22,19 @@ fn launches_and_workspaces_follow_from_lengths() {
     let whole = layer().workspace(tensor(F32, &[1 << 20]));
     let convolve = "gdn_prefill_convolve_k64";
     assert_eq!(names(&whole), [convolve, long[0], long[1], finish]);
-    let recipe = whole.recipe().unwrap();
-    let [convolve, prepare] = recipe.before.map(|launch| launch.unwrap().1.grid[0]);
+    let launches: Vec<_> = whole.recipe().unwrap().launches().collect();
+    let [convolve, prepare] = [0, 1].map(|i: usize| launches[i].shape.grid[0]);
     // Of two query/key heads q and k, and of the four value heads v; two of these are a block of the preparation's.
     assert_eq!(convolve, prepare / 2 * (2 + 2 + 4));
     // The windows of three rows of 512 channels, and a block of each unit and value head for the norm.
-    let (_, shape) = recipe.after.unwrap();
+    let shape = launches[3].shape;
     let (of_windows, of_norm) = (3 * 512_u32.div_ceil(shape.block), prepare / 2 * 4);
     assert_eq!(shape.grid, [of_windows + of_norm, 1, 1]);
     // Without a norm windows alone, without a convolution o alone; of short rows o is normed where it is made.
-    let grid = |step: Gdn<'static>| step.recipe().unwrap().after.map(|(_, shape)| shape.grid);
+    let grid = |step: Gdn<'static>| {
+        let last = step.recipe().unwrap().launches().last().unwrap();
+        (last.kernel.symbol() == finish).then_some(last.shape.grid)
+    };
     let workspace = || tensor(F32, &[1 << 20]);
     let mut without_norm = layer().workspace(workspace());
     without_norm.norm = None;
@@ -58,9 +62,7 @@ fn launches_and_workspaces_follow_from_lengths() {
     assert_eq!(of_unit % 128, 0);
     assert!(of_unit > 0);
     let recipe = full().recipe().unwrap();
-    let [None, Some((_, shape))] = recipe.before else {
-        panic!("{:?}", recipe.before);
-    };
+    let shape = recipe.launches().next().unwrap().shape;
     let units = bytes(&full()) / 2 / of_unit;
     // A block has two value heads of a query/key head, of which there are two.
     assert_eq!(shape.grid, [2 * units as u32, 1, 1]);
@@ -69,6 +71,102 @@ fn launches_and_workspaces_follow_from_lengths() {
     let more = [65, 66, 128, 1000, 4096].map(|tokens| bytes(&dense(tokens)));
     assert!(more.is_sorted(), "{more:?}");
     assert!(bytes(&dense(300).positions(tensor(I32, &[2]))) >= bytes(&dense(300)));
+}
+
+/// One row of T tokens, H = 2, HV = 4, K = V = 64: four blocks of a chain.
+fn prompt(tokens: usize) -> Gdn<'static> {
+    let of_heads = |heads| tensor(Bf16, &[1, tokens, heads, 64]);
+    let gate = tensor(F32, &[1, tokens, 4]);
+    Gdn::new(
+        Inputs::qkv(of_heads(2), of_heads(2), of_heads(4)),
+        GdnGates::given(gate, gate),
+        of_heads(4),
+        States::update(pool()),
+    )
+    .options(Options::default().formulation(Formulation::Chunked))
+    .workspace(tensor(F32, &[1 << 24]))
+}
+
+#[test]
+fn a_long_prompt_by_itself_is_launched_in_stretches() {
+    let with_norm = prompt(16_384).norm(Norm::new(
+        tensor(Bf16, &[1, 16_384, 4, 64]),
+        tensor(F32, &[64]),
+        1e-6,
+    ));
+    let recipe = with_norm.recipe().unwrap();
+    let mut launches: Vec<_> = recipe.launches().collect();
+    let finish = launches.pop().unwrap();
+    assert_eq!(finish.kernel.symbol(), "gdn_prefill_finish_k64");
+    assert!(!finish.shape.overlaps);
+    // Of a norm all units, whatever stretch they are of.
+    let all = 16_384 / 64;
+    assert_eq!(finish.shape.grid, [all * 4, 1, 1]);
+    let mut end = 0;
+    for pair in launches.chunks(2) {
+        let [prepare, chain] = pair else {
+            panic!("a preparation has a chain")
+        };
+        assert_eq!(prepare.kernel.symbol(), "gdn_prefill_prepare_k64");
+        assert_eq!(chain.kernel, recipe.kernel);
+        assert_eq!(chain.shape, recipe.shape);
+        // The first preparation is behind whatever came before the prefill.
+        assert_eq!(prepare.shape.overlaps, end != 0);
+        assert!(chain.shape.overlaps && chain.shape.shared_bytes == 227 << 10);
+        let stretch = |launch: &crate::raw::Launch| {
+            let params: PrefillParams = bytemuck::pod_read_unaligned(launch.parameter());
+            (params.first_piece, params.end_piece)
+        };
+        assert_eq!(stretch(prepare), stretch(chain));
+        let (first, next) = stretch(chain);
+        assert_eq!(first, end);
+        // A block has both value heads of a query/key head.
+        let count = prepare.shape.grid[0] / 2;
+        assert_eq!(prepare.shape.grid, [2 * count, 1, 1]);
+        end += count;
+        let wanted = if end == all { u32::MAX } else { end };
+        assert_eq!(next, wanted);
+    }
+    assert_eq!((end, launches.len()), (all, 2 * 7));
+}
+
+#[test]
+fn other_rows_are_launched_at_once() {
+    let count = |step: &Gdn<'_>, multiprocessors| {
+        let recipe = step.recipe_for(multiprocessors, (9, 0)).unwrap();
+        for launch in recipe.launches() {
+            let params = launch.params;
+            let all = (params.first_piece, params.end_piece) == (0, u32::MAX);
+            assert_eq!(all, recipe.launches().count() == 2);
+        }
+        recipe.launches().count()
+    };
+    // 31 units and 32; half of the multiprocessors, and less than half.
+    assert_eq!(count(&prompt(31 * 64), 132), 2);
+    assert_eq!(count(&prompt(32 * 64), 132), 4);
+    assert_eq!(count(&prompt(32 * 64), 8), 4);
+    assert_eq!(count(&prompt(32 * 64), 7), 2);
+    let two = dense(16_384).workspace(tensor(F32, &[1 << 25]));
+    assert_eq!(count(&two, 132), 2);
+}
+
+/// What a stretch leaves for the next has a place where there may be stretches; more rows, or more tokens, never take less.
+#[test]
+fn a_workspace_has_a_place_for_what_stretches_leave() {
+    let bytes = |step: &Gdn<'_>| step.workspace_bytes().unwrap();
+    let of_unit = bytes(&prompt(64 + 2)) / 2;
+    assert_eq!(bytes(&prompt(31 * 64)), 31 * of_unit);
+    let carried = 4 * 64 * 64 * size_of::<f32>();
+    assert_eq!(bytes(&prompt(32 * 64)), 32 * of_unit + carried);
+    for total in [64 * 31, 64 * 32, 64 * 64, 64 * 200] {
+        assert!(bytes(&of_total(total, usize::MAX)) >= bytes(&prompt(total)));
+    }
+    let sizes: Vec<usize> = (1..6000).map(|tokens| bytes(&prompt(tokens))).collect();
+    assert!(sizes.is_sorted());
+    let enough = bytes(&prompt(4096));
+    let of = |bytes: usize| prompt(4096).workspace(tensor(F32, &[bytes / 4]));
+    of(enough).recipe().unwrap();
+    assert!(of(enough - 4).recipe().is_err());
 }
 
 #[test]
@@ -115,7 +213,8 @@ fn a_prewarm_is_of_every_length() {
     let all = entries(&dense(1));
     for step in [dense(1), dense(65), dense(4096), of_total(9, 9)] {
         let workspace = tensor(F32, &[1 << 24]);
-        for (kernel, _) in step.workspace(workspace).recipe().unwrap().launches() {
+        for launch in step.workspace(workspace).recipe().unwrap().launches() {
+            let kernel = launch.kernel;
             assert!(all.contains(&kernel.entry()), "{}", kernel.symbol());
         }
     }

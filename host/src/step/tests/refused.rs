@@ -5,8 +5,8 @@ use gated_delta_kernels::launch::LaunchShape;
 use super::*;
 use crate::driver::RawFunction;
 use crate::library::TENSORS;
-use crate::recall::{Calls, Last};
-use crate::step::Beside;
+use crate::recall::Last;
+use crate::step::Launches;
 
 /// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
 /// of the good ones is not taken for one of theirs.
@@ -22,11 +22,8 @@ pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: 
         overlaps: false,
     };
     let switches = request.switches(None);
-    let calls = Calls {
-        beside: Beside::NOTHING,
-        main: (RawFunction::NULL, shape),
-    };
-    last.remember(switches, &request.tensors(), calls);
+    let launches = Launches::alone(RawFunction::NULL, shape);
+    last.remember(switches, &request.tensors(), launches);
     assert!(last.recall(&switches, &request.tensors()).is_some());
     change(&mut args);
     let request = args.request();

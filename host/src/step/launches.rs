@@ -1,0 +1,239 @@
+//! What is launched for a request, in order, on one stream.
+
+use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::prefill::ALL_PIECES;
+use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams};
+
+use super::prefill::Lengths;
+use super::problem::{Problem, blocks_of};
+use super::request::Request;
+use super::select::{self, Gpu, MOST_STRETCHES};
+use crate::Entry;
+use crate::error::Error;
+
+/// Pieces of a prompt, and units of the same numbers, that a launch is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub first: u32,
+    pub end: u32,
+}
+
+impl Stretch {
+    /// All that there are.
+    pub const ALL: Self = Self {
+        first: 0,
+        end: ALL_PIECES,
+    };
+}
+
+/// One of several launches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Launch<T> {
+    pub of: T,
+    pub shape: LaunchShape,
+    pub stretch: Stretch,
+}
+
+/// What is launched with the entry of a prefill.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Beside<T> {
+    /// First, of all units.
+    pub convolve: Option<(T, LaunchShape)>,
+    /// Before the entry, of all units or those of a stretch.
+    pub prepare: Option<(T, LaunchShape)>,
+    /// Behind all.
+    pub finish: Option<(T, LaunchShape)>,
+}
+
+impl<T> Beside<T> {
+    pub const NOTHING: Self = Self {
+        convolve: None,
+        prepare: None,
+        finish: None,
+    };
+
+    /// All of them.
+    pub fn all(self) -> impl Iterator<Item = T> {
+        let all = [self.convolve, self.prepare, self.finish];
+        all.into_iter().flatten().map(|(of, _)| of)
+    }
+}
+
+/// Where a prompt is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cuts {
+    /// Units in all.
+    units: u32,
+    /// Blocks of the preparation of one.
+    blocks_of_unit: u32,
+    /// The first pieces of all stretches but the first; 0 behind the last of these.
+    firsts: [u32; MOST_STRETCHES - 1],
+}
+
+impl Cuts {
+    pub const NONE: Self = Self {
+        units: 0,
+        blocks_of_unit: 0,
+        firsts: [0; MOST_STRETCHES - 1],
+    };
+
+    /// In order; one of all pieces where there is no cut.
+    fn stretches(self) -> impl Iterator<Item = Stretch> {
+        let firsts = self.firsts.into_iter().take_while(|&first| first != 0);
+        let ends = firsts.clone().chain([ALL_PIECES]);
+        let firsts = [0].into_iter().chain(firsts);
+        firsts.zip(ends).map(|(first, end)| Stretch { first, end })
+    }
+
+    /// The shape of a preparation of all units, of those of a stretch. It overlaps the chain before it where that may overlap
+    /// it: that chain lets it, and it waits for it at its end.
+    fn shape_of(self, shape: LaunchShape, stretch: Stretch, overlaps: bool) -> LaunchShape {
+        if self == Self::NONE {
+            return shape;
+        }
+        let count = stretch.end.min(self.units) - stretch.first;
+        LaunchShape {
+            grid: [count.saturating_mul(self.blocks_of_unit), 1, 1],
+            overlaps: overlaps && stretch.first != 0,
+            ..shape
+        }
+    }
+}
+
+/// All launches of a request: of entries, kernels or compiled functions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Launches<T> {
+    /// The only one, or that which has variants; of a prompt in stretches one for each.
+    pub main: (T, LaunchShape),
+    pub beside: Beside<T>,
+    pub cuts: Cuts,
+}
+
+impl<T: Copy> Launches<T> {
+    /// The only one.
+    #[cfg(test)]
+    pub fn alone(of: T, shape: LaunchShape) -> Self {
+        Self {
+            main: (of, shape),
+            beside: Beside::NOTHING,
+            cuts: Cuts::NONE,
+        }
+    }
+
+    /// The first one first.
+    pub fn in_order(self) -> impl Iterator<Item = Launch<T>> {
+        let whole = |(of, shape)| Launch {
+            of,
+            shape,
+            stretch: Stretch::ALL,
+        };
+        let of_stretch = move |stretch| {
+            let ((of, shape), cuts) = (self.main, self.cuts);
+            let main = Launch { of, shape, stretch };
+            let overlaps = shape.overlaps;
+            let prepare = self.beside.prepare.map(|(of, shape)| Launch {
+                of,
+                shape: cuts.shape_of(shape, stretch, overlaps),
+                stretch,
+            });
+            prepare.into_iter().chain([main])
+        };
+        let convolve = self.beside.convolve.map(whole);
+        let stretches = self.cuts.stretches().flat_map(of_stretch);
+        let finish = self.beside.finish.map(whole);
+        convolve.into_iter().chain(stretches).chain(finish)
+    }
+
+    /// The same launches of what `f` makes of each.
+    pub fn try_map<U>(self, f: impl Fn(T) -> Result<U, Error>) -> Result<Launches<U>, Error> {
+        let with = |(of, shape): (T, LaunchShape)| Ok::<_, Error>((f(of)?, shape));
+        let Beside {
+            convolve,
+            prepare,
+            finish,
+        } = self.beside;
+        Ok(Launches {
+            beside: Beside {
+                convolve: convolve.map(with).transpose()?,
+                prepare: prepare.map(with).transpose()?,
+                finish: finish.map(with).transpose()?,
+            },
+            main: with(self.main)?,
+            cuts: self.cuts,
+        })
+    }
+}
+
+/// The one parameter of every launch of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Parameter {
+    Layer(LayerParams),
+    Deferred(DeferredParams),
+    Prefill(PrefillParams),
+}
+
+impl Parameter {
+    /// The same for a launch of these pieces.
+    pub fn of(mut self, stretch: Stretch) -> Self {
+        if let Self::Prefill(params) = &mut self {
+            (params.first_piece, params.end_piece) = (stretch.first, stretch.end);
+        }
+        self
+    }
+
+    /// As a kernel takes it, or what it takes begins with.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Layer(params) => bytemuck::bytes_of(params),
+            Self::Deferred(params) => bytemuck::bytes_of(params),
+            Self::Prefill(params) => bytemuck::bytes_of(params),
+        }
+    }
+}
+
+impl Request<'_> {
+    /// What its launches get.
+    pub(super) fn parameter(&self) -> Parameter {
+        let params = self.params();
+        match self.pending {
+            _ if self.is_chunked() => Parameter::Prefill(self.prefill_params(params)),
+            Some(pending) => Parameter::Deferred(self.deferred_params(params, pending)),
+            None => Parameter::Layer(params),
+        }
+    }
+}
+
+impl Problem {
+    /// What is launched with `entry` for rows of these lengths on a GPU; in the simulator nothing `overlaps`.
+    pub fn launches(
+        &self,
+        entry: Entry,
+        lengths: &Lengths,
+        gpu: Gpu,
+        overlaps: bool,
+    ) -> Launches<Entry> {
+        let beside = self.beside(lengths);
+        let shape = self.shape(entry, lengths);
+        let mut cuts = Cuts::NONE;
+        if let (Some((prepare, _)), 1) = (beside.prepare, lengths.rows) {
+            let units = lengths.units_in_grid();
+            let firsts = select::stretches(units, blocks_of(&shape), gpu);
+            if firsts[0] != 0 {
+                cuts = Cuts {
+                    units,
+                    blocks_of_unit: self.blocks_of_unit(prepare),
+                    firsts,
+                };
+            }
+        }
+        let shape = match overlaps {
+            true => self.shape_on(entry, shape, gpu, cuts != Cuts::NONE),
+            false => shape,
+        };
+        Launches {
+            main: (entry, shape),
+            beside,
+            cuts,
+        }
+    }
+}
