@@ -139,12 +139,12 @@ impl Library {
         &self,
         stream: StreamRef<'_>,
         launches: Launches<RawFunction>,
-        parameter: Parameter,
+        mut parameter: Parameter,
     ) -> Result<(), Error> {
         for launch in launches.in_order() {
-            let parameter = parameter.of(launch.stretch);
+            let bytes = parameter.bytes(launch.stretch);
             // SAFETY: the caller's promise.
-            unsafe { self.launch_function(stream, launch.of, launch.shape, parameter.bytes()) }?;
+            unsafe { self.launch_function(stream, launch.of, launch.shape, bytes) }?;
         }
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Library {
         variant: Option<Entry>,
     ) -> Result<(), Error> {
         let (switches, tensors) = (request.switches(variant), request.tensors());
-        let parameter = request.parameter();
+        let mut parameter = request.parameter();
         let last = self.last(request.sort());
         if let Some(launches) = last.recall(&switches, &tensors) {
             // SAFETY: the caller's promise; the functions were compiled for these layouts.
@@ -191,8 +191,7 @@ impl Library {
         }
         for launch in launches.in_order() {
             let (entry, shape) = (launch.of, launch.shape);
-            let parameter = parameter.of(launch.stretch);
-            let (words, bytes) = (problem.words(), parameter.bytes());
+            let (words, bytes) = (problem.words(), parameter.bytes(launch.stretch));
             // SAFETY: as above.
             unsafe { self.launch_entry(stream, entry, words, shape, bytes, &tensors) }?;
         }

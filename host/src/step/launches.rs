@@ -173,16 +173,11 @@ pub(crate) enum Parameter {
 }
 
 impl Parameter {
-    /// The same for a launch of these pieces.
-    pub fn of(mut self, stretch: Stretch) -> Self {
-        if let Self::Prefill(params) = &mut self {
+    /// Of a launch of these pieces, as a kernel takes it, or what it takes begins with.
+    pub fn bytes(&mut self, stretch: Stretch) -> &[u8] {
+        if let Self::Prefill(params) = self {
             (params.first_piece, params.end_piece) = (stretch.first, stretch.end);
         }
-        self
-    }
-
-    /// As a kernel takes it, or what it takes begins with.
-    pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Layer(params) => bytemuck::bytes_of(params),
             Self::Deferred(params) => bytemuck::bytes_of(params),
