@@ -15,7 +15,8 @@ pub trait Kernel {
     /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
     /// along x instead of HV/H.
     const MAKES_PAIRS: bool = false;
-    /// Whether it waits itself for the launch before it on its stream, and may begin while that still runs.
+    /// Whether it waits itself for the launch before it on its stream, and may begin while that still runs. A preparation may too,
+    /// behind a chain of the same prompt that is not the last.
     const OVERLAPS: bool = false;
     /// Blocks that share one head's state.
     const TILES: u32;
@@ -123,10 +124,11 @@ pub enum Family {
     /// (H each) and v (HV). It knows no states: layout and element say nothing.
     GdnPrefillConvolve,
     /// GDN, any number of tokens, in chunks: what their operands are, which do not depend on states. The grid is x = n · unit +
-    /// ⌈HV/H / 2⌉ · query/key head + which pair of its value heads. It knows no states: layout and element say nothing.
+    /// ⌈HV/H / 2⌉ · query/key head + which pair of its value heads, units from
+    /// [`first_piece`](crate::step::PrefillParams::first_piece) on. It knows no states: layout and element say nothing.
     GdnPrefillPrepare,
     /// GDN, any number of tokens, in chunks: from state to state, after [`Family::GdnPrefillPrepare`] with the same
-    /// parameters and constants.
+    /// parameters and constants; of a prompt in stretches, after the chain of the stretch before too.
     GdnPrefillChain,
     /// GDN, rows of at most 64 tokens: [`Family::GdnPrefillPrepare`] and [`Family::GdnPrefillChain`] in one, without a
     /// workspace.
@@ -316,6 +318,7 @@ pub struct LaunchShape {
     /// too: a launcher need not.
     pub cluster: u32,
     /// The launch may begin before the one before it on its stream has ended
-    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for which the kernel waits itself.
+    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for which the kernel waits itself. Without that attribute it
+    /// begins behind it, and computes the same.
     pub overlaps: bool,
 }
