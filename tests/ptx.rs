@@ -480,6 +480,12 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         if *symbol == "GD_STATE_F16" {
             return takes_f16(entry);
         }
+        if *symbol == "GD_UPDATES_ELEMENT" {
+            return is_deferred && is_parallel;
+        }
+        if *symbol == "GD_BLOCKS_PER_SM" {
+            return entry.min_blocks_by_tokens();
+        }
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         let of_drafts = is_deferred && is_parallel && deferred::is_layer(entry);
         if of_drafts || *symbol == "GD_INPUTS_SLOT" {

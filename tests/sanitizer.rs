@@ -293,6 +293,7 @@ fn waiting() -> Vec<(Entry, deferred::Spec)> {
         };
         let flush = deferred::Spec {
             tokens: 0,
+            fresh: None,
             ..gaps.clone()
         };
         let flush = spec.windows_wait().then_some(flush);
@@ -359,6 +360,7 @@ fn every_entry_has_its_launches() {
         assert_eq!(taken.count(), wanted, "{}", entry.name());
     }
     for (entry, spec) in waiting() {
+        assert!(spec.tokens > 0 || spec.fresh.is_none(), "{spec:?}");
         let variants = spec.problem().variants();
         assert!(variants.contains(&entry), "{}: {spec:?}", entry.name());
     }

@@ -58,6 +58,8 @@ pub struct Drafts {
     pub most: usize,
     /// All at once, on the tensor cores.
     pub parallel: bool,
+    /// u of the ring is bf16, not f32.
+    pub bf16_updates: bool,
 }
 
 impl Drafts {
@@ -67,7 +69,16 @@ impl Drafts {
         kept: 1,
         most: MAX_PENDING,
         parallel: false,
+        bf16_updates: false,
     };
+
+    /// Element of u.
+    fn updates(self) -> DType {
+        match self.bf16_updates {
+            true => DType::Bf16,
+            false => DType::F32,
+        }
+    }
 
     /// Counts of tokens pending, of rows that are somewhere in a cycle of folds.
     fn counts(self, count: Count) -> Vec<usize> {
@@ -121,30 +132,46 @@ pub struct Case {
 }
 
 /// Drafts of bf16 states: of speculation by 3 and by 7, half of which is kept, and none.
-const DRAFTS: [Drafts; 4] = [
+const DRAFTS: [Drafts; 7] = [
     Drafts {
         parallel: true,
         ..Drafts::NONE
     },
     Drafts {
-        tokens: 1,
-        kept: 1,
-        most: MAX_PENDING_DRAFTS,
         parallel: true,
+        bf16_updates: true,
+        ..Drafts::NONE
     },
     Drafts {
-        tokens: 4,
-        kept: 2,
         most: MAX_PENDING_DRAFTS,
         parallel: true,
+        ..Drafts::NONE
     },
+    OF_4,
     Drafts {
-        tokens: 8,
-        kept: 4,
-        most: MAX_PENDING_DRAFTS,
-        parallel: true,
+        bf16_updates: true,
+        ..OF_4
+    },
+    OF_8,
+    Drafts {
+        bf16_updates: true,
+        ..OF_8
     },
 ];
+
+const OF_4: Drafts = Drafts {
+    tokens: 4,
+    kept: 2,
+    most: MAX_PENDING_DRAFTS,
+    parallel: true,
+    bf16_updates: false,
+};
+
+const OF_8: Drafts = Drafts {
+    tokens: 8,
+    kept: 4,
+    ..OF_4
+};
 
 /// What there are cases of: recurrences, and whole layers.
 pub const OPERATORS: [&str; 4] = ["gdn", "kda", "gdn_layer", "kda_layer"];
@@ -159,7 +186,7 @@ pub fn cases(batches: &[usize]) -> Vec<Case> {
             for state in [DType::Bf16, DType::F32] {
                 let drafts: &[Drafts] = match (layer, operator, state) {
                     (false, _, DType::Bf16) => &DRAFTS,
-                    (true, Operator::Gdn, DType::Bf16) => DRAFTS.split_at(2).1,
+                    (true, _, DType::Bf16) => DRAFTS.split_at(3).1,
                     _ => &[],
                 };
                 for drafts in [&[Drafts::NONE][..], drafts].concat() {
@@ -192,6 +219,8 @@ pub struct Row {
     pub tokens: usize,
     /// N
     pub most: usize,
+    /// Element of u in the rings.
+    pub updates: String,
     /// What the rows have pending.
     pub count: Count,
     /// What is launched.
@@ -390,7 +419,7 @@ impl Buffers {
             o: Slab::new(library, sets, batch * case.outputs() * 2)?,
             pool: filled(&values.state, state)?,
             keys: filled(&values.keys, case.keys())?,
-            updates: filled(&values.updates, DType::F32)?,
+            updates: filled(&values.updates, case.drafts.updates())?,
             decays: filled(&values.decays, DType::F32)?,
             inputs: filled(&values.inputs, DType::Bf16)?,
             x: filled(&values.x, DType::Bf16)?,
@@ -427,7 +456,8 @@ impl Buffers {
         }
         self.pool.refill(&bytes(state, self.case.state))?;
         self.keys.refill(&bytes(keys, self.case.keys()))?;
-        self.updates.refill(&bytes(updates, DType::F32))?;
+        self.updates
+            .refill(&bytes(updates, self.case.drafts.updates()))?;
         self.decays.refill(&bytes(decays, DType::F32))
     }
 
@@ -550,7 +580,7 @@ impl Buffers {
         let rings = [
             self.keys.tensor(set, keys, &[batch, h, ENTRIES, dim])?,
             self.updates
-                .tensor(set, DType::F32, &[batch, hv, ENTRIES, dim])?,
+                .tensor(set, drafts.updates(), &[batch, hv, ENTRIES, dim])?,
             decays,
         ];
         let launches = self.counts.len();
@@ -595,7 +625,8 @@ impl Buffers {
         };
         let state = (self.values.state.len() * self.case.state.size_of()) as f64;
         let entry = (self.case.keys().size_of() * self.values.keys.len()
-            + 4 * (self.values.updates.len() + self.values.decays.len()))
+            + self.case.drafts.updates().size_of() * self.values.updates.len()
+            + 4 * self.values.decays.len())
             / ENTRIES;
         let drafts = self.case.drafts;
         let of_row = |&pending: &usize| {
@@ -837,6 +868,7 @@ pub fn run(
                     batch: case.batch,
                     tokens: case.drafts.tokens,
                     most: case.drafts.most,
+                    updates: case.drafts.updates().to_string(),
                     count,
                     entry: entry.name().to_owned(),
                     selected: entry == selected,
@@ -864,6 +896,7 @@ pub fn table(rows: &[Row], copy: f64) -> String {
         "B",
         "T",
         "N",
+        "u",
         "states",
         "kernel",
         "error o",
@@ -887,6 +920,7 @@ pub fn table(rows: &[Row], copy: f64) -> String {
             row.batch.to_string(),
             row.tokens.to_string(),
             row.most.to_string(),
+            row.updates.clone(),
             row.count.name().to_owned(),
             row.entry.clone(),
             format!("{:.1e}", row.error_o),
@@ -896,7 +930,7 @@ pub fn table(rows: &[Row], copy: f64) -> String {
             number(ratio, 2),
         ]);
     }
-    for column in table.column_iter_mut().skip(7) {
+    for column in table.column_iter_mut().skip(8) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     format!(

@@ -36,6 +36,7 @@ fn drafts_are_checked() {
         (Operator::Kda, false, [4, 2]),
         (Operator::Gdn, true, [4, 2]),
         (Operator::Gdn, true, [8, 4]),
+        (Operator::Kda, true, [4, 2]),
     ];
     for (operator, layer, [tokens, kept]) in drafts {
         let case = Case {
@@ -50,6 +51,7 @@ fn drafts_are_checked() {
                 kept,
                 most: 16,
                 parallel: true,
+                bf16_updates: kept == 2,
             },
         };
         let rows = run(&library, None, &[case], true, |_| {}).unwrap();
@@ -81,6 +83,7 @@ fn bytes_of_layer_drafts_are_those_of_windows_that_wait() {
             kept: tokens,
             most: 16,
             parallel: true,
+            bf16_updates: false,
         },
     };
     let rows = run(&Library::simulator(), None, &[case(8, true)], false, |_| {}).unwrap();
@@ -106,26 +109,38 @@ fn bytes_of_layer_drafts_are_those_of_windows_that_wait() {
 
 #[test]
 fn options_choose_cases() {
-    let of = |options: &[&str]| {
+    let parsed = |options: &[&str]| {
         let options = [&["bench", "--deferred"], options].concat();
         Options::try_parse_from(options).map(|options| options.deferred_cases())
     };
-    let cases = |options: &[&str]| of(options).unwrap().unwrap();
+    let cases = |options: &[&str]| parsed(options).unwrap().unwrap();
     let all = cases(&["--batch", "4"]);
     let has = |name| all.iter().any(|case| case.operator_name() == name);
     assert!(OPERATORS.into_iter().all(has));
     let layers = cases(&["--batch", "4,16", "--cases", "gdn_layer", "--tokens", "4,8"]);
-    let dims = layers.iter().map(|case| (case.batch, case.drafts.tokens));
-    assert_eq!(dims.collect::<Vec<_>>(), [(4, 4), (16, 4), (4, 8), (16, 8)]);
+    let mut dims: Vec<_> = layers
+        .iter()
+        .map(|case| (case.drafts.tokens, case.drafts.bf16_updates, case.batch))
+        .collect();
+    dims.sort_unstable();
+    let of = |tokens, bf16| [(tokens, bf16, 4), (tokens, bf16, 16)];
+    let wanted = [of(4, false), of(4, true), of(8, false), of(8, true)];
+    assert_eq!(dims, wanted.concat());
     assert!(
         layers
             .iter()
             .all(|case| case.layer && case.operator == Operator::Gdn)
     );
-    let error = of(&["--cases", "kda_layer", "--tokens", "8"]).unwrap();
+    let error = parsed(&["--cases", "kda_layer", "--tokens", "3"]).unwrap();
     assert!(error.unwrap_err().to_string().contains("no such case"));
-    assert!(of(&["--tokens", "0"]).unwrap().is_err() && of(&["--state", "f8"]).unwrap().is_err());
-    let error = of(&["--cases", "gdn_decode"]).err().unwrap().to_string();
+    assert!(
+        parsed(&["--tokens", "0"]).unwrap().is_err()
+            && parsed(&["--state", "f8"]).unwrap().is_err()
+    );
+    let error = parsed(&["--cases", "gdn_decode"])
+        .err()
+        .unwrap()
+        .to_string();
     assert!(
         error.contains("gdn_decode") && error.contains("gdn_layer"),
         "{error}"

@@ -99,6 +99,8 @@ macro_rules! for_each_entry {
             gdn_deferred_layer_parallel_klast_bf16_k64_tile64 = gdn_deferred::LayerParallel<64, 64, 4, 1>;
             gdn_deferred_layer_parallel_klast_bf16_k128_tile64 = gdn_deferred::LayerParallel<128, 128, 4, 1>;
             gdn_deferred_layer_parallel_klast_bf16_k128_tile128 = gdn_deferred::LayerParallel<128, 128, 4, 2>;
+            kda_deferred_layer_parallel_klast_bf16_k64_tile64 = kda_deferred::LayerParallel<64, 64, 4, 1>;
+            kda_deferred_layer_parallel_klast_bf16_k128_tile64 = kda_deferred::LayerParallel<128, 128, 4, 1>;
             gdn_layer_klast_bf16_k64_tile16 = gdn_layer::KLast<B16, 64, 64, 2, 64>;
             gdn_layer_klast_bf16_k64_tile64 = gdn_layer::WholeKLast<B16, 64, 64, 2, 256, 2>;
             gdn_layer_klast_bf16_k128_tile16 = gdn_layer::KLast<B16, 128, 128, 4, 64>;
@@ -359,6 +361,13 @@ macro_rules! define_entries {
                 }
             }
 
+            /// Whether the load-time constant `GD_BLOCKS_PER_SM` says so instead.
+            pub const fn min_blocks_by_tokens(self) -> bool {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MIN_BLOCKS_BY_TOKENS,)*
+                }
+            }
+
             /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H)
             /// blocks along x instead of HV/H.
             pub const fn makes_pairs(self) -> bool {
@@ -385,6 +394,13 @@ macro_rules! define_entries {
             pub const fn shared_bytes(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES,)*
+                }
+            }
+
+            /// What of it is of no use where q, k and the keys of a ring are bf16, bytes.
+            pub const fn shared_bytes_of_lows(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES_OF_LOWS,)*
                 }
             }
 
@@ -559,6 +575,7 @@ mod tests {
             Family::KdaDeferredLayer => "kda_deferred_layer",
             Family::GdnDeferredParallel => "gdn_deferred_parallel",
             Family::GdnDeferredLayerParallel => "gdn_deferred_layer_parallel",
+            Family::KdaDeferredLayerParallel => "kda_deferred_layer_parallel",
             Family::KdaDeferredParallel => "kda_deferred_parallel",
             Family::GdnLayer => "gdn_layer",
             Family::KdaLayer => "kda_layer",

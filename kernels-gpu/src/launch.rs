@@ -12,6 +12,9 @@ pub trait Kernel {
     const BLOCK: u32;
     /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
     const MIN_BLOCKS_PER_SM: u32 = 0;
+    /// Whether a load-time constant says so instead, since narrow accesses and tokens that are not bf16 take more registers
+    /// ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)).
+    const MIN_BLOCKS_BY_TOKENS: bool = false;
     /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
     /// along x instead of HV/H.
     const MAKES_PAIRS: bool = false;
@@ -22,6 +25,8 @@ pub trait Kernel {
     const TILES: u32;
     /// Dynamic shared memory of a block, bytes.
     const SHARED_BYTES: u32 = 0;
+    /// What it shrinks by where q, k and the keys of a ring are bf16, bytes: low parts of tokens, behind all else.
+    const SHARED_BYTES_OF_LOWS: u32 = 0;
     /// What it grows by with every token of a row, bytes.
     const SHARED_BYTES_PER_TOKEN: u32 = 0;
     /// Value heads that a block may have, where it has all those of a query/key head; 1: a block has one value head.
@@ -107,6 +112,8 @@ pub enum Family {
     KdaDeferredParallel,
     /// GDN, all tokens at once, on states that wait, with a convolution before and a norm after it.
     GdnDeferredLayerParallel,
+    /// KDA, the same.
+    KdaDeferredLayerParallel,
     /// GDN, one token, with a convolution before and a norm after it.
     GdnLayer,
     /// KDA, the same.
@@ -169,7 +176,8 @@ impl Family {
             | Self::KdaLayerParallel
             | Self::GdnDeferredParallel
             | Self::KdaDeferredParallel
-            | Self::GdnDeferredLayerParallel => 8,
+            | Self::GdnDeferredLayerParallel
+            | Self::KdaDeferredLayerParallel => 8,
             Self::GdnPrefillConvolve
             | Self::GdnPrefillPrepare
             | Self::GdnPrefillChain
@@ -200,6 +208,7 @@ impl Family {
                 | Self::GdnDeferredParallel
                 | Self::KdaDeferredParallel
                 | Self::GdnDeferredLayerParallel
+                | Self::KdaDeferredLayerParallel
         )
     }
 
@@ -215,6 +224,7 @@ impl Family {
                 | Self::GdnDeferredParallel
                 | Self::KdaDeferredParallel
                 | Self::GdnDeferredLayerParallel
+                | Self::KdaDeferredLayerParallel
         )
     }
 
@@ -284,6 +294,7 @@ impl Family {
                 | Self::KdaDeferred
                 | Self::KdaDeferredLayer
                 | Self::KdaDeferredParallel
+                | Self::KdaDeferredLayerParallel
                 | Self::KdaLayer
                 | Self::KdaLayerMtp
                 | Self::KdaLayerParallel

@@ -381,6 +381,8 @@ constants! {
         keys_element = "GD_KEYS_ELEMENT",
         /// Between slots of `keys`.
         keys_slot = "GD_KEYS_SLOT",
+        /// Of `updates`.
+        updates_element = "GD_UPDATES_ELEMENT",
         /// Between slots of `updates`.
         updates_slot = "GD_UPDATES_SLOT",
         /// Between slots of `decays`.
@@ -393,10 +395,34 @@ constants! {
         state_f16 = "GD_STATE_F16",
         /// Between slots of `inputs`.
         inputs_slot = "GD_INPUTS_SLOT",
+        /// Blocks of a multiprocessor that registers must leave room for, where tokens decide that.
+        blocks_per_sm = "GD_BLOCKS_PER_SM",
     }
 }
 
 impl StepConstants {
+    /// Whether q, k and the keys of a ring are bf16, as far as they are there: they have no low parts then.
+    #[must_use]
+    pub const fn tokens_are_bf16(&self) -> bool {
+        let bf16 = Element::Bf16 as u32;
+        // A flush has no tokens but those of the ring.
+        let new_are_bf16 = self.tokens == 0 || (self.q_element == bf16 && self.k_element == bf16);
+        self.keys_element == bf16 && new_are_bf16
+    }
+
+    /// [`Self::blocks_per_sm`] of the other constants: as many as have room with tokens and states of 16 bytes at a time, twice as
+    /// many where tokens are bf16 and have one decay; else one, lest the assembler put registers into memory.
+    #[must_use]
+    pub const fn blocks_by_tokens(&self, per_channel: bool) -> u32 {
+        let is_wide = self.wide_state != 0 && (self.tokens == 0 || self.wide_io != 0);
+        let v_is_bf16 = self.tokens == 0 || self.v_element == Element::Bf16 as u32;
+        match (is_wide, self.tokens_are_bf16() && v_is_bf16 && !per_channel) {
+            (false, _) => 1,
+            (true, false) => 2,
+            (true, true) => 4,
+        }
+    }
+
     /// Whether the preparation of a prefill leaves v, in f16: where the chain cannot copy it as it lies, 16 bytes at a time.
     #[must_use]
     pub const fn makes_values(&self) -> bool {

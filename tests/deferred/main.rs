@@ -56,6 +56,10 @@ fn specs(of: Spec) -> impl Strategy<Value = Spec> {
                     ring,
                     len,
                     base,
+                    updates: match of.parallel && seed % 2 == 0 {
+                        true => DType::Bf16,
+                        false => DType::F32,
+                    },
                     fresh: (fresh && tokens > 0).then_some(are_fresh),
                     tokens,
                     gap,

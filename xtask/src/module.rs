@@ -24,8 +24,9 @@ struct Item {
 pub struct LaunchBounds {
     /// Threads of a block.
     pub block: u32,
-    /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
-    pub min_blocks_per_sm: u32,
+    /// Blocks of a multiprocessor that registers must leave room for, a number or a load-time constant; none leaves it to the
+    /// assembler.
+    pub min_blocks_per_sm: Option<String>,
     /// Blocks of a cluster, where there are such.
     pub cluster: Option<Cluster>,
     /// Whether warpgroups multiply.
@@ -160,8 +161,8 @@ impl Module {
 /// Puts the launch bounds between the parameter list and the body.
 fn with_launch_bounds(entry: &str, bounds: &LaunchBounds) -> String {
     let mut directives = format!(".maxntid {}, 1, 1\n", bounds.block);
-    if bounds.min_blocks_per_sm > 0 {
-        directives += &format!(".minnctapersm {}\n", bounds.min_blocks_per_sm);
+    if let Some(blocks) = &bounds.min_blocks_per_sm {
+        directives += &format!(".minnctapersm {blocks}\n");
     }
     if let Some(Cluster { tiles, of_heads }) = &bounds.cluster {
         let heads = if *of_heads { "GD_RATIO" } else { "1" };
@@ -211,7 +212,7 @@ $L__BB1_7:
                 "plain",
                 &LaunchBounds {
                     block: 128,
-                    min_blocks_per_sm: 0,
+                    min_blocks_per_sm: None,
                     cluster: None,
                     warpgroups: true,
                 },
@@ -233,7 +234,7 @@ $L__BB1_7:
                 "other",
                 &LaunchBounds {
                     block: 64,
-                    min_blocks_per_sm: 4,
+                    min_blocks_per_sm: Some("4".to_owned()),
                     cluster: Some(Cluster {
                         tiles: 8,
                         of_heads: false,
@@ -267,7 +268,7 @@ $L__BB1_7:
                     "absent",
                     &LaunchBounds {
                         block: 1,
-                        min_blocks_per_sm: 0,
+                        min_blocks_per_sm: None,
                         cluster: None,
                         warpgroups: false,
                     }

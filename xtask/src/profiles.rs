@@ -135,12 +135,14 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_RING",              [9,         16,        5,         9,         2,         9]),
     ("GD_KEYS_ELEMENT",      [1,         0,         2,         1,         0,         2]),
     ("GD_KEYS_SLOT",         [18432,     32768,     10240,     4608,      8192,      1152]),
+    ("GD_UPDATES_ELEMENT",   [0,         1,         1,         0,         1,         0]),
     ("GD_UPDATES_SLOT",      [36864,     32768,     40960,     9216,      8192,      9216]),
     ("GD_DECAYS_SLOT",       [36864,     256,       40960,     9216,      8192,      9216]),
     ("GD_PENDING_LEN_INDEX", [1,         2,         3,         1,         2,         3]),
     ("GD_PENDING_BASE_INDEX", [1,         2,         3,         3,         1,         2]),
     ("GD_INPUTS_SLOT",       [73728,     64,        82000,     18432,     64,        9216]),
     ("GD_STATE_F16",         [0,         0,         1,         0,         1,         1]),
+    ("GD_BLOCKS_PER_SM",     [4,         2,         2,         1,         1,         1]),
     ("GD_NUMBER",            [12345,     0,         NONE,      1,         7,         ONE]),
     ("GD_FACTOR",            [ONE,       TWO,       0,         ONE,       TWO,       SCALE_64]),
 ];
@@ -175,6 +177,8 @@ pub fn values(entry: Entry, profile: &str) -> Result<Vec<(&'static str, u32)>> {
                 0
             }
             "GD_RATIO" => entry.max_ratio(),
+            // StepConstants::blocks_by_tokens
+            "GD_BLOCKS_PER_SM" if family.is_some_and(Family::decays_channels) => 2,
             "GD_TOKENS" | "GD_PREVIOUS_TOKENS" => max_tokens,
             _ => NONE,
         };

@@ -87,7 +87,11 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
     for &entry in Entry::ALL {
         let bounds = LaunchBounds {
             block: entry.block_of(entry.max_heads()),
-            min_blocks_per_sm: entry.min_blocks_per_sm(),
+            min_blocks_per_sm: match (entry.min_blocks_by_tokens(), entry.min_blocks_per_sm()) {
+                (true, _) => Some("GD_BLOCKS_PER_SM".to_owned()),
+                (false, 0) => None,
+                (false, blocks) => Some(blocks.to_string()),
+            },
             cluster: entry.takes_clusters().then(|| Cluster {
                 tiles: entry.cluster(),
                 of_heads: entry.has_cluster_of_heads(),

@@ -104,7 +104,10 @@ fn is_layer(entry: Entry) -> bool {
     matches!(
         family,
         Some(
-            Family::GdnDeferredLayer | Family::KdaDeferredLayer | Family::GdnDeferredLayerParallel
+            Family::GdnDeferredLayer
+                | Family::KdaDeferredLayer
+                | Family::GdnDeferredLayerParallel
+                | Family::KdaDeferredLayerParallel
         )
     )
 }

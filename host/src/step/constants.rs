@@ -54,7 +54,7 @@ impl Request<'_> {
         let pending = self.pending.map(Pending::named);
         let of_conv = &found.conv;
         let update = !self.read_only && previous.is_none() && self.token_slots.is_none();
-        StepConstants {
+        let constants = StepConstants {
             h: heads.h as u32,
             ratio: heads.ratio as u32,
             tiled: flag(options.head_map == HeadMap::Tiled),
@@ -162,12 +162,18 @@ impl Request<'_> {
             ring: found.pending.entries,
             keys_element: element(pending.map(|[keys, ..]| keys)),
             keys_slot: found.pending.keys_slot,
+            updates_element: element(pending.map(|[_, updates, ..]| updates)),
             updates_slot: found.pending.updates_slot,
             decays_slot: found.pending.decays_slot,
             inputs_slot: found.pending.inputs_slot,
             pending_len_index: index(pending.map(|[.., len, _]| len)),
             pending_base_index: index(pending.map(|[.., base]| base)),
             state_f16: flag(self.pool.tensor.dtype() == DType::F16),
+            blocks_per_sm: 0,
+        };
+        StepConstants {
+            blocks_per_sm: constants.blocks_by_tokens(gates.per_channel),
+            ..constants
         }
     }
 }

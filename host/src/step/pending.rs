@@ -43,15 +43,14 @@ const ALIGNMENT: usize = 16;
 /// waits as its state does, is written where that is, and x of the tokens since is in [`inputs`](Self::inputs). With
 /// [`Formulation::Recurrent`] a window has moved with every token, and who rejects one restores it.
 ///
-/// A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says. Drafts of KDA go without convolution
-/// and norm.
+/// A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pending<'a> {
     /// `[P, H, R, K]`, of the dtype of k, f32 where a convolution makes k, written; R at least N + T, below 65536. Here and
     /// below contiguous but for the stride of slots, and slots are 16-byte aligned, GDN's `decays` to 4.
     pub keys: Tensor<'a>,
-    /// `[P, HV, R, V]`, f32, written.
+    /// `[P, HV, R, V]`, f32, with [`Formulation::Parallel`] bf16 too, written.
     pub updates: Tensor<'a>,
     /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`, f32, written: log α.
     pub decays: Tensor<'a>,
@@ -325,9 +324,13 @@ impl Request<'_> {
         } else {
             floats_of_slots(decays, &["P", "HV", "R"], &[slots, heads.hv, entries])?
         };
-        for ring in [updates, decays] {
-            ring.dtype(&[DType::F32], "f32")?;
+        if self.options.formulation == Formulation::Parallel {
+            updates.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
+        } else {
+            let wanted = "f32; bf16 is for formulation = parallel";
+            updates.dtype(&[DType::F32], wanted)?;
         }
+        decays.dtype(&[DType::F32], "f32")?;
         self.check_inputs(pending, [slots, entries], found)?;
         indices(len, &["B"], &[rows])?;
         indices(base, &["B"], &[rows])

@@ -111,7 +111,12 @@ impl Problem {
 
     /// Dynamic shared memory of a block of `entry`, bytes.
     pub fn shared_bytes(&self, entry: Entry) -> u32 {
-        self.kind.shared_bytes(entry)
+        let spare = if self.constants.tokens_are_bf16() {
+            entry.shared_bytes_of_lows()
+        } else {
+            0
+        };
+        self.kind.shared_bytes(entry) - spare
     }
 
     /// Bytes of a slot.

@@ -32,6 +32,7 @@ pub(crate) enum Operator {
     /// Of up to 8 tokens at once, on states that wait, with a convolution before it, a norm after it, or both; of none, a flush
     /// that moves windows.
     GdnDeferredLayerParallel,
+    KdaDeferredLayerParallel,
     /// Of one token, with a convolution before it, a norm after it, or both.
     GdnLayer,
     KdaLayer,
@@ -65,6 +66,7 @@ impl Operator {
             Self::GdnDeferredParallel => Family::GdnDeferredParallel,
             Self::KdaDeferredParallel => Family::KdaDeferredParallel,
             Self::GdnDeferredLayerParallel => Family::GdnDeferredLayerParallel,
+            Self::KdaDeferredLayerParallel => Family::KdaDeferredLayerParallel,
             Self::GdnLayer => Family::GdnLayer,
             Self::KdaLayer => Family::KdaLayer,
             Self::GdnLayerMtp => Family::GdnLayerMtp,
@@ -109,7 +111,10 @@ impl Operator {
     fn has_whole_blocks(self) -> bool {
         !matches!(
             self,
-            Self::GdnLayerParallel(_) | Self::KdaLayerParallel(_) | Self::GdnDeferredLayerParallel
+            Self::GdnLayerParallel(_)
+                | Self::KdaLayerParallel(_)
+                | Self::GdnDeferredLayerParallel
+                | Self::KdaDeferredLayerParallel
         )
     }
 
@@ -264,7 +269,7 @@ impl Kind {
     #[rustfmt::skip]
     fn rows(self) -> &'static [Row] {
         use Entry as E;
-        use Operator::{GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredLayerParallel, GdnDeferredParallel, KdaDeferred, KdaDeferredLayer, KdaDeferredParallel, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
+        use Operator::{GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredLayerParallel, GdnDeferredParallel, KdaDeferred, KdaDeferredLayer, KdaDeferredLayerParallel, KdaDeferredParallel, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill, GdnPrefillShort, KdaDecode, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel};
         use DType::{Bf16, F16, F32};
         use StateLayout::{KLast, VLast};
 
@@ -328,6 +333,8 @@ impl Kind {
             (KdaDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::kda_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::kda_deferred_parallel_klast_bf16_k128_tile128)],
             (GdnDeferredLayerParallel, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_parallel_klast_bf16_k64_tile64)],
             (GdnDeferredLayerParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile128)],
+            (KdaDeferredLayerParallel, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_deferred_layer_parallel_klast_bf16_k64_tile64)],
+            (KdaDeferredLayerParallel, KLast, Bf16, [128, 128]) => &[(ANY, E::kda_deferred_layer_parallel_klast_bf16_k128_tile64)],
             (GdnDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k64_tile64)],
             (GdnDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k128_tile128)],
             (GdnDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_f32_k64_tile64)],
@@ -530,6 +537,7 @@ impl Kind {
                 | Operator::GdnLayerParallel(_)
                 | Operator::KdaLayerParallel(_)
                 | Operator::GdnDeferredLayerParallel
+                | Operator::KdaDeferredLayerParallel
         );
         // Some of a single value head take no other.
         let of_several = Self { ratio: 2, ..self };
@@ -711,8 +719,8 @@ mod tests {
             GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredLayerParallel,
             GdnDeferredParallel, GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel,
             GdnPrefill, GdnPrefillShort, KdaDecode, KdaDeferred, KdaDeferredLayer,
-            KdaDeferredParallel, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill,
-            KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel,
+            KdaDeferredLayerParallel, KdaDeferredParallel, KdaLayer, KdaLayerMtp, KdaLayerParallel,
+            KdaPrefill, KdaPrefillShort, KdaRecurrent, KdaRecurrentParallel,
         };
         use StateLayout::{KLast, VLast};
 
@@ -755,6 +763,7 @@ mod tests {
                     GdnDeferredParallel,
                     KdaDeferredParallel,
                     GdnDeferredLayerParallel,
+                    KdaDeferredLayerParallel,
                 ]
                 .map(|it| (it, KLast, DType::Bf16)),
             );
@@ -835,7 +844,10 @@ mod tests {
                 let chunked = kind.operator.is_chunked();
                 // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
                 // of one.
-                let clusters = kind.operator == Operator::GdnDeferredLayerParallel;
+                let clusters = matches!(
+                    kind.operator,
+                    Operator::GdnDeferredLayerParallel | Operator::KdaDeferredLayerParallel
+                );
                 let alone = (ratio == 1 && !clusters) || kind.operator.has_whole_blocks();
                 for heads in [1, 100, 10_000] {
                     match kind.entry(heads, without) {

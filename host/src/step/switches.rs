@@ -155,19 +155,14 @@ impl Request<'_> {
         if self.pending.is_some() {
             excludes(
                 (true, "pending with formulation = parallel"),
-                &[
-                    (self.pool.tensor.dtype() == DType::F16, "an f16 state"),
-                    (
-                        is_layer && self.gates.per_channel,
-                        "a convolution or a norm of KDA",
-                    ),
-                ],
+                &[(self.pool.tensor.dtype() == DType::F16, "an f16 state")],
                 "with formulation = recurrent such steps are of one token",
             )?;
             return Ok(match (self.gates.per_channel, is_layer) {
                 (false, false) => Operator::GdnDeferredParallel,
                 (false, true) => Operator::GdnDeferredLayerParallel,
-                (true, _) => Operator::KdaDeferredParallel,
+                (true, false) => Operator::KdaDeferredParallel,
+                (true, true) => Operator::KdaDeferredLayerParallel,
             });
         }
         let mode = match (tokens, previous_tokens) {

@@ -454,7 +454,7 @@ impl<
         // no pending token.
         unsafe {
             let pending = Pending::load(&c, params, row.b);
-            let ring = Ring::of(&c, params, pending, row, [K, V], G::PER_CHANNEL);
+            let ring = Ring::of(&c, params, pending, row, [K, V], (F32, G::PER_CHANNEL));
             let head = (row.hv, [V, K]);
             let wide_state = c.wide_state != 0;
             let head =

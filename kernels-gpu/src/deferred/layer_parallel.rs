@@ -45,7 +45,6 @@ impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILE
     const CLUSTER: u32 = Self::TILES;
     const CLUSTER_OF_HEADS: bool = true;
     const MAX_RATIO: u32 = MOST_BLOCKS / Self::TILES;
-    const PROVED: bool = false;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_LAYER_PARALLEL,
         layout: Layout::KLast,
@@ -60,25 +59,32 @@ impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILE
         let row = Row::of_head_block(c.h, c.ratio, c.tiled != 0);
         // SAFETY: the caller's promise; the mailboxes are nothing else's.
         unsafe {
-            let mut pending = Pending::load(&c, params, row.b);
-            let Some(folds) = pending.folds(&c) else {
-                return;
-            };
-            let rings = Rings {
-                inputs: InputRing::new(&c, params, &pending, [K, V], folds),
-                keys: Ring::of(&c, params, pending, row, [K, V], G::PER_CHANNEL),
-            };
-            let layer = Layer::<Self, Rings, true>::new(&c, &params.layer, row, rings);
-            pending.live &= layer.is_live();
-            layer.open_mailboxes(&c);
             // Nothing but a fold writes a window.
-            let c = StepConstants {
+            let inner = StepConstants {
                 update_state: 0,
                 token_index: 0,
                 has_window_snapshots: 0,
                 ..c
             };
-            run::<Self, _, TILES16>(c, params, row, (pending, folds), layer);
+            run::<Self, _, TILES16>(inner, params, row, || {
+                let mut pending = Pending::load(&c, params, row.b);
+                let folds = pending.folds(&c);
+                let rings = Rings {
+                    inputs: InputRing::new(&c, params, &pending, [K, V], folds),
+                    keys: Ring::of(
+                        &c,
+                        params,
+                        pending,
+                        row,
+                        [K, V],
+                        (c.updates_element, G::PER_CHANNEL),
+                    ),
+                };
+                let layer = Layer::<Self, Rings, true>::new(&c, &params.layer, row, rings);
+                pending.live &= layer.is_live();
+                layer.open_mailboxes(&c);
+                (pending, folds, layer)
+            });
         }
     }
 }

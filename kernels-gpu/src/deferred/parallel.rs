@@ -2,7 +2,7 @@
 //!
 //! The new tokens are [`crate::recurrent::Parallel`]'s, solved among themselves, with other products of S: those of the state
 //! as it is, and what the pending tokens add to them, a product of 16 columns of u with 16 rows of weights. A row that folds
-//! puts these into the state piece by piece, as it multiplies it.
+//! puts these into the state first, piece by piece, in shared memory and in its slot.
 
 use core::marker::PhantomData;
 
@@ -13,7 +13,7 @@ use crate::device::shared::copy_async_wait;
 use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::recurrent::parallel::channels::DecayInputs;
-use crate::recurrent::parallel::fragments::{Piece, Tokens8};
+use crate::recurrent::parallel::fragments::Tokens8;
 use crate::recurrent::parallel::gates::GateInputs;
 use crate::recurrent::parallel::inputs::Inputs;
 use crate::recurrent::parallel::map::{Block, MOST_PENDING, Map, Operand, Set, TOKENS};
@@ -24,7 +24,7 @@ use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
 use crate::state::{B16, Head, StateElement};
 use crate::step::{DeferredParams, StepConstants};
-use waiting::{Fold, LogDecays, halves, weigh};
+use waiting::{Fold, LogDecays, RawLogDecay, halves, weigh};
 
 const F32: u32 = Element::F32 as u32;
 
@@ -56,7 +56,9 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
     const BLOCK: u32 = 32 * (WARPS + 1);
     const TILES: u32 = V / (WARPS * Self::ROWS);
     const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
+    const MIN_BLOCKS_BY_TOKENS: bool = true;
     const SHARED_BYTES: u32 = Map::<Self>::BYTES;
+    const SHARED_BYTES_OF_LOWS: u32 = Map::<Self>::BYTES_OF_LOWS;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_PARALLEL,
         layout: Layout::KLast,
@@ -71,21 +73,17 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         // SAFETY: the caller's promise.
         unsafe {
-            let pending = Pending::load(&c, params, row.b);
-            if let Some(folds) = pending.folds(&c) {
-                run::<Self, _, TILES16>(
-                    c,
-                    params,
-                    row,
-                    (pending, folds),
-                    Plain(Slots::of(pending.slot, pending.fresh)),
-                );
-            }
+            run::<Self, _, TILES16>(c, params, row, || {
+                let pending = Pending::load(&c, params, row.b);
+                let around = Plain(Slots::of(pending.slot, pending.fresh));
+                (pending, pending.folds(&c), around)
+            });
         }
     }
 }
 
-/// The body, of a row whose tokens are `pending`, which folds these or not.
+/// The body, of a row of which `pending` finds the tokens that wait, whether it folds these, and what is around it. It is asked
+/// once all is on its way that does not wait for it.
 ///
 /// # Safety
 /// `params` and the load-time constants describe live tensors.
@@ -94,8 +92,7 @@ pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
     params: &DeferredParams,
     row: Row,
-    (pending, folds): (Pending, bool),
-    around: A,
+    pending: impl FnOnce() -> (Pending, bool, A),
 ) {
     const {
         assert!(
@@ -116,24 +113,38 @@ pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     let c = StepConstants { state_f16: 0, ..c };
     let step = &params.layer.step;
     // SAFETY: the caller's promise.
-    unsafe {
-        let launch = Launch {
-            ring: Ring::of(&c, params, pending, row, [B::K, B::V], B::PER_CHANNEL),
-            step: recurrent::Launch {
-                tokens: Tokens::new(&c, step, row),
-                previous: None,
-                c,
-                params: step,
-                row,
-                around,
-            },
+    let tokens = unsafe { Tokens::new(&c, step, row) };
+    let new = |pending, folds, around| Launch {
+        ring: Ring::of(
+            &c,
+            params,
             pending,
-            folds,
-        };
+            row,
+            [B::K, B::V],
+            (c.updates_element, B::PER_CHANNEL),
+        ),
+        step: recurrent::Launch {
+            tokens,
+            previous: None,
+            c,
+            params: step,
+            row,
+            around,
+        },
+        pending,
+        folds,
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
         if thread_idx_x() / 32 == B::WARPS {
-            launch.solve::<B, TILES16>();
+            let gates = GateInputs::load::<B>(&c, step, row, &tokens, tokens.count);
+            let (pending, folds, around) = pending();
+            new(pending, folds, around).solve::<B, TILES16>(gates);
         } else {
-            launch.work::<B, TILES16>();
+            let worker = Worker::<B, TILES16>::new(&c, row.tile);
+            let inputs = worker.load_inputs(Set::New, &tokens, tokens.count, A::makes(&c));
+            let (pending, folds, around) = pending();
+            new(pending, folds, around).work::<B, TILES16>(worker, inputs);
         }
     }
 }
@@ -184,7 +195,7 @@ impl<A> Launch<'_, A> {
 
     /// The solver: the new tokens among themselves, whatever is pending.
     #[inline(always)]
-    unsafe fn solve<B: Block, const TILES16: usize>(&self)
+    unsafe fn solve<B: Block, const TILES16: usize>(&self, gates: GateInputs)
     where
         A: Around<B, TILES16>,
     {
@@ -192,7 +203,6 @@ impl<A> Launch<'_, A> {
         let (c, tokens) = (&step.c, &step.tokens);
         // SAFETY: the caller's promise.
         unsafe {
-            let gates = GateInputs::load::<B>(c, step.params, step.row, tokens, tokens.count);
             A::meet(step);
             if c.tokens == 0 || !self.pending.live {
                 return;
@@ -208,24 +218,28 @@ impl<A> Launch<'_, A> {
         }
     }
 
-    /// A worker: all loads, then the products, then what is left of the new tokens.
+    /// A worker: all other loads, then the products, then what is left of the new tokens.
     #[inline(always)]
-    unsafe fn work<B: Block, const TILES16: usize>(&self)
-    where
+    unsafe fn work<B: Block, const TILES16: usize>(
+        &self,
+        worker: Worker<B, TILES16>,
+        inputs: Inputs,
+    ) where
         A: Around<B, TILES16>,
     {
         let (step, pending) = (&self.step, &self.pending);
         let (c, tokens, row) = (&step.c, &step.tokens, step.row);
         let made = A::makes(c);
-        let worker = Worker::<B, TILES16>::new(c, row.tile);
+        if c.tokens == 0 && !self.folds {
+            return;
+        }
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
         // reads.
         unsafe {
             let drafts = A::load_drafts(step);
-            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
             let keys = PENDING_KEYS
                 .map(|operand| worker.load_pending_keys(c, self.ring, operand, pending.len));
-            let log_decays = LogDecays::load::<B>(self.ring, pending.len);
+            let log_decay = RawLogDecay::load::<B>(self.ring, pending.len);
             let decay_inputs = if B::PER_CHANNEL {
                 Some(worker.load_decay_inputs(c, step.params, row, tokens.count))
             } else {
@@ -245,6 +259,8 @@ impl<A> Launch<'_, A> {
             );
             worker.copy_pending(self.ring, pending.len);
             worker.copy_state(head, pending.fresh);
+            // Not before the copies, which would wait for it.
+            let log_decays = LogDecays::new::<B>(log_decay);
             if made {
                 A::make(step, drafts);
             }
@@ -264,6 +280,7 @@ impl<A> Launch<'_, A> {
                 if !made {
                     worker.store_tokens(c, key, inputs.keys, tokens.count);
                     worker.store_tokens(c, query, inputs.queries, tokens.count);
+                    worker.store_values(Set::New, &inputs, c.v_element);
                 }
                 self.leave(&worker, &inputs, (made, None));
                 meeting::workers::<B>();
@@ -279,32 +296,24 @@ impl<A> Launch<'_, A> {
                 half += 1;
             }
             meeting::workers::<B>();
-            let fold = if self.folds {
-                let keys = self.pending_keys::<B>();
-                Some(Fold::new(&worker, pending.len, keys, &log_decays))
-            } else {
-                None
-            };
+            if self.folds || (pending.fresh && c.tokens != 0) {
+                let fold = if self.folds {
+                    let keys = self.pending_keys::<B>();
+                    let place = (self.ring, pending.len);
+                    Some(Fold::new(&worker, place, keys, &log_decays))
+                } else {
+                    None
+                };
+                worker.store_folded(&fold, head);
+            }
             if c.tokens == 0 {
-                if let Some(fold) = &fold {
-                    worker.store_folded(fold, head);
-                }
                 return;
             }
             let ahead = self.ahead() > 0;
             if ahead {
                 self.weigh(&worker, &log_decays);
             }
-            let [mut sk, mut sq] = self.products(&worker, (&inputs, made), |tile, piece, state| {
-                let mut next = state;
-                if let Some(fold) = &fold {
-                    next = fold.piece(tile, piece, state);
-                }
-                if self.folds || pending.fresh {
-                    worker.store_piece(head, tile, piece, next);
-                }
-                next
-            });
+            let [mut sk, mut sq] = self.products(&worker);
             if ahead && !B::PER_CHANNEL {
                 let kept = log_decays.kept();
                 (sk, sq) = (scaled(sk, kept), scaled(sq, kept));
@@ -312,7 +321,7 @@ impl<A> Launch<'_, A> {
             let scales = A::load_scales(step, &worker);
             meeting::take_solution::<B>(Set::New);
             if ahead {
-                worker.add_pending(pending.len, [&mut sk, &mut sq]);
+                worker.add_pending(self.ring, pending.len, [&mut sk, &mut sq]);
             }
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
             worker.make_updates(&residuals);
@@ -363,14 +372,11 @@ impl<A> Launch<'_, A> {
         }
     }
 
-    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and piece of the state as it is; with KDA's decays of the
-    /// pending tokens, unless they are in it.
+    /// S · kᵀ and S · qᵀ of the state as it is; with KDA's decays of the pending tokens, unless they are in it.
     #[inline(always)]
     unsafe fn products<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
-        (inputs, made): (&Inputs, bool),
-        state: impl Fn(usize, usize, Piece) -> Piece,
     ) -> [Products<TILES16>; 2] {
         let [key, query] = if B::PER_CHANNEL && self.ahead() > 0 {
             [Operand::LateKey, Operand::LateQuery]
@@ -379,12 +385,7 @@ impl<A> Launch<'_, A> {
         }
         .map(|operand| self.operand::<B>(operand));
         // SAFETY: the caller's promise.
-        unsafe {
-            if !B::PER_CHANNEL && !made {
-                worker.store_values(Set::New, inputs, self.step.c.v_element);
-            }
-            worker.products(key, query, state)
-        }
+        unsafe { worker.products(key, query, |_, _, state| state) }
     }
 }
 

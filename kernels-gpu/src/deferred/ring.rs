@@ -34,6 +34,7 @@ pub struct Ring {
     keys: u64,
     key_bytes: u32,
     updates: u64,
+    update_element: u32,
     decays: u64,
     base: u32,
     entries: u32,
@@ -70,11 +71,10 @@ impl Pending {
         }
     }
 
-    /// Whether a launch folds the pending tokens; none of a flush that has nothing to fold.
+    /// Whether a launch folds the pending tokens: a flush does wherever there are any.
     #[inline(always)]
-    pub fn folds(&self, c: &StepConstants) -> Option<bool> {
-        let folds = self.len > 0 && (c.tokens == 0 || folds(self.len, c.tokens, c.pending));
-        (c.tokens != 0 || folds).then_some(folds)
+    pub fn folds(&self, c: &StepConstants) -> bool {
+        self.len > 0 && (c.tokens == 0 || folds(self.len, c.tokens, c.pending))
     }
 }
 
@@ -150,7 +150,7 @@ fn entry(at: u32, entries: u32) -> u64 {
 }
 
 impl Ring {
-    /// Of a live row, for heads with K keys and V values.
+    /// Of a live row, for heads with K keys and V values, with u of these elements.
     #[inline(always)]
     pub fn of(
         c: &StepConstants,
@@ -158,12 +158,13 @@ impl Ring {
         pending: Pending,
         row: Row,
         [k, v]: [u32; 2],
-        per_channel: bool,
+        (update_element, per_channel): (u32, bool),
     ) -> Self {
         let slot = pending.slot as u32 as u64;
         let first = |stride: u32, head: u32, entry: u32| {
             slot * stride as u64 + (head * c.ring) as u64 * entry as u64
         };
+        let update_bytes = bytes_of(update_element) as u64;
         let decay = if per_channel { k } else { 1 };
         let key_bytes = k * bytes_of(c.keys_element);
         Self {
@@ -171,7 +172,8 @@ impl Ring {
                 + slot * c.keys_slot as u64 * bytes_of(c.keys_element) as u64
                 + (row.h * c.ring) as u64 * key_bytes as u64,
             key_bytes,
-            updates: params.updates + first(c.updates_slot, row.hv, v) * F32,
+            updates: params.updates + first(c.updates_slot, row.hv, v) * update_bytes,
+            update_element,
             decays: params.decays + first(c.decays_slot, row.hv, decay) * F32,
             base: pending.base,
             entries: c.ring,
@@ -196,13 +198,20 @@ impl Ring {
         self.key_bytes
     }
 
-    /// Address of element `first` of token `j`'s u `[V]`, f32.
+    /// Address of element `first` of token `j`'s u `[V]`.
     #[inline(always)]
     pub fn update(self, j: u32, v: u32, first: u32) -> u64 {
-        self.updates + (self.entry(j) * v as u64 + first as u64) * F32
+        let element = self.entry(j) * v as u64 + first as u64;
+        self.updates + element * bytes_of(self.update_element) as u64
     }
 
-    /// Leaves element `v` of u of the token behind the `len` pending ones.
+    /// Of u.
+    #[inline(always)]
+    pub fn update_element(self) -> u32 {
+        self.update_element
+    }
+
+    /// Leaves element `v` of u, which is f32, of the token behind the `len` pending ones.
     ///
     /// # Safety
     /// The ring is live, and the element this thread's to write.

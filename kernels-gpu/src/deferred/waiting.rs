@@ -21,14 +21,33 @@ use crate::recurrent::parallel::inputs::{Inputs, RawTokens};
 use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS};
 use crate::recurrent::parallel::solver::{MOST_PIECES, sum};
 use crate::recurrent::parallel::state::Decays;
-use crate::recurrent::parallel::worker::{Products, Worker};
+use crate::recurrent::parallel::worker::{Products, Worker, load_value};
 use crate::state::Head;
 use crate::step::StepConstants;
 
 const F32: u32 = Element::F32 as u32;
+const F32_BYTES: u32 = bytes_of(F32);
 
-/// GDN: of pending token `lane_id()` what is left of it behind the later ones, and of the state behind all; ones of KDA, whose
-/// channels have theirs.
+/// GDN: log α of pending token `lane_id()` as it lies in the ring.
+pub struct RawLogDecay(u32);
+
+impl RawLogDecay {
+    /// Of the `len` first pending tokens; 0 of others, and with KDA, whose channels have theirs.
+    ///
+    /// # Safety
+    /// The ring is live if there are any.
+    #[inline(always)]
+    pub unsafe fn load<B: Block>(ring: Ring, len: u32) -> Self {
+        if !B::PER_CHANNEL && lane_id() < len {
+            // SAFETY: the caller's promise.
+            Self(unsafe { load_b32(ring.decay(lane_id(), 1)) })
+        } else {
+            Self(0)
+        }
+    }
+}
+
+/// GDN: of pending token `lane_id()` what is left of it behind the later ones, and of the state behind all; ones of KDA.
 pub struct LogDecays {
     /// log₂
     behind: f32,
@@ -37,12 +56,9 @@ pub struct LogDecays {
 }
 
 impl LogDecays {
-    /// Of the `len` first pending tokens. All lanes of the warp call it.
-    ///
-    /// # Safety
-    /// The ring is live if there are any.
+    /// Of all pending tokens. All lanes of the warp call it, with their own.
     #[inline(always)]
-    pub unsafe fn load<B: Block>(ring: Ring, len: u32) -> Self {
+    pub fn new<B: Block>(RawLogDecay(raw): RawLogDecay) -> Self {
         if B::PER_CHANNEL {
             return Self {
                 behind: 0.0,
@@ -50,13 +66,8 @@ impl LogDecays {
             };
         }
         let lane = lane_id();
-        let mut sum = 0.0;
-        if lane < len {
-            // SAFETY: the caller's promise.
-            let log_decay = f32::from_bits(unsafe { load_b32(ring.decay(lane, 1)) });
-            let decay = log_decay * core::f32::consts::LOG2_E;
-            sum = if decay < LOWEST { LOWEST } else { decay };
-        }
+        let decay = f32::from_bits(raw) * core::f32::consts::LOG2_E;
+        let mut sum = if decay < LOWEST { LOWEST } else { decay };
         let mut distance = 1;
         while distance < MAX_PENDING_DRAFTS {
             let later = warp_shuffle_idx(sum, (lane + distance) % 32);
@@ -155,7 +166,7 @@ impl<const TILES16: usize> Fold<TILES16> {
     #[inline(always)]
     pub unsafe fn new<B: Block>(
         worker: &Worker<B, TILES16>,
-        len: u32,
+        (ring, len): (Ring, u32),
         keys: [Tokens8; 2],
         log_decays: &LogDecays,
     ) -> Self {
@@ -168,7 +179,7 @@ impl<const TILES16: usize> Fold<TILES16> {
             let mut tile = 0;
             while tile < TILES16 {
                 // SAFETY: the caller's promise.
-                let [a, b, c, d] = unsafe { worker.updates(tile, half) };
+                let [a, b, c, d] = unsafe { worker.updates(ring, tile, half) };
                 let [x, y] = if B::PER_CHANNEL { [1.0; 2] } else { weights };
                 steps[half as usize][tile] = Split::new([x * a, y * b, x * c, y * d]);
                 tile += 1;
@@ -244,11 +255,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// The ring is live if there are any.
     #[inline(always)]
     pub unsafe fn copy_pending(&self, ring: Ring, len: u32) {
-        let chunks = B::ROWS / 4;
+        let bytes = bytes_of(ring.update_element());
+        let of_chunk = 16 / bytes;
+        let chunks = B::ROWS / of_chunk;
         let mut i = lane_id();
         while i < halves(len) * TOKENS * chunks {
-            let (j, row) = (i / chunks, i % chunks * 4);
-            let place = Map::<B>::update(self.warp, j) + 4 * row;
+            let (j, row) = (i / chunks, i % chunks * of_chunk);
+            let place = Map::<B>::update(self.warp, j, row, bytes);
             // SAFETY: the caller's promise; the warp reads them after it has waited.
             unsafe {
                 if j < len {
@@ -363,15 +376,16 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// # Safety
     /// They are there.
     #[inline(always)]
-    pub unsafe fn updates(&self, tile: usize, half: u32) -> [f32; 4] {
+    pub unsafe fn updates(&self, ring: Ring, tile: usize, half: u32) -> [f32; 4] {
+        let element = ring.update_element();
         let mut updates = [0.0; 4];
         let mut i = 0;
         while i < 4 {
             let j = TOKENS * half + lane_id() % 4 * 2 + i as u32 % 2;
             let row = 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4;
-            let place = Map::<B>::update(self.warp, j) + 4 * row;
+            let place = Map::<B>::update(self.warp, j, row, bytes_of(element));
             // SAFETY: the caller's promise.
-            updates[i] = f32::from_bits(unsafe { load_shared_b32(place) });
+            updates[i] = unsafe { load_value(place, element) };
             i += 1;
         }
         updates
@@ -382,7 +396,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// # Safety
     /// u, and what [`weigh`] leaves, are there.
     #[inline(always)]
-    pub unsafe fn add_pending(&self, len: u32, [sk, sq]: [&mut Products<TILES16>; 2]) {
+    pub unsafe fn add_pending(&self, ring: Ring, len: u32, [sk, sq]: [&mut Products<TILES16>; 2]) {
         let mut half = 0;
         while half < 2 && half < halves(len) {
             // SAFETY: the caller's promise.
@@ -391,7 +405,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     .map(|of_queries| SplitMatrix::load(Map::<B>::weights(half, of_queries), 1.0));
                 let mut tile = 0;
                 while tile < TILES16 {
-                    let updates = Split::new(self.updates(tile, half));
+                    let updates = Split::new(self.updates(ring, tile, half));
                     sk[tile] = updates.times(sk[tile], of_keys);
                     sq[tile] = updates.times(sq[tile], of_queries);
                     tile += 1;
@@ -401,7 +415,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// (5): u of the new tokens, put in the place of that of the first pending ones. All lanes of the warp call it.
+    /// (5): u of the new tokens, in f32, put in the place of that of pending ones. All lanes of the warp call it.
     ///
     /// # Safety
     /// The solution is there.
@@ -420,7 +434,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 while i < 4 {
                     let (t, row) = Self::place_of(tile, i);
                     store_shared_b32(
-                        Map::<B>::update(self.warp, t) + 4 * row,
+                        Map::<B>::update(self.warp, t, row, F32_BYTES),
                         updates[i].to_bits(),
                     );
                     i += 1;
@@ -441,9 +455,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         if t < count {
             // SAFETY: the caller's promise; the entry is that of no pending token.
             unsafe {
-                let updates = load_8(Map::<B>::update(self.warp, t) + 4 * row);
+                let updates = load_8(Map::<B>::update(self.warp, t, row, F32_BYTES));
                 let address = ring.update(len + t, B::V, self.first + row);
-                store(updates, address, F32, true);
+                store(updates, address, ring.update_element(), true);
             }
         }
     }
@@ -494,28 +508,43 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Folds S₀ and stores it.
+    /// Stores S₀, folded where there is a `fold`, and leaves it in shared memory too, as it is stored.
     ///
     /// # Safety
-    /// The head is a live state, on its way to shared memory.
+    /// The head is a live state, S₀ on its way to shared memory.
     #[inline(always)]
-    pub unsafe fn store_folded(&self, fold: &Fold<TILES16>, head: Head) {
+    pub unsafe fn store_folded(&self, fold: &Option<Fold<TILES16>>, head: Head) {
         Self::wait_for_state();
-        let mut pair = 0;
-        while pair < Self::PIECES / 2 {
+        let mut piece = 0;
+        while piece < Self::PIECES {
             let mut tile = 0;
             while tile < TILES16 {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let pieces = [2 * pair, 2 * pair + 1]
-                        .map(|piece| fold.piece(tile, piece, self.state(tile, piece)));
-                    self.store_pair(head, tile, pair, pieces);
+                    let next = self.fold_piece(fold, tile, piece);
+                    self.store_piece(head, tile, piece, next);
                 }
                 tile += 1;
             }
-            // Lest the assembler load all pieces before it stores any, and run out of registers.
-            sync_warp(FULL_MASK);
-            pair += 1;
+            piece += 1;
+        }
+    }
+
+    /// One piece of it.
+    ///
+    /// # Safety
+    /// As [`Self::store_folded`]'s.
+    #[inline(always)]
+    unsafe fn fold_piece(&self, fold: &Option<Fold<TILES16>>, tile: usize, piece: usize) -> Piece {
+        // SAFETY: the caller's promise; a lane reads what it has left itself.
+        unsafe {
+            let state = self.state(tile, piece);
+            let Some(fold) = fold else {
+                return state;
+            };
+            let next = fold.piece(tile, piece, state);
+            self.leave_piece(tile, piece, next);
+            next
         }
     }
 }

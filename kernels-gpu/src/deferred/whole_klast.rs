@@ -163,7 +163,7 @@ impl<
             let must_fold = pending.len > 0 && folds(pending.len, c.tokens, c.pending);
             let ring = |r: u32| {
                 let own = row.with_head(&c, r);
-                Ring::of(&c, params, pending, own, [K, V], G::PER_CHANNEL)
+                Ring::of(&c, params, pending, own, [K, V], (F32, G::PER_CHANNEL))
             };
             let wide = c.wide_state != 0;
             let copies = Slices::<S, ROWS, THREADS>::new(smem, live && place.reads(), wide);

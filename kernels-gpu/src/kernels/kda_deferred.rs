@@ -7,13 +7,17 @@
 //! Truth    reference::deferred; tests/deferred.rs
 
 use super::kda_recurrent::PerChannel;
-use crate::deferred::{self, Deferring};
+use crate::deferred::{self, Deferring, DeferringLayer};
 use crate::launch::Family;
 
 impl Deferring for PerChannel {
     const DEFERRED: Family = Family::KdaDeferred;
     const DEFERRED_LAYER: Family = Family::KdaDeferredLayer;
     const DEFERRED_PARALLEL: Family = Family::KdaDeferredParallel;
+}
+
+impl DeferringLayer for PerChannel {
+    const DEFERRED_LAYER_PARALLEL: Family = Family::KdaDeferredLayerParallel;
 }
 
 /// K-last states.
@@ -40,3 +44,7 @@ pub type WholeKLast<
 /// Up to 8 tokens at once on bf16 K-last states.
 pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
     deferred::Parallel<PerChannel, K, V, WARPS, TILES16>;
+
+/// The same with a convolution before and a norm after it.
+pub type LayerParallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
+    deferred::LayerParallel<PerChannel, K, V, WARPS, TILES16>;

@@ -23,7 +23,9 @@ pub struct Channels<const N: usize> {
 }
 
 impl<const N: usize> Channels<N> {
-    /// From number `first` on, every `threads`-th; see [`Part::new`].
+    /// From number `first` on, every `threads`-th; see [`Part::new`]. With `all` x and taps of a part that is not there are loaded too,
+    /// of a channel that is: else the loads of one channel wait in a branch for those of the other. Where there is one round of
+    /// blocks, what nobody wants costs more than the branch.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
@@ -35,22 +37,27 @@ impl<const N: usize> Channels<N> {
         row: Row,
         dims: [u32; 2],
         tiles: (u32, u32),
-        (first, threads): (u32, u32),
+        (first, threads, all): (u32, u32, bool),
     ) -> Self {
         let part = |i: usize| Part::new(c, row, dims, tiles, first + i as u32 * threads);
         let parts = array::from_fn(part);
         let (mut channels, mut x) = ([const { Channel::NONE }; N], [Raw([0]); N]);
         let mut i = 0;
         while i < N {
-            if parts[i].is_there {
-                let channel = parts[i].channel;
+            let is_there = parts[i].is_there;
+            if is_there || (all && c.taps != 0) {
+                let channel = if is_there {
+                    parts[i].channel
+                } else {
+                    row.h * dims[0]
+                };
                 let address = params.x
                     + (row.b as u64 * c.x_row as u64 + channel as u64)
                         * bytes_of(c.x_element) as u64;
                 // SAFETY: the caller's promise.
                 unsafe {
                     x[i] = load_one(address, c.x_element);
-                    channels[i] = Channel::load(c, params, place, channel);
+                    channels[i] = Channel::load(c, params, place, channel, is_there);
                 }
             }
             i += 1;
@@ -107,7 +114,7 @@ impl Channel {
         bias: Raw([0]),
     };
 
-    /// Channel `channel` of all D, of the row at `place`.
+    /// Channel `channel` of all D, of the row at `place`; its window only where it is there for this thread.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the channel's window.
@@ -117,6 +124,7 @@ impl Channel {
         params: &LayerParams,
         place: &Place,
         channel: u32,
+        is_there: bool,
     ) -> Self {
         let window = place.read_window(c, params) + channel as u64 * read_channel(c);
         // SAFETY: the caller's promise.
@@ -134,7 +142,7 @@ impl Channel {
                 if let Some(input) = input(c, i) {
                     let address =
                         window + input * (c.read_windows_input * bytes_of(c.x_element)) as u64;
-                    inputs[i] = load_input(address, c.x_element, place.reads());
+                    inputs[i] = load_input(address, c.x_element, is_there && place.reads());
                 }
                 if place.is_fresh() {
                     inputs[i] = Raw([0]);

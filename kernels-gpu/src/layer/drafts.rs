@@ -127,7 +127,7 @@ impl Drafts {
                 if c.tokens != 0 {
                     new = walk.load(c, params, Of::New, part.channel, 0);
                 }
-                channel = Channel::load(c, params, place, part.channel);
+                channel = Channel::load(c, params, place, part.channel, true);
             }
         }
         Self {

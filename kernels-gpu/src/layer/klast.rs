@@ -122,7 +122,7 @@ impl<
             let from = (live, place.is_fresh());
             let raw = start.load_start_rows::<S, ROWS, PARTS>(share, first, from);
             let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::TILE));
-            let own_channels = (thread_idx_x(), c.ratio * THREADS);
+            let own_channels = (thread_idx_x(), c.ratio * THREADS, false);
             let channels = Channels::<1>::load(&c, params, &place, row, dims, tiles, own_channels);
             let (mut k, mut q, mut v) = ([[0.0; 8]; PARTS], [[0.0; 8]; PARTS], [0.0; ROWS]);
             let gates = LaneGates::load::<G, S, K>(&c, &params.step, row, &tokens, 0, share);

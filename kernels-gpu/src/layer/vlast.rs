@@ -137,7 +137,7 @@ impl<
                 i += 1;
             }
             let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::COLUMNS));
-            let own_channels = (thread_idx_x(), c.ratio * Self::THREADS);
+            let own_channels = (thread_idx_x(), c.ratio * Self::THREADS, false);
             let channels =
                 Channels::<CHANNELS>::load(&c, params, &place, row, dims, tiles, own_channels);
             let gates = load_gate::<G>(&c, &params.step, row, &tokens, thread % K, K);

@@ -70,7 +70,17 @@ pub trait Whole {
     ) -> Channels<2> {
         let (dims, tiles) = ([Self::K, Self::V], (1, Self::V));
         // SAFETY: the caller's promise.
-        unsafe { Channels::load(c, params, place, row, dims, tiles, (first, Self::THREADS)) }
+        unsafe {
+            Channels::load(
+                c,
+                params,
+                place,
+                row,
+                dims,
+                tiles,
+                (first, Self::THREADS, true),
+            )
+        }
     }
 }
 

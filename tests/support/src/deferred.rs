@@ -63,6 +63,8 @@ pub struct Spec {
     pub state: DType,
     /// Of q, k, v, o and the keys, of x, its windows and z; keys are f32 where a convolution makes them.
     pub io: DType,
+    /// Of u in the rings: not always f32 with `parallel` alone.
+    pub updates: DType,
     /// Of slots, lengths and bases.
     pub index: DType,
     /// Of every row.
@@ -111,6 +113,7 @@ impl Spec {
             raw_gates: false,
             state,
             io: DType::Bf16,
+            updates: DType::F32,
             index: DType::I32,
             slots: (0..rows as i64).rev().collect(),
             pool_slots: rows + 1,
@@ -213,7 +216,7 @@ pub fn entries() -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_deferred)
 }
 
-/// Of an entry, with each dtype that its states may have: rows of so many pending tokens each, of a layer's entry with a
+/// Of an entry, with each dtype that its states may have, and that u may have: rows of so many pending tokens each, of a layer's entry with a
 /// convolution and a norm; of drafts twice as many, as N is twice as large.
 #[must_use]
 pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
@@ -243,7 +246,14 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
             false => spec,
         }
     };
-    states.iter().map(spec).collect()
+    let mut specs: Vec<_> = states.iter().map(spec).collect();
+    if computes.family.is_parallel() && computes.k == 64 {
+        specs.push(Spec {
+            updates: DType::Bf16,
+            ..specs[0].clone()
+        });
+    }
+    specs
 }
 
 /// Whether an entry is for a convolution, a norm or both.
@@ -253,7 +263,10 @@ pub fn is_layer(entry: Entry) -> bool {
     matches!(
         family,
         Some(
-            Family::GdnDeferredLayer | Family::KdaDeferredLayer | Family::GdnDeferredLayerParallel
+            Family::GdnDeferredLayer
+                | Family::KdaDeferredLayer
+                | Family::GdnDeferredLayerParallel
+                | Family::KdaDeferredLayerParallel
         )
     )
 }
@@ -391,8 +404,9 @@ impl Problem {
                 CONV_WEIGHT | CONV_BIAS => spec.conv.map_or(DType::F32, |conv| conv.weight),
                 NORM_WEIGHT => spec.norm.map_or(DType::F32, |norm| norm.weight),
                 POOL => spec.state,
+                UPDATES => spec.updates,
                 SLOTS | LEN | BASE | FRESH => spec.index,
-                G | BETA | UPDATES | DECAYS | A_LOG | DT_BIAS => DType::F32,
+                G | BETA | DECAYS | A_LOG | DT_BIAS => DType::F32,
                 _ => unreachable!("{}", NAMES[i]),
             };
             // Rings stay 16-byte aligned, whatever the gaps of others.
@@ -1196,7 +1210,7 @@ impl Problem {
                     assert_close(&format!("o {what}"), &got, exact, spec.io, allowed);
                     let got_u = after.floats_at(UPDATES, &[slot, hv, left]);
                     let allowed = bound * size * k_length / key_length + 1e-6 * norm(&u);
-                    assert_close(&format!("u {what}"), &got_u, &u, DType::F32, allowed);
+                    assert_close(&format!("u {what}"), &got_u, &u, spec.updates, allowed);
                     let got_decays = after.floats_at(DECAYS, &[slot, hv, left]);
                     let allowed = LOG_DECAY * norm(&log_decays);
                     assert_close(

@@ -20,8 +20,9 @@
 //! that the lane holds of a row of S. The rows are 16 bytes longer than their tokens, against bank conflicts; with f16 states
 //! the first 4 of them, of the high part, have what lacks of GDN's tokens ([`Map::lacks`]).
 //!
-//! Of states that wait the previous tokens are the pending ones, up to 16: k of the later 8 has the place of what advances the
-//! state, with GDN too, and a warp has room for 16 rows of u, f32, where it else has that of 8 previous values.
+//! Of states that wait the previous tokens are the pending ones, up to 16, and a warp has room for 16 rows of u, f32, where it
+//! else has that of 8 previous values. k of the later 8 has the place of what advances the state; with GDN it is a fourth operand,
+//! and the low parts of all four lie behind all else.
 
 use core::marker::PhantomData;
 
@@ -134,45 +135,64 @@ pub struct Map<B>(PhantomData<B>);
 impl<B: Block> Map<B> {
     /// Bytes from one token of an operand to the next.
     pub const ROW: u32 = 2 * B::K + 16;
+    /// Bytes of a part of an operand.
+    const PART: u32 = TOKENS * Self::ROW;
+    /// Whether low parts lie behind all else: GDN's states that wait, where a launch whose tokens are bf16 has no room for them,
+    /// and a multiprocessor one for four blocks.
+    const LOWS_LAST: bool = B::WAITS && !B::PER_CHANNEL;
     /// From the high part of an operand to the low one.
-    pub const LOW: u32 = TOKENS * Self::ROW;
-    const SCRATCH: u32 = 6 * Self::LOW;
+    pub const LOW: u32 = if Self::LOWS_LAST {
+        Self::LOWS
+    } else {
+        Self::PART
+    };
+    const SCRATCH: u32 = if Self::LOWS_LAST { 4 } else { 6 } * Self::PART;
     const SOLUTIONS: u32 = Self::SCRATCH + 512;
-    const VALUES: u32 = Self::SOLUTIONS + 2 * 640;
+    const VALUES: u32 = Self::SOLUTIONS + if Self::LOWS_LAST { 1 } else { 2 } * 640;
     /// Bytes from one token of a warp's values to the next: 4 words more than they are, against bank conflicts.
     pub const VALUE_ROW: u32 = 4 * (B::ROWS + 4);
-    /// Runs of 8 tokens that a warp has values of.
-    const SETS: u32 = if B::WAITS { 3 } else { 2 };
-    const STATE: u32 = Self::VALUES + B::WARPS * Self::SETS * TOKENS * Self::VALUE_ROW;
+    /// Bytes of a set of values of a warp.
+    const SET: u32 = TOKENS * Self::VALUE_ROW;
+    /// Bytes of all that a warp has of values: of two sets, or of the new ones and u.
+    const OF_WARP: u32 = Self::SET
+        + if B::WAITS {
+            MOST_PENDING * 4 * B::ROWS
+        } else {
+            Self::SET
+        };
+    const STATE: u32 = Self::VALUES + B::WARPS * Self::OF_WARP;
     const STEP: u32 = Self::STATE + B::WARPS * B::ROWS * 2 * B::K;
-    const CHANNELS: u32 = Self::STEP + 2 * Self::LOW;
+    const CHANNELS: u32 = Self::STEP + 2 * Self::PART;
     const COLUMNS: u32 = Self::CHANNELS + 3 * TOKENS * 4 * B::K;
     const KEPT: u32 = Self::COLUMNS + 2 * 4 * 128;
     const WEIGHTS: u32 = if B::PER_CHANNEL {
         Self::KEPT + 4 * B::K
-    } else if B::WAITS {
-        Self::CHANNELS
     } else {
         Self::STEP
     };
     const LATE: u32 = Self::WEIGHTS + 4 * 256;
-    const LOG_DECAYS: u32 = Self::LATE + 4 * Self::LOW;
+    const LOG_DECAYS: u32 = Self::LATE + 4 * Self::PART;
+    const LOWS: u32 = Self::LATE;
+    /// Those of low parts, of [`Self::BYTES`], that are of no use where q, k and the keys of a ring are bf16.
+    pub const BYTES_OF_LOWS: u32 = if Self::LOWS_LAST { 4 * Self::PART } else { 0 };
     /// All of it.
     pub const BYTES: u32 = if !B::WAITS {
         Self::WEIGHTS
     } else if B::PER_CHANNEL {
         Self::LOG_DECAYS + MOST_PENDING * 4 * B::K
     } else {
-        Self::LATE
+        Self::LOWS + Self::BYTES_OF_LOWS
     };
 
     /// Token 0 of an operand; the part that bf16 does not hold lies `LOW` behind.
     pub fn operand(operand: Operand) -> u32 {
         let offset = match operand {
+            Operand::LaterPendingKey if Self::LOWS_LAST => 3 * Self::PART,
+            _ if Self::LOWS_LAST => operand as u32 * Self::PART,
             Operand::Step | Operand::LaterPendingKey => Self::STEP,
             Operand::LateKey => Self::LATE,
-            Operand::LateQuery => Self::LATE + 2 * Self::LOW,
-            _ => 2 * operand as u32 * Self::LOW,
+            Operand::LateQuery => Self::LATE + 2 * Self::PART,
+            _ => 2 * operand as u32 * Self::PART,
         };
         dynamic_shared_mem() + offset
     }
@@ -198,9 +218,7 @@ impl<B: Block> Map<B> {
 
     /// Token 0 of the values of `warp`.
     pub fn values(set: Set, warp: u32) -> u32 {
-        dynamic_shared_mem()
-            + Self::VALUES
-            + (warp * Self::SETS + set as u32) * (TOKENS * Self::VALUE_ROW)
+        dynamic_shared_mem() + Self::VALUES + warp * Self::OF_WARP + set as u32 * Self::SET
     }
 
     /// 8 channels, the `chunk`-th, of row `row` of the tiles of `warp`. Odd rows have their halves of 4 chunks
@@ -261,9 +279,11 @@ impl<B: Block> Map<B> {
         dynamic_shared_mem() + Self::WEIGHTS + (2 * half + of_queries as u32) * 256
     }
 
-    /// u of pending token `j` and the rows of `warp`, f32.
-    pub fn update(warp: u32, j: u32) -> u32 {
-        Self::values(Set::Previous, warp) + j * Self::VALUE_ROW
+    /// u of pending token `j` and row `row` of `warp`, of so many bytes each. 8 rows trade places with the token's pair, so that
+    /// tokens 2c of rows r meet in no bank.
+    pub fn update(warp: u32, j: u32, row: u32, bytes: u32) -> u32 {
+        let element = (j * B::ROWS + row) ^ (j / 2 % 4 * 8);
+        Self::values(Set::Previous, warp) + bytes * element
     }
 
     /// Of pending token `j`, `[K]` f32: log α, then what is left of it.

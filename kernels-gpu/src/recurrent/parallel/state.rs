@@ -117,6 +117,20 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         unsafe { [0, 1].map(|half| load_shared_b128(self.fragment(tile, piece, half))) }
     }
 
+    /// Leaves a piece where [`Self::state`] finds it.
+    ///
+    /// # Safety
+    /// The warp's copies of the state have been waited for.
+    #[inline(always)]
+    pub unsafe fn leave_piece(&self, tile: usize, piece: usize, next: Piece) {
+        let mut half = 0;
+        while half < 2 {
+            // SAFETY: the caller's promise; the fragment is this lane's alone.
+            unsafe { store_shared_b128(self.fragment(tile, piece, half), next[half]) };
+            half += 1;
+        }
+    }
+
     /// (c), and what turns S₀ into the state after the tokens of `set`.
     ///
     /// # Safety

@@ -177,7 +177,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 /// # Safety
 /// It is there.
 #[inline(always)]
-unsafe fn load_value(address: u32, element: u32) -> f32 {
+pub unsafe fn load_value(address: u32, element: u32) -> f32 {
     // SAFETY: the caller's promise.
     let bits = unsafe {
         if element == Element::F32 as u32 {
