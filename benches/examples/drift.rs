@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use gated_delta_benches::chart::{Axis, Marks, Panel, Picture, Series, draw};
-use gated_delta_benches::drift::{Drift, roll};
+use gated_delta_benches::drift::{Drift, Stores, roll};
 use gated_delta_harness::arguments::Operator;
 use half::{bf16, f16};
 use plotters::style::RGBColor;
@@ -31,27 +31,32 @@ fn main() -> Result<()> {
             (
                 "bf16",
                 RGBColor(213, 94, 0),
-                roll::<bf16>(operator, STEPS, false)?,
+                roll::<bf16>(operator, STEPS, Stores::Each)?,
             ),
             (
                 "bf16 that waits",
                 RGBColor(230, 159, 0),
-                roll::<bf16>(operator, STEPS, true)?,
+                roll::<bf16>(operator, STEPS, Stores::Eighth)?,
+            ),
+            (
+                "bf16 that waits, u in bf16",
+                RGBColor(204, 121, 167),
+                roll::<bf16>(operator, STEPS, Stores::EighthOfBf16)?,
             ),
             (
                 "f16",
                 RGBColor(0, 158, 115),
-                roll::<f16>(operator, STEPS, false)?,
+                roll::<f16>(operator, STEPS, Stores::Each)?,
             ),
             (
                 "f32",
                 RGBColor(0, 114, 178),
-                roll::<f32>(operator, STEPS, false)?,
+                roll::<f32>(operator, STEPS, Stores::Each)?,
             ),
             (
                 "f32 that waits",
                 RGBColor(86, 180, 233),
-                roll::<f32>(operator, STEPS, true)?,
+                roll::<f32>(operator, STEPS, Stores::Eighth)?,
             ),
         ] {
             let parts: [Part; 3] = [

@@ -4,8 +4,8 @@
 use anyhow::Result;
 use gated_delta::step::{MAX_PENDING, pending};
 use gated_delta::{
-    DeviceElement, Error, Gdn, GdnGates, Kda, KdaBeta, KdaGate, KdaGates, Library, Pending, States,
-    StreamRef, Tensor, Work,
+    DeviceElement, Error, Formulation, Gdn, GdnGates, Kda, KdaBeta, KdaGate, KdaGates, Library,
+    Options, Pending, States, StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
 use gated_delta_reference::compare::relative_error_of;
@@ -57,21 +57,50 @@ impl<S: DeviceElement + Default + Into<f64>> Stored for S {}
 /// Entries of a ring.
 const ENTRIES: usize = MAX_PENDING + 1;
 
+/// When a state is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    /// After every token.
+    Each,
+    /// After every eighth, with u of the tokens since in f32.
+    Eighth,
+    /// The same with u in bf16, on the tensor cores.
+    EighthOfBf16,
+}
+
+/// u of the tokens that wait.
+enum Updates {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Updates {
+    fn get(&self, i: usize) -> f64 {
+        match self {
+            Self::F32(updates) => updates[i].into(),
+            Self::Bf16(updates) => updates[i].into(),
+        }
+    }
+}
+
 /// The ring of the one slot, and what is pending in it.
 struct Ring {
     keys: Vec<bf16>,
-    updates: Vec<f32>,
+    updates: Updates,
     decays: Vec<f32>,
     len: usize,
     base: usize,
 }
 
 impl Ring {
-    fn new(operator: Operator) -> Self {
+    fn new(operator: Operator, stores: Stores) -> Self {
         let entries = HEADS * ENTRIES;
         Self {
             keys: vec![bf16::NAN; entries * DIM],
-            updates: vec![f32::NAN; entries * DIM],
+            updates: match stores {
+                Stores::EighthOfBf16 => Updates::Bf16(vec![bf16::NAN; entries * DIM]),
+                _ => Updates::F32(vec![f32::NAN; entries * DIM]),
+            },
             decays: vec![f32::NAN; entries * channels(operator)],
             len: 0,
             base: 0,
@@ -84,13 +113,14 @@ impl Ring {
         for j in 0..self.len {
             for head in 0..HEADS {
                 let entry = head * ENTRIES + (self.base + j) % ENTRIES;
-                let (key, update) = (&self.keys[entry * DIM..], &self.updates[entry * DIM..]);
+                let key = &self.keys[entry * DIM..];
                 let decays = &self.decays[entry * channels..];
                 let state = &mut states[head * DIM * DIM..][..DIM * DIM];
-                for (row, u) in state.chunks_mut(DIM).zip(update) {
+                for (i, row) in state.chunks_mut(DIM).enumerate() {
+                    let u = self.updates.get(entry * DIM + i);
                     for (c, s) in row.iter_mut().enumerate() {
                         let decay = f64::from(decays[c % channels]).exp();
-                        *s = *s * decay + f64::from(*u) * key[c].to_f64();
+                        *s = *s * decay + u * key[c].to_f64();
                     }
                 }
             }
@@ -106,10 +136,9 @@ fn channels(operator: Operator) -> usize {
     }
 }
 
-/// Decodes `steps` random tokens from a zero state with the kernel in the simulator, and in f64 without rounding; the state
-/// is stored after every token, or, where it `waits`, after every eighth.
-pub fn roll<S: Stored>(operator: Operator, steps: usize, waits: bool) -> Result<Vec<Drift>> {
-    let mut ring = waits.then(|| Ring::new(operator));
+/// Decodes `steps` random tokens from a zero state with the kernel in the simulator, and in f64 without rounding.
+pub fn roll<S: Stored>(operator: Operator, steps: usize, stores: Stores) -> Result<Vec<Drift>> {
+    let mut ring = (stores != Stores::Each).then(|| Ring::new(operator, stores));
     let library = Library::simulator();
     let mut rng = SmallRng::seed_from_u64(0x6472);
     let mut states = vec![S::default(); HEADS * DIM * DIM];
@@ -172,6 +201,7 @@ impl Inputs {
             Some(ring) => ([ring.len as i32], [ring.base as i32]),
             None => ([0], [0]),
         };
+        let mut options = Options::default();
         let pending = match &mut ring {
             Some(ring) => {
                 let dims = [1, HEADS, ENTRIES, DIM];
@@ -179,9 +209,16 @@ impl Inputs {
                     Operator::Gdn => &dims[..3],
                     Operator::Kda => &dims,
                 };
+                let updates = match &mut ring.updates {
+                    Updates::F32(updates) => Tensor::from_slice_mut(updates, &dims)?,
+                    Updates::Bf16(updates) => {
+                        options = options.formulation(Formulation::Parallel);
+                        Tensor::from_slice_mut(updates, &dims)?
+                    }
+                };
                 let rings = [
                     Tensor::from_slice_mut(&mut ring.keys, &dims)?,
-                    Tensor::from_slice_mut(&mut ring.updates, &dims)?,
+                    updates,
                     Tensor::from_slice_mut(&mut ring.decays, of_decays)?,
                 ];
                 let (len, base) = (
@@ -195,14 +232,15 @@ impl Inputs {
         let work: Box<dyn Work + '_> = match operator {
             Operator::Gdn => {
                 let g = Tensor::from_slice(&self.g, &heads[..3])?;
-                let mut step = Gdn::new(inputs, GdnGates::given(g, beta), o, pool);
+                let step = Gdn::new(inputs, GdnGates::given(g, beta), o, pool);
+                let mut step = step.options(options);
                 step.pending = pending;
                 Box::new(step)
             }
             Operator::Kda => {
                 let g = Tensor::from_slice(&self.g, &heads)?;
                 let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
-                let mut step = Kda::new(inputs, gates, o, pool);
+                let mut step = Kda::new(inputs, gates, o, pool).options(options);
                 step.pending = pending;
                 Box::new(step)
             }
