@@ -1047,6 +1047,19 @@ fn same_bits(what: &str, got: &[f64], wanted: &[f64]) {
     assert!(bits(got) == bits(wanted), "{what}");
 }
 
+/// Launched in three stretches, `whole` leaves what it leaves in `one`.
+#[track_caller]
+fn same_in_stretches(what: &str, whole: Case, one: &Done) {
+    let cut = Case {
+        edges: vec![4, 8],
+        ..whole
+    };
+    let done = cut.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
+    same_bits(&format!("{what}, o"), &done.o, &one.o);
+    same_bits(&format!("{what}, states"), &done.pool, &one.pool);
+    same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
+}
+
 /// One row of any length, beside what is launched for the longest: it ends in every stretch, at its edges, and beside them.
 #[test]
 fn stretches_have_the_bits_of_one() {
@@ -1073,13 +1086,7 @@ fn stretches_have_the_bits_of_one() {
                 };
                 let what = format!("{}: {length} tokens from {position}", entry.name());
                 let one = check(&what, &whole);
-                let cut = Case {
-                    edges: vec![4, 8],
-                    ..whole
-                };
-                let done = cut.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
-                same_bits(&format!("{what}, o"), &done.o, &one.o);
-                same_bits(&format!("{what}, states"), &done.pool, &one.pool);
+                same_in_stretches(&what, whole, &one);
             }
         }
     }
@@ -1102,14 +1109,7 @@ fn stretches_of_every_chain() {
             };
             let what = format!("{}, {taps} taps, norm: {norm}", entry.name());
             let one = check_within(3e-3, &what, &whole);
-            let cut = Case {
-                edges: vec![4, 8],
-                ..whole
-            };
-            let done = cut.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
-            same_bits(&format!("{what}, o"), &done.o, &one.o);
-            same_bits(&format!("{what}, states"), &done.pool, &one.pool);
-            same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
+            same_in_stretches(&what, whole, &one);
         }
     }
 }
