@@ -447,7 +447,7 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
             && !has(&OF_INPUTS_OF_A_CONVOLUTION);
     }
     // Only rows that are short are normed where their states are; but for a single token, element by element.
-    if symbol == "GD_WIDE_NORM" && of.max_tokens() > CHUNK {
+    if symbol == "GD_WIDE_NORM" && of.max_tokens() != CHUNK {
         return false;
     }
     // Columns of a state in memory are stored one by one.

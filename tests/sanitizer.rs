@@ -189,6 +189,10 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
                 // A state is written. Of two pieces, or of one in the launch of short rows.
                 spec.update_state = true;
                 spec.tokens = if is_short(entry) { 33 } else { 65 + i % 2 };
+                if !is_short(entry) && i % 2 == 1 {
+                    // Where it is packed, rows of one token have a launch of their own beside it.
+                    (spec.prefill.singles, spec.prefill.unpromised) = (true, true);
+                }
                 // Packed rows of more than 64 tokens, or of none that has more.
                 let takes = |seed: &u64| {
                     let spec = Spec {

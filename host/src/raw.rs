@@ -47,7 +47,7 @@ pub use gated_delta_kernels::launch::LaunchShape;
 pub use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams, StepParams};
 
 pub use crate::kernel::{Kernel, template};
-use crate::step::{Launches, Parameter, Stretch};
+use crate::step::{Launches, Parameter};
 
 /// What a launch is made of, or several, one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,7 @@ pub struct Recipe {
     pub shape: LaunchShape,
     /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
     /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that. Launches of
-    /// a prompt in stretches differ in [`PrefillParams::first_piece`] and [`PrefillParams::end_piece`]: [`Launch::params`].
+    /// a prompt in stretches differ in [`PrefillParams::first_piece`] and what follows it: [`Launch::params`].
     pub params: PrefillParams,
     /// That of a kernel whose states wait ([`Step::pending`](crate::Step::pending)), in place of `params`.
     pub deferred: Option<DeferredParams>,
@@ -101,21 +101,19 @@ impl Recipe {
     }
 
     /// Every launch, in order: one; of a prefill of rows of more than 64 tokens a preparation and a chain, of a long prompt by
-    /// itself up to eight times; with a convolution one before them, with one or a norm one behind.
+    /// itself up to eight times, and of much shorter rows beside the longest one of those of one token; with a convolution one before
+    /// them, with one or a norm one behind.
     pub fn launches(&self) -> impl Iterator<Item = Launch> {
         let Self {
             params, deferred, ..
         } = *self;
         self.launches.in_order().map(move |launch| {
-            let Stretch { first, end } = launch.stretch;
+            let mut params = params;
+            launch.say(&mut params);
             Launch {
                 kernel: launch.of,
                 shape: launch.shape,
-                params: PrefillParams {
-                    first_piece: first,
-                    end_piece: end,
-                    ..params
-                },
+                params,
                 deferred,
             }
         })

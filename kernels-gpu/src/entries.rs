@@ -244,6 +244,18 @@ macro_rules! for_each_entry {
             gdn_prefill_short_klast_f32_k96v192_tile64 = gdn_prefill::Short<F32, 96, 192, false, 1>;
             gdn_prefill_short_vlast_bf16_k96v192_tile64 = gdn_prefill::Short<B16, 96, 192, true, 1>;
             gdn_prefill_short_vlast_f32_k96v192_tile64 = gdn_prefill::Short<F32, 96, 192, true, 1>;
+            gdn_prefill_single_klast_bf16_k64 = gdn_prefill::Single<B16, 64, 64, false, 1>;
+            gdn_prefill_single_klast_bf16_k128 = gdn_prefill::Single<B16, 128, 128, false, 2>;
+            gdn_prefill_single_klast_bf16_k96v192 = gdn_prefill::Single<B16, 96, 192, false, 3>;
+            gdn_prefill_single_klast_f32_k64 = gdn_prefill::Single<F32, 64, 64, false, 1>;
+            gdn_prefill_single_klast_f32_k128 = gdn_prefill::Single<F32, 128, 128, false, 2>;
+            gdn_prefill_single_klast_f32_k96v192 = gdn_prefill::Single<F32, 96, 192, false, 3>;
+            gdn_prefill_single_vlast_bf16_k64 = gdn_prefill::Single<B16, 64, 64, true, 1>;
+            gdn_prefill_single_vlast_bf16_k128 = gdn_prefill::Single<B16, 128, 128, true, 2>;
+            gdn_prefill_single_vlast_bf16_k96v192 = gdn_prefill::Single<B16, 96, 192, true, 3>;
+            gdn_prefill_single_vlast_f32_k64 = gdn_prefill::Single<F32, 64, 64, true, 1>;
+            gdn_prefill_single_vlast_f32_k128 = gdn_prefill::Single<F32, 128, 128, true, 2>;
+            gdn_prefill_single_vlast_f32_k96v192 = gdn_prefill::Single<F32, 96, 192, true, 3>;
             kda_prefill_convolve_k64 = kda_prefill::Convolve<64, 64>;
             kda_prefill_convolve_k128 = kda_prefill::Convolve<128, 128>;
             kda_prefill_prepare_k64 = kda_prefill::Prepare<64, 64>;
@@ -268,6 +280,14 @@ macro_rules! for_each_entry {
             kda_prefill_short_vlast_bf16_k128_tile128 = kda_prefill::Short<B16, 128, 128, true, 2>;
             kda_prefill_short_vlast_f32_k64_tile64 = kda_prefill::Short<F32, 64, 64, true, 1>;
             kda_prefill_short_vlast_f32_k128_tile128 = kda_prefill::Short<F32, 128, 128, true, 2>;
+            kda_prefill_single_klast_bf16_k64 = kda_prefill::Single<B16, 64, 64, false, 1>;
+            kda_prefill_single_klast_bf16_k128 = kda_prefill::Single<B16, 128, 128, false, 2>;
+            kda_prefill_single_klast_f32_k64 = kda_prefill::Single<F32, 64, 64, false, 1>;
+            kda_prefill_single_klast_f32_k128 = kda_prefill::Single<F32, 128, 128, false, 2>;
+            kda_prefill_single_vlast_bf16_k64 = kda_prefill::Single<B16, 64, 64, true, 1>;
+            kda_prefill_single_vlast_bf16_k128 = kda_prefill::Single<B16, 128, 128, true, 2>;
+            kda_prefill_single_vlast_f32_k64 = kda_prefill::Single<F32, 64, 64, true, 1>;
+            kda_prefill_single_vlast_f32_k128 = kda_prefill::Single<F32, 128, 128, true, 2>;
             gdn_prefill_finish_k64 = gdn_prefill::Finish<64, 64>;
             gdn_prefill_finish_k128 = gdn_prefill::Finish<128, 128>;
             gdn_prefill_finish_k96v192 = gdn_prefill::Finish<96, 192>;
@@ -587,11 +607,13 @@ mod tests {
             Family::GdnPrefillPrepare => "gdn_prefill_prepare",
             Family::GdnPrefillChain => "gdn_prefill_chain",
             Family::GdnPrefillShort => "gdn_prefill_short",
+            Family::GdnPrefillSingle => "gdn_prefill_single",
             Family::GdnPrefillFinish => "gdn_prefill_finish",
             Family::KdaPrefillConvolve => "kda_prefill_convolve",
             Family::KdaPrefillPrepare => "kda_prefill_prepare",
             Family::KdaPrefillChain => "kda_prefill_chain",
             Family::KdaPrefillShort => "kda_prefill_short",
+            Family::KdaPrefillSingle => "kda_prefill_single",
             Family::KdaPrefillFinish => "kda_prefill_finish",
         };
         let layout = match layout {
@@ -612,7 +634,13 @@ mod tests {
         if !computes.family.knows_states() {
             return format!("{family}_{dims}");
         }
-        format!("{family}_{layout}_{state}_{dims}_tile{tile}")
+        let of_states = format!("{family}_{layout}_{state}_{dims}");
+        // Whole heads, whatever their dims.
+        let is_single = computes.family.is_chunked() && computes.family.max_tokens() == 1;
+        match is_single {
+            true => of_states,
+            false => format!("{of_states}_tile{tile}"),
+        }
     }
 
     #[test]

@@ -42,7 +42,8 @@ pub trait Kernel {
     /// Whether a cluster has [`Self::CLUSTER`] blocks for each value head of a query/key head. The grid's y then goes
     /// through the value heads, those of a query/key head one after the other.
     const CLUSTER_OF_HEADS: bool = false;
-    /// Whether it multiplies as warpgroups ([`crate::device::warpgroup`]): takes a GPU of compute capability 9.0, no later one.
+    /// Whether it multiplies as warpgroups ([`crate::device::warpgroup`]), or goes with what does: takes a GPU of compute
+    /// capability 9.0, no later one.
     const WARPGROUPS: bool = false;
     /// Whether its tests have passed on a GPU. What has not is for the simulator, and for a host that asks for it.
     const PROVED: bool = true;
@@ -140,6 +141,9 @@ pub enum Family {
     /// GDN, rows of at most 64 tokens: [`Family::GdnPrefillPrepare`] and [`Family::GdnPrefillChain`] in one, without a
     /// workspace.
     GdnPrefillShort,
+    /// GDN, the rows of one token of a launch with longer ones: beside [`Family::GdnPrefillChain`], which leaves them alone
+    /// ([`has_singles`](crate::step::PrefillParams::has_singles)), with the same parameters and constants.
+    GdnPrefillSingle,
     /// GDN, with a convolution or a norm: behind the others, with the same parameters and constants, it writes windows and norms o
     /// of what is not short. The grid is x = windows' blocks, ⌈D / block⌉ of each row where the convolution keeps any, and behind
     /// them n · unit + value head where there is a norm. It knows no states, as [`Family::GdnPrefillPrepare`].
@@ -153,6 +157,8 @@ pub enum Family {
     KdaPrefillChain,
     /// KDA, rows of at most 64 tokens, both in one.
     KdaPrefillShort,
+    /// KDA, rows of one token beside [`Family::KdaPrefillChain`].
+    KdaPrefillSingle,
     /// KDA, [`Family::GdnPrefillFinish`] of its own workspace.
     KdaPrefillFinish,
 }
@@ -168,7 +174,9 @@ impl Family {
             | Self::GdnDeferredLayer
             | Self::KdaDeferredLayer
             | Self::GdnLayer
-            | Self::KdaLayer => 1,
+            | Self::KdaLayer
+            | Self::GdnPrefillSingle
+            | Self::KdaPrefillSingle => 1,
             Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
             Self::GdnMtpParallel
             | Self::KdaRecurrentParallel
@@ -238,11 +246,13 @@ impl Family {
                 | Self::GdnPrefillPrepare
                 | Self::GdnPrefillChain
                 | Self::GdnPrefillShort
+                | Self::GdnPrefillSingle
                 | Self::KdaPrefillConvolve
                 | Self::KdaPrefillPrepare
                 | Self::KdaPrefillChain
                 | Self::GdnPrefillFinish
                 | Self::KdaPrefillShort
+                | Self::KdaPrefillSingle
                 | Self::KdaPrefillFinish
         )
     }
@@ -302,6 +312,7 @@ impl Family {
                 | Self::KdaPrefillPrepare
                 | Self::KdaPrefillChain
                 | Self::KdaPrefillShort
+                | Self::KdaPrefillSingle
                 | Self::KdaPrefillFinish
         )
     }

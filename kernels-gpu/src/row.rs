@@ -47,6 +47,13 @@ impl Row {
         (Self { b, h, hv, tile }, r)
     }
 
+    /// Of value head `hv` of row `b`, which a block has all of.
+    #[inline(always)]
+    pub fn of_head(c: &StepConstants, b: u32, hv: u32) -> Self {
+        let h = if c.tiled != 0 { hv % c.h } else { hv / c.ratio };
+        Self { b, h, hv, tile: 0 }
+    }
+
     /// The same with value head `r` of those that share its query/key head.
     #[inline(always)]
     pub fn with_head(self, c: &StepConstants, r: u32) -> Self {

@@ -142,6 +142,10 @@ pub struct PrefillParams {
     pub first_piece: u32,
     /// Of a chain: the piece behind the last, likewise; [`ALL_PIECES`](crate::prefill::ALL_PIECES): however many there are.
     pub end_piece: u32,
+    /// Of a chain: B of its grid; a block takes every so many of the rows, one after the other.
+    pub turns: u32,
+    /// Not 0: rows of one token are another launch's, behind the chain.
+    pub has_singles: u32,
 }
 
 /// What a kernel gets whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.

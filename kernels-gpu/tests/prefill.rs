@@ -49,6 +49,8 @@ struct Case {
     pairs: bool,
     /// Pieces behind each stretch but the last; none: one stretch.
     edges: Vec<u32>,
+    /// Rows along z of the chain's grid, where rows of one token have a launch of their own; 0: all.
+    turns: u32,
     /// Tokens that are said to be around those of the rows.
     spare: usize,
 }
@@ -200,6 +202,7 @@ impl Case {
             norm: false,
             pairs: false,
             edges: Vec::new(),
+            turns: 0,
             spare: 0,
         }
     }
@@ -242,6 +245,19 @@ impl Case {
             (true, 128) => Entry::kda_prefill_convolve_k128,
             (true, _) => Entry::kda_prefill_convolve_k64,
         }
+    }
+
+    fn single(&self) -> Entry {
+        let of = self.entry.computes().unwrap();
+        entries(Family::GdnPrefillSingle)
+            .chain(entries(Family::KdaPrefillSingle))
+            .find(|entry| {
+                let single = entry.computes().unwrap();
+                (single.layout, single.state, single.k, single.v)
+                    == (of.layout, of.state, of.k, of.v)
+                    && single.family.decays_channels() == self.per_channel()
+            })
+            .unwrap()
     }
 
     fn finish(&self) -> Entry {
@@ -387,6 +403,10 @@ impl Case {
         params.workspace = workspace.as_mut_ptr().expose_provenance() as u64;
         params.rows = rows as u32;
         params.end_piece = ALL_PIECES;
+        params.turns = rows as u32;
+        if self.turns > 0 {
+            (params.turns, params.has_singles) = (self.turns, 1);
+        }
 
         let mut c: StepConstants = bytemuck::Zeroable::zeroed();
         (c.h, c.ratio, c.tiled) = (self.heads as u32, self.ratio as u32, u32::from(self.tiled));
@@ -558,10 +578,14 @@ impl Case {
                 [
                     self.entry.tiles() * (self.ratio / heads) as u32,
                     self.heads as u32,
-                    rows as u32,
+                    params.turns,
                 ],
             )
         })?;
+        if self.turns > 0 {
+            let single = self.single();
+            launch(single, [(self.heads * self.ratio) as u32, 1, rows as u32])?;
+        }
         let of_units = if self.norm && !is_short {
             units as u32
                 * Family::GdnPrefillFinish.blocks_of_unit(self.heads as u32, self.ratio as u32)
@@ -1127,6 +1151,61 @@ fn an_inactive_row_in_stretches() {
         let done = check(entry.name(), &case);
         assert!(done.o.iter().all(|&o| o == 0.0));
         same_bits("states", &done.pool, &done.before);
+    }
+}
+
+/// Rows of one token leave by themselves what the chain leaves of them, and the chain's blocks go on from row to row: as many
+/// along z as there are, fewer, and one for all.
+#[test]
+fn rows_of_one_token_beside_longer_ones() {
+    for entry in chains() {
+        for around in [false, true] {
+            let whole = Case {
+                taps: if around { 4 } else { 0 },
+                norm: around,
+                fresh: around.then(|| vec![0, 0, 1, 0, 0, 1, 0, 0]),
+                // Pieces of one token at a row's begin, at its end, and rows of one.
+                positions: Some(vec![3, 63, 64, 0, 127, 0, 62, 63]),
+                // A row of one token and a longer one have no place.
+                write: vec![0, 1, 2, 3, 4, 5, -1, -1],
+                every: 64,
+                checkpoints: [8, 9, 10, -1, 11, 12, 13, 14].map(|slot| vec![slot]).into(),
+                slots: 15,
+                ..Case::new(entry, &[1, 66, 1, 0, 1, 65, 1, 67])
+            };
+            let what = format!("{}, around: {around}", entry.name());
+            let one = check_within(3e-3, &what, &whole);
+            for turns in [1, 3, 8] {
+                let apart = Case {
+                    turns,
+                    ..whole.clone()
+                };
+                let what = format!("{what}, {turns} turns");
+                let done = apart
+                    .run()
+                    .unwrap_or_else(|fault| panic!("{what}: {fault}"));
+                same_bits(&format!("{what}, o"), &done.o, &one.o);
+                same_bits(&format!("{what}, states"), &done.pool, &one.pool);
+                same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
+            }
+        }
+    }
+}
+
+/// Whether any row has one token, and any has more, the GPU alone knows; nor whether one warp sees all of them.
+#[test]
+fn any_rows_beside_any() {
+    let mut many: Vec<usize> = (0..70).map(|b| usize::from(b % 5 != 0)).collect();
+    (many[33], many[69]) = (66, 5);
+    for lengths in [vec![1; 5], vec![66, 2, 5], vec![0; 3], many] {
+        for entry in [KLAST, KDA] {
+            let whole = Case::new(entry, &lengths);
+            let one = check(entry.name(), &whole);
+            let apart = Case { turns: 2, ..whole };
+            let done = apart.run().unwrap_or_else(|fault| panic!("{fault}"));
+            same_bits("o", &done.o, &one.o);
+            same_bits("states", &done.pool, &one.pool);
+        }
     }
 }
 

@@ -58,6 +58,8 @@ pub struct Way {
     pub norm: bool,
     /// Some rows start from zeros.
     pub fresh: bool,
+    /// Rows of one token are the first of [`PACKED`], and may be longer for all that the host knows.
+    pub packed: bool,
 }
 
 impl Way {
@@ -71,6 +73,7 @@ impl Way {
             conv: false,
             norm: false,
             fresh: false,
+            packed: false,
         }
     }
 }
@@ -218,6 +221,28 @@ const PREFILL: &[Way] = &[
     },
 ];
 
+/// Tokens of a launch of packed rows.
+pub const PACKED: usize = 22 * ROWS;
+
+const SINGLE_PREFILL: &[Way] = &[
+    Way {
+        packed: true,
+        ..Way::new("a prefill of rows of one token", 1, 0, Keep::Elsewhere)
+    },
+    Way {
+        packed: true,
+        conv: true,
+        norm: true,
+        fresh: true,
+        ..Way::new(
+            "a layer's prefill of rows of one token",
+            1,
+            0,
+            Keep::Elsewhere,
+        )
+    },
+];
+
 const SHORT_PREFILL: &[Way] = &[
     Way {
         conv: true,
@@ -285,7 +310,18 @@ impl Case {
 
     /// All that is launched.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        self.kind.beside(self.way.conv).chain([self.entry])
+        let (single, packed) = (self.kind.single(), self.way.packed);
+        let beside = self.kind.beside(self.way.conv);
+        let beside = beside.filter(move |&entry| packed || Some(entry) != single);
+        beside.chain([self.entry])
+    }
+
+    /// B and T of what has the new tokens.
+    pub fn token_dims(&self) -> [usize; 2] {
+        match self.way.packed {
+            true => [1, PACKED],
+            false => [ROWS, self.way.tokens],
+        }
     }
 
     /// f32 elements of the workspace.
@@ -293,7 +329,8 @@ impl Case {
         self.kind.prepare().map_or(0, |prepare| {
             let (h, hv) = self.heads();
             let of_unit = prepare.workspace_bytes_per_unit((hv / h) as u32, true) as usize;
-            let units = units((ROWS * self.way.tokens) as u64, ROWS as u64, false) as usize;
+            let tokens: usize = self.token_dims().iter().product();
+            let units = units(tokens as u64, ROWS as u64, false) as usize;
             (units * h * of_unit).div_ceil(4)
         })
     }
@@ -387,6 +424,7 @@ pub fn cases() -> Vec<Case> {
             );
             for operator in [Operator::GdnPrefill, Operator::KdaPrefill] {
                 family(&mut cases, operator, layout, state, PREFILL);
+                family(&mut cases, operator, layout, state, SINGLE_PREFILL);
             }
             for operator in [Operator::GdnPrefillShort, Operator::KdaPrefillShort] {
                 family(&mut cases, operator, layout, state, SHORT_PREFILL);

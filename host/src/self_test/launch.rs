@@ -1,6 +1,6 @@
 //! The launch of a case.
 
-use super::cases::{Case, Keep, ROWS};
+use super::cases::{Case, Keep, PACKED, ROWS};
 use super::tensors::{Inputs, Outputs, Views};
 use crate::error::Error;
 use crate::library::Library;
@@ -100,6 +100,9 @@ fn work<'a, G: Gates + 'a>(
     let mut step = Step::new(step_inputs, gates, views.o, states).options(options);
     step.snapshots = views.snapshots;
     step.workspace = views.workspace;
+    if case.way.packed {
+        step = step.packed(inputs.cu_seqlens()?, PACKED);
+    }
     if case.way.norm {
         step = step.norm(inputs.around.norm(case)?);
     }

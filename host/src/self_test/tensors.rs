@@ -3,7 +3,7 @@
 use super::LOWER_BOUND;
 use super::buffer::Buffer;
 use super::cases::{
-    ACCEPTED, Case, FRESH, GateKind, Keep, READ_SLOTS, ROWS, SLOTS, TAPS, WRITE_SLOTS,
+    ACCEPTED, Case, FRESH, GateKind, Keep, PACKED, READ_SLOTS, ROWS, SLOTS, TAPS, WRITE_SLOTS,
 };
 use super::values::{self, Values};
 use crate::driver::Context;
@@ -23,6 +23,8 @@ pub struct Inputs {
     write_slots: Buffer,
     pub token_slots: Option<Buffer>,
     pub accepted: Buffer,
+    /// Of packed rows.
+    cu_seqlens: Buffer,
     pub around: Around,
 }
 
@@ -41,6 +43,8 @@ pub struct Around {
 pub struct Tokens {
     /// T or T'
     pub count: usize,
+    /// B and that, or those of packed rows.
+    dims: [usize; 2],
     k: Buffer,
     v: Buffer,
     gate: Buffer,
@@ -73,14 +77,26 @@ pub struct Views<'a> {
     pub workspace: Option<Tensor<'a>>,
 }
 
+/// Rows of one token, packed: the first of all.
+const BOUNDS: [i32; ROWS + 1] = [0, 1, 2, 3];
+
+/// What tokens have, and of packed ones NaN behind it, which nobody reads.
+fn padded(case: &Case, values: &[f64]) -> Vec<f64> {
+    let mut padded = values.to_vec();
+    if case.way.packed {
+        padded.resize(values.len() / ROWS * PACKED, f64::NAN);
+    }
+    padded
+}
+
 impl Around {
-    fn new(context: Option<&Context>, values: &values::Around) -> Result<Self, Error> {
+    fn new(context: Option<&Context>, case: &Case, values: &values::Around) -> Result<Self, Error> {
         Ok(Self {
-            x: Buffer::floats(context, DType::Bf16, &values.x)?,
+            x: Buffer::floats(context, DType::Bf16, &padded(case, &values.x))?,
             previous_x: Buffer::floats(context, DType::Bf16, &values.previous_x)?,
             conv_weight: Buffer::floats(context, DType::Bf16, &values.conv_weight)?,
             conv_bias: Buffer::floats(context, DType::F32, &values.conv_bias)?,
-            z: Buffer::floats(context, DType::Bf16, &values.z)?,
+            z: Buffer::floats(context, DType::Bf16, &padded(case, &values.z))?,
             norm_weight: Buffer::floats(context, DType::F32, &values.norm_weight)?,
             fresh: Buffer::indices(context, &FRESH)?,
         })
@@ -95,7 +111,10 @@ impl Around {
         let channels = case.channels();
         let x = match case.way.tokens {
             0 => self.previous_x(case)?,
-            tokens => self.x.tensor(&[ROWS, tokens, channels])?,
+            _ => {
+                let [rows, tokens] = case.token_dims();
+                self.x.tensor(&[rows, tokens, channels])?
+            }
         };
         let weight = self.conv_weight.tensor(&[channels, TAPS])?;
         let conv = Convolution::new(x, case.heads().0, weight, windows);
@@ -109,9 +128,8 @@ impl Around {
 
     pub fn norm(&self, case: &Case) -> Result<Norm<'_>, Error> {
         let (_, hv) = case.heads();
-        let z = self
-            .z
-            .tensor(&[ROWS, case.way.tokens, hv, case.value_dim()])?;
+        let [rows, tokens] = case.token_dims();
+        let z = self.z.tensor(&[rows, tokens, hv, case.value_dim()])?;
         let weight = self.norm_weight.tensor(&[case.value_dim()])?;
         Ok(Norm::new(z, weight, values::EPS))
     }
@@ -124,34 +142,41 @@ impl Around {
 impl Tokens {
     fn new(
         context: Option<&Context>,
-        count: usize,
+        case: &Case,
+        (count, dims): (usize, [usize; 2]),
         values: &values::Tokens,
     ) -> Result<Self, Error> {
+        let floats = |dtype, values: &[f64]| Buffer::floats(context, dtype, &padded(case, values));
         Ok(Self {
             count,
-            k: Buffer::floats(context, DType::Bf16, &values.k)?,
-            v: Buffer::floats(context, DType::Bf16, &values.v)?,
-            gate: Buffer::floats(context, DType::F32, &values.gate)?,
-            beta: Buffer::floats(context, DType::F32, &values.beta)?,
+            dims,
+            k: floats(DType::Bf16, &values.k)?,
+            v: floats(DType::Bf16, &values.v)?,
+            gate: floats(DType::F32, &values.gate)?,
+            beta: floats(DType::F32, &values.beta)?,
         })
     }
 
     pub fn k(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        let [rows, tokens] = self.dims;
         self.k
-            .tensor(&[ROWS, self.count, case.heads().0, case.key_dim()])
+            .tensor(&[rows, tokens, case.heads().0, case.key_dim()])
     }
 
     pub fn v(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        let [rows, tokens] = self.dims;
         self.v
-            .tensor(&[ROWS, self.count, case.heads().1, case.value_dim()])
+            .tensor(&[rows, tokens, case.heads().1, case.value_dim()])
     }
 
     pub fn beta(&self, case: &Case) -> Result<Tensor<'_>, Error> {
-        self.beta.tensor(&[ROWS, self.count, case.heads().1])
+        let [rows, tokens] = self.dims;
+        self.beta.tensor(&[rows, tokens, case.heads().1])
     }
 
     pub fn gate(&self, case: &Case) -> Result<Tensor<'_>, Error> {
-        let dims = [ROWS, self.count, case.heads().1, case.key_dim()];
+        let [rows, tokens] = self.dims;
+        let dims = [rows, tokens, case.heads().1, case.key_dim()];
         let per_channel = case.kind.operator.per_channel();
         self.gate.tensor(&dims[..if per_channel { 4 } else { 3 }])
     }
@@ -160,10 +185,12 @@ impl Tokens {
 impl Inputs {
     pub fn new(context: Option<&Context>, case: &Case, values: &Values) -> Result<Self, Error> {
         let indices = |values: &[i32]| Buffer::indices(context, values);
+        let new = (case.way.tokens, case.token_dims());
+        let previous = (case.way.previous, [ROWS, case.way.previous]);
         Ok(Self {
-            q: Buffer::floats(context, DType::Bf16, &values.q)?,
-            tokens: Tokens::new(context, case.way.tokens, &values.tokens)?,
-            previous: Tokens::new(context, case.way.previous, &values.previous)?,
+            q: Buffer::floats(context, DType::Bf16, &padded(case, &values.q))?,
+            tokens: Tokens::new(context, case, new, &values.tokens)?,
+            previous: Tokens::new(context, case, previous, &values.previous)?,
             a_log: Buffer::floats(context, DType::F32, &values.a_log)?,
             dt_bias: Buffer::floats(context, DType::F32, &values.dt_bias)?,
             keep: indices(&case.keep().map(|keep| keep as i32))?,
@@ -174,13 +201,20 @@ impl Inputs {
                 None => None,
             },
             accepted: indices(&ACCEPTED)?,
-            around: Around::new(context, &values.around)?,
+            cu_seqlens: indices(&BOUNDS)?,
+            around: Around::new(context, case, &values.around)?,
         })
     }
 
     pub fn q(&self, case: &Case) -> Result<Tensor<'_>, Error> {
+        let [rows, tokens] = case.token_dims();
         self.q
-            .tensor(&[ROWS, case.way.tokens, case.heads().0, case.key_dim()])
+            .tensor(&[rows, tokens, case.heads().0, case.key_dim()])
+    }
+
+    /// `[B + 1]`
+    pub fn cu_seqlens(&self) -> Result<Tensor<'_>, Error> {
+        self.cu_seqlens.tensor(&[BOUNDS.len()])
     }
 
     pub fn read_slots(&self) -> Result<Option<Tensor<'_>>, Error> {
@@ -238,10 +272,11 @@ impl Outputs {
     /// Full of NaN, but for the states that rows start from.
     pub fn new(context: Option<&Context>, case: &Case, values: &Values) -> Result<Self, Error> {
         let (_, hv) = case.heads();
+        let [rows, tokens] = case.token_dims();
         let nan = |dtype, len| Buffer::floats(context, dtype, &vec![f64::NAN; len]);
         let state = case.state();
         Ok(Self {
-            o: nan(DType::F32, ROWS * case.way.tokens * hv * case.value_dim())?,
+            o: nan(DType::F32, rows * tokens * hv * case.value_dim())?,
             pool: Buffer::floats(context, case.kind.state, &values.pool)?,
             snapshots: if case.way.snapshots {
                 Some(nan(case.kind.state, ROWS * (case.way.tokens + 1) * state)?)
@@ -269,8 +304,9 @@ impl Outputs {
 
     pub fn views(&mut self, case: &Case) -> Result<Views<'_>, Error> {
         let ((_, hv), [outer, inner], tokens) = (case.heads(), case.state_dims(), case.way.tokens);
+        let [rows, of_row] = case.token_dims();
         Ok(Views {
-            o: self.o.tensor_mut(&[ROWS, tokens, hv, case.value_dim()])?,
+            o: self.o.tensor_mut(&[rows, of_row, hv, case.value_dim()])?,
             pool: self.pool.tensor_mut(&[SLOTS, hv, outer, inner])?,
             snapshots: match &mut self.snapshots {
                 Some(buffer) => Some(buffer.tensor_mut(&[ROWS, tokens + 1, hv, outer, inner])?),

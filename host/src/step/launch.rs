@@ -111,7 +111,7 @@ impl Library {
     ) -> Result<Vec<(Entry, KernelResources)>, Error> {
         let request = work.request();
         let problem = request.check()?;
-        let lengths = request.lengths(&problem);
+        let lengths = request.lengths();
         let mut variants: Vec<Entry> = problem.kind_of(&lengths).variants().collect();
         variants.extend(problem.beside(&lengths).all());
         on_threads(&variants, |&entry| {
@@ -128,7 +128,7 @@ impl Library {
     pub fn selected<W: Work + ?Sized>(&self, work: &W) -> Result<Entry, Error> {
         let request = work.request();
         let problem = request.check()?;
-        problem.entry(&request.lengths(&problem), self.gpu())
+        problem.entry(&request.lengths(), self.gpu())
     }
 
     /// Enqueues compiled functions, one after the other.
@@ -142,7 +142,7 @@ impl Library {
         mut parameter: Parameter,
     ) -> Result<(), Error> {
         for launch in launches.in_order() {
-            let bytes = parameter.bytes(launch.stretch);
+            let bytes = parameter.bytes(&launch);
             // SAFETY: the caller's promise.
             unsafe { self.launch_function(stream, launch.of, launch.shape, bytes) }?;
         }
@@ -167,7 +167,7 @@ impl Library {
             return unsafe { self.launch_all(stream, launches, parameter) };
         }
         let problem = request.check()?;
-        let lengths = request.lengths(&problem);
+        let lengths = request.lengths();
         let entry = match variant {
             Some(variant) => one_of(problem.kind_of(&lengths).variants(), variant)?,
             None => problem.entry(&lengths, self.gpu())?,
@@ -191,7 +191,7 @@ impl Library {
         }
         for launch in launches.in_order() {
             let (entry, shape) = (launch.of, launch.shape);
-            let (words, bytes) = (problem.words(), parameter.bytes(launch.stretch));
+            let (words, bytes) = (problem.words(), parameter.bytes(&launch));
             // SAFETY: as above.
             unsafe { self.launch_entry(stream, entry, words, shape, bytes, &tensors) }?;
         }

@@ -32,6 +32,19 @@ pub(crate) struct Launch<T> {
     pub of: T,
     pub shape: LaunchShape,
     pub stretch: Stretch,
+    /// Rows of one token are another launch's.
+    pub has_singles: bool,
+}
+
+impl<T> Launch<T> {
+    /// Says in the parameter of a prefill what it is that is launched.
+    pub fn say(&self, params: &mut PrefillParams) {
+        let Stretch { first, end } = self.stretch;
+        (params.first_piece, params.end_piece) = (first, end);
+        // A chain's; others do not look at it.
+        params.turns = self.shape.grid[2];
+        params.has_singles = self.has_singles.into();
+    }
 }
 
 /// What is launched with the entry of a prefill.
@@ -41,6 +54,8 @@ pub(crate) struct Beside<T> {
     pub convolve: Option<(T, LaunchShape)>,
     /// Before the entry, of all units or those of a stretch.
     pub prepare: Option<(T, LaunchShape)>,
+    /// Behind the entry and beside it, of rows of one token.
+    pub single: Option<(T, LaunchShape)>,
     /// Behind all.
     pub finish: Option<(T, LaunchShape)>,
 }
@@ -49,12 +64,13 @@ impl<T> Beside<T> {
     pub const NOTHING: Self = Self {
         convolve: None,
         prepare: None,
+        single: None,
         finish: None,
     };
 
     /// All of them.
     pub fn all(self) -> impl Iterator<Item = T> {
-        let all = [self.convolve, self.prepare, self.finish];
+        let all = [self.convolve, self.prepare, self.single, self.finish];
         all.into_iter().flatten().map(|(of, _)| of)
     }
 }
@@ -122,26 +138,35 @@ impl<T: Copy> Launches<T> {
 
     /// The first one first.
     pub fn in_order(self) -> impl Iterator<Item = Launch<T>> {
-        let whole = |(of, shape)| Launch {
+        let has_singles = self.beside.single.is_some();
+        let whole = move |(of, shape)| Launch {
             of,
             shape,
             stretch: Stretch::ALL,
+            has_singles,
         };
         let of_stretch = move |stretch| {
             let ((of, shape), cuts) = (self.main, self.cuts);
-            let main = Launch { of, shape, stretch };
+            let main = Launch {
+                of,
+                shape,
+                stretch,
+                has_singles,
+            };
             let overlaps = shape.overlaps;
             let prepare = self.beside.prepare.map(|(of, shape)| Launch {
                 of,
                 shape: cuts.shape_of(shape, stretch, overlaps),
                 stretch,
+                has_singles,
             });
             prepare.into_iter().chain([main])
         };
         let convolve = self.beside.convolve.map(whole);
         let stretches = self.cuts.stretches().flat_map(of_stretch);
-        let finish = self.beside.finish.map(whole);
-        convolve.into_iter().chain(stretches).chain(finish)
+        let behind = [self.beside.single, self.beside.finish];
+        let behind = behind.into_iter().flatten().map(whole);
+        convolve.into_iter().chain(stretches).chain(behind)
     }
 
     /// The same launches of what `f` makes of each.
@@ -150,12 +175,14 @@ impl<T: Copy> Launches<T> {
         let Beside {
             convolve,
             prepare,
+            single,
             finish,
         } = self.beside;
         Ok(Launches {
             beside: Beside {
                 convolve: convolve.map(with).transpose()?,
                 prepare: prepare.map(with).transpose()?,
+                single: single.map(with).transpose()?,
                 finish: finish.map(with).transpose()?,
             },
             main: with(self.main)?,
@@ -173,10 +200,10 @@ pub(crate) enum Parameter {
 }
 
 impl Parameter {
-    /// Of a launch of these pieces, as a kernel takes it, or what it takes begins with.
-    pub fn bytes(&mut self, stretch: Stretch) -> &[u8] {
+    /// Of a launch, as a kernel takes it, or what it takes begins with.
+    pub fn bytes<T>(&mut self, launch: &Launch<T>) -> &[u8] {
         if let Self::Prefill(params) = self {
-            (params.first_piece, params.end_piece) = (stretch.first, stretch.end);
+            launch.say(params);
         }
         match self {
             Self::Layer(params) => bytemuck::bytes_of(params),
@@ -207,8 +234,15 @@ impl Problem {
         gpu: Gpu,
         overlaps: bool,
     ) -> Launches<Entry> {
-        let beside = self.beside(lengths);
-        let shape = self.shape(entry, lengths);
+        let mut beside = self.beside(lengths);
+        if let Some((_, shape)) = &mut beside.single {
+            shape.overlaps = overlaps;
+        }
+        let mut shape = self.shape(entry, lengths);
+        if beside.single.is_some() {
+            let [x, y, _] = shape.grid.map(u64::from);
+            shape.grid[2] = lengths.turns(x * y, gpu);
+        }
         let mut cuts = Cuts::NONE;
         if let (Some((prepare, _)), 1) = (beside.prepare, lengths.rows) {
             let units = lengths.units_in_grid();
@@ -222,7 +256,10 @@ impl Problem {
             }
         }
         let shape = match overlaps {
-            true => self.shape_on(entry, shape, gpu, cuts != Cuts::NONE),
+            true => {
+                let is_shared = cuts != Cuts::NONE || beside.single.is_some();
+                self.shape_on(entry, shape, gpu, is_shared)
+            }
             false => shape,
         };
         Launches {

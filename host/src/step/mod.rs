@@ -96,7 +96,7 @@ mod work;
 
 pub use checks::MAX_BATCH;
 pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
-pub(crate) use launches::{Launches, Parameter, Stretch};
+pub(crate) use launches::{Launches, Parameter};
 pub use layer::{Activation, Convolution, Norm};
 pub use options::{Formulation, HeadMap, Options, StateLayout};
 pub use pending::{Flush, MAX_PENDING, MAX_PENDING_DRAFTS, Pending};

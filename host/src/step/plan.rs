@@ -125,7 +125,7 @@ impl Plan {
             return unsafe { self.library.launch_request(stream, &request, None) };
         }
         checks::batch(request.batch() as usize)?;
-        let lengths = request.lengths(&self.problem);
+        let lengths = request.lengths();
         if lengths.are_nothing(&self.problem) {
             return Ok(());
         }

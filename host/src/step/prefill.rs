@@ -9,7 +9,7 @@ use super::checks::{aligned, indices};
 use super::launches::Beside;
 use super::problem::Problem;
 use super::request::Request;
-use super::select::STRETCHED_FROM;
+use super::select::{Gpu, STRETCHED_FROM};
 use super::{Checkpoints, Formulation, Inputs};
 use crate::Entry;
 use crate::error::{Error, excludes};
@@ -33,8 +33,8 @@ pub(crate) struct Lengths {
     pub rows: u32,
     /// Tokens of all rows; those around packed ones count.
     pub total: u64,
-    /// Rows of at most 64 tokens.
-    pub are_short: bool,
+    /// Most tokens of a row, by what the caller says.
+    pub longest: u64,
     /// They begin anywhere in their sequences.
     pub positions: bool,
 }
@@ -45,7 +45,7 @@ impl Lengths {
         Self {
             rows,
             total: 0,
-            are_short: false,
+            longest: 0,
             positions: false,
         }
     }
@@ -90,10 +90,10 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// How long the rows of a checked request are.
-    pub(crate) fn lengths(&self, problem: &Problem) -> Lengths {
+    /// How long the rows are. The check has seen every rank.
+    pub(crate) fn lengths(&self) -> Lengths {
         let rows = self.batch();
-        if !problem.is_chunked() {
+        if !self.is_chunked() {
             return Lengths::of_rows(rows);
         }
         let total = self.tokens();
@@ -104,7 +104,7 @@ impl<'a> Request<'a> {
         Lengths {
             rows,
             total,
-            are_short: longest <= u64::from(CHUNK),
+            longest,
             positions: self.positions.is_some(),
         }
     }
@@ -245,6 +245,8 @@ impl<'a> Request<'a> {
             z_row: row(new.and(self.norm).map(super::Norm::named_z)),
             first_piece: 0,
             end_piece: ALL_PIECES,
+            turns: 0,
+            has_singles: 0,
             layer,
         }
     }
@@ -277,8 +279,8 @@ impl Problem {
     }
 
     /// What is launched with the entry of rows of these lengths: of a prefill, the preparation of rows that are not short,
-    /// before it the convolution that they have, and behind all what writes the windows of a convolution and norms o of such
-    /// rows.
+    /// before it the convolution that they have, rows of one token beside longer ones, and behind all what writes the windows of a
+    /// convolution and norms o of rows that are not short.
     pub fn beside(&self, lengths: &Lengths) -> Beside<Entry> {
         if !self.is_chunked() {
             return Beside::NOTHING;
@@ -309,9 +311,12 @@ impl Problem {
             let blocks = of_windows.saturating_add(of_norm);
             (blocks > 0).then(|| of(entry, [blocks, 1, 1]))
         });
+        let single = kind.single().filter(|_| lengths.has_singles());
+        let single = single.map(|entry| of(entry, [self.value_heads(), 1, lengths.rows]));
         Beside {
             convolve,
             prepare,
+            single,
             finish,
         }
     }
@@ -376,6 +381,35 @@ fn no_workspace(wanted: u64, bytes: Option<u64>) -> Error {
 }
 
 impl Lengths {
+    /// Rows of at most 64 tokens.
+    pub fn are_short(&self) -> bool {
+        self.longest <= u64::from(CHUNK)
+    }
+
+    /// Rows of one token have a launch of their own, beside the chain: where rows are half as long as the longest on average, or
+    /// less, there may be many. How many there are the GPU alone knows.
+    pub fn has_singles(&self) -> bool {
+        !self.are_short() && 2 * self.total <= u64::from(self.rows) * self.longest
+    }
+
+    /// Rows that a chain's tile is chosen by: with such a launch so many as may be as long as the longest.
+    pub fn likely_rows(&self) -> u32 {
+        match self.has_singles() {
+            true => self.rows.min(self.total.div_ceil(self.longest) as u32),
+            false => self.rows,
+        }
+    }
+
+    /// Rows along z of the grid of a chain that has so many blocks for each, which go on to others where there are more: those
+    /// that all run at once, since a multiprocessor has one each then.
+    pub fn turns(&self, blocks_of_row: u64, gpu: Gpu) -> u32 {
+        if !self.has_singles() {
+            return self.rows;
+        }
+        let at_once = (u64::from(gpu.multiprocessors) / blocks_of_row) as u32;
+        at_once.max(self.likely_rows()).min(self.rows)
+    }
+
     /// Most pieces of more than one token that the rows have.
     fn units(&self) -> u64 {
         units(self.total, self.rows.into(), self.positions)

@@ -33,13 +33,13 @@ impl Problem {
 
     /// The kernels of rows of these lengths.
     pub fn kind_of(&self, lengths: &Lengths) -> Kind {
-        let short = self.kind.of_short_rows().filter(|_| lengths.are_short);
+        let short = self.kind.of_short_rows().filter(|_| lengths.are_short());
         short.unwrap_or(self.kind)
     }
 
     /// The variant for rows of these lengths on a GPU.
     pub fn entry(&self, lengths: &Lengths, gpu: Gpu) -> Result<Entry, Error> {
-        let heads = lengths.rows.saturating_mul(self.value_heads());
+        let heads = lengths.likely_rows().saturating_mul(self.value_heads());
         self.kind_of(lengths).entry(heads, gpu)
     }
 
@@ -85,22 +85,24 @@ impl Problem {
     }
 
     /// That of a launch on a GPU: it overlaps the one before where the entry may. Blocks that all run at once have a multiprocessor
-    /// each then, though they come before all of these are free; of a prompt that `is_cut` they share it with no other either.
+    /// each then, though they come before all of these are free; where the GPU `is_shared` with the launch behind, they share theirs
+    /// with no block of it either.
     pub fn shape_on(
         &self,
         entry: Entry,
         shape: LaunchShape,
         gpu: Gpu,
-        is_cut: bool,
+        is_shared: bool,
     ) -> LaunchShape {
         if !entry.overlaps() {
             return shape;
         }
         let mut shared_bytes = shape.shared_bytes;
-        if is_cut {
-            shared_bytes = shared_bytes.max(WHOLE_BYTES);
-        } else if blocks_of(&shape) <= u64::from(gpu.multiprocessors) {
-            shared_bytes = shared_bytes.max(ALONE_BYTES);
+        if blocks_of(&shape) <= u64::from(gpu.multiprocessors) {
+            shared_bytes = shared_bytes.max(match is_shared {
+                true => WHOLE_BYTES,
+                false => ALONE_BYTES,
+            });
         }
         LaunchShape {
             shared_bytes,

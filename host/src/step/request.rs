@@ -304,10 +304,7 @@ impl<'a> Request<'a> {
             options.null_slot.map_or(u64::MAX, u64::from),
             options.formulation as u64,
             u64::from(self.read_only),
-            match self.is_chunked() {
-                true => u64::from(self.promises_short_rows()),
-                false => self.max_tokens as u64,
-            },
+            self.max_tokens as u64,
             self.checkpoint_every() as u64,
             conv.map_or(0, |conv| conv.heads as u64),
             activation(conv.map(|conv| conv.activation)) << 32
@@ -412,7 +409,7 @@ impl<'a> Request<'a> {
         check_memory(Memory::Device, &self.tensors(), |name| {
             self.writes(&problem, name)
         })?;
-        let lengths = self.lengths(&problem);
+        let lengths = self.lengths();
         problem.check_workspace(&lengths, self.workspace)?;
         let entry = problem.entry(&lengths, gpu)?;
         // Who launches by itself has no library to take what is not proved.
@@ -427,7 +424,7 @@ impl<'a> Request<'a> {
     /// The variant that a launch takes.
     pub(crate) fn selected(&self) -> Result<Entry, Error> {
         let problem = self.check()?;
-        problem.entry(&self.lengths(&problem), MEASURED_ON)
+        problem.entry(&self.lengths(), MEASURED_ON)
     }
 
     /// Bytes that a launch must move where every row is active and full.

@@ -493,6 +493,37 @@ impl Kind {
         }
     }
 
+    /// What is launched behind its entries, beside them, of rows of one token, with the same constants.
+    pub fn single(self) -> Option<Entry> {
+        use Entry as E;
+        use Operator::{GdnPrefill, KdaPrefill};
+        use StateLayout::{KLast, VLast};
+        let is_f32 = self.state_of_entries() == DType::F32;
+        Some(match (self.operator, self.layout, is_f32, self.k_dim) {
+            (GdnPrefill, KLast, false, 64) => E::gdn_prefill_single_klast_bf16_k64,
+            (GdnPrefill, KLast, false, 128) => E::gdn_prefill_single_klast_bf16_k128,
+            (GdnPrefill, KLast, false, 96) => E::gdn_prefill_single_klast_bf16_k96v192,
+            (GdnPrefill, KLast, true, 64) => E::gdn_prefill_single_klast_f32_k64,
+            (GdnPrefill, KLast, true, 128) => E::gdn_prefill_single_klast_f32_k128,
+            (GdnPrefill, KLast, true, 96) => E::gdn_prefill_single_klast_f32_k96v192,
+            (GdnPrefill, VLast, false, 64) => E::gdn_prefill_single_vlast_bf16_k64,
+            (GdnPrefill, VLast, false, 128) => E::gdn_prefill_single_vlast_bf16_k128,
+            (GdnPrefill, VLast, false, 96) => E::gdn_prefill_single_vlast_bf16_k96v192,
+            (GdnPrefill, VLast, true, 64) => E::gdn_prefill_single_vlast_f32_k64,
+            (GdnPrefill, VLast, true, 128) => E::gdn_prefill_single_vlast_f32_k128,
+            (GdnPrefill, VLast, true, 96) => E::gdn_prefill_single_vlast_f32_k96v192,
+            (KdaPrefill, KLast, false, 64) => E::kda_prefill_single_klast_bf16_k64,
+            (KdaPrefill, KLast, false, 128) => E::kda_prefill_single_klast_bf16_k128,
+            (KdaPrefill, KLast, true, 64) => E::kda_prefill_single_klast_f32_k64,
+            (KdaPrefill, KLast, true, 128) => E::kda_prefill_single_klast_f32_k128,
+            (KdaPrefill, VLast, false, 64) => E::kda_prefill_single_vlast_bf16_k64,
+            (KdaPrefill, VLast, false, 128) => E::kda_prefill_single_vlast_bf16_k128,
+            (KdaPrefill, VLast, true, 64) => E::kda_prefill_single_vlast_f32_k64,
+            (KdaPrefill, VLast, true, 128) => E::kda_prefill_single_vlast_f32_k128,
+            _ => return None,
+        })
+    }
+
     /// Whether what is behind its entries norms o: of rows that have a preparation.
     pub fn norms_behind(self) -> bool {
         self.norm && self.prepare().is_some()
@@ -503,7 +534,8 @@ impl Kind {
         let convolve = self.convolve().filter(|_| convolves);
         let finish = self.finish();
         let finish = finish.filter(|_| convolves || self.norms_behind());
-        [convolve, self.prepare(), finish].into_iter().flatten()
+        let all = [convolve, self.prepare(), self.single(), finish];
+        all.into_iter().flatten()
     }
 
     /// The kinds that a launch may be of, by lengths that are no constants.

@@ -17,10 +17,7 @@ pub trait Work: sealed::Work {
     fn variants(&self) -> Result<Vec<Entry>, Error> {
         let request = self.request();
         let problem = request.check()?;
-        Ok(problem
-            .kind_of(&request.lengths(&problem))
-            .variants()
-            .collect())
+        Ok(problem.kind_of(&request.lengths()).variants().collect())
     }
 
     /// The variant that a launch takes on an H200; [`Library::selected`](crate::Library::selected) says it of another GPU.
@@ -52,7 +49,7 @@ pub trait Work: sealed::Work {
     fn workspace_bytes(&self) -> Result<usize, Error> {
         let request = self.request();
         let problem = request.check()?;
-        Ok(problem.workspace_bytes(&request.lengths(&problem)) as usize)
+        Ok(problem.workspace_bytes(&request.lengths()) as usize)
     }
 
     /// Addresses and sizes, as a kernel takes them; of a prefill what these begin with: all are [`Recipe::params`].

@@ -81,7 +81,7 @@ impl<'a> Switches<'a, Named<'a>> {
     /// Of `request`, which is checked as a launch would.
     pub fn of(request: &Request<'a>) -> Result<Self, Error> {
         let problem = request.check()?;
-        problem.check_workspace(&request.lengths(&problem), request.workspace)?;
+        problem.check_workspace(&request.lengths(), request.workspace)?;
         let total = request.total().unwrap_or(0);
         let tokens = match (problem.is_chunked(), request.cu_seqlens) {
             (false, _) => problem.constants.tokens as usize,

@@ -499,6 +499,16 @@ pub mod shared {
         unsafe { backend::open_counter(counter) }
     }
 
+    /// Unmakes a counter whose groups were all waited for: what it lay in is plain memory, and nothing until written.
+    ///
+    /// # Safety
+    /// `counter` is one that this thread has opened.
+    #[inline(always)]
+    pub unsafe fn close_counter(counter: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::close_counter(counter) }
+    }
+
     /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there only after
     /// [`copy_bulk_wait`], for this thread; for others after a barrier that follows it. Products of warpgroups may read
     /// them then without a fence.

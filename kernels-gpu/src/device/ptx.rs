@@ -512,6 +512,12 @@ pub unsafe fn open_counter(counter: u32) {
 }
 
 #[inline(always)]
+pub unsafe fn close_counter(counter: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("mbarrier.inval.shared.b64 [{}];", in(reg32) counter, options(nostack)) };
+}
+
+#[inline(always)]
 pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
     // SAFETY: the caller's promise.
     unsafe {

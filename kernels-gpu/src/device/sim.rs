@@ -394,6 +394,10 @@ pub(super) unsafe fn open_counter(counter: u32) {
     current(|block| block.open_counter(counter));
 }
 
+pub(super) unsafe fn close_counter(counter: u32) {
+    current(|block| block.close_counter(counter));
+}
+
 pub(super) unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
     // SAFETY: the region that covers the address is live, by the promise made to `launch`.
     current(|block| unsafe { block.copy_bulk(shared_address, global_address, bytes, counter) });

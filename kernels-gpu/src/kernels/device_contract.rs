@@ -414,9 +414,16 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
                 );
                 shared::copy_bulk_commit(counter);
                 shared::copy_bulk_wait(counter, 0);
-                shared::copy_bulk(tile + half, params.input + half as u64, half, counter);
+                shared::copy_bulk(tile + half, params.input + half as u64, half - 16, counter);
                 shared::copy_bulk_commit(counter);
                 shared::copy_bulk_wait(counter, 1);
+                // As if it were another.
+                shared::close_counter(counter);
+                shared::open_counter(counter);
+                let last = 2 * half - 16;
+                shared::copy_bulk(tile + last, params.input + last as u64, 16, counter);
+                shared::copy_bulk_commit(counter);
+                shared::copy_bulk_wait(counter, 0);
             }
             thread::sync_threads();
             let words = shared::load_shared_b128(own);

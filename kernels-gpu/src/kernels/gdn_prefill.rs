@@ -4,7 +4,7 @@
 //!          token as kernels/gdn_decode
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V], packed [1, total, ...]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
-//!          [`Short`] the same, or x = r / 2
+//!          [`Short`] the same, or x = r / 2; [`Single`] x = value head, z = b
 //! Threads  warpgroups; of a chain, each has 64 rows of the state
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
@@ -37,6 +37,10 @@ pub type Chain<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: 
 /// Rows of at most 64 tokens: both in one, without a workspace.
 pub type Short<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
     prefill::kernels::Short<PerHead, S, K, V, V_LAST, GROUPS>;
+
+/// Rows of one token, beside [`Chain`].
+pub type Single<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
+    prefill::kernels::Single<PerHead, S, K, V, V_LAST, GROUPS>;
 
 /// What of units is convolved, before [`Prepare`].
 pub type Convolve<const K: u32, const V: u32> = prefill::kernels::Convolve<PerHead, K, V>;
@@ -94,7 +98,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let c = prefill::kernels::constants();
         let pairs = c.ratio.div_ceil(2);
         let of_unit = c.h * pairs;
-        let unit = (params.first_piece + block_idx_x() / of_unit) as u64;
+        let n = params.first_piece + block_idx_x() / of_unit;
         let of = block_idx_x() % of_unit;
         let (h, first) = (of / pairs, of % pairs * 2);
         let heads = if c.ratio.is_multiple_of(2) || first + 1 < c.ratio {
@@ -106,11 +110,12 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let r = first + if heads == 2 { thread_idx_x() / 128 } else { 0 };
         let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
         let base = dynamic_shared_mem().next_multiple_of(128);
-        // SAFETY: the caller's promise; a unit's operands are this block's to write, and at most one row has it.
+        // SAFETY: the caller's promise; a unit's operands are this block's to write.
         unsafe {
-            let Some((span, j)) = row_of(&c, params, unit) else {
+            let Some((span, j)) = row_of(&c, params, n) else {
                 return;
             };
+            let unit = span.unit(j);
             let piece = span.piece(j);
             let with = (&span, piece);
             let of = |r: u32| Operands::new::<K, V>(&c, params, false, unit, (h, r));

@@ -20,7 +20,7 @@ use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::{Convolved, THREADS};
 use crate::prefill::operands::Global;
-use crate::prefill::rows::row_of;
+use crate::prefill::rows::row_at;
 use crate::prefill::values::{self, Channels};
 use crate::prefill::workspace::Operands;
 use crate::prefill::{self, channels, head_bytes, images_bytes};
@@ -34,6 +34,10 @@ pub type Chain<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: 
 /// Rows of at most 64 tokens: both in one, without a workspace.
 pub type Short<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
     prefill::kernels::Short<PerChannel, S, K, V, V_LAST, GROUPS>;
+
+/// Rows of one token, beside [`Chain`].
+pub type Single<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
+    prefill::kernels::Single<PerChannel, S, K, V, V_LAST, GROUPS>;
 
 /// What of units is convolved, before [`Prepare`].
 pub type Convolve<const K: u32, const V: u32> = prefill::kernels::Convolve<PerChannel, K, V>;
@@ -87,9 +91,9 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let (h, r) = (of / c.ratio, of % c.ratio);
         let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
         let base = dynamic_shared_mem().next_multiple_of(128);
-        // SAFETY: the caller's promise; a unit's operands are this block's to write, and at most one row has it.
+        // SAFETY: the caller's promise; a unit's operands are this block's to write.
         unsafe {
-            let Some((span, j)) = row_of(&c, params, unit) else {
+            let Some((span, j)) = row_at(&c, params, unit) else {
                 return;
             };
             let with = (&span, span.piece(j));

@@ -39,6 +39,7 @@ impl Gating for PerChannel {
     const CHAIN: Family = Family::KdaPrefillChain;
     const CONVOLVE: Family = Family::KdaPrefillConvolve;
     const SHORT: Family = Family::KdaPrefillShort;
+    const SINGLE: Family = Family::KdaPrefillSingle;
     const FINISH: Family = Family::KdaPrefillFinish;
 }
 

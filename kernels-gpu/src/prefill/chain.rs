@@ -12,6 +12,7 @@ use super::output;
 use super::prepare::{self, Makes, Unit};
 use super::rows::{Piece, Span, halves, long};
 use super::single;
+use super::single_klast;
 use super::solve::SCRATCH_BYTES;
 use super::state::{Places, load_carried, store_carried};
 use super::values::{self, Channels, TILE_BYTES};
@@ -24,7 +25,7 @@ use crate::device::float::{fma, pack_f16x2};
 use crate::device::global::{prefetch, prefetch_bulk};
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
-    COUNTER_BYTES, copy_bulk, copy_bulk_commit, copy_bulk_wait, dynamic_shared_mem,
+    COUNTER_BYTES, close_counter, copy_bulk, copy_bulk_commit, copy_bulk_wait, dynamic_shared_mem,
     load_shared_b32, load_shared_b64, load_shared_b128, open_counter, store_shared_b32,
     store_shared_b128,
 };
@@ -85,9 +86,21 @@ pub const fn room_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     }
 }
 
+/// Shared memory of a block that has a row of one token.
+pub const fn single_bytes(k: u32, groups: u32) -> u32 {
+    single_klast::shared_bytes(k, 64 * groups)
+}
+
 /// Whether both warpgroups may make a value head each, of two that share a query/key head.
 pub const fn makes_pairs(per_channel: bool, groups: u32) -> bool {
     !per_channel && groups == 2
+}
+
+/// Shared memory that a piece of one token takes: its q and k, where they are convolved, and the sums of a norm.
+#[derive(Clone, Copy)]
+struct Room {
+    staged: u32,
+    sums: u32,
 }
 
 /// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
@@ -121,6 +134,19 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     const TILES: u32 = Self::HEAD + Self::HEAD_BYTES;
     /// Byte of the image that is added to the state, and tokens of which it is one.
     const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
+
+    /// That of a block that has `row`, whose tokens are `span`.
+    #[inline(always)]
+    pub fn new(c: &'a StepConstants, params: &'a PrefillParams, row: Row, span: Span) -> Self {
+        Self {
+            c,
+            params,
+            row,
+            span,
+            inputs: Inputs::NONE,
+            gating: PhantomData,
+        }
+    }
 
     /// That of a block that has `row`, and where the row's states and windows are; nothing of one without tokens.
     ///
@@ -190,11 +216,12 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
     }
 
-    /// Waits for the blocks of the cluster to be there, to which this one sends its sums. All threads that have rows come.
+    /// Waits for the blocks of the cluster to be there, to which this one sends its sums, and for what they have read of those of a
+    /// row before. All threads that have rows come.
     #[inline(always)]
-    pub fn meet_cluster(&self) {
+    fn meet_cluster(&self) {
         if self.c.has_norm != 0 {
-            cluster::arrive_relaxed();
+            cluster::arrive();
             cluster::wait();
         }
     }
@@ -402,6 +429,9 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         let head = (self.row.hv, shape);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
+            if Self::CLUSTERED {
+                self.meet_cluster();
+            }
             let is_first = thread_idx_x() == 0;
             if is_first {
                 self.keep_span();
@@ -460,12 +490,20 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                         }
                     });
                 } else {
-                    self.advance_by_one(&mut s, piece.start, Self::stage(j));
+                    let room = Self::room(j, piece.start);
+                    // Said anew: there are not registers to keep it.
+                    let place = Place::load(c, &params.layer, span.b);
+                    self.with_inputs(&place).advance_by_one(
+                        &mut s,
+                        Self::kept_span,
+                        piece.start,
+                        room,
+                    );
                     values = self.values(&Self::kept_span(), next);
                     // What was stored to the stage is before what is copied to it.
                     fence_shared();
                 }
-                self.checkpoint::<S>(&places, &s, piece);
+                self.checkpoint::<S>(&places, &s, &Self::kept_span(), piece);
                 self.put(values, Self::stage(j + 1));
                 j += 1;
                 if is_first {
@@ -478,8 +516,64 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             if span.piece(j).start < span.count {
                 store_carried::<K>(self.carried(), thread_idx_x(), &s);
             } else if c.update_state != 0 {
-                let place = self.again(place);
+                let place = Place::load(c, &params.layer, span.b);
                 places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
+            }
+            if params.has_singles != 0 {
+                // There may be another row, for which all is to be free.
+                if is_first {
+                    close_counter(Self::counter(0));
+                    close_counter(Self::counter(1));
+                }
+                sync_threads();
+            }
+        }
+    }
+
+    /// The same, with what its tokens are convolved from.
+    #[inline(always)]
+    pub fn with_inputs(&self, place: &Place) -> Self {
+        Self {
+            inputs: Inputs::new(self.c, self.params, place),
+            ..*self
+        }
+    }
+
+    /// A row of one token, whose place is this. All threads come, which have all of the head.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live, and the block's shared memory is free.
+    #[inline(always)]
+    pub unsafe fn walk_single<S: StateElement>(&self, place: &Place) {
+        let (c, params, span) = (self.c, self.params, self.span);
+        let step = &params.layer.step;
+        // SAFETY: the caller's promise; a block's head is its own.
+        unsafe {
+            if !place.live() {
+                self.store_zeros(1);
+            } else if const { !V_LAST && K != 96 } {
+                let checkpoint = || {
+                    let slot = self.checkpoint_slot(&span, span.piece(0));
+                    let keeps = is_live(slot, step.write_pool_slots, c.null_slot);
+                    keeps.then(|| self.checkpoint_at::<S>(slot))
+                };
+                let of = (&span, place, self.inputs);
+                single_klast::walk::<G, S, K, V>((c, params), of, self.row, checkpoint);
+            } else {
+                let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
+                let head = (self.row.hv, if V_LAST { [K, V] } else { [V, K] });
+                let staged = dynamic_shared_mem().next_multiple_of(128);
+                let room = Room {
+                    staged,
+                    sums: staged + single::staged_bytes(K),
+                };
+                let start = place.slots.start::<S>(c, step, head);
+                let mut s = places.load::<S>(c, start, !place.is_fresh());
+                self.advance_by_one(&mut s, || span, 0, room);
+                self.checkpoint::<S>(&places, &s, &span, span.piece(0));
+                if c.update_state != 0 {
+                    places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
+                }
             }
         }
     }
@@ -711,9 +805,14 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                     let at = (Self::stage(j), Self::head(j, of));
                     (s, _) = self.advance::<true>(s, (piece, next), at, || {});
                 } else {
-                    self.advance_by_one(&mut s, piece.start, Self::stage(j));
+                    self.advance_by_one(
+                        &mut s,
+                        Self::kept_span,
+                        piece.start,
+                        Self::room(j, piece.start),
+                    );
                 }
-                self.checkpoint::<S>(&places, &s, piece);
+                self.checkpoint::<S>(&places, &s, &Self::kept_span(), piece);
                 j += 1;
             }
             if c.update_state != 0 {
@@ -832,28 +931,49 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// A piece that is token `t`; what would be its stage is free.
+    /// That of a piece that is token `t`, whose stage is free.
+    #[inline(always)]
+    fn room(j: u32, t: u32) -> Room {
+        Room {
+            staged: Self::stage(j),
+            sums: if Self::CLUSTERED {
+                // A row has one such piece at its begin, and one at its end.
+                Self::sums_of_cluster(t > 0)
+            } else {
+                Self::sums()
+            },
+        }
+    }
+
+    /// A piece that is token `t` of the row whose tokens `span` says, once more each time.
     ///
     /// # Safety
-    /// The tensors of `params` are live.
+    /// The tensors of `params` are live; the room is free.
     #[inline(always)]
-    unsafe fn advance_by_one(&self, s: &mut [f32; 64], t: u32, stage: u32) {
+    unsafe fn advance_by_one(
+        &self,
+        s: &mut [f32; 64],
+        span: impl Fn() -> Span + Copy,
+        t: u32,
+        room: Room,
+    ) {
         let (c, params) = (self.c, self.params);
         let row = anew(self.first() + thread_idx_x() / 32 % 4 * 16 + lane_id() / 4);
         // SAFETY: the caller's promise; one lane of four stores a row's o.
         unsafe {
-            let span = Self::kept_span();
-            let (with, of) = ((c, params), (&span, self.inputs));
+            let own = span();
+            let (with, of) = ((c, params), (&own, self.inputs));
             if c.taps != 0 {
-                single::stage::<K>(with, of, (self.row.h, t), stage, Self::THREADS);
+                single::stage::<K>(with, of, (self.row.h, t), room.staged, Self::THREADS);
                 Self::sync_rows();
             }
-            let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, t, s, (row, stage));
-            let o = self.normed(o, t, row);
+            let at = (row, room.staged);
+            let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, t, s, at);
+            let o = self.normed(o, span, (t, row), room.sums);
             if lane_id().is_multiple_of(4) {
                 let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
                 let head = self.row.hv * c.o_head + row;
-                let at = |row| span.at(base, strides, t, head + row, c.o_element);
+                let at = |row| own.at(base, strides, t, head + row, c.o_element);
                 elements::store([o[0]], at(0), c.o_element, false);
                 elements::store([o[1]], at(8), c.o_element, false);
             }
@@ -863,22 +983,26 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// o of rows r and r + 8 of a token, normed where there is a norm: squares are added neighbours first, as for one token.
     ///
     /// # Safety
-    /// The tensors of `params` are live.
+    /// The tensors of `params` are live; `sums` are free.
     #[inline(always)]
-    unsafe fn normed(&self, o: [f32; 2], t: u32, row: u32) -> [f32; 2] {
+    unsafe fn normed(
+        &self,
+        o: [f32; 2],
+        span: impl Fn() -> Span,
+        (t, row): (u32, u32),
+        sums: u32,
+    ) -> [f32; 2] {
         let (c, params) = (self.c, self.params);
         if c.has_norm == 0 {
             return o;
         }
         let squares = o.map(|o| o * o);
         let [a, b] = butterfly_sum_of_rows(squares);
-        let (warp, mut sums) = (thread_idx_x() / 32, Self::sums());
+        let warp = thread_idx_x() / 32;
         let of_block = 4 * GROUPS_OF_BLOCK;
         // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier, nor in a cluster.
         unsafe {
             if Self::CLUSTERED {
-                // A row has one such piece at its begin, and one at its end.
-                sums = Self::sums_of_cluster(t > 0);
                 let place = sums + 4 * (self.row.tile * of_block + warp);
                 if lane_id() < Self::CLUSTER {
                     store_shared_b32_at(place, lane_id(), (a + b).to_bits());
@@ -897,7 +1021,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 let strides = (params.z_row, c.z_token);
                 let (z, element) = (params.layer.z, c.z_element);
                 let channel_of_token = self.row.hv * c.z_head + channel;
-                let z = Self::kept_span().at(z, strides, t, channel_of_token, element);
+                let z = span().at(z, strides, t, channel_of_token, element);
                 let [z] = elements::load_one(z, element).to_f32(element);
                 let element = c.norm_weight_element;
                 let at = (channel * elements::bytes_of(element)) as u64;
@@ -909,19 +1033,6 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// The row's place once more, where there are not registers to keep it.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
-    #[inline(always)]
-    unsafe fn again(&self, place: &Place) -> Place {
-        if !G::PER_CHANNEL {
-            return *place;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { Place::load(self.c, &self.params.layer, Self::kept_span().b) }
-    }
-
     /// Stores the state after a piece that ends where a checkpoint is due.
     ///
     /// # Safety
@@ -931,34 +1042,57 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         &self,
         places: &Places<K, V, V_LAST>,
         s: &[f32; 64],
+        span: &Span,
         piece: Piece,
     ) {
+        // SAFETY: the caller's promise.
+        let slot = unsafe { self.checkpoint_slot(span, piece) };
+        if is_live(
+            slot,
+            self.params.layer.step.write_pool_slots,
+            self.c.null_slot,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { places.store::<S>(self.c, self.checkpoint_at::<S>(slot), s) };
+        }
+    }
+
+    /// The slot that the state after a piece is to be stored to; one that is not live where no checkpoint is due.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    unsafe fn checkpoint_slot(&self, span: &Span, piece: Piece) -> u64 {
         let (c, params) = (self.c, self.params);
         if c.checkpoint_every == 0 {
-            return;
+            return u64::MAX;
         }
-        let (every, span) = (c.checkpoint_every as u64, Self::kept_span());
+        let every = c.checkpoint_every as u64;
         let end = span.position + (piece.start + piece.count) as u64;
         if !end.is_multiple_of(CHUNK as u64) || !end.is_multiple_of(every) {
-            return;
+            return u64::MAX;
         }
         let number = end / every - span.position / every - 1;
         if number >= params.checkpoints as u64 {
-            return;
+            return u64::MAX;
         }
         let at = span.b as u64 * params.checkpoint_slots_row as u64 + number;
-        let step = &params.layer.step;
         // SAFETY: the caller's promise.
-        unsafe {
-            let slot = slot_of(params.checkpoint_slots, c.checkpoint_index, at, u64::MAX);
-            if is_live(slot, step.write_pool_slots, c.null_slot) {
-                let shape = if V_LAST { [K, V] } else { [V, K] };
-                let wide = c.wide_state != 0;
-                let head = (self.row.hv, shape);
-                let head = Head::of_slot::<S>(step.write_pool, slot, c.write_slot, head, wide);
-                places.store::<S>(c, head, s);
-            }
-        }
+        unsafe { slot_of(params.checkpoint_slots, c.checkpoint_index, at, u64::MAX) }
+    }
+
+    /// The block's head of a checkpoint's state, in a slot that is live.
+    #[inline(always)]
+    fn checkpoint_at<S: StateElement>(&self, slot: u64) -> Head {
+        let (c, pool) = (self.c, self.params.layer.step.write_pool);
+        let shape = if V_LAST { [K, V] } else { [V, K] };
+        Head::of_slot::<S>(
+            pool,
+            slot,
+            c.write_slot,
+            (self.row.hv, shape),
+            c.wide_state != 0,
+        )
     }
 }
 

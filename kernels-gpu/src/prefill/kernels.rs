@@ -5,14 +5,14 @@ use core::marker::PhantomData;
 use super::convolution::Inputs;
 use super::load::{Load, THREADS};
 use super::operands::{Global, Place as _};
-use super::rows::{Span, row_in_turn, row_of};
+use super::rows::{NO_ROW, Span, row_in_turn, row_of};
 use super::values::{self, Channels};
 use super::workspace::Operands;
 use super::{ALL_PIECES, CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
 use crate::constants::Element;
 use crate::device::overlap::{let_next_begin, wait_for_previous};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
-use crate::device::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use crate::device::thread::{block_idx_x, block_idx_z, grid_dim_x, sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::layer::Place;
 use crate::recurrent::Gating;
@@ -98,12 +98,13 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
         let own = if G::PER_CHANNEL { c.ratio } else { 1 };
         let heads = c.h * own;
         let of_unit = 2 * heads + c.h * c.ratio;
-        let (unit, of) = ((block_idx_x() / of_unit) as u64, block_idx_x() % of_unit);
-        // SAFETY: the caller's promise; a unit's operands are this block's to write, and at most one row has it.
+        let (n, of) = (block_idx_x() / of_unit, block_idx_x() % of_unit);
+        // SAFETY: the caller's promise; a unit's operands are this block's to write.
         unsafe {
-            let Some((span, j)) = row_of(&c, params, unit) else {
+            let Some((span, j)) = row_of(&c, params, n) else {
                 return;
             };
+            let unit = span.unit(j);
             let place = Place::load(&c, &params.layer, span.b);
             if !place.live() {
                 return;
@@ -181,33 +182,91 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 
     #[inline(always)]
     unsafe fn run(params: &PrefillParams) {
-        if params.end_piece != ALL_PIECES {
-            // All blocks are there, and keep their multiprocessors: the preparation takes the others.
+        if params.end_piece != ALL_PIECES || params.has_singles != 0 {
+            // All blocks are there, and keep their multiprocessors: a preparation takes the others, or what is left of all where
+            // the rows of one token are behind.
             let_next_begin();
         }
         let c = constants();
         // SAFETY: the caller's promise.
         unsafe {
-            let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
-            let b = row_in_turn(&c, params, row.b);
-            let row = Row { b, ..row };
-            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row);
-            let Some((chain, place)) = block else {
-                // Who comes behind this launch may count on the one before.
-                wait_for_previous();
-                return;
-            };
-            if place.live() && chain.has_pieces() {
-                if const { chain::cluster(V, GROUPS) > 1 } {
-                    chain.meet_cluster();
+            let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+            let mut turn = of_block.b;
+            loop {
+                let b = row_in_turn(&c, params, turn);
+                if b == NO_ROW {
+                    break;
                 }
-                chain.walk::<S>(&place);
-            } else {
-                wait_for_previous();
-                if !place.live() && params.first_piece == 0 {
-                    chain.store_zeros(1);
+                let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
+                if span.count > 0 {
+                    let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
+                    let place = Place::load(&c, &params.layer, b);
+                    if !place.live() {
+                        if params.first_piece == 0 {
+                            chain.store_zeros(1);
+                        }
+                    } else if chain.has_pieces() {
+                        chain.walk::<S>(&place);
+                    }
                 }
+                turn += params.turns;
             }
+            if params.has_singles == 0 || of_block.b == 0 {
+                // Who comes behind this launch may count on the one before, whatever the rows are.
+                wait_for_previous();
+            }
+        }
+    }
+}
+
+/// Rows of one token, beside a chain of longer ones: a block has a value head.
+///
+/// It reads and writes nothing that the launches before it of the same prefill do, and ends behind them.
+pub struct Single<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
+    PhantomData<(G, S)>,
+);
+
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
+    Kernel for Single<G, S, K, V, V_LAST, GROUPS>
+{
+    type Params = PrefillParams;
+    type Constants = StepConstants;
+    const BLOCK: u32 = 128 * GROUPS;
+    const TILES: u32 = V / (64 * GROUPS);
+    /// Half of a multiprocessor's registers each, or a quarter. V-last states take more; f32 ones are as many unasked, and would be
+    /// spilled to make room where tokens are f32 too.
+    const MIN_BLOCKS_PER_SM: u32 = if V_LAST || GROUPS > 2 || S::BYTES == 4 {
+        0
+    } else {
+        4 / GROUPS
+    };
+    const SHARED_BYTES: u32 = chain::single_bytes(K, GROUPS);
+    const WARPGROUPS: bool = true;
+    const OVERLAPS: bool = true;
+    const COMPUTES: Option<Computes> = Some(Computes {
+        family: G::SINGLE,
+        layout: if V_LAST { Layout::VLast } else { Layout::KLast },
+        state: S::ELEMENT,
+        k: K,
+        v: V,
+    });
+
+    #[inline(always)]
+    unsafe fn run(params: &PrefillParams) {
+        let c = constants();
+        let (b, hv) = (block_idx_z(), block_idx_x());
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Both at once: neither waits for the other.
+            let (span, place) = (Span::load(&c, params, b), Place::load(&c, &params.layer, b));
+            if span.count == 1 {
+                let row = Row::of_head(&c, b, hv);
+                let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
+                chain.with_inputs(&place).walk_single::<S>(&place);
+            }
+        }
+        if b + 1 == params.rows && hv + 1 == grid_dim_x() {
+            wait_for_previous();
         }
     }
 }
@@ -308,11 +367,12 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
                 return;
             }
             let (block, of_unit) = (block - of_windows, c.h * c.ratio);
-            let (unit, of) = ((block / of_unit) as u64, block % of_unit);
+            let (n, of) = (block / of_unit, block % of_unit);
             let (h, r) = (of / c.ratio, of % c.ratio);
-            let Some((span, j)) = row_of(&c, params, unit) else {
+            let Some((span, j)) = row_of(&c, params, n) else {
                 return;
             };
+            let unit = span.unit(j);
             if Place::load(&c, &params.layer, span.b).live() {
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
                 let operands = Operands::new::<K, V>(&c, params, G::PER_CHANNEL, unit, (h, r));

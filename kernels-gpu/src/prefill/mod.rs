@@ -17,6 +17,7 @@ pub mod output;
 pub mod prepare;
 pub mod rows;
 pub mod single;
+pub mod single_klast;
 pub mod solve;
 pub mod state;
 pub mod values;

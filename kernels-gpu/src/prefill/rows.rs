@@ -1,7 +1,7 @@
 //! Which tokens are a row's, and which of them are a piece's.
 
 use super::{CHUNK, units};
-use crate::device::warp::{lane_id, warp_ballot};
+use crate::device::warp::{lane_id, warp_ballot, warp_shuffle_idx};
 use crate::math::elements::bytes_of;
 use crate::math::reduce::butterfly_sum;
 use crate::state::slot_of;
@@ -34,6 +34,16 @@ pub struct Piece {
 }
 
 impl Span {
+    /// No tokens.
+    pub const NONE: Self = Self {
+        b: 0,
+        count: 0,
+        position: 0,
+        first: 0,
+        units: 0,
+        live: false,
+    };
+
     /// Of row `b`.
     ///
     /// # Safety
@@ -128,12 +138,23 @@ impl Span {
 
     /// The piece whose unit this is, if it is of this row.
     #[inline(always)]
-    pub fn piece_of(&self, unit: u64) -> Option<u32> {
+    fn piece_of(&self, unit: u64) -> Option<u32> {
         let j = unit
             .wrapping_sub(self.units)
             .wrapping_add(self.skipped() as u64);
         let pieces = (self.count as u64 + self.phase() as u64).div_ceil(CHUNK as u64);
         (unit >= self.units && j < pieces && self.piece(j as u32).count > 1).then_some(j as u32)
+    }
+
+    /// How many units it has.
+    #[inline(always)]
+    fn count_of_units(&self) -> u32 {
+        if self.count <= 1 {
+            return 0;
+        }
+        let end = self.count as u64 + self.phase() as u64;
+        let ends_with_one = end % CHUNK as u64 == 1;
+        end.div_ceil(CHUNK as u64) as u32 - self.skipped() - ends_with_one as u32
     }
 
     /// Address of element `i` of token `t` in a tensor with these strides.
@@ -157,17 +178,28 @@ pub fn long([low, high]: [u32; 2]) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-/// Most rows whose blocks come in an order of their own.
+/// Most rows whose blocks come in an order of their own, where all of them are a chain's.
 const MOST_IN_TURN: u32 = 1024;
 
-/// The row that is the turn of: of packed rows those of more tokens than the mean come first, since what takes longest is to begin
-/// first; else all are in order. Each warp looks for itself.
+/// Of a turn that no row has. An `Option` of it, in a loop, has the compiler leave constants in memory.
+pub const NO_ROW: u32 = u32::MAX;
+
+/// The row that the turn is of, if there is one: of packed rows those of more tokens than the mean come first, since what takes
+/// longest is to begin first; else all are in order. Where rows of one token are another launch's, only those of more have a
+/// turn. Each warp looks for itself.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
 #[inline(always)]
 pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) -> u32 {
     let rows = params.rows;
+    if params.has_singles != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { nth_row(c, params, true, turn) };
+    }
+    if turn >= rows {
+        return NO_ROW;
+    }
     if c.cu_seqlens_index == 0 || !(2..=MOST_IN_TURN).contains(&rows) {
         return turn;
     }
@@ -181,14 +213,30 @@ pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) 
     if longer == 0 || longer == rows {
         return turn;
     }
-    let (is_longer, mut before) = if turn < longer {
+    let (is_longer, before) = if turn < longer {
         (true, turn)
     } else {
         (false, turn - longer)
     };
-    first = 0;
-    loop {
-        // SAFETY: as above.
+    // SAFETY: as above.
+    unsafe { nth_row(c, params, is_longer, before) }
+}
+
+/// The row before which there are so many of the longer ones, or of the others.
+///
+/// # Safety
+/// As [`row_in_turn`]'s.
+#[inline(always)]
+unsafe fn nth_row(
+    c: &StepConstants,
+    params: &PrefillParams,
+    is_longer: bool,
+    mut before: u32,
+) -> u32 {
+    let rows = params.rows;
+    let mut first = 0;
+    while first < rows {
+        // SAFETY: the caller's promise.
         let longer = unsafe { longer_rows(c, params, first) };
         let there = u32::MAX >> (32 - (rows - first).min(32));
         let mut those = if is_longer { longer } else { there & !longer };
@@ -203,9 +251,11 @@ pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) 
         before -= count;
         first += 32;
     }
+    NO_ROW
 }
 
-/// Which of the 32 rows from `first` on have more tokens than the mean: a bit of each.
+/// Which of the 32 rows from `first` on have more tokens than the mean, or than one where those of one are another launch's: a
+/// bit of each.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the rows are packed.
@@ -217,17 +267,25 @@ unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> 
         // SAFETY: the caller's promise.
         let span = unsafe { Span::load(c, params, b) };
         let total = params.layer.step.total_tokens as u64;
-        longer = span.count as u64 * params.rows as u64 > total;
+        longer = if params.has_singles != 0 {
+            span.count > 1
+        } else {
+            span.count as u64 * params.rows as u64 > total
+        };
     }
     warp_ballot(longer)
 }
 
-/// The row that a unit is of, and its piece. Each warp looks for itself.
+/// The row that has this place of a unit in the workspace, and its piece; places between rows are nobody's. Each warp looks for
+/// itself.
+///
+/// For KDA's preparation, in place of [`row_of`]: behind that one the assembler loads two runs of log decays where they are used
+/// first, behind products (8x1024: +8 %).
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
 #[inline(always)]
-pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, unit: u64) -> Option<(Span, u32)> {
+pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Option<(Span, u32)> {
     if params.rows == 1 {
         // SAFETY: the caller's promise.
         let span = unsafe { Span::load(c, params, 0) };
@@ -236,7 +294,7 @@ pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
     let mut first = 0;
     while first < params.rows {
         let b = first + lane_id();
-        // A row and one: more than a grid has are exact in f32. A ballot would take more registers than three blocks have.
+        // A row and one: more than a grid has are exact in f32.
         let mut found = [0.0f32];
         if b < params.rows {
             // SAFETY: the caller's promise.
@@ -254,4 +312,50 @@ pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
         first += 32;
     }
     None
+}
+
+/// The row that the `n`-th of all units is of, and its piece: whose place in the workspace is [`Span::unit`]'s. Each warp looks for
+/// itself.
+///
+/// # Safety
+/// `params` and `c` describe live tensors.
+#[inline(always)]
+pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, mut n: u32) -> Option<(Span, u32)> {
+    let mut first = 0;
+    // A row by itself needs no search.
+    if params.rows > 1 {
+        loop {
+            if first >= params.rows {
+                return None;
+            }
+            let (lane, b) = (lane_id(), first + lane_id());
+            let mut count = 0;
+            if b < params.rows {
+                // SAFETY: the caller's promise.
+                count = unsafe { Span::load(c, params, b) }.count_of_units();
+            }
+            let mut sum = count;
+            let mut step = 1;
+            while step < 32 {
+                let before = warp_shuffle_idx(f32::from_bits(sum), (lane + 32 - step) % 32);
+                if lane >= step {
+                    sum += before.to_bits();
+                }
+                step *= 2;
+            }
+            let before = warp_ballot(sum <= n).count_ones();
+            let of_lane = |x: u32, lane: u32| warp_shuffle_idx(f32::from_bits(x), lane).to_bits();
+            if before < 32 {
+                n -= of_lane(sum - count, before);
+                first += before;
+                break;
+            }
+            n -= of_lane(sum, 31);
+            first += 32;
+        }
+    }
+    // SAFETY: as above.
+    let span = unsafe { Span::load(c, params, first) };
+    let j = n + span.skipped();
+    (span.piece(j).count > 1).then_some((span, j))
 }

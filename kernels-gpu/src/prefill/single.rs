@@ -27,7 +27,7 @@ use super::prepare::gates_of;
 
 /// q or k of a token.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+pub struct Source<'a> {
     address: u64,
     element: u32,
     with: (&'a StepConstants, &'a PrefillParams),
@@ -35,10 +35,48 @@ struct Source<'a> {
     staged: u32,
 }
 
-impl Source<'_> {
-    /// `N` channels from `first` on.
+impl<'a> Source<'a> {
+    /// k and q of the row's first token; `staged` is where [`stage`] left them.
     #[inline(always)]
-    unsafe fn load<const N: usize>(self, first: u32) -> [f32; N] {
+    pub fn of_token<const K: u32>(
+        (c, params): (&'a StepConstants, &'a PrefillParams),
+        span: &Span,
+        of: Row,
+        staged: u32,
+    ) -> [Self; 2] {
+        Self::of(((c, params), span), (of.h, 0), (staged, K))
+    }
+
+    /// k and q of token `t` of query/key head `h`.
+    #[inline(always)]
+    fn of(
+        ((c, params), span): ((&'a StepConstants, &'a PrefillParams), &Span),
+        (h, t): (u32, u32),
+        (staged, dim): (u32, u32),
+    ) -> [Self; 2] {
+        let step = &params.layer.step;
+        let (q, k) = ((params.q_row, c.q_token), (params.k_row, c.k_token));
+        let q = Self {
+            address: span.at(step.q, q, t, h * c.q_head, c.q_element),
+            element: c.q_element,
+            with: (c, params),
+            staged,
+        };
+        let k = Self {
+            address: span.at(step.k, k, t, h * c.k_head, c.k_element),
+            element: c.k_element,
+            staged: staged + 4 * dim,
+            ..q
+        };
+        [k, q]
+    }
+
+    /// `N` channels from `first` on.
+    ///
+    /// # Safety
+    /// The token is there.
+    #[inline(always)]
+    pub unsafe fn load<const N: usize>(self, first: u32) -> [f32; N] {
         let address = self.address + (first * elements::bytes_of(self.element)) as u64;
         let wide = self.with.0.wide_io != 0;
         // SAFETY: the caller's promise.
@@ -234,6 +272,12 @@ pub unsafe fn stage<const K: u32>(
     }
 }
 
+/// KDA: the decay of a key channel, of what is given for it.
+#[inline(always)]
+pub fn decay_of(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
+    gate::exp(log_decay(c, x, a_log, dt_bias))
+}
+
 /// KDA: decays the rows, of which a lane has channels 8 j + 2 c and the next.
 ///
 /// # Safety
@@ -265,7 +309,7 @@ unsafe fn decay_channels<const K: u32>(
             }
             let mut e = 0;
             while e < 2 {
-                let decay = gate::exp(log_decay(c, x[e], a_log, dt_bias[e]));
+                let decay = decay_of(c, x[e], a_log, dt_bias[e]);
                 s[4 * j + e] *= decay;
                 s[4 * j + 2 + e] *= decay;
                 e += 1;
@@ -292,19 +336,7 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
     let step = &params.layer.step;
     // Else the compiler keeps all addresses from piece to piece.
     let lane = anew(lane_id());
-    let (q, k) = ((params.q_row, c.q_token), (params.k_row, c.k_token));
-    let q = Source {
-        address: span.at(step.q, q, t, of.h * c.q_head, c.q_element),
-        element: c.q_element,
-        with: (c, params),
-        staged,
-    };
-    let k = Source {
-        address: span.at(step.k, k, t, of.h * c.k_head, c.k_element),
-        element: c.k_element,
-        staged: staged + 4 * K,
-        ..q
-    };
+    let [k, q] = Source::of(((c, params), span), (of.h, t), (staged, K));
     // SAFETY: the caller's promise.
     unsafe {
         let norms = if const { K == 96 } {

@@ -8,7 +8,7 @@
 //! Behind the units, of a prompt in stretches, lies the state that one chain leaves for the next, in f32.
 
 use super::values::tiles_bytes;
-use super::{head_bytes, image_bytes, images_bytes, units};
+use super::{anew, head_bytes, image_bytes, images_bytes, units};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Bytes of a value head of a unit that are its own.
@@ -76,11 +76,9 @@ pub fn carried<const K: u32, const V: u32>(
     per_channel: bool,
     (hv, first): (u32, u32),
 ) -> u64 {
-    let total = if c.cu_seqlens_index != 0 {
-        params.layer.step.total_tokens
-    } else {
-        params.tokens
-    };
+    // Nothing that the compiler knows to be a choice, of which it makes one load, from local memory.
+    let is_packed = anew((c.cu_seqlens_index != 0) as u32);
+    let total = is_packed * params.layer.step.total_tokens + (1 - is_packed) * params.tokens;
     let units = units(total as u64, 1, c.positions_index != 0);
     let unit = unit_bytes(c, K, V, per_channel) as u64;
     let row = (hv * V + first) as u64;

@@ -24,6 +24,8 @@ pub trait Gating {
     const CONVOLVE: Family;
     /// Of those that take rows of at most a chunk.
     const SHORT: Family;
+    /// Of those that take rows of one token beside longer ones.
+    const SINGLE: Family;
     /// That of what is behind a prefill's others.
     const FINISH: Family;
 }

@@ -68,22 +68,25 @@ pub fn for_all<S: Strategy<Value: Debug>>(
 /// # Panics
 /// Where a result is wrong, and where the entry is of no family.
 pub fn differential(entry: Entry) {
-    // What is launched around others has no cases but theirs.
+    // What is launched around others has no cases but theirs; of rows of one token those of the same states.
     let prepares = |other: &&Entry| {
-        let computes = [entry, **other].map(|entry| entry.computes().map(|it| (it.family, it.k)));
-        let [Some((prepare, k)), Some((chain, of))] = computes else {
+        let [Some(own), Some(of)] = [entry, **other].map(Entry::computes) else {
             return false;
         };
-        let wanted = match prepare {
+        let is_single = is_of_single_tokens(entry);
+        let wanted = match own.family {
             launch::Family::GdnPrefillConvolve
             | launch::Family::GdnPrefillPrepare
+            | launch::Family::GdnPrefillSingle
             | launch::Family::GdnPrefillFinish => launch::Family::GdnPrefillChain,
             launch::Family::KdaPrefillConvolve
             | launch::Family::KdaPrefillPrepare
+            | launch::Family::KdaPrefillSingle
             | launch::Family::KdaPrefillFinish => launch::Family::KdaPrefillChain,
             _ => return false,
         };
-        chain == wanted && k == of
+        let same_states = (own.layout, own.state) == (of.layout, of.state);
+        (of.family, of.k) == (wanted, own.k) && (same_states || !is_single)
     };
     let last = Entry::ALL.iter().find(prepares).copied();
     let families = Family::all_of(last.unwrap_or(entry));
@@ -98,6 +101,16 @@ pub fn differential(entry: Entry) {
         };
         of_family(entry, last, family, share);
     }
+}
+
+/// Whether it takes rows of one token beside the longer ones of a prefill.
+fn is_of_single_tokens(entry: Entry) -> bool {
+    entry.computes().is_some_and(|it| {
+        matches!(
+            it.family,
+            launch::Family::GdnPrefillSingle | launch::Family::KdaPrefillSingle
+        )
+    })
 }
 
 /// A part in `share` of the problems of one family.
@@ -117,7 +130,11 @@ fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
         entry.operator(),
         cases / share,
         &specs(family, states),
-        |spec| {
+        |mut spec| {
+            if is_of_single_tokens(entry) {
+                spec.packed = true;
+                (spec.prefill.singles, spec.prefill.unpromised) = (true, true);
+            }
             let case = spec.case();
             // One dense token is a decode's; two tiles a warp take no resume of unaligned views; not every layer's kernel
             // has room for all value heads of a query/key head, nor for their tokens.

@@ -206,6 +206,7 @@ impl Spec {
             let most = if short { 64 } else { self.tokens };
             let length = match rng.random_range(0..4) {
                 _ if too_long && (short || !chunked) => most + rng.random_range(1..=2),
+                _ if chunked && self.prefill.singles && rng.random_ratio(2, 3) => 1,
                 0 => 0,
                 1 => self.tokens,
                 2 if chunked => 1,

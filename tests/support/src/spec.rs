@@ -152,13 +152,14 @@ impl Family {
         [Some(family), of_f16].into_iter().flatten().collect()
     }
 
-    /// The family of an entry by its name, unless it is of no operator on states, prepares for one, or has states that wait,
-    /// which [`crate::deferred`] is for.
+    /// The family of an entry by its name, unless it is of no operator on states, prepares for one, takes what another leaves of a
+    /// prefill, or has states that wait, which [`crate::deferred`] is for.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
         let computes = entry.computes()?;
         let family = computes.family;
-        if !family.knows_states() || family.is_deferred() {
+        let is_single = family.is_chunked() && family.max_tokens() == 1;
+        if !family.knows_states() || family.is_deferred() || is_single {
             return None;
         }
         Some(Self {
@@ -262,6 +263,8 @@ pub struct PrefillChoice {
     pub checkpoints: Option<[usize; 2]>,
     /// The caller says nothing of the lengths of packed rows, though they be short.
     pub unpromised: bool,
+    /// Most packed rows have one token.
+    pub singles: bool,
 }
 
 impl PrefillChoice {
@@ -270,6 +273,7 @@ impl PrefillChoice {
         positions: false,
         checkpoints: None,
         unpromised: false,
+        singles: false,
     };
 }
 

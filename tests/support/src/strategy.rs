@@ -181,13 +181,14 @@ fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<N
 /// What a prefill has.
 fn prefills() -> impl Strategy<Value = PrefillChoice> {
     let checkpoints = prop_oneof![1 => Just(None), 2 => ([1usize..=2, 0..=3]).prop_map(Some)];
-    (any::<bool>(), checkpoints, weighted(0.3)).prop_map(|(positions, checkpoints, unpromised)| {
-        PrefillChoice {
+    (any::<bool>(), checkpoints, weighted(0.3), weighted(0.3)).prop_map(
+        |(positions, checkpoints, unpromised, singles)| PrefillChoice {
             positions,
             checkpoints,
             unpromised,
-        }
-    })
+            singles,
+        },
+    )
 }
 
 fn tokens(family: Family) -> impl Strategy<Value = usize> + Clone {

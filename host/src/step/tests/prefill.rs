@@ -161,7 +161,7 @@ fn everything_of_a_prefill_arrives() {
 fn rows_are_short_by_t_by_total_or_by_promise() {
     let are_short = |step: &Gdn<'_>| {
         let request = step.request();
-        request.lengths(&request.check().unwrap()).are_short
+        request.lengths().are_short()
     };
     for (step, short) in [
         (dense(0), true),

@@ -4,7 +4,8 @@ use super::prefill::{dense, full, layer, of_total};
 use super::*;
 use crate::raw::PrefillParams;
 
-/// Rows of more than 64 tokens take two launches and a workspace, with a convolution one more, of short ones one launch and none.
+/// Rows of more than 64 tokens take two launches and a workspace, with a convolution one more, of short ones one launch and none;
+/// rows that may be of one token beside longer ones take one more.
 #[test]
 fn launches_and_workspaces_follow_from_lengths() {
     let names = |step: &Gdn<'_>| -> Vec<&'static str> {
@@ -21,13 +22,14 @@ fn launches_and_workspaces_follow_from_lengths() {
     let finish = "gdn_prefill_finish_k64";
     let whole = layer().workspace(tensor(F32, &[1 << 20]));
     let convolve = "gdn_prefill_convolve_k64";
-    assert_eq!(names(&whole), [convolve, long[0], long[1], finish]);
+    let single = "gdn_prefill_single_klast_bf16_k64";
+    assert_eq!(names(&whole), [convolve, long[0], long[1], single, finish]);
     let launches: Vec<_> = whole.recipe().unwrap().launches().collect();
     let [convolve, prepare] = [0, 1].map(|i: usize| launches[i].shape.grid[0]);
     // Of two query/key heads q and k, and of the four value heads v; two of these are a block of the preparation's.
     assert_eq!(convolve, prepare / 2 * (2 + 2 + 4));
     // The windows of three rows of 512 channels, and a block of each unit and value head for the norm.
-    let shape = launches[3].shape;
+    let shape = launches[4].shape;
     let (of_windows, of_norm) = (3 * 512_u32.div_ceil(shape.block), prepare / 2 * 4);
     assert_eq!(shape.grid, [of_windows + of_norm, 1, 1]);
     // Without a norm windows alone, without a convolution o alone; of short rows o is normed where it is made.
@@ -71,6 +73,33 @@ fn launches_and_workspaces_follow_from_lengths() {
     let more = [65, 66, 128, 1000, 4096].map(|tokens| bytes(&dense(tokens)));
     assert!(more.is_sorted(), "{more:?}");
     assert!(bytes(&dense(300).positions(tensor(I32, &[2]))) >= bytes(&dense(300)));
+}
+
+/// Where rows have half of the longest one's tokens on average, or less, those of one token are not the chain's.
+#[test]
+fn rows_of_one_token_have_a_launch_beside_longer_ones() {
+    let launches = |most: usize| -> Vec<crate::raw::Launch> {
+        let step = of_total(300, most).workspace(tensor(F32, &[1 << 20]));
+        let recipe = step.recipe_for(8, (9, 0)).unwrap();
+        recipe.launches().collect()
+    };
+    let said = |launch: &crate::raw::Launch| (launch.params.turns, launch.params.has_singles);
+    // Three rows.
+    let [prepare, chain] = launches(199).try_into().unwrap();
+    assert_eq!((said(&chain), chain.shape.grid), ((3, 0), [2, 2, 3]));
+    assert!(!prepare.shape.overlaps && chain.shape.overlaps);
+    let [_, chain, single] = launches(200).try_into().unwrap();
+    // Four blocks of a row, eight multiprocessors.
+    assert_eq!((said(&chain), chain.shape.grid), ((2, 1), [2, 2, 2]));
+    assert_eq!(chain.shape.shared_bytes, 227 << 10);
+    assert_eq!(single.kernel.symbol(), "gdn_prefill_single_klast_bf16_k64");
+    assert_eq!(single.shape.grid, [4, 1, 3]);
+    assert!(single.shape.overlaps);
+    // As many as may be as long as the longest have a turn, and dense ones all.
+    let [_, chain, _] = launches(300).try_into().unwrap();
+    assert_eq!(said(&chain), (2, 1));
+    let step = dense(300).workspace(tensor(F32, &[1 << 20]));
+    assert_eq!(step.recipe().unwrap().launches().count(), 2);
 }
 
 /// One row of T tokens, H = 2, HV = 4, K = V = 64: four blocks of a chain.
@@ -218,11 +247,11 @@ fn a_prewarm_is_of_every_length() {
             assert!(all.contains(&kernel.entry()), "{}", kernel.symbol());
         }
     }
-    assert_eq!(all.len(), 3);
+    assert_eq!(all.len(), 4);
     // With a convolution, one before and one behind.
-    assert_eq!(entries(&layer()).len(), 5);
+    assert_eq!(entries(&layer()).len(), 6);
     // With a norm alone, one behind.
     let mut without_conv = layer();
     without_conv.inputs = of_total(300, 300).inputs;
-    assert_eq!(entries(&without_conv).len(), 4);
+    assert_eq!(entries(&without_conv).len(), 5);
 }

@@ -449,6 +449,19 @@ impl Block<'_> {
         thread.counters.set(counters);
     }
 
+    pub fn close_counter(&self, counter: u32) {
+        let [closed, waited] = self.count(counter, |_| {});
+        if closed != waited {
+            let message = "closes a counter with a group of bulk copies that is not waited for";
+            Problem::sync(message.into()).raise();
+        }
+        let thread = self.running();
+        let mut counters = thread.counters.take();
+        counters.retain(|(address, _)| *address != counter);
+        thread.counters.set(counters);
+        self.shared.close_counter(counter, &self.observer());
+    }
+
     /// Groups of `counter` that were closed and waited for, after `change` of these.
     fn count(&self, counter: u32, change: impl FnOnce(&mut [u32; 2])) -> [u32; 2] {
         let thread = self.running();

@@ -40,6 +40,7 @@ impl Gating for PerHead {
     const CHAIN: Family = Family::GdnPrefillChain;
     const CONVOLVE: Family = Family::GdnPrefillConvolve;
     const SHORT: Family = Family::GdnPrefillShort;
+    const SINGLE: Family = Family::GdnPrefillSingle;
     const FINISH: Family = Family::GdnPrefillFinish;
 }
 
