@@ -144,6 +144,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("1x64", vec![64]),
         Case::new("1x256", vec![256]),
         Case::new("1x1024", vec![1024]),
+        Case::new("1x2048", vec![2048]),
         Case::new("1x4096", vec![4096]),
         Case::new("1x16384", vec![16384]),
         Case::new("8x128", vec![128; 8]),
@@ -200,7 +201,7 @@ fn of_models() -> impl Iterator<Item = Case> {
 }
 
 /// What is measured of an operator, of whose rows `plain` are.
-fn of_operator(plain: [Case; 13], operator: Operator) -> Vec<Case> {
+fn of_operator(plain: [Case; 14], operator: Operator) -> Vec<Case> {
     let find = |names: &[&str]| -> Vec<Case> {
         let of = |name: &&str| plain.iter().find(|case| case.name == *name).cloned();
         names.iter().filter_map(of).collect()
