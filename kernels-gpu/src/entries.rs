@@ -636,8 +636,7 @@ mod tests {
         }
         let of_states = format!("{family}_{layout}_{state}_{dims}");
         // Whole heads, whatever their dims.
-        let is_single = computes.family.is_chunked() && computes.family.max_tokens() == 1;
-        match is_single {
+        match computes.family.takes_singles() {
             true => of_states,
             false => format!("{of_states}_tile{tile}"),
         }

@@ -257,6 +257,12 @@ impl Family {
         )
     }
 
+    /// Whether it takes the rows of one token of a prefill, beside the longer ones.
+    #[must_use]
+    pub const fn takes_singles(self) -> bool {
+        matches!(self, Self::GdnPrefillSingle | Self::KdaPrefillSingle)
+    }
+
     /// Whether it prepares a prefill: makes what does not depend on states.
     #[must_use]
     pub const fn prepares(self) -> bool {

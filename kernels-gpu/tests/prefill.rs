@@ -1071,6 +1071,15 @@ fn same_bits(what: &str, got: &[f64], wanted: &[f64]) {
     assert!(bits(got) == bits(wanted), "{what}");
 }
 
+/// `case` leaves all that there is in `one`.
+#[track_caller]
+fn same_as(what: &str, case: &Case, one: &Done) {
+    let done = case.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
+    same_bits(&format!("{what}, o"), &done.o, &one.o);
+    same_bits(&format!("{what}, states"), &done.pool, &one.pool);
+    same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
+}
+
 /// Launched in three stretches, `whole` leaves what it leaves in `one`.
 #[track_caller]
 fn same_in_stretches(what: &str, whole: Case, one: &Done) {
@@ -1078,10 +1087,7 @@ fn same_in_stretches(what: &str, whole: Case, one: &Done) {
         edges: vec![4, 8],
         ..whole
     };
-    let done = cut.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
-    same_bits(&format!("{what}, o"), &done.o, &one.o);
-    same_bits(&format!("{what}, states"), &done.pool, &one.pool);
-    same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
+    same_as(what, &cut, one);
 }
 
 /// One row of any length, beside what is launched for the longest: it ends in every stretch, at its edges, and beside them.
@@ -1180,13 +1186,7 @@ fn rows_of_one_token_beside_longer_ones() {
                     turns,
                     ..whole.clone()
                 };
-                let what = format!("{what}, {turns} turns");
-                let done = apart
-                    .run()
-                    .unwrap_or_else(|fault| panic!("{what}: {fault}"));
-                same_bits(&format!("{what}, o"), &done.o, &one.o);
-                same_bits(&format!("{what}, states"), &done.pool, &one.pool);
-                same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
+                same_as(&format!("{what}, {turns} turns"), &apart, &one);
             }
         }
     }
@@ -1202,9 +1202,7 @@ fn any_rows_beside_any() {
             let whole = Case::new(entry, &lengths);
             let one = check(entry.name(), &whole);
             let apart = Case { turns: 2, ..whole };
-            let done = apart.run().unwrap_or_else(|fault| panic!("{fault}"));
-            same_bits("o", &done.o, &one.o);
-            same_bits("states", &done.pool, &one.pool);
+            same_as(entry.name(), &apart, &one);
         }
     }
 }

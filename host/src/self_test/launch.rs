@@ -109,7 +109,7 @@ fn work<'a, G: Gates + 'a>(
     if case.way.fresh {
         step = step.fresh(inputs.around.fresh()?);
     }
-    if previous.count > 0 {
+    if case.way.previous > 0 {
         let stored = if case.way.conv {
             Stored::x(inputs.around.previous_x(case)?)
         } else {

@@ -41,9 +41,7 @@ pub struct Around {
 
 /// Tensors of some tokens.
 pub struct Tokens {
-    /// T or T'
-    pub count: usize,
-    /// B and that, or those of packed rows.
+    /// B and T or T', or those of packed rows.
     dims: [usize; 2],
     k: Buffer,
     v: Buffer,
@@ -143,12 +141,11 @@ impl Tokens {
     fn new(
         context: Option<&Context>,
         case: &Case,
-        (count, dims): (usize, [usize; 2]),
+        dims: [usize; 2],
         values: &values::Tokens,
     ) -> Result<Self, Error> {
         let floats = |dtype, values: &[f64]| Buffer::floats(context, dtype, &padded(case, values));
         Ok(Self {
-            count,
             dims,
             k: floats(DType::Bf16, &values.k)?,
             v: floats(DType::Bf16, &values.v)?,
@@ -185,8 +182,7 @@ impl Tokens {
 impl Inputs {
     pub fn new(context: Option<&Context>, case: &Case, values: &Values) -> Result<Self, Error> {
         let indices = |values: &[i32]| Buffer::indices(context, values);
-        let new = (case.way.tokens, case.token_dims());
-        let previous = (case.way.previous, [ROWS, case.way.previous]);
+        let (new, previous) = (case.token_dims(), [ROWS, case.way.previous]);
         Ok(Self {
             q: Buffer::floats(context, DType::Bf16, &padded(case, &values.q))?,
             tokens: Tokens::new(context, case, new, &values.tokens)?,

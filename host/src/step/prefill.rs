@@ -221,11 +221,12 @@ impl<'a> Request<'a> {
         };
         let slots = self.checkpoints.map(Checkpoints::named);
         let of_slots = |dims: &[usize], dim: usize| dims.get(dim).map_or(0, |&size| size as u32);
+        let rows = new.map_or(0, |_| self.batch());
         PrefillParams {
             positions: address(self.positions),
             checkpoint_slots: address(slots),
             workspace: address(self.workspace),
-            rows: new.map_or(0, |_| self.batch()),
+            rows,
             tokens: new.map_or(0, |new| match is_packed {
                 true if self.promises_short_rows() => CHUNK,
                 true => u32::MAX,
@@ -245,7 +246,7 @@ impl<'a> Request<'a> {
             z_row: row(new.and(self.norm).map(super::Norm::named_z)),
             first_piece: 0,
             end_piece: ALL_PIECES,
-            turns: 0,
+            turns: rows,
             has_singles: 0,
             layer,
         }

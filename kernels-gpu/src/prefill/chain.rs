@@ -165,15 +165,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 return None;
             }
             let place = Place::load(c, &params.layer, row.b);
-            let chain = Self {
-                c,
-                params,
-                row,
-                span,
-                inputs: Inputs::new(c, params, &place),
-                gating: PhantomData,
-            };
-            Some((chain, place))
+            Some((Self::new(c, params, row, span).with_inputs(&place), place))
         }
     }
 

@@ -34,16 +34,6 @@ pub struct Piece {
 }
 
 impl Span {
-    /// No tokens.
-    pub const NONE: Self = Self {
-        b: 0,
-        count: 0,
-        position: 0,
-        first: 0,
-        units: 0,
-        live: false,
-    };
-
     /// Of row `b`.
     ///
     /// # Safety

@@ -36,20 +36,9 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// k and q of the row's first token; `staged` is where [`stage`] left them.
+    /// k and q of token `t` of query/key head `h`; `staged` is where [`stage`] left them, of `dim` channels each.
     #[inline(always)]
-    pub fn of_token<const K: u32>(
-        (c, params): (&'a StepConstants, &'a PrefillParams),
-        span: &Span,
-        of: Row,
-        staged: u32,
-    ) -> [Self; 2] {
-        Self::of(((c, params), span), (of.h, 0), (staged, K))
-    }
-
-    /// k and q of token `t` of query/key head `h`.
-    #[inline(always)]
-    fn of(
+    pub fn of(
         ((c, params), span): ((&'a StepConstants, &'a PrefillParams), &Span),
         (h, t): (u32, u32),
         (staged, dim): (u32, u32),

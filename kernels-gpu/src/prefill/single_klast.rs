@@ -254,7 +254,7 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
             }
             sync_threads();
         }
-        let [k, q] = Source::of_token::<K>((c, params), span, of, staged).map(|x| own.of(x));
+        let [k, q] = Source::of(((c, params), span), (of.h, 0), (staged, K)).map(|x| own.of(x));
         let sums = [dot(k, k), dot(q, q), dot(k, q)];
         let norms = butterfly_sum(sums, 1, Own::<K>::LANES);
         let gates = if G::PER_CHANNEL {

@@ -73,7 +73,6 @@ pub fn differential(entry: Entry) {
         let [Some(own), Some(of)] = [entry, **other].map(Entry::computes) else {
             return false;
         };
-        let is_single = is_of_single_tokens(entry);
         let wanted = match own.family {
             launch::Family::GdnPrefillConvolve
             | launch::Family::GdnPrefillPrepare
@@ -86,7 +85,7 @@ pub fn differential(entry: Entry) {
             _ => return false,
         };
         let same_states = (own.layout, own.state) == (of.layout, of.state);
-        (of.family, of.k) == (wanted, own.k) && (same_states || !is_single)
+        (of.family, of.k) == (wanted, own.k) && (same_states || !own.family.takes_singles())
     };
     let last = Entry::ALL.iter().find(prepares).copied();
     let families = Family::all_of(last.unwrap_or(entry));
@@ -101,16 +100,6 @@ pub fn differential(entry: Entry) {
         };
         of_family(entry, last, family, share);
     }
-}
-
-/// Whether it takes rows of one token beside the longer ones of a prefill.
-fn is_of_single_tokens(entry: Entry) -> bool {
-    entry.computes().is_some_and(|it| {
-        matches!(
-            it.family,
-            launch::Family::GdnPrefillSingle | launch::Family::KdaPrefillSingle
-        )
-    })
 }
 
 /// A part in `share` of the problems of one family.
@@ -131,7 +120,10 @@ fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
         cases / share,
         &specs(family, states),
         |mut spec| {
-            if is_of_single_tokens(entry) {
+            if entry
+                .computes()
+                .is_some_and(|own| own.family.takes_singles())
+            {
                 spec.packed = true;
                 (spec.prefill.singles, spec.prefill.unpromised) = (true, true);
             }

@@ -158,8 +158,7 @@ impl Family {
     pub fn of(entry: Entry) -> Option<Self> {
         let computes = entry.computes()?;
         let family = computes.family;
-        let is_single = family.is_chunked() && family.max_tokens() == 1;
-        if !family.knows_states() || family.is_deferred() || is_single {
+        if !family.knows_states() || family.is_deferred() || family.takes_singles() {
             return None;
         }
         Some(Self {
