@@ -18,7 +18,8 @@ use super::state::{Places, load_carried, store_carried};
 use super::values::{self, Channels, TILE_BYTES};
 use super::workspace::{Operands, carried, own_bytes, unit_bytes};
 use super::{
-    CHUNK, FACTOR_BYTES, FACTORS, P, anew, channels, head_bytes, image_bytes, images_bytes,
+    ALL_PIECES, CHUNK, FACTOR_BYTES, FACTORS, P, anew, channels, head_bytes, image_bytes,
+    images_bytes,
 };
 use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::float::{fma, pack_f16x2};
@@ -160,11 +161,12 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     ) -> Option<(Self, Place)> {
         // SAFETY: the caller's promise.
         unsafe {
+            // Both at once: neither waits for the other.
             let span = Span::load(c, params, row.b);
+            let place = Place::load(c, &params.layer, row.b);
             if span.count == 0 {
                 return None;
             }
-            let place = Place::load(c, &params.layer, row.b);
             Some((Self::new(c, params, row, span).with_inputs(&place), place))
         }
     }
@@ -326,6 +328,15 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
+    /// Whether other launches of the prefill run beside this one, the preparation of the next stretch or rows of one token, and a copy
+    /// waits for their bytes. A block of two warpgroups is of a batch, which has the GPU to itself.
+    #[inline(always)]
+    fn has_company(&self) -> bool {
+        let params = self.params;
+        let is_stretch = params.end_piece != ALL_PIECES || params.first_piece != 0;
+        GROUPS_OF_BLOCK == 1 && (is_stretch || params.has_singles != 0)
+    }
+
     /// Starts to copy what the preparation left of piece `j` to its stage; nothing behind the launch's last. For one thread, one
     /// piece after the other.
     ///
@@ -341,24 +352,21 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             if span.piece(j).count > 1 && j < self.params.end_piece {
                 let [a, b, d, e] = load_shared_b128(Self::kept() + SOURCES);
                 let (image, head) = (long([a, b]), long([d, e]));
-                // What follows the piece behind the next: bytes of this unit and its heads are neighbours.
                 let unit = unit_bytes(c, K, V, G::PER_CHANNEL);
                 let next = (unit * c.h) as u64;
                 Self::keep_sources(image + next, head + next);
-                let ahead = 2 * next;
-                let is_followed = self.row.tile == 0
-                    && span.piece(j + 2).count > 1
-                    && j + 2 < self.params.end_piece;
                 if G::PER_CHANNEL {
+                    // Bytes of a unit are neighbours: what follows the piece behind the next comes to L2.
+                    let ahead = image + 2 * next;
+                    let is_followed = self.has_company()
+                        && self.row.tile == 0
+                        && span.piece(j + 2).count > 1
+                        && j + 2 < self.params.end_piece;
                     if is_followed {
-                        prefetch_bulk(image + ahead, own_bytes(c, K, V, true));
+                        prefetch_bulk(ahead, own_bytes(c, K, V, true));
                     }
-                    let bytes = Self::HEAD + Self::HEAD_BYTES;
-                    copy_bulk(stage, image, bytes, counter);
+                    copy_bulk(stage, image, Self::HEAD + Self::HEAD_BYTES, counter);
                 } else {
-                    if self.r() == 0 && is_followed {
-                        prefetch_bulk(image + ahead, unit);
-                    }
                     copy_bulk(stage, image, Self::HEAD, counter);
                     copy_bulk(stage + Self::HEAD, head, Self::HEAD_BYTES, counter);
                 }
@@ -437,7 +445,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             let mut s = [0.0; 64];
             if j == 0 {
                 let start = place.slots.start::<S>(c, step, head);
-                s = places.load::<S>(c, start, !place.is_fresh());
+                s = places.bring::<S>(c, start, !place.is_fresh());
             }
             // The preparation is done, which may have been under way until now, and the pieces before.
             wait_for_previous();
@@ -445,10 +453,13 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
                 self.copy(j);
                 self.copy(j + 1);
             }
-            if j != 0 {
-                s = load_carried::<K>(self.carried(), thread_idx_x());
-            }
             self.put(first, Self::stage(j));
+            // Beside the copies.
+            s = if j == 0 {
+                places.settle(c, s)
+            } else {
+                load_carried::<K>(self.carried(), thread_idx_x())
+            };
             if is_first {
                 copy_bulk_wait(Self::counter(j), j / STAGES);
             }

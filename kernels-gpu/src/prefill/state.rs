@@ -6,6 +6,7 @@ use crate::device::global::{
     load_state_b16, load_state_b32, load_state_b64, load_state_b128, store_state_b16,
     store_state_b32, store_state_b64, store_state_b128,
 };
+use crate::device::warp::warp_shuffle_xor;
 use crate::state::{Head, StateElement};
 use crate::step::StepConstants;
 
@@ -51,12 +52,28 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
         ]
     }
 
-    /// Zeros where not `live`.
+    /// Zeros where not `live`. All lanes of a warp come.
+    ///
+    /// # Safety
+    /// As [`Self::bring`]'s.
+    #[inline(always)]
+    pub unsafe fn load<S: StateElement>(
+        self,
+        c: &StepConstants,
+        head: Head,
+        live: bool,
+    ) -> [f32; 64] {
+        // SAFETY: the caller's promise.
+        self.settle(c, unsafe { self.bring::<S>(c, head, live) })
+    }
+
+    /// [`Self::load`] without waiting for what is loaded: of a state that is wide each lane has [runs](Self::first_run), which are its
+    /// elements behind [`Self::settle`].
     ///
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
     #[inline(always)]
-    pub unsafe fn load<S: StateElement>(
+    pub unsafe fn bring<S: StateElement>(
         self,
         c: &StepConstants,
         head: Head,
@@ -66,36 +83,41 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
         if !live {
             return s;
         }
+        if Self::has_runs(c) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.load_runs::<S>(c, head) };
+        }
         let first = self.first::<S>(head);
         let mut i = 0;
         while i < K as usize / 4 {
             let [address, other] = Self::offsets::<S>(i as u32 / 2, i as u32 % 2);
-            let (address, other) = (first + address, first + other);
             // SAFETY: the caller's promise.
-            let pair = unsafe {
-                match (S::BYTES, !V_LAST && head.wide) {
-                    (4, true) => load_state_b64(address, true).map(f32::from_bits),
-                    (4, false) => {
-                        [address, other].map(|at| f32::from_bits(load_state_b32(at, true)))
+            let pair = [first + address, first + other].map(|at| unsafe {
+                match S::BYTES {
+                    4 => f32::from_bits(load_state_b32(at, true)),
+                    _ => {
+                        let raw = load_state_b16(at, true).into();
+                        b16x2_to_f32(raw, c.state_f16 != 0)[0]
                     }
-                    (_, true) => b16x2_to_f32(load_state_b32(address, true), c.state_f16 != 0),
-                    _ => [address, other].map(|at| {
-                        let [value, _] =
-                            b16x2_to_f32(load_state_b16(at, true).into(), c.state_f16 != 0);
-                        value
-                    }),
                 }
-            };
+            });
             [s[2 * i], s[2 * i + 1]] = pair;
             i += 1;
         }
         s
     }
 
+    /// Stores a thread's elements. All lanes of a warp come.
+    ///
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
     #[inline(always)]
     pub unsafe fn store<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
+        if Self::has_runs(c) {
+            // SAFETY: the caller's promise.
+            unsafe { self.store_runs::<S>(c, head, s) };
+            return;
+        }
         let first = self.first::<S>(head);
         let mut i = 0;
         while i < K as usize / 4 {
@@ -105,13 +127,11 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
             let raw = S::narrow(c, pair);
             // SAFETY: the caller's promise.
             unsafe {
-                match (S::BYTES, !V_LAST && head.wide) {
-                    (4, true) => store_state_b64(address, [raw[0], raw[1]]),
-                    (4, false) => {
+                match S::BYTES {
+                    4 => {
                         store_state_b32(address, raw[0]);
                         store_state_b32(other, raw[1]);
                     }
-                    (_, true) => store_state_b32(address, raw[0]),
                     _ => {
                         store_state_b16(address, raw[0] as u16);
                         store_state_b16(other, (raw[0] >> 16) as u16);
@@ -121,6 +141,128 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
             i += 1;
         }
     }
+
+    /// Address of this lane's first run of four channels: of 16 channels of a row lanes 0 and 2 have the runs of the first 8, lanes 1
+    /// and 3 those of the others, so that neighbours trade one pair for another.
+    #[inline(always)]
+    fn first_run<S: StateElement>(self, head: Head) -> u64 {
+        let lane = self.channel / 2;
+        let element = self.row * K + lane % 2 * 8 + lane / 2 * 4;
+        head.address + (element * S::BYTES) as u64
+    }
+
+    /// Bytes from there to run `n`: two are of the same 16 channels, of rows r and r + 8.
+    #[inline(always)]
+    const fn run<S: StateElement>(n: u32) -> u64 {
+        ((n % 2 * 8 * K + n / 2 * 16) * S::BYTES) as u64
+    }
+
+    /// All bits, where the lane has the second run of two neighbours.
+    #[inline(always)]
+    fn second(self) -> u32 {
+        (self.channel / 2 % 2).wrapping_neg()
+    }
+
+    /// Whether rows are loaded and stored by runs: of K-last states that are wide. A warp has 64 bytes of each of its rows at once, or
+    /// 32, and half of them otherwise.
+    #[inline(always)]
+    const fn has_runs(c: &StepConstants) -> bool {
+        !V_LAST && c.wide_state != 0
+    }
+
+    /// This lane's runs, in the places of the elements that they are traded for.
+    ///
+    /// # Safety
+    /// `head` is in global memory, and no other thread writes there.
+    #[inline(always)]
+    unsafe fn load_runs<S: StateElement>(self, c: &StepConstants, head: Head) -> [f32; 64] {
+        let first = self.first_run::<S>(head);
+        let mut s = [0.0; 64];
+        let mut n = 0;
+        while n < K as usize / 8 {
+            let at = first + Self::run::<S>(n as u32);
+            // SAFETY: the caller's promise.
+            let pairs = unsafe {
+                match S::BYTES {
+                    4 => {
+                        let [x, y, z, w] = load_state_b128(at, true).map(f32::from_bits);
+                        [[x, y], [z, w]]
+                    }
+                    _ => load_state_b64(at, true).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
+                }
+            };
+            set_pairs(&mut s, n, pairs);
+            n += 1;
+        }
+        s
+    }
+
+    /// A thread's elements, of what [`Self::bring`] loaded. All lanes of a warp come.
+    #[inline(always)]
+    pub fn settle(self, c: &StepConstants, mut s: [f32; 64]) -> [f32; 64] {
+        if Self::has_runs(c) {
+            let second = self.second();
+            let mut n = 0;
+            while n < K as usize / 8 {
+                let traded = trade(pairs(&s, n), second);
+                set_pairs(&mut s, n, traded);
+                n += 1;
+            }
+        }
+        s
+    }
+
+    /// [`Self::store`] by runs.
+    ///
+    /// # Safety
+    /// As [`Self::store`]'s; all lanes of a warp come.
+    #[inline(always)]
+    unsafe fn store_runs<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
+        let (first, second) = (self.first_run::<S>(head), self.second());
+        let mut n = 0;
+        while n < K as usize / 8 {
+            let [[x, y], [z, w]] = trade(pairs(s, n), second);
+            let raw = S::narrow(c, [x, y, z, w, 0.0, 0.0, 0.0, 0.0]);
+            let at = first + Self::run::<S>(n as u32);
+            // SAFETY: the caller's promise.
+            unsafe {
+                match S::BYTES {
+                    4 => store_state_b128(at, [raw[0], raw[1], raw[2], raw[3]]),
+                    _ => store_state_b64(at, [raw[0], raw[1]]),
+                }
+            }
+            n += 1;
+        }
+    }
+}
+
+/// The two pairs that are traded for run `n`: of channels 8 from each other.
+#[inline(always)]
+fn pairs(s: &[f32; 64], n: usize) -> [[f32; 2]; 2] {
+    let at = n / 2 * 8 + n % 2 * 2;
+    [[s[at], s[at + 1]], [s[at + 4], s[at + 5]]]
+}
+
+/// The same, set.
+#[inline(always)]
+fn set_pairs(s: &mut [f32; 64], n: usize, [a, b]: [[f32; 2]; 2]) {
+    let at = n / 2 * 8 + n % 2 * 2;
+    [s[at], s[at + 1], s[at + 4], s[at + 5]] = [a[0], a[1], b[0], b[1]];
+}
+
+/// Two lanes beside each other have a run of four channels each, or the first and the second pair of both: from the one to
+/// the other, which is the same both ways. All bits of `second` are set in the second of them, none in the first.
+///
+/// Without a choice: else the assembler makes two shuffles of one, one for each lane.
+#[inline(always)]
+fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
+    let [a, b] = pairs.map(|pair| pair.map(f32::to_bits));
+    let choose = |x: u32, y: u32| f32::from_bits(x & !second | y & second);
+    let takes = [0, 1].map(|e| warp_shuffle_xor(choose(b[e], a[e]), 1).to_bits());
+    [
+        [0, 1].map(|e| choose(a[e], takes[e])),
+        [0, 1].map(|e| choose(takes[e], b[e])),
+    ]
 }
 
 /// What a thread left with [`store_carried`] in a launch before.
