@@ -139,28 +139,20 @@ impl<T: Copy> Launches<T> {
     /// The first one first.
     pub fn in_order(self) -> impl Iterator<Item = Launch<T>> {
         let has_singles = self.beside.single.is_some();
-        let whole = move |(of, shape)| Launch {
+        let launch = move |(of, shape), stretch| Launch {
             of,
             shape,
-            stretch: Stretch::ALL,
+            stretch,
             has_singles,
         };
+        let whole = move |it| launch(it, Stretch::ALL);
         let of_stretch = move |stretch| {
-            let ((of, shape), cuts) = (self.main, self.cuts);
-            let main = Launch {
-                of,
-                shape,
-                stretch,
-                has_singles,
-            };
-            let overlaps = shape.overlaps;
-            let prepare = self.beside.prepare.map(|(of, shape)| Launch {
-                of,
-                shape: cuts.shape_of(shape, stretch, overlaps),
-                stretch,
-                has_singles,
+            let overlaps = self.main.1.overlaps;
+            let prepare = self.beside.prepare.map(|(of, shape)| {
+                let shape = self.cuts.shape_of(shape, stretch, overlaps);
+                launch((of, shape), stretch)
             });
-            prepare.into_iter().chain([main])
+            prepare.into_iter().chain([launch(self.main, stretch)])
         };
         let convolve = self.beside.convolve.map(whole);
         let stretches = self.cuts.stretches().flat_map(of_stretch);

@@ -404,9 +404,6 @@ impl Lengths {
     /// Rows along z of the grid of a chain that has so many blocks for each, which go on to others where there are more: those
     /// that all run at once, since a multiprocessor has one each then.
     pub fn turns(&self, blocks_of_row: u64, gpu: Gpu) -> u32 {
-        if !self.has_singles() {
-            return self.rows;
-        }
         let at_once = (u64::from(gpu.multiprocessors) / blocks_of_row) as u32;
         at_once.max(self.likely_rows()).min(self.rows)
     }
