@@ -67,8 +67,8 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
         self.settle(c, unsafe { self.bring::<S>(c, head, live) })
     }
 
-    /// [`Self::load`] without waiting for what is loaded: of a state that is wide each lane has [runs](Self::first_run), which are its
-    /// elements behind [`Self::settle`].
+    /// [`Self::load`] without waiting for what is loaded: of a state that is wide each lane has runs of channels, which
+    /// are its elements behind [`Self::settle`].
     ///
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
