@@ -233,8 +233,10 @@ macro_rules! for_each_entry {
             gdn_prefill_chain_vlast_bf16_k96v192_tile64 = gdn_prefill::Chain<B16, 96, 192, true, 1>;
             gdn_prefill_chain_vlast_f32_k96v192_tile64 = gdn_prefill::Chain<F32, 96, 192, true, 1>;
             gdn_prefill_short_klast_bf16_k64_tile64 = gdn_prefill::Short<B16, 64, 64, false, 1>;
+            gdn_prefill_short_klast_bf16_k128_tile64 = gdn_prefill::Short<B16, 128, 128, false, 1>;
             gdn_prefill_short_klast_bf16_k128_tile128 = gdn_prefill::Short<B16, 128, 128, false, 2>;
             gdn_prefill_short_klast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, false, 1>;
+            gdn_prefill_short_klast_f32_k128_tile64 = gdn_prefill::Short<F32, 128, 128, false, 1>;
             gdn_prefill_short_klast_f32_k128_tile128 = gdn_prefill::Short<F32, 128, 128, false, 2>;
             gdn_prefill_short_vlast_bf16_k64_tile64 = gdn_prefill::Short<B16, 64, 64, true, 1>;
             gdn_prefill_short_vlast_bf16_k128_tile128 = gdn_prefill::Short<B16, 128, 128, true, 2>;

@@ -49,7 +49,7 @@ struct Case {
     pairs: bool,
     /// Pieces behind each stretch but the last; none: one stretch.
     edges: Vec<u32>,
-    /// Rows along z of the chain's grid, where rows of one token have a launch of their own; 0: all.
+    /// Rows along z of the chain's grid, whose blocks go on to others; rows of one token have a launch of their own then. 0: all.
     turns: u32,
     /// Tokens that are said to be around those of the rows.
     spare: usize,
@@ -405,7 +405,8 @@ impl Case {
         params.end_piece = ALL_PIECES;
         params.turns = rows as u32;
         if self.turns > 0 {
-            (params.turns, params.has_singles) = (self.turns, 1);
+            let has_singles = self.lengths.contains(&1);
+            (params.turns, params.has_singles) = (self.turns, has_singles.into());
         }
 
         let mut c: StepConstants = bytemuck::Zeroable::zeroed();
@@ -947,6 +948,35 @@ fn two_heads_of_a_block_have_the_bits_of_one() {
         }
     }
     assert_eq!(pairs, 4);
+}
+
+#[test]
+fn blocks_go_from_row_to_row() {
+    for entry in chains() {
+        for around in [false, true] {
+            let case = Case {
+                turns: 2,
+                // Pieces in even and in odd numbers, single tokens at both ends, a row without a place and one without tokens.
+                positions: Some(vec![0, 63, 0, 30, 0, 64, 63]),
+                write: vec![0, 1, 2, -1, 4, 5, 6],
+                every: 64,
+                checkpoints: vec![
+                    vec![7],
+                    vec![8],
+                    vec![-1],
+                    vec![-1],
+                    vec![-1],
+                    vec![9],
+                    vec![-1],
+                ],
+                taps: if around { 3 } else { 0 },
+                norm: around,
+                slots: 11,
+                ..Case::new(entry, &[130, 65, 60, 70, 0, 64, 2])
+            };
+            check(entry.name(), &case);
+        }
+    }
 }
 
 #[test]

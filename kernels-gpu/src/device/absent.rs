@@ -131,7 +131,20 @@ pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
     nothing_runs()
 }
 
+pub unsafe fn copy_async_b128_or_zeros(shared_address: u32, global_address: u64, is_there: bool) {
+    let _ = (shared_address, global_address, is_there);
+    nothing_runs()
+}
+
 pub fn copy_async_wait<const PENDING: u32>() {
+    nothing_runs()
+}
+
+pub fn take_registers<const REGISTERS: u32>() {
+    nothing_runs()
+}
+
+pub fn leave_registers<const REGISTERS: u32>() {
     nothing_runs()
 }
 

@@ -195,6 +195,20 @@ pub mod warpgroup {
         backend::fence_shared()
     }
 
+    /// Takes `REGISTERS` of them for each thread of the warpgroup from what other warpgroups of the block leave, and waits for that:
+    /// all together have no more than the block was launched with. A multiple of 8 from 24 to 256, more than a thread has.
+    #[inline(always)]
+    pub fn take_registers<const REGISTERS: u32>() {
+        backend::take_registers::<REGISTERS>()
+    }
+
+    /// Keeps `REGISTERS` of them for each thread of the warpgroup, and leaves the others. As many as [`take_registers`], and fewer
+    /// than a thread has.
+    #[inline(always)]
+    pub fn leave_registers<const REGISTERS: u32>() {
+        backend::leave_registers::<REGISTERS>()
+    }
+
     /// Sums of a product that is under way: nobody has them before what waits for it.
     #[must_use]
     pub struct Pending<T>(T);
@@ -472,6 +486,20 @@ pub mod shared {
     pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
         // SAFETY: the caller's promise.
         unsafe { backend::copy_async_b128(shared_address, global_address) }
+    }
+
+    /// [`copy_async_b128`], or as much of zeros where it is not there: nothing is read then.
+    ///
+    /// # Safety
+    /// As [`copy_async_b128`]'s, but that what is not there has no address.
+    #[inline(always)]
+    pub unsafe fn copy_async_b128_or_zeros(
+        shared_address: u32,
+        global_address: u64,
+        is_there: bool,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::copy_async_b128_or_zeros(shared_address, global_address, is_there) }
     }
 
     /// Closes the group of copies started since the last commit.

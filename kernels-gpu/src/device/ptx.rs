@@ -372,10 +372,36 @@ pub fn dynamic_shared_mem() -> u32 {
 }
 
 #[inline(always)]
+pub fn take_registers<const REGISTERS: u32>() {
+    // SAFETY: that the whole warpgroup comes, and others leave as many, is the kernel's duty.
+    unsafe {
+        asm!("setmaxnreg.inc.sync.aligned.u32 {};", const REGISTERS, options(nostack));
+    };
+}
+
+#[inline(always)]
+pub fn leave_registers<const REGISTERS: u32>() {
+    // SAFETY: that the whole warpgroup comes is the kernel's duty.
+    unsafe {
+        asm!("setmaxnreg.dec.sync.aligned.u32 {};", const REGISTERS, options(nostack));
+    };
+}
+
+#[inline(always)]
 pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!("cp.async.cg.shared.global [{}], [{}], 16;", in(reg32) shared_address, in(reg64) global_address, options(nostack))
+    };
+}
+
+#[inline(always)]
+pub unsafe fn copy_async_b128_or_zeros(shared_address: u32, global_address: u64, is_there: bool) {
+    let bytes = 16 * is_there as u32;
+    // SAFETY: the caller's promise; of no bytes nothing is read.
+    unsafe {
+        asm!("cp.async.cg.shared.global [{}], [{}], 16, {};", in(reg32) shared_address, in(reg64) global_address,
+            in(reg32) bytes, options(nostack))
     };
 }
 

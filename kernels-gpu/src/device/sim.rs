@@ -377,6 +377,21 @@ pub(super) unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
     current(|block| unsafe { block.copy_async(shared_address, global_address) })
 }
 
+pub(super) unsafe fn copy_async_b128_or_zeros(
+    shared_address: u32,
+    global_address: u64,
+    is_there: bool,
+) {
+    if is_there {
+        // SAFETY: the caller's promise.
+        unsafe { copy_async_b128(shared_address, global_address) }
+    } else {
+        // There at once: whoever reads it before its barrier is found all the same.
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b128(shared_address, [0; 4]) }
+    }
+}
+
 pub(super) fn copy_async_commit() {
     current(|block| block.copy_async_commit());
 }
@@ -385,6 +400,10 @@ pub(super) fn copy_async_wait<const PENDING: u32>() {
     // SAFETY: the regions that cover the sources are live, by the promise made to `launch`.
     current(|block| unsafe { block.copy_async_wait(PENDING) });
 }
+
+pub(super) fn take_registers<const REGISTERS: u32>() {}
+
+pub(super) fn leave_registers<const REGISTERS: u32>() {}
 
 pub(super) fn prefetch(_: u64) {}
 

@@ -1,11 +1,11 @@
 //! GDN prefill: any number of tokens, in chunks of 64 on the tensor cores (sm_90a).
 //!
-//! Math     docs/prefill.md; prefill/prepare.rs (what does not depend on states), prefill/chain.rs (from state to state); a piece of one
+//! Math     docs/prefill.md; prefill/prepare.rs (what does not depend on states), prefill/chain (from state to state); a piece of one
 //!          token as kernels/gdn_decode
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V], packed [1, total, ...]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
 //!          [`Short`] the same, or x = r / 2; [`Single`] x = value head, z = b
-//! Threads  warpgroups; of a chain, each has 64 rows of the state
+//! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
@@ -119,7 +119,6 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
             let piece = span.piece(j);
             let with = (&span, piece);
             let of = |r: u32| Operands::new::<K, V>(&c, params, false, unit, (h, r));
-            let operands = of(r);
             let at = (base, base, base + Self::SCALES);
             let makes = Makes::of_thread(heads);
             let made;
@@ -134,17 +133,17 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
                     let threads = THREADS / heads;
                     let threads = (thread_idx_x() % threads, threads);
                     let with = (&span, piece, Inputs::NONE);
-                    let of = Channels::of_head(hv, V);
-                    let out = Global(operands.values);
-                    values::make::<K, V>(&c, params, with, of, threads, out);
+                    let channels = Channels::of_head(hv);
+                    let out = Global(of(r).values);
+                    values::make::<K, V, V>(&c, params, with, channels, threads, out);
                 }
-                let of = (h, hv, Inputs::NONE);
-                made = Unit::new::<K>(&c, params, with, of, makes, at);
+                let of_block = (h, hv, Inputs::NONE);
+                made = Unit::new::<K>(&c, params, with, of_block, makes, at);
                 if first == 0 {
-                    made.give_image::<K>(operands.images);
+                    made.give_image::<K>(of(r).images);
                 }
             }
-            made.give_head::<K>(Global(operands.head));
+            made.give_head::<K>(Global(of(r).head));
         }
     }
 }

@@ -1,10 +1,10 @@
 //! KDA prefill: any number of tokens, in chunks of 64 on the tensor cores (sm_90a), with a decay of every key channel.
 //!
-//! Math     docs/prefill.md; prefill/channels.rs (what does not depend on states), prefill/chain.rs (from state to state); a piece of
+//! Math     docs/prefill.md; prefill/channels.rs (what does not depend on states), prefill/chain (from state to state); a piece of
 //!          one token as kernels/kda_recurrent
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g [B, T, HV, K], packed [1, total, ...]   pool [P, HV, V, K] or [P, HV, K, V]
 //! Grid     [`Prepare`] x = n · unit + HV/H · h + r, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as a decode's
-//! Threads  warpgroups; of a chain, each has 64 rows of the state; of a preparation, a warp has 8 tokens
+//! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state; of a preparation, a warp has 8 tokens
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
@@ -104,8 +104,8 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
                 }
             } else if c.makes_values() {
                 let (with, threads) = ((with.0, with.1, Inputs::NONE), (thread_idx_x(), THREADS));
-                let (of, tiles) = (Channels::of_head(hv, V), Global(operands.values));
-                values::make::<K, V>(&c, params, with, of, threads, tiles);
+                let (of, tiles) = (Channels::of_head(hv), Global(operands.values));
+                values::make::<K, V, V>(&c, params, with, of, threads, tiles);
             }
             let row = Row {
                 b: span.b,

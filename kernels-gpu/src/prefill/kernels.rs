@@ -13,6 +13,7 @@ use crate::constants::Element;
 use crate::device::overlap::{let_next_begin, wait_for_previous};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
 use crate::device::thread::{block_idx_x, block_idx_z, grid_dim_x, sync_threads, thread_idx_x};
+use crate::device::warpgroup::{leave_registers, take_registers};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::layer::Place;
 use crate::recurrent::Gating;
@@ -115,10 +116,10 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
             if of >= 2 * heads {
                 let (h, r) = ((of - 2 * heads) / c.ratio, (of - 2 * heads) % c.ratio);
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
-                let of = Channels::of_head(hv, V);
+                let of = Channels::of_head(hv);
                 let (with, threads) = ((&span, piece, inputs), (thread_idx_x(), THREADS));
                 let tiles = Global(operands(h, r).values);
-                values::make::<K, V>(&c, params, with, of, threads, tiles);
+                values::make::<K, V, V>(&c, params, with, of, threads, tiles);
                 return;
             }
             let (h, r) = (of % heads / own, of % heads % own);
@@ -153,7 +154,7 @@ pub fn end_behind_chain(params: &PrefillParams) {
 }
 
 /// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a cluster all of
-/// them. With a norm o is left for [`Finish`].
+/// them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
 ///
 /// Of a prompt in stretches, one that is not the last lets the preparation of the next begin beside it.
 pub struct Chain<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
@@ -165,7 +166,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 {
     type Params = PrefillParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = 128 * GROUPS;
+    const BLOCK: u32 = chain::block(GROUPS);
+    const MIN_BLOCKS_PER_SM: u32 = 2 / GROUPS;
     const TILES: u32 = V / (64 * GROUPS);
     const SHARED_BYTES: u32 =
         chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS));
@@ -187,11 +189,42 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
             // the rows of one token are behind.
             let_next_begin();
         }
+        // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these are as many.
+        unsafe {
+            if thread_idx_x() < 128 * GROUPS {
+                if const { GROUPS == 2 } {
+                    take_registers::<232>();
+                } else {
+                    take_registers::<216>();
+                }
+                Self::run_role::<true>(params);
+            } else {
+                leave_registers::<40>();
+                Self::run_role::<false>(params);
+            }
+        }
+    }
+}
+
+impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
+    Chain<G, S, K, V, V_LAST, GROUPS>
+{
+    /// What the warpgroups do that walk from state to state, or the one that copies for them.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`]'s.
+    #[inline(always)]
+    unsafe fn run_role<const WALKS: bool>(params: &PrefillParams) {
         let c = constants();
         // SAFETY: the caller's promise.
         unsafe {
             let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
             let mut turn = of_block.b;
+            // Rows, and pieces of them.
+            let (mut rows, mut pieces) = (0, 0);
+            if !WALKS {
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::begin_copies();
+            }
             loop {
                 let b = row_in_turn(&c, params, turn);
                 if b == NO_ROW {
@@ -202,14 +235,23 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                     let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
                     let place = Place::load(&c, &params.layer, b);
                     if !place.live() {
-                        if params.first_piece == 0 {
+                        if WALKS && params.first_piece == 0 {
                             chain.store_zeros(1);
                         }
                     } else if chain.has_pieces() {
-                        chain.walk::<S>(&place);
+                        let chain = chain.behind(rows);
+                        if WALKS {
+                            chain.walk::<S>(&place, &mut pieces);
+                        } else {
+                            chain.copy(&mut pieces);
+                        }
+                        rows += 1;
                     }
                 }
                 turn += params.turns;
+            }
+            if !WALKS {
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::end_copies(pieces);
             }
             if params.has_singles == 0 || of_block.b == 0 {
                 // Who comes behind this launch may count on the one before, whatever the rows are.

@@ -22,6 +22,8 @@ pub const THREADS: u32 = 256;
 
 /// 8 channels of some of a token's, as they lie in memory: a thread has every fourth 8 channels of a token.
 pub type Rows = [elements::Raw<8>; 4];
+/// None.
+pub const NO_ROWS: Rows = [elements::Raw([0; 8]); 4];
 /// Their values.
 pub type Token = [[f32; 8]; 4];
 /// The same in f16, two to a word.
@@ -94,7 +96,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     /// The tensor is live.
     #[inline(always)]
     pub unsafe fn rows<const K: u32>(&self, (base, strides, head, element): Source) -> Rows {
-        let mut rows: Rows = [elements::Raw([0; 8]); 4];
+        let mut rows = NO_ROWS;
         let token = self.token();
         let t = self.piece.start + if token < self.piece.count { token } else { 0 };
         let mut i = 0;

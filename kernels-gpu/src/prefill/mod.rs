@@ -30,7 +30,7 @@ use crate::device::warpgroup::TRIANGLE_BYTES;
 /// Tokens of a whole piece, C.
 pub const CHUNK: u32 = 64;
 
-/// Stretches begin at multiples of so many pieces: the stages and the counters of a chain are as if it had begun with the row.
+/// Stretches begin at multiples of so many pieces.
 pub const STRETCH_ALIGNMENT: u32 = 4;
 
 /// [`end_piece`](crate::step::PrefillParams::end_piece) of a chain behind which there is none.

@@ -11,12 +11,13 @@
 use core::array;
 
 use super::convolution::Inputs;
-use super::load::Load;
+use super::load::{self, Load};
 use super::operands::{Place, Shared};
 use super::rows::{Piece, Span};
 use super::solve::{SCRATCH_BYTES, Solver};
 use super::workspace::Operands;
 use super::{CHUNK, FACTOR_BYTES, FACTORS, P, QUERIES, anew, image_bytes};
+use crate::constants::Element;
 use crate::device::float::{exp2, maximum, pack_f16x2};
 use crate::device::global::load_b32;
 use crate::device::shared::{
@@ -120,12 +121,20 @@ impl Unit {
                 load.give::<K, 0>(keys, Shared(image));
                 load.give::<K, 1>(queries, Shared(image));
             } else {
-                let rows = (load.rows::<K>(k), load.rows::<K>(q));
+                // Both at once, where there are registers for both.
+                let (keys, comes_later) = (load.rows::<K>(k), q.3 == Element::F32 as u32);
+                let mut queries = load::NO_ROWS;
+                if !comes_later {
+                    queries = load.rows::<K>(q);
+                }
                 if says {
                     unit.say(c, piece, gates);
                 }
-                load.place::<K, 0>(rows.0, k.3, (image, scales));
-                load.place::<K, 1>(rows.1, q.3, (image, scales));
+                load.place::<K, 0>(keys, k.3, (image, scales));
+                if comes_later {
+                    queries = load.rows::<K>(q);
+                }
+                load.place::<K, 1>(queries, q.3, (image, scales));
             }
             fence_shared();
             sync_threads();

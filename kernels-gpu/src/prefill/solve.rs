@@ -125,13 +125,15 @@ impl Solver {
             let mut x: [f32; 16] = array::from_fn(|i| (lane % 16 == i as u32) as u32 as f32);
             let mut i = 0;
             while i < 15 {
+                // What is loaded would be negated one by one.
+                let minus = -x[i];
                 let mut t = (i + 1) / 4 * 4;
                 while t < 16 {
                     let terms = load_shared_b128(mine + SQUARE + of_square(t as u32, i as u32));
                     let mut e = 0;
                     while e < 4 {
                         if t + e > i {
-                            x[t + e] = fma(-f32::from_bits(terms[e]), x[i], x[t + e]);
+                            x[t + e] = fma(f32::from_bits(terms[e]), minus, x[t + e]);
                         }
                         e += 1;
                     }

@@ -11,8 +11,10 @@ use super::rows::{Piece, Span};
 use super::{CHUNK, anew};
 use crate::constants::Element;
 use crate::device::float::{f16_to_f32, pack_f16x2};
-use crate::device::global::{load_b128, prefetch as prefetch_line};
-use crate::device::shared::{load_matrices_transposed, store_shared_b128};
+use crate::device::global::load_b128;
+use crate::device::shared::{
+    copy_async_b128_or_zeros, load_matrices_transposed, store_shared_b128,
+};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
 use crate::math::elements::{self, bf16_to_f32};
@@ -65,7 +67,7 @@ pub type Raw = [[u32; 4]; 4];
 /// Loads this thread's part of `piece`, of its warpgroup's 64 channels from `channel` of a token on; zeros for tokens that are
 /// not there.
 ///
-/// By way of registers: a copy that is under way holds up the next product. All lanes of the warp come.
+/// All lanes of the warp come.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time.
@@ -93,22 +95,6 @@ pub unsafe fn load(
     raw
 }
 
-/// Says that they will be wanted. All lanes of the warp come.
-#[inline(always)]
-pub fn prefetch(
-    c: &StepConstants,
-    params: &PrefillParams,
-    (span, piece): (&Span, Piece),
-    channel: u32,
-) {
-    // A line of a token has 64 channels.
-    let token = anew(thread_idx_x()) % 128;
-    if token < piece.count {
-        let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
-        prefetch_line(span.at(base, strides, piece.start + token, channel, c.v_element));
-    }
-}
-
 /// Stores them to the tile of the warpgroup.
 ///
 /// # Safety
@@ -125,49 +111,76 @@ pub unsafe fn store(raw: Raw, tile: u32) {
     }
 }
 
+/// Starts to copy v of `piece` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a token on; zeros
+/// for tokens that are not there. A warpgroup comes, which commits and waits.
+///
+/// # Safety
+/// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time; nobody reads the tiles.
+#[inline(always)]
+pub unsafe fn copy<const GROUPS: u32>(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, piece): (&Span, Piece),
+    channel: u32,
+    tiles: u32,
+) {
+    // Neighbours have a token's channels.
+    let of_token = 8 * GROUPS;
+    let apart = 128 / of_token;
+    let thread = thread_idx_x() % 128;
+    let (token, part) = (thread / of_token, thread % of_token);
+    let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
+    let (t, channel) = (piece.start + token, channel + 8 * part);
+    let from = span.at(base, strides, t, channel, c.v_element);
+    let place = tiles + part / 8 * TILE_BYTES + tile_piece(token, part % 8);
+    let mut i = 0;
+    while i < CHUNK / apart {
+        // Tokens a multiple of 8 apart have their parts in the same order.
+        let place = place + i * apart * 128;
+        let from = from + tokens_apart(apart * i, c.v_token);
+        // SAFETY: the caller's promise; a token that is read is there.
+        unsafe { copy_async_b128_or_zeros(place, from, token + apart * i < piece.count) };
+        i += 1;
+    }
+}
+
 /// Channels of a value head.
 #[derive(Clone, Copy)]
 pub struct Channels {
     /// The value head.
     pub hv: u32,
-    /// The first of them; of up to 128 there is no other than 0.
+    /// The first of them; 0 where they are all.
     pub first: u32,
-    /// How many there are.
-    pub count: u32,
 }
 
 impl Channels {
-    /// All `dim` of a value head.
+    /// All of a value head.
     #[inline(always)]
-    pub const fn of_head(hv: u32, dim: u32) -> Self {
-        Self {
-            hv,
-            first: 0,
-            count: dim,
-        }
+    pub const fn of_head(hv: u32) -> Self {
+        Self { hv, first: 0 }
     }
 }
 
-/// Makes the tiles of these channels, K and V of a head; `threads` come, with the numbers from 0 on.
+/// Makes the tiles of `COUNT` of the V channels of a value head, with K of a query/key head; `threads` come, with the numbers from 0
+/// on.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the tiles are these threads' to write.
 #[inline(always)]
-pub unsafe fn make<const K: u32, const V: u32>(
+pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     c: &StepConstants,
     params: &PrefillParams,
     (span, piece, inputs): (&Span, Piece, Inputs),
-    Channels { hv, first, count }: Channels,
+    Channels { hv, first }: Channels,
     (thread, threads): (u32, u32),
     out: impl Place,
 ) {
     if c.taps != 0 {
         // Threads of a token, with two channels each.
-        let of_token = count / 2;
+        let of_token = COUNT / 2;
         let part = anew(thread % of_token);
-        let mut channel =
-            channel_of_values::<K, V>(c, hv, if const { V > 128 } { V } else { count });
-        if const { V > 128 } {
+        let mut channel = channel_of_values::<K, V>(c, hv, V);
+        if const { COUNT < V } {
             channel += first;
         }
         let of_line = part / 32 * TILE_BYTES + part % 4 * 4;
@@ -196,9 +209,9 @@ pub unsafe fn make<const K: u32, const V: u32>(
         return;
     }
     // Threads of a token, with 8 channels each.
-    let of_token = count / 8;
+    let of_token = COUNT / 8;
     let part = anew(thread % of_token);
-    if const { V > 128 } && thread >= threads / of_token * of_token {
+    if const { !COUNT.is_power_of_two() } && thread >= threads / of_token * of_token {
         return;
     }
     let give = |token: u32, v: [f32; 8]| {
@@ -215,7 +228,7 @@ pub unsafe fn make<const K: u32, const V: u32>(
         unsafe {
             if token < piece.count {
                 let (base, mut channel) = (params.layer.step.v, hv * c.v_head + 8 * part);
-                if const { V > 128 } {
+                if const { COUNT < V } {
                     channel += first;
                 }
                 let strides = (params.v_row, c.v_token);

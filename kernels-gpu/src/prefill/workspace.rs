@@ -41,6 +41,16 @@ pub struct Operands {
 }
 
 impl Operands {
+    /// The same, so many bytes behind.
+    #[inline(always)]
+    pub fn behind(self, bytes: u64) -> Self {
+        Self {
+            images: self.images + bytes,
+            head: self.head + bytes,
+            values: self.values + bytes,
+        }
+    }
+
     /// Of value head `r` of query/key head `h`.
     #[inline(always)]
     pub fn new<const K: u32, const V: u32>(

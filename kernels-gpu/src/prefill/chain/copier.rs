@@ -1,0 +1,179 @@
+//! What brings the pieces of a row to shared memory: a warpgroup of the block beside those that walk.
+
+use super::super::ALL_PIECES;
+use super::super::rows::Span;
+use super::super::values::{self, TILE_BYTES};
+use super::super::workspace::{Operands, own_bytes, unit_bytes};
+use super::{Chain, FREE, STAGES, THERE};
+use crate::device::global::prefetch_bulk;
+use crate::device::overlap::wait_for_previous;
+use crate::device::shared::{
+    close_counter, copy_async_commit, copy_async_wait, copy_bulk, copy_bulk_commit, copy_bulk_wait,
+    open_counter,
+};
+use crate::device::thread::{arrive_at_barrier, sync_barrier, thread_idx_x};
+use crate::recurrent::Gating;
+
+impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+{
+    /// What the copier does before its first row. All threads of the warpgroup come, here and below.
+    ///
+    /// # Safety
+    /// The block's shared memory is free.
+    #[inline(always)]
+    pub unsafe fn begin_copies() {
+        if thread_idx_x() == Self::THREADS {
+            let mut i = 0;
+            while i < STAGES {
+                // SAFETY: the caller's promise; this thread alone copies in bulk.
+                unsafe { open_counter(Self::counter(i)) };
+                i += 1;
+            }
+        }
+    }
+
+    /// What it does behind its last, of all that stages were `filled` with: waits until nobody reads it any more.
+    ///
+    /// # Safety
+    /// [`Self::begin_copies`] was before.
+    #[inline(always)]
+    pub unsafe fn end_copies(filled: u32) {
+        let mut n = filled.saturating_sub(STAGES);
+        while n < filled {
+            sync_barrier(FREE + n % STAGES, Self::ALL_THREADS);
+            n += 1;
+        }
+        if thread_idx_x() == Self::THREADS {
+            let mut i = 0;
+            while i < STAGES {
+                // SAFETY: this thread opened it.
+                unsafe { close_counter(Self::counter(i)) };
+                i += 1;
+            }
+        }
+    }
+
+    /// Brings all pieces that [`Self::walk`] goes through, of the same row: says of each that it is there, and waits until its stage is
+    /// free. So many stages were `filled` before: it begins with a row while the last pieces of the one before are worked on.
+    ///
+    /// # Safety
+    /// As [`Self::walk`]'s; [`Self::begin_copies`] was before.
+    #[inline(always)]
+    pub unsafe fn copy(&self, filled: &mut u32) {
+        let (params, span) = (self.params, &self.span);
+        let copies = thread_idx_x() == Self::THREADS;
+        let (unit, of) = (span.unit_from(params.first_piece), (self.row.h, self.r()));
+        let mut next = Operands::new::<K, V>(self.c, params, G::PER_CHANNEL, unit, of);
+        let mut j = params.first_piece;
+        // SAFETY: the caller's promise; one thread copies in bulk.
+        unsafe {
+            loop {
+                let (i, round) = (*filled % STAGES, *filled / STAGES);
+                if round > 0 {
+                    sync_barrier(FREE + i, Self::ALL_THREADS);
+                }
+                if j == params.first_piece {
+                    // v is no launch's that may still be under way.
+                    self.copy_values(j, i);
+                    if Self::CLUSTERED {
+                        self.meet_cluster();
+                    }
+                    // The preparation is done, which may have been under way until now.
+                    wait_for_previous();
+                    if copies {
+                        next = self.copy_operands(j, i, next);
+                    }
+                } else {
+                    // First what one thread copies: it computes addresses of v for a while.
+                    if copies {
+                        next = self.copy_operands(j, i, next);
+                    }
+                    self.copy_values(j, i);
+                }
+                copy_async_wait::<0>();
+                if copies {
+                    copy_bulk_wait(Self::counter(i), round);
+                }
+                arrive_at_barrier(THERE + i, Self::ALL_THREADS);
+                *filled += 1;
+                if Self::CLUSTERED && span.piece(j).count == 1 {
+                    // With those that walk, for the norm of a single token.
+                    self.meet_cluster();
+                }
+                j += 1;
+                if self.is_behind(span, j) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether other launches of the prefill run beside this one, the preparation of the next stretch or rows of one token, and a copy
+    /// waits for their bytes. A block of two warpgroups that walk is of a batch, which has the GPU to itself.
+    #[inline(always)]
+    fn has_company(&self) -> bool {
+        let params = self.params;
+        let is_stretch = params.end_piece != ALL_PIECES || params.first_piece != 0;
+        GROUPS_OF_BLOCK == 1 && (is_stretch || params.has_singles != 0)
+    }
+
+    /// Whether piece `j` is of the launch, and has operands.
+    #[inline(always)]
+    fn has_unit(&self, span: &Span, j: u32) -> bool {
+        span.piece(j).count > 1 && j < self.params.end_piece
+    }
+
+    /// Starts to copy what the preparation left of piece `j`, `own`, to the `i`-th stage, and closes the group; nothing behind the launch's
+    /// last. For one thread, one piece after the other. Returns what it left of the next.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; nobody reads the stage any more.
+    #[inline(always)]
+    unsafe fn copy_operands(&self, j: u32, i: u32, own: Operands) -> Operands {
+        let (c, span) = (self.c, &self.span);
+        let (stage, counter) = (Self::stage(i), Self::counter(i));
+        let mut next = own;
+        // SAFETY: the caller's promise; the thread opened the counter.
+        unsafe {
+            if self.has_unit(span, j) {
+                let unit = (unit_bytes(c, K, V, G::PER_CHANNEL) * c.h) as u64;
+                next = own.behind(unit);
+                if G::PER_CHANNEL {
+                    // Bytes of a unit are neighbours: what follows the next piece comes to L2.
+                    if self.has_company() && self.row.tile == 0 && self.has_unit(span, j + 2) {
+                        prefetch_bulk(own.images + 2 * unit, own_bytes(c, K, V, true));
+                    }
+                    copy_bulk(stage, own.images, Self::HEAD + Self::HEAD_BYTES, counter);
+                } else {
+                    copy_bulk(stage, own.images, Self::HEAD, counter);
+                    copy_bulk(stage + Self::HEAD, own.head, Self::HEAD_BYTES, counter);
+                }
+                if c.makes_values() {
+                    let bytes = GROUPS_OF_BLOCK * TILE_BYTES;
+                    let tiles = own.values + (self.row.tile * bytes) as u64;
+                    copy_bulk(stage + Self::TILES, tiles, bytes, counter);
+                }
+            }
+            copy_bulk_commit(counter);
+        }
+        next
+    }
+
+    /// Starts to copy v of piece `j` to the `i`-th stage, where the preparation does not leave it, and closes the group. All threads of the
+    /// warpgroup come.
+    ///
+    /// # Safety
+    /// As [`Self::copy_operands`]'.
+    #[inline(always)]
+    unsafe fn copy_values(&self, j: u32, i: u32) {
+        let (c, params, span) = (self.c, self.params, &self.span);
+        if !c.makes_values() && self.has_unit(span, j) {
+            let channel = self.row.hv * c.v_head + self.row.tile * 64 * GROUPS_OF_BLOCK;
+            let (with, tiles) = ((span, span.piece(j)), Self::stage(i) + Self::TILES);
+            // SAFETY: the caller's promise.
+            unsafe { values::copy::<GROUPS_OF_BLOCK>(c, params, with, channel, tiles) };
+        }
+        copy_async_commit();
+    }
+}

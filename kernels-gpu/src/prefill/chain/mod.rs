@@ -1,0 +1,415 @@
+//! From state to state through the pieces of a row. With S of a warpgroup's 64 rows in registers, for the tokens t of a piece
+//! and its last one, C:
+//!     R = Vᵀ − (S k̂ᵀ)·2^G_t    δ = R Tᵀ    o = (S q̂ᵀ)·2^G_t + δ Pᵀ    S ← 2^G_C S + (δ·2^(G_C − G_t)) k̂
+//! Warpgroups that have rows walk (`walk`, `token`); one more brings them what they read (`copier`). A short row's block makes that
+//! itself (`short`).
+
+mod copier;
+mod short;
+mod token;
+mod walk;
+
+use core::marker::PhantomData;
+
+use super::convolution::Inputs;
+use super::output;
+use super::prepare;
+use super::rows::{Piece, Span};
+use super::single_klast;
+use super::solve::SCRATCH_BYTES;
+use super::state::Places;
+use super::values::TILE_BYTES;
+use super::workspace::carried;
+use super::{CHUNK, channels, head_bytes, image_bytes, images_bytes};
+use crate::device::cluster;
+use crate::device::shared::{
+    COUNTER_BYTES, dynamic_shared_mem, load_shared_b128, store_shared_b128,
+};
+use crate::device::thread::{sync_barrier, thread_idx_x};
+use crate::layer::Place;
+use crate::math::elements;
+use crate::recurrent::Gating;
+use crate::row::Row;
+use crate::state::{Head, StateElement, is_live, slot_of};
+use crate::step::{PrefillParams, StepConstants};
+
+/// Barrier of the first warpgroup; the others' follow.
+const GROUPS: u32 = 2;
+/// Barriers of a block with a copier, one for each stage: that a piece is there, and that nobody reads it any more.
+const THERE: u32 = output::BLOCK + 1;
+const FREE: u32 = THERE + STAGES;
+/// Of the norm: squares of every token, for 64 rows of a state.
+const SUM_BYTES: u32 = 4 * CHUNK;
+/// Pieces in shared memory; all that a short row has.
+const STAGES: u32 = 2;
+/// Of a row's tokens. There is room for two rows: one that is walked to its end, and the next.
+const SPAN_BYTES: u32 = 32;
+
+/// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
+pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
+    images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
+}
+
+/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens and the counters of copies.
+const fn header_bytes(sums: u32) -> u32 {
+    (sums + 2 * SPAN_BYTES + STAGES * COUNTER_BYTES).next_multiple_of(128)
+}
+
+/// Shared memory of a chain's block, with [`sum_bytes`].
+pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> u32 {
+    128 + header_bytes(sums) + STAGES * stage_bytes(k, per_channel, groups)
+}
+
+/// Threads of a block that has a copier: a warpgroup behind those that have rows.
+pub const fn block(groups: u32) -> u32 {
+    128 * (groups + 1)
+}
+
+/// Blocks of a cluster: all that share a head's state.
+pub const fn cluster(v: u32, groups: u32) -> u32 {
+    v / (64 * groups)
+}
+
+/// Shared memory of the norm: the sums of both warpgroups; of a block of a cluster those of all rows of the head, for each stage.
+pub const fn sum_bytes(v: u32, groups: u32) -> u32 {
+    if cluster(v, groups) > 1 {
+        STAGES * v / 64 * SUM_BYTES
+    } else {
+        2 * SUM_BYTES
+    }
+}
+
+/// Shared memory behind it that a unit is made in, where the block makes it.
+pub const fn room_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
+    if per_channel {
+        channels::room_bytes(k) + channels::SCALE_BYTES
+    } else if makes_pairs(per_channel, groups) {
+        2 * SCRATCH_BYTES + prepare::SCALE_BYTES + 128 + STAGES * head_bytes(k, false)
+    } else {
+        SCRATCH_BYTES + prepare::SCALE_BYTES
+    }
+}
+
+/// Shared memory of a block that has a row of one token.
+pub const fn single_bytes(k: u32, groups: u32) -> u32 {
+    single_klast::shared_bytes(k, 64 * groups)
+}
+
+/// Whether both warpgroups may make a value head each, of two that share a query/key head.
+pub const fn makes_pairs(per_channel: bool, groups: u32) -> bool {
+    !per_channel && groups == 2
+}
+
+/// Shared memory that a piece of one token takes: its q and k, where they are convolved, and the sums of a norm.
+#[derive(Clone, Copy)]
+struct Room {
+    staged: u32,
+    sums: u32,
+}
+
+/// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
+pub struct Chain<'a, G, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+{
+    c: &'a StepConstants,
+    params: &'a PrefillParams,
+    /// What the block works on.
+    row: Row,
+    /// The row's tokens.
+    span: Span,
+    /// Whether the block had an odd number of rows before.
+    is_odd: bool,
+    /// What they are convolved from.
+    inputs: Inputs,
+    gating: PhantomData<G>,
+}
+
+impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+    Chain<'a, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+{
+    /// Threads that have rows.
+    const THREADS: u32 = 128 * GROUPS_OF_BLOCK;
+    /// Those and the copier's.
+    const ALL_THREADS: u32 = block(GROUPS_OF_BLOCK);
+    /// Blocks of the cluster.
+    const CLUSTER: u32 = cluster(V, GROUPS_OF_BLOCK);
+    const SUM_BYTES: u32 = sum_bytes(V, GROUPS_OF_BLOCK);
+    /// Whether it has several.
+    const CLUSTERED: bool = Self::CLUSTER > 1;
+    const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK);
+    /// Byte of the head's operands in a stage.
+    const HEAD: u32 = images_bytes(K, G::PER_CHANNEL);
+    const HEAD_BYTES: u32 = head_bytes(K, G::PER_CHANNEL);
+    /// Byte of the tiles, behind the head's operands as they are in a workspace.
+    const TILES: u32 = Self::HEAD + Self::HEAD_BYTES;
+    /// Byte of the image that is added to the state, and tokens of which it is one.
+    const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
+
+    /// That of a block that has `row`, whose tokens are `span`.
+    #[inline(always)]
+    pub fn new(c: &'a StepConstants, params: &'a PrefillParams, row: Row, span: Span) -> Self {
+        Self {
+            c,
+            params,
+            row,
+            span,
+            inputs: Inputs::NONE,
+            is_odd: false,
+            gating: PhantomData,
+        }
+    }
+
+    /// That of a block that has `row`, and where the row's states and windows are; nothing of one without tokens.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[inline(always)]
+    pub unsafe fn of_row(
+        c: &'a StepConstants,
+        params: &'a PrefillParams,
+        row: Row,
+    ) -> Option<(Self, Place)> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Both at once: neither waits for the other.
+            let span = Span::load(c, params, row.b);
+            let place = Place::load(c, &params.layer, row.b);
+            if span.count == 0 {
+                return None;
+            }
+            Some((Self::new(c, params, row, span).with_inputs(&place), place))
+        }
+    }
+
+    /// Whether the row has pieces from the first one of this launch on.
+    #[inline(always)]
+    pub fn has_pieces(&self) -> bool {
+        self.params.first_piece == 0
+            || self.span.piece(self.params.first_piece).start < self.span.count
+    }
+
+    /// Whether piece `j` is behind the launch's last of the row.
+    #[inline(always)]
+    fn is_behind(&self, span: &Span, j: u32) -> bool {
+        let piece = span.piece(j);
+        (piece.count == 0 && piece.start >= span.count) || j == self.params.end_piece
+    }
+
+    /// Where this thread's warpgroup leaves its rows for the launch of the next pieces.
+    #[inline(always)]
+    fn carried(&self) -> u64 {
+        let of = (self.row.hv, self.first());
+        carried::<K, V>(self.c, self.params, G::PER_CHANNEL, of)
+    }
+
+    /// First row of the state that this thread's warpgroup has.
+    #[inline(always)]
+    fn first(&self) -> u32 {
+        64 * (self.row.tile * GROUPS_OF_BLOCK + thread_idx_x() / 128)
+    }
+
+    /// A multiple of 128.
+    #[inline(always)]
+    fn base() -> u32 {
+        // It is a multiple of 16.
+        dynamic_shared_mem().next_multiple_of(128)
+    }
+
+    /// The `i`-th stage.
+    #[inline(always)]
+    fn stage(i: u32) -> u32 {
+        Self::base() + header_bytes(Self::SUM_BYTES) + i * Self::STAGE_BYTES
+    }
+
+    /// Words of the norm.
+    #[inline(always)]
+    fn sums() -> u32 {
+        Self::base()
+    }
+
+    /// Those of a cluster, of one of two pieces between which its blocks do not wait for each other.
+    #[inline(always)]
+    fn sums_of_cluster(is_second: bool) -> u32 {
+        Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
+    }
+
+    /// Waits for the blocks of the cluster to be there, to which this one sends its sums, and for what they have read of those of a
+    /// row before. All threads that have rows come, and a copier's.
+    #[inline(always)]
+    fn meet_cluster(&self) {
+        if self.c.has_norm != 0 {
+            cluster::arrive();
+            cluster::wait();
+        }
+    }
+
+    /// Counter of the copies to the `i`-th stage.
+    #[inline(always)]
+    fn counter(i: u32) -> u32 {
+        Self::sums() + Self::SUM_BYTES + 2 * SPAN_BYTES + i * COUNTER_BYTES
+    }
+
+    /// Where the row's tokens are said, behind the sums.
+    #[inline(always)]
+    fn kept(&self) -> u32 {
+        Self::sums() + Self::SUM_BYTES + self.is_odd as u32 * SPAN_BYTES
+    }
+
+    /// Says there which tokens are the row's, since there are not registers to keep that from piece to piece. For one thread.
+    ///
+    /// # Safety
+    /// The place is free.
+    #[inline(always)]
+    unsafe fn keep_span(&self) {
+        let [first, second] = self.span.words();
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_shared_b128(self.kept(), first);
+            store_shared_b128(self.kept() + 16, second);
+        }
+    }
+
+    /// The row's tokens, as [`Self::keep_span`] said, behind a barrier.
+    #[inline(always)]
+    fn kept_span(&self) -> Span {
+        // SAFETY: they are there.
+        unsafe {
+            let words = [0, 16].map(|byte| load_shared_b128(self.kept() + byte));
+            Span::of_words(words)
+        }
+    }
+
+    #[inline(always)]
+    fn tile(stage: u32) -> u32 {
+        stage + Self::TILES + thread_idx_x() / 128 * TILE_BYTES
+    }
+
+    /// Which of the value heads of its query/key head.
+    #[inline(always)]
+    fn r(&self) -> u32 {
+        let c = self.c;
+        if c.tiled != 0 {
+            self.row.hv / c.h
+        } else {
+            self.row.hv % c.ratio
+        }
+    }
+
+    /// Zeros for the tokens of a row that has no place in the pool, of so many value heads from this one on.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    pub unsafe fn store_zeros(&self, heads: u32) {
+        let mut of = 0;
+        while of < heads {
+            // SAFETY: the caller's promise.
+            unsafe { self.of_head(of).store_zeros_of_head() };
+            of += 1;
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::store_zeros`]'.
+    #[inline(always)]
+    unsafe fn store_zeros_of_head(&self) {
+        let (c, params) = (self.c, self.params);
+        let width = 64 * GROUPS_OF_BLOCK;
+        let head = self.row.hv * c.o_head + self.row.tile * width;
+        let mut t = thread_idx_x() / width;
+        while t < self.span.count {
+            let strides = (params.o_row, c.o_token);
+            let channel = head + thread_idx_x() % width;
+            let base = params.layer.step.o;
+            let address = self.span.at(base, strides, t, channel, c.o_element);
+            // SAFETY: the caller's promise.
+            unsafe { elements::store([0.0], address, c.o_element, false) };
+            t += Self::THREADS / width;
+        }
+    }
+
+    /// The same, of a block that had so many rows before.
+    #[inline(always)]
+    pub fn behind(self, rows: u32) -> Self {
+        Self {
+            is_odd: !rows.is_multiple_of(2),
+            ..self
+        }
+    }
+
+    /// The same, with what its tokens are convolved from.
+    #[inline(always)]
+    pub fn with_inputs(&self, place: &Place) -> Self {
+        Self {
+            inputs: Inputs::new(self.c, self.params, place),
+            ..*self
+        }
+    }
+
+    /// Waits for all threads that have rows.
+    #[inline(always)]
+    fn sync_rows() {
+        sync_barrier(output::BLOCK, Self::THREADS);
+    }
+
+    /// Stores the state after a piece that ends where a checkpoint is due.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    unsafe fn checkpoint<S: StateElement>(
+        &self,
+        places: &Places<K, V, V_LAST>,
+        s: &[f32; 64],
+        span: &Span,
+        piece: Piece,
+    ) {
+        // SAFETY: the caller's promise.
+        let slot = unsafe { self.checkpoint_slot(span, piece) };
+        if is_live(
+            slot,
+            self.params.layer.step.write_pool_slots,
+            self.c.null_slot,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { places.store::<S>(self.c, self.checkpoint_at::<S>(slot), s) };
+        }
+    }
+
+    /// The slot that the state after a piece is to be stored to; one that is not live where no checkpoint is due.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    unsafe fn checkpoint_slot(&self, span: &Span, piece: Piece) -> u64 {
+        let (c, params) = (self.c, self.params);
+        if c.checkpoint_every == 0 {
+            return u64::MAX;
+        }
+        let every = c.checkpoint_every as u64;
+        let end = span.position + (piece.start + piece.count) as u64;
+        if !end.is_multiple_of(CHUNK as u64) || !end.is_multiple_of(every) {
+            return u64::MAX;
+        }
+        let number = end / every - span.position / every - 1;
+        if number >= params.checkpoints as u64 {
+            return u64::MAX;
+        }
+        let at = span.b as u64 * params.checkpoint_slots_row as u64 + number;
+        // SAFETY: the caller's promise.
+        unsafe { slot_of(params.checkpoint_slots, c.checkpoint_index, at, u64::MAX) }
+    }
+
+    /// The block's head of a checkpoint's state, in a slot that is live.
+    #[inline(always)]
+    fn checkpoint_at<S: StateElement>(&self, slot: u64) -> Head {
+        let (c, pool) = (self.c, self.params.layer.step.write_pool);
+        let shape = if V_LAST { [K, V] } else { [V, K] };
+        Head::of_slot::<S>(
+            pool,
+            slot,
+            c.write_slot,
+            (self.row.hv, shape),
+            c.wide_state != 0,
+        )
+    }
+}

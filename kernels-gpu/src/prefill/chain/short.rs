@@ -1,0 +1,298 @@
+//! Rows of at most 64 tokens, whose operands the block makes itself.
+
+use core::marker::PhantomData;
+
+use super::super::channels;
+use super::super::load::{Convolved, THREADS};
+use super::super::operands::Shared;
+use super::super::prepare::{self, Makes, Unit};
+use super::super::rows::{Piece, Span};
+use super::super::solve::SCRATCH_BYTES;
+use super::super::state::Places;
+use super::super::values::{self, Channels};
+use super::{Chain, makes_pairs, shared_bytes};
+use crate::device::global::prefetch;
+use crate::device::shared::dynamic_shared_mem;
+use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warpgroup::fence_shared;
+use crate::layer::Place;
+use crate::recurrent::Gating;
+use crate::state::StateElement;
+
+impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+{
+    /// v of `piece`, where the preparation does not leave it.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    unsafe fn values(&self, span: &Span, piece: Piece) -> values::Raw {
+        if self.c.makes_values() {
+            return [[0; 4]; 4];
+        }
+        let channel = self.row.hv * self.c.v_head + self.first();
+        // SAFETY: the caller's promise.
+        unsafe { values::load(self.c, self.params, (span, piece), channel) }
+    }
+
+    /// Puts them where [`Self::advance`] finds them.
+    ///
+    /// # Safety
+    /// Nobody reads the tile of `stage` any more.
+    #[inline(always)]
+    unsafe fn put(&self, values: values::Raw, stage: u32) {
+        if !self.c.makes_values() {
+            // SAFETY: the caller's promise.
+            unsafe { values::store(values, Self::tile(stage)) };
+        }
+    }
+
+    /// All pieces of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose operands are made
+    /// here, and of `heads` value heads of its query/key head, this one and the next; two where [`makes_pairs`]. All 256 threads come,
+    /// of which those of the block's warpgroups have rows.
+    ///
+    /// # Safety
+    /// As [`Self::walk`]'s, but for the workspace.
+    #[inline(always)]
+    pub unsafe fn walk_short<S: StateElement>(&self, place: &Place, heads: u32) {
+        let (c, params) = (self.c, self.params);
+        let step = &params.layer.step;
+        let has_rows = thread_idx_x() < Self::THREADS;
+        let pieces = Self::pieces(&self.span);
+        let shape = if V_LAST { [K, V] } else { [V, K] };
+        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        unsafe {
+            if GROUPS_OF_BLOCK * 64 == V && !place.is_fresh() {
+                // All of the heads, long before there are registers for them.
+                let mut of = 0;
+                while of < heads {
+                    let head = (self.of_head(of).row.hv, shape);
+                    let start = place.slots.start::<S>(c, step, head);
+                    let mut byte = 128 * thread_idx_x();
+                    while byte < V * K * S::BYTES {
+                        prefetch(start.address + byte as u64);
+                        byte += 128 * THREADS;
+                    }
+                    of += 1;
+                }
+            }
+            if thread_idx_x() == 0 {
+                self.keep_span();
+            }
+            let mut j = 0;
+            while j < pieces {
+                if self.span.piece(j).count > 1 {
+                    self.make(j, heads, has_rows);
+                    // The scratch is free.
+                    sync_threads();
+                }
+                j += 1;
+            }
+            fence_shared();
+            sync_threads();
+            if !has_rows {
+                return;
+            }
+            if Self::CLUSTERED {
+                self.meet_cluster();
+            }
+            let mut of = 0;
+            loop {
+                self.of_head(of).advance_short::<S>(of);
+                of += 1;
+                if of == heads {
+                    return;
+                }
+                // The tiles are read.
+                Self::sync_rows();
+                let (next, span) = (self.of_head(of), self.kept_span());
+                let mut j = 0;
+                while j < Self::pieces(&span) {
+                    if span.piece(j).count > 1 {
+                        next.bring_values(j);
+                    }
+                    j += 1;
+                }
+                Self::sync_rows();
+            }
+        }
+    }
+
+    /// Pieces of a short row.
+    #[inline(always)]
+    fn pieces(span: &Span) -> u32 {
+        if span.piece(0).count < span.count {
+            2
+        } else {
+            1
+        }
+    }
+
+    /// The same of the value head so many behind this one.
+    #[inline(always)]
+    pub(super) fn of_head(&self, of: u32) -> Self {
+        let row = if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) {
+            self.row.with_head(self.c, self.r() + of)
+        } else {
+            self.row
+        };
+        Self {
+            c: self.c,
+            params: self.params,
+            row,
+            span: self.span,
+            inputs: self.inputs,
+            is_odd: self.is_odd,
+            gating: PhantomData,
+        }
+    }
+
+    /// Where the scratch is that a unit is made in.
+    #[inline(always)]
+    fn scratch() -> u32 {
+        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK, Self::SUM_BYTES)
+    }
+
+    /// Operands of piece `j` of the value head so many behind the first of the block.
+    #[inline(always)]
+    fn head(j: u32, of: u32) -> u32 {
+        if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) && of > 0 {
+            let room = 2 * SCRATCH_BYTES + prepare::SCALE_BYTES;
+            (Self::scratch() + room).next_multiple_of(128) + j * Self::HEAD_BYTES
+        } else {
+            Self::stage(j) + Self::HEAD
+        }
+    }
+
+    /// Makes the operands of piece `j`, of more than one token, and brings v of the first head.
+    ///
+    /// # Safety
+    /// As [`Self::walk_short`]'s; the stage is free.
+    #[inline(always)]
+    unsafe fn make(&self, j: u32, heads: u32, has_rows: bool) {
+        let (c, params) = (self.c, self.params);
+        let (piece, stage, scratch) = (self.span.piece(j), Self::stage(j), Self::scratch());
+        let with = (&self.span, piece);
+        let mut values = [[0; 4]; 4];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.makes_values() {
+                self.make_values(&self.span, j);
+            } else if has_rows {
+                values = self.values(&self.span, piece);
+            }
+            if G::PER_CHANNEL {
+                let at = (stage, scratch, scratch + channels::room_bytes(K));
+                if has_rows {
+                    self.put(values, stage);
+                }
+                let (of, head) = ((self.row, Convolved::Here(self.inputs)), Self::head(j, 0));
+                channels::give::<K>((c, params), with, of, at, Shared(stage), Shared(head));
+            } else {
+                let scratches = if makes_pairs(false, GROUPS_OF_BLOCK) {
+                    2
+                } else {
+                    1
+                };
+                let at = (stage, scratch, scratch + scratches * SCRATCH_BYTES);
+                let own = if heads == 2 { thread_idx_x() / 128 } else { 0 };
+                let of = (self.row.h, self.of_head(own).row.hv, self.inputs);
+                let makes = Makes::of_thread(heads);
+                let unit = Unit::new::<K>(c, params, with, of, makes, at);
+                if has_rows {
+                    self.put(values, stage);
+                }
+                unit.give_head::<K>(Shared(Self::head(j, own)));
+            }
+        }
+    }
+
+    /// v of piece `j` where the preparation would leave it. All 256 threads come.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; the tiles are free.
+    #[inline(always)]
+    unsafe fn make_values(&self, span: &Span, j: u32) {
+        let with = (span, span.piece(j), self.inputs);
+        let count = 64 * GROUPS_OF_BLOCK;
+        let of = Channels {
+            hv: self.row.hv,
+            first: if V == count { 0 } else { self.row.tile * count },
+        };
+        let threads = (thread_idx_x(), THREADS);
+        let tiles = Shared(Self::stage(j) + Self::TILES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            // A number that is a block's own is no parameter yet.
+            match GROUPS_OF_BLOCK {
+                1 => values::make::<K, V, 64>(self.c, self.params, with, of, threads, tiles),
+                _ => values::make::<K, V, 128>(self.c, self.params, with, of, threads, tiles),
+            }
+        };
+    }
+
+    /// v of piece `j`, of a block all of whose threads have rows.
+    ///
+    /// # Safety
+    /// As [`Self::make_values`]'s.
+    #[inline(always)]
+    unsafe fn bring_values(&self, j: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let span = self.kept_span();
+            if self.c.makes_values() {
+                self.make_values(&span, j);
+            } else {
+                self.put(self.values(&span, span.piece(j)), Self::stage(j));
+            }
+        }
+    }
+
+    /// From state to state through the pieces of a short row, of the value head so many behind the first of the block.
+    ///
+    /// # Safety
+    /// As [`Self::walk_short`]'s; the operands and v are there.
+    #[inline(always)]
+    unsafe fn advance_short<S: StateElement>(&self, of: u32) {
+        let (c, layer) = (self.c, &self.params.layer);
+        let shape = if V_LAST { [K, V] } else { [V, K] };
+        let head = (self.row.hv, shape);
+        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        unsafe {
+            let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
+            let place = Place::load(c, layer, self.kept_span().b);
+            let start = place.slots.start::<S>(c, &layer.step, head);
+            let mut s = places.load::<S>(c, start, !place.is_fresh());
+            let mut j = 0;
+            loop {
+                let span = self.kept_span();
+                if j == Self::pieces(&span) {
+                    break;
+                }
+                let piece = span.piece(j);
+                if c.has_norm != 0 {
+                    // The sums of the last piece are read.
+                    Self::sync_rows();
+                }
+                if piece.count > 1 {
+                    // v of both pieces is there.
+                    s = self.advance::<true>(s, piece, (Self::stage(j), Self::head(j, of)));
+                } else {
+                    self.advance_by_one(
+                        &mut s,
+                        || self.kept_span(),
+                        piece.start,
+                        Self::room(j, piece.start),
+                    );
+                }
+                self.checkpoint::<S>(&places, &s, &self.kept_span(), piece);
+                j += 1;
+            }
+            if c.update_state != 0 {
+                let place = Place::load(c, layer, self.kept_span().b);
+                places.store::<S>(c, place.slots.write::<S>(c, &layer.step, head), &s);
+            }
+        }
+    }
+}

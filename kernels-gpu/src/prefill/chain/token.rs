@@ -1,0 +1,175 @@
+//! A piece of one token.
+
+use super::super::rows::Span;
+use super::super::state::Places;
+use super::super::{anew, single, single_klast};
+use super::{Chain, Room};
+use crate::device::cluster::{self, store_shared_b32_at};
+use crate::device::shared::{dynamic_shared_mem, store_shared_b32};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::layer::Place;
+use crate::layer::norm::{normed, sum_of};
+use crate::math::elements;
+use crate::recurrent::Gating;
+use crate::state::{StateElement, is_live};
+
+impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+{
+    /// A row of one token, whose place is this. All threads come, which have all of the head.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live, and the block's shared memory is free.
+    #[inline(always)]
+    pub unsafe fn walk_single<S: StateElement>(&self, place: &Place) {
+        let (c, params, span) = (self.c, self.params, self.span);
+        let step = &params.layer.step;
+        // SAFETY: the caller's promise; a block's head is its own.
+        unsafe {
+            if !place.live() {
+                self.store_zeros(1);
+            } else if const { !V_LAST && K != 96 } {
+                let checkpoint = || {
+                    let slot = self.checkpoint_slot(&span, span.piece(0));
+                    let keeps = is_live(slot, step.write_pool_slots, c.null_slot);
+                    keeps.then(|| self.checkpoint_at::<S>(slot))
+                };
+                let of = (&span, place, self.inputs);
+                single_klast::walk::<G, S, K, V>((c, params), of, self.row, checkpoint);
+            } else {
+                let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
+                let head = (self.row.hv, if V_LAST { [K, V] } else { [V, K] });
+                let staged = dynamic_shared_mem().next_multiple_of(128);
+                let room = Room {
+                    staged,
+                    sums: staged + single::staged_bytes(K),
+                };
+                let start = place.slots.start::<S>(c, step, head);
+                let mut s = places.load::<S>(c, start, !place.is_fresh());
+                self.advance_by_one(&mut s, || span, 0, room);
+                self.checkpoint::<S>(&places, &s, &span, span.piece(0));
+                if c.update_state != 0 {
+                    places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
+                }
+            }
+        }
+    }
+
+    /// That of a piece that is token `t`, whose stage is free.
+    #[inline(always)]
+    pub(super) fn room(i: u32, t: u32) -> Room {
+        Room {
+            staged: Self::stage(i),
+            sums: if Self::CLUSTERED {
+                // A row has one such piece at its begin, and one at its end.
+                Self::sums_of_cluster(t > 0)
+            } else {
+                Self::sums()
+            },
+        }
+    }
+
+    /// A piece that is token `t` of the row whose tokens `span` says, once more each time.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; the room is free.
+    #[inline(always)]
+    pub(super) unsafe fn advance_by_one(
+        &self,
+        s: &mut [f32; 64],
+        span: impl Fn() -> Span + Copy,
+        t: u32,
+        room: Room,
+    ) {
+        let (c, params) = (self.c, self.params);
+        let row = anew(self.first() + thread_idx_x() / 32 % 4 * 16 + lane_id() / 4);
+        // SAFETY: the caller's promise; one lane of four stores a row's o.
+        unsafe {
+            let own = span();
+            let (with, of) = ((c, params), (&own, self.inputs));
+            if c.taps != 0 {
+                single::stage::<K>(with, of, (self.row.h, t), room.staged, Self::THREADS);
+                Self::sync_rows();
+            }
+            let at = (row, room.staged);
+            let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, t, s, at);
+            let o = self.normed(o, span, (t, row), room.sums);
+            if lane_id().is_multiple_of(4) {
+                let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
+                let head = self.row.hv * c.o_head + row;
+                let at = |row| own.at(base, strides, t, head + row, c.o_element);
+                elements::store([o[0]], at(0), c.o_element, false);
+                elements::store([o[1]], at(8), c.o_element, false);
+            }
+        }
+    }
+
+    /// o of rows r and r + 8 of a token, normed where there is a norm: squares are added neighbours first, as for one token.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; `sums` are free.
+    #[inline(always)]
+    unsafe fn normed(
+        &self,
+        o: [f32; 2],
+        span: impl Fn() -> Span,
+        (t, row): (u32, u32),
+        sums: u32,
+    ) -> [f32; 2] {
+        let (c, params) = (self.c, self.params);
+        if c.has_norm == 0 {
+            return o;
+        }
+        let squares = o.map(|o| o * o);
+        let [a, b] = butterfly_sum_of_rows(squares);
+        let warp = thread_idx_x() / 32;
+        let of_block = 4 * GROUPS_OF_BLOCK;
+        // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier, nor in a cluster.
+        unsafe {
+            if Self::CLUSTERED {
+                let place = sums + 4 * (self.row.tile * of_block + warp);
+                if lane_id() < Self::CLUSTER {
+                    store_shared_b32_at(place, lane_id(), (a + b).to_bits());
+                }
+                cluster::arrive();
+                cluster::wait();
+            } else {
+                Self::sync_rows();
+                if lane_id() == 0 {
+                    store_shared_b32(sums + 4 * warp, (a + b).to_bits());
+                }
+                Self::sync_rows();
+            }
+            let sum = sum_of(sums, Self::CLUSTER * of_block);
+            let scale = |o: f32, channel: u32| {
+                let strides = (params.z_row, c.z_token);
+                let (z, element) = (params.layer.z, c.z_element);
+                let channel_of_token = self.row.hv * c.z_head + channel;
+                let z = span().at(z, strides, t, channel_of_token, element);
+                let [z] = elements::load_one(z, element).to_f32(element);
+                let element = c.norm_weight_element;
+                let at = (channel * elements::bytes_of(element)) as u64;
+                let weight = elements::load_one(params.layer.norm_weight + at, element);
+                let [weight] = weight.to_f32(element);
+                normed(c, o, (sum, V), z, weight)
+            };
+            [scale(o[0], row), scale(o[1], row + 8)]
+        }
+    }
+}
+
+/// Sums over the 8 rows that lanes have, neighbours first.
+#[inline(always)]
+fn butterfly_sum_of_rows(mut squares: [f32; 2]) -> [f32; 2] {
+    let mut mask = 4;
+    while mask < 32 {
+        let mut i = 0;
+        while i < 2 {
+            squares[i] += warp_shuffle_xor(squares[i], mask);
+            i += 1;
+        }
+        mask *= 2;
+    }
+    squares
+}

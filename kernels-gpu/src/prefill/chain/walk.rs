@@ -1,0 +1,228 @@
+//! From piece to piece of a row: the warpgroups that have its state.
+
+use core::array;
+
+use super::super::output;
+use super::super::rows::{Piece, Span};
+use super::super::state::{Places, load_carried, store_carried};
+use super::super::values::{self, TILE_BYTES};
+use super::super::workspace::Operands;
+use super::super::{FACTOR_BYTES, FACTORS, P};
+use super::{Chain, FREE, GROUPS, STAGES, THERE};
+use crate::device::float::{fma, pack_f16x2};
+use crate::device::overlap::wait_for_previous;
+use crate::device::shared::{load_shared_b32, load_shared_b64};
+use crate::device::thread::{arrive_at_barrier, sync_barrier, thread_idx_x};
+use crate::device::warp::lane_id;
+use crate::device::warpgroup::{self, fence_shared};
+use crate::layer::Place;
+use crate::recurrent::Gating;
+use crate::state::StateElement;
+
+impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+{
+    /// All pieces of the launch of a row that has some, whose state is in the pool, or where the launch of those before left it. So many
+    /// pieces were `worked` on before, of other rows.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to the last
+    /// piece.
+    #[inline(always)]
+    pub unsafe fn walk<S: StateElement>(&self, place: &Place, worked: &mut u32) {
+        let (c, params) = (self.c, self.params);
+        let step = &params.layer.step;
+        let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
+        let shape = if V_LAST { [K, V] } else { [V, K] };
+        let head = (self.row.hv, shape);
+        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        unsafe {
+            if Self::CLUSTERED {
+                self.meet_cluster();
+            }
+            if thread_idx_x() == 0 {
+                self.keep_span();
+            }
+            let mut j = params.first_piece;
+            let mut s = [0.0; 64];
+            if j == 0 {
+                let start = place.slots.start::<S>(c, step, head);
+                s = places.bring::<S>(c, start, !place.is_fresh());
+            }
+            // The pieces before are done, which may have been under way until now.
+            wait_for_previous();
+            s = if j == 0 {
+                places.settle(c, s)
+            } else {
+                load_carried::<K>(self.carried(), thread_idx_x())
+            };
+            let mut i;
+            loop {
+                i = *worked % STAGES;
+                sync_barrier(THERE + i, Self::ALL_THREADS);
+                let span = self.kept_span();
+                let piece = span.piece(j);
+                if piece.count > 1 {
+                    let stage = Self::stage(i);
+                    s = self.advance::<false>(s, piece, (stage, stage + Self::HEAD));
+                } else {
+                    let room = Self::room(i, piece.start);
+                    // Said anew: there are not registers to keep it.
+                    let place = Place::load(c, &params.layer, span.b);
+                    self.with_inputs(&place).advance_by_one(
+                        &mut s,
+                        || self.kept_span(),
+                        piece.start,
+                        room,
+                    );
+                    // What was stored to the stage is before what is copied to it.
+                    fence_shared();
+                }
+                self.checkpoint::<S>(&places, &s, &self.kept_span(), piece);
+                (j, *worked) = (j + 1, *worked + 1);
+                if self.is_behind(&self.kept_span(), j) {
+                    break;
+                }
+                arrive_at_barrier(FREE + i, Self::ALL_THREADS);
+            }
+            // The span is read; there may be another row.
+            let free = || arrive_at_barrier(FREE + i, Self::ALL_THREADS);
+            let span = self.kept_span();
+            if span.piece(j).start < span.count {
+                free();
+                store_carried::<K>(self.carried(), thread_idx_x(), &s);
+            } else if c.update_state != 0 {
+                let place = Place::load(c, &params.layer, span.b);
+                free();
+                places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
+            } else {
+                free();
+            }
+        }
+    }
+
+    /// Where the lower halves of o of a unit are left, of this warpgroup's channels.
+    #[inline(always)]
+    fn lows(&self, span: &Span, piece: Piece) -> u64 {
+        let (unit, of) = (span.unit_of(piece), (self.row.h, self.r()));
+        let of = Operands::new::<K, V>(self.c, self.params, G::PER_CHANNEL, unit, of);
+        of.values + (self.first() / 64 * TILE_BYTES) as u64
+    }
+
+    /// The state after a piece of more than one token. Of a row that is `SHORT` o is normed here, of others behind the launch.
+    ///
+    /// # Safety
+    /// Images and v are in `stage`, the other operands at `head`.
+    #[inline(always)]
+    pub(super) unsafe fn advance<const SHORT: bool>(
+        &self,
+        mut s: [f32; 64],
+        piece: Piece,
+        (stage, head): (u32, u32),
+    ) -> [f32; 64] {
+        let (c, params) = (self.c, self.params);
+        let tile = Self::tile(stage);
+        let factors = head + FACTORS + lane_id() % 4 * 8;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let factor = |kind: u32, j: usize| {
+                load_shared_b64(factors + kind * FACTOR_BYTES + 32 * j as u32).map(f32::from_bits)
+            };
+            let a: [u32; 32] = array::from_fn(|i| pack_f16x2(s[2 * i], s[2 * i + 1]));
+            let products = warpgroup::by_both::<K>(&a, stage);
+            let (of_keys, of_queries) = warpgroup::first(products);
+            if G::PER_CHANNEL {
+                let mut j = 0;
+                while j < K as usize / 8 {
+                    let [x, y] = factor(3, j);
+                    s[4 * j] *= x;
+                    s[4 * j + 1] *= y;
+                    s[4 * j + 2] *= x;
+                    s[4 * j + 3] *= y;
+                    j += 1;
+                }
+            } else {
+                let decay = f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES));
+                let mut i = 0;
+                while i < K as usize / 2 {
+                    s[i] *= decay;
+                    i += 1;
+                }
+            }
+            // Beside the products of queries.
+            let mut r = [0; 16];
+            rest_of(&mut r, 0, &values::of_tile(c, tile, 0), &of_keys, factors);
+            rest_of(&mut r, 4, &values::of_tile(c, tile, 32), &of_keys, factors);
+            let (delta, of_queries) = warpgroup::by_triangle(&r, head, of_queries);
+            let (mut plain, mut decayed, mut o) = ([0; 16], [0; 16], [0.0; 32]);
+            let mut j = 0;
+            while j < 8 {
+                let ([x, y], [z, w]) = (factor(2, j), factor(1, j));
+                let at = 4 * j;
+                plain[2 * j] = pack_f16x2(delta[at], delta[at + 1]);
+                plain[2 * j + 1] = pack_f16x2(delta[at + 2], delta[at + 3]);
+                decayed[2 * j] = pack_f16x2(delta[at] * x, delta[at + 1] * y);
+                decayed[2 * j + 1] = pack_f16x2(delta[at + 2] * x, delta[at + 3] * y);
+                o[at] = of_queries[at] * z;
+                o[at + 1] = of_queries[at + 1] * w;
+                o[at + 2] = of_queries[at + 2] * z;
+                o[at + 3] = of_queries[at + 3] * w;
+                j += 1;
+            }
+            let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
+            let s = if G::PER_CHANNEL {
+                warpgroup::add::<K, 64>(s, state, &mut o, products)
+            } else {
+                warpgroup::add::<K, 128>(s, state, &mut o, products)
+            };
+            // Beside the products that are added to the state.
+            let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
+            let span = self.kept_span();
+            if c.has_norm == 0 {
+                output::store(c, params, (&span, piece), of, &o, (tile, barrier));
+            } else if SHORT {
+                let sums = if Self::CLUSTERED {
+                    Self::sums_of_cluster(stage != Self::stage(0))
+                } else {
+                    Self::sums()
+                };
+                let at = (tile, barrier, sums);
+                output::store_normed::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
+            } else {
+                let lows = self.lows(&span, piece);
+                output::leave(c, params, (&span, piece), of, &o, (tile, barrier), lows);
+            }
+            warpgroup::settle::<K>(s)
+        }
+    }
+}
+
+/// R, rounded, of four times 8 tokens, those from 8 `first` on, whose v this is.
+///
+/// # Safety
+/// `factors` are this lane's, in shared memory.
+#[inline(always)]
+unsafe fn rest_of(
+    r: &mut [u32; 16],
+    first: usize,
+    v: &[f32; 16],
+    products: &[f32; 32],
+    factors: u32,
+) {
+    let mut i = 0;
+    while i < 4 {
+        let j = first + i;
+        // SAFETY: the caller's promise.
+        let [x, y] = unsafe { load_shared_b64(factors + 32 * j as u32) }.map(f32::from_bits);
+        let [a, b, c, d] = [v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]];
+        let u = [
+            products[4 * j],
+            products[4 * j + 1],
+            products[4 * j + 2],
+            products[4 * j + 3],
+        ];
+        r[2 * j] = pack_f16x2(fma(-u[0], x, a), fma(-u[1], y, b));
+        r[2 * j + 1] = pack_f16x2(fma(-u[2], x, c), fma(-u[3], y, d));
+        i += 1;
+    }
+}
