@@ -90,7 +90,7 @@ fn rows_of_a_prefill_are_checked() {
     assert_eq!(measured.rows.len(), small.len());
 }
 
-/// Both tiles of a chain, and short rows by either kernel; by name.
+/// Both tiles of a chain and of short rows; by name.
 #[test]
 fn every_entry_can_be_asked_for() {
     let library = Library::simulator();
@@ -105,16 +105,17 @@ fn every_entry_can_be_asked_for() {
             measured
                 .rows
                 .iter()
-                .all(|row| row.selected == row.entry.contains("short"))
+                .all(|row| row.selected == row.entry.contains("short_klast_f32_k128_tile64"))
         );
         measured.rows.into_iter().map(|row| row.entry).collect()
     };
-    let [short, one, two] = [
+    let [short, wide, one, two] = [
+        "gdn_prefill_short_klast_f32_k128_tile64",
         "gdn_prefill_short_klast_f32_k128_tile128",
         "gdn_prefill_chain_klast_f32_k128_tile64",
         "gdn_prefill_chain_klast_f32_k128_tile128",
     ];
-    assert_eq!(names(true, &[]), [short, one, two]);
+    assert_eq!(names(true, &[]), [short, wide, one, two]);
     assert_eq!(names(false, &["chain", "none"]), [one, two]);
     assert_eq!(names(false, &[]), [short]);
     let none = ["none".to_owned()];
