@@ -310,7 +310,7 @@ impl Spec {
         Some((start, live(write, write_pool.unwrap_or(pool))?))
     }
 
-    /// Whether row `b` with these slots gets in the way of `others`, or of a later row.
+    /// Whether row `b` with these slots gets in the way of `others`, of a later row, or of a checkpoint.
     fn conflicts(
         &self,
         b: usize,
@@ -322,6 +322,10 @@ impl Spec {
             write == write2 || (in_place && (read == Some(write2) || read2 == Some(write)))
         };
         let start_of_another = in_place && !self.slots.read && write != b && write < self.batch;
-        self.update_state && (start_of_another || others.iter().flatten().any(of_another))
+        let (pool, write_pool) = self.pool_slots();
+        // A fresh row may write to a slot that is behind the pool that it would read.
+        let of_checkpoint = write >= write_pool.unwrap_or(pool) - self.checkpoint_slots();
+        self.update_state
+            && (start_of_another || of_checkpoint || others.iter().flatten().any(of_another))
     }
 }

@@ -545,7 +545,7 @@ impl Spec {
     }
 
     /// Slots of all checkpoints.
-    fn checkpoint_slots(&self) -> usize {
+    pub(crate) fn checkpoint_slots(&self) -> usize {
         (self.prefill.checkpoints).map_or(0, |[_, of_row]| self.batch * of_row)
     }
 
