@@ -380,6 +380,9 @@ fn products() -> Vec<u32> {
         for word in 0..4 {
             put(224 + word, element(2 * word + 1) << 16 | element(2 * word));
             put(230 + word, copied()[(4 * id + word) as usize]);
+            let other = WARPGROUP as u32 - 1 - id;
+            put(234 + word, copied()[(4 * other + word) as usize]);
+            put(238 + word, copied()[(4 * id + word) as usize]);
         }
         // Pairs lie one beside the other.
         let pair = 228 * WARPGROUP + 2 * id as usize;

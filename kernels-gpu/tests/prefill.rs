@@ -1445,12 +1445,14 @@ fn products_of_a_warpgroup_are_those_of_matrices() {
     let sum = |terms: u32, term: &dyn Fn(u32) -> f32| (0..terms).map(term).sum::<f32>();
     for id in 0..threads as u32 {
         let got = |result: u32| words[result as usize * threads + id as usize];
-        let copied: [u32; 4] = std::array::from_fn(|i| got(230 + i as u32));
-        assert_eq!(
-            bytemuck::cast::<_, u128>(copied),
-            input[id as usize],
-            "copy_bulk {id}"
-        );
+        let copied = |result: u32| {
+            let words: [u32; 4] = std::array::from_fn(|i| got(result + i as u32));
+            bytemuck::cast::<_, u128>(words)
+        };
+        let (own, other) = (input[id as usize], input[threads - 1 - id as usize]);
+        assert_eq!(copied(230), own, "copy_bulk {id}");
+        assert_eq!(copied(234), other, "copies that are counted {id}");
+        assert_eq!(copied(238), own, "words that are counted {id}");
         for i in 0..64 {
             let row = id / 32 * 16 + id % 32 / 4 + i / 2 % 2 * 8;
             let column = i / 4 * 8 + id % 4 * 2 + i % 2;

@@ -158,13 +158,23 @@ pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
     nothing_runs()
 }
 
-pub unsafe fn open_counter(counter: u32) {
+pub unsafe fn open_counter(counter: u32, threads: u32) {
+    let _ = (counter, threads);
+    nothing_runs()
+}
+
+pub unsafe fn arrive_at_counter(counter: u32) {
     let _ = counter;
     nothing_runs()
 }
 
-pub unsafe fn close_counter(counter: u32) {
+pub unsafe fn arrive_at_counter_behind_copies(counter: u32) {
     let _ = counter;
+    nothing_runs()
+}
+
+pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
+    let _ = (counter, phase);
     nothing_runs()
 }
 

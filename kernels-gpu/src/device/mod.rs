@@ -514,36 +514,61 @@ pub mod shared {
         backend::copy_async_wait::<PENDING>()
     }
 
-    /// Shared memory that a counter of bulk copies takes.
+    /// Shared memory that a counter takes.
     pub const COUNTER_BYTES: u32 = 8;
 
-    /// Makes a counter of bulk copies, of groups of them one after the other, for this thread alone.
+    /// Makes a counter (`mbarrier`), which counts threads that come to it and bytes that are copied to the block, phase by phase.
+    ///
+    /// One of one thread is that thread's own: it counts groups of bulk copies ([`copy_bulk_commit`], [`copy_bulk_wait`]). To others
+    /// whole warps come, and wait for it ([`arrive_at_counter`], [`wait_for_counter`]), behind a barrier that follows.
     ///
     /// # Safety
-    /// `counter` lies in the block's shared memory and is a multiple of 8; nobody else accesses it.
+    /// `counter` lies in the block's shared memory and is a multiple of 8; nobody accesses it otherwise.
     #[inline(always)]
-    pub unsafe fn open_counter(counter: u32) {
+    pub unsafe fn open_counter(counter: u32, threads: u32) {
         // SAFETY: the caller's promise.
-        unsafe { backend::open_counter(counter) }
+        unsafe { backend::open_counter(counter, threads) }
     }
 
-    /// Unmakes a counter whose groups were all waited for: what it lay in is plain memory, and nothing until written.
+    /// Comes to a counter: for those that wait for the phase, what the warp did before is done. All lanes come.
     ///
     /// # Safety
-    /// `counter` is one that this thread has opened.
+    /// `counter` is open, and of more than one thread. A phase is waited for, by this warp or others that it waits for, before it
+    /// comes to the next but one.
     #[inline(always)]
-    pub unsafe fn close_counter(counter: u32) {
+    pub unsafe fn arrive_at_counter(counter: u32) {
         // SAFETY: the caller's promise.
-        unsafe { backend::close_counter(counter) }
+        unsafe { backend::arrive_at_counter(counter) }
     }
 
-    /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there only after
-    /// [`copy_bulk_wait`], for this thread; for others after a barrier that follows it. Products of warpgroups may read
-    /// them then without a fence.
+    /// Comes to a counter when the asynchronous copies are there that the lanes have started, committed or not: they, and these
+    /// threads' bulk copies of the phase, are done for those that wait for it; nothing else is. All lanes come, and go on at once.
     ///
     /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is one that this
-    /// thread has opened.
+    /// As [`arrive_at_counter`]'s.
+    #[inline(always)]
+    pub unsafe fn arrive_at_counter_behind_copies(counter: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::arrive_at_counter_behind_copies(counter) }
+    }
+
+    /// Waits for a phase of a counter, from 0 on: the one under way, or the last one. All lanes of the warp come.
+    ///
+    /// # Safety
+    /// As [`arrive_at_counter`]'s.
+    #[inline(always)]
+    pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { backend::wait_for_counter(counter, phase) }
+    }
+
+    /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there for those that have waited
+    /// for the phase of the counter, to which this thread comes later ([`arrive_at_counter`]); with a counter of its own, after
+    /// [`copy_bulk_wait`], for others after a barrier that follows it. Products of warpgroups may read them then without a fence.
+    ///
+    /// # Safety
+    /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and of this
+    /// thread alone or of warps.
     #[inline(always)]
     pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
         // SAFETY: the caller's promise.
@@ -553,7 +578,7 @@ pub mod shared {
     /// Closes the group of bulk copies started since the last one was closed. It is waited for before the next is closed.
     ///
     /// # Safety
-    /// `counter` is one that this thread has opened.
+    /// `counter` is this thread's own.
     #[inline(always)]
     pub unsafe fn copy_bulk_commit(counter: u32) {
         // SAFETY: the caller's promise.
@@ -577,10 +602,10 @@ pub mod shared {
         backend::store_bulk_wait()
     }
 
-    /// Waits for the group of this number, modulo 2, which is the last one that was closed.
+    /// Waits for the group of this number, from 0 on, which is the last one that was closed.
     ///
     /// # Safety
-    /// `counter` is one that this thread has opened.
+    /// `counter` is this thread's own.
     #[inline(always)]
     pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
         // SAFETY: the caller's promise.

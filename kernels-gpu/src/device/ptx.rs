@@ -526,21 +526,41 @@ pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
 }
 
 #[inline(always)]
-pub unsafe fn open_counter(counter: u32) {
+pub unsafe fn open_counter(counter: u32, threads: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
-            "mbarrier.init.shared.b64 [{}], 1;",
+            "mbarrier.init.shared.b64 [{}], {};",
             "fence.mbarrier_init.release.cluster;",
-            in(reg32) counter, options(nostack)
+            in(reg32) counter, in(reg32) threads, options(nostack)
         )
     };
 }
 
+/// One lane comes for all, behind them.
 #[inline(always)]
-pub unsafe fn close_counter(counter: u32) {
+pub unsafe fn arrive_at_counter(counter: u32) {
+    sync_warp(u32::MAX);
+    if lane_id() == 0 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("mbarrier.arrive.shared.b64 _, [{}], 32;", in(reg32) counter, options(nostack))
+        };
+    }
+}
+
+#[inline(always)]
+pub unsafe fn arrive_at_counter_behind_copies(counter: u32) {
     // SAFETY: the caller's promise.
-    unsafe { asm!("mbarrier.inval.shared.b64 [{}];", in(reg32) counter, options(nostack)) };
+    unsafe {
+        asm!("cp.async.mbarrier.arrive.noinc.shared.b64 [{}];", in(reg32) counter, options(nostack))
+    };
+}
+
+#[inline(always)]
+pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_bulk_wait(counter, phase) }
 }
 
 #[inline(always)]

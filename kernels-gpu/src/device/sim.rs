@@ -10,6 +10,7 @@
 mod barrier;
 mod block;
 mod cluster;
+mod counter;
 mod fault;
 mod fibers;
 mod float;
@@ -409,12 +410,22 @@ pub(super) fn prefetch(_: u64) {}
 
 pub(super) unsafe fn prefetch_bulk(_: u64, _: u32) {}
 
-pub(super) unsafe fn open_counter(counter: u32) {
-    current(|block| block.open_counter(counter));
+pub(super) unsafe fn open_counter(counter: u32, threads: u32) {
+    current(|block| block.open_counter(counter, threads));
 }
 
-pub(super) unsafe fn close_counter(counter: u32) {
-    current(|block| block.close_counter(counter));
+pub(super) unsafe fn arrive_at_counter(counter: u32) {
+    // SAFETY: the regions that cover the sources are live, by the promise made to `launch`.
+    current(|block| unsafe { block.arrive_at_counter(counter, false) });
+}
+
+pub(super) unsafe fn arrive_at_counter_behind_copies(counter: u32) {
+    // SAFETY: as above.
+    current(|block| unsafe { block.arrive_at_counter(counter, true) });
+}
+
+pub(super) unsafe fn wait_for_counter(counter: u32, phase: u32) {
+    current(|block| block.wait_for_counter(counter, phase));
 }
 
 pub(super) unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {

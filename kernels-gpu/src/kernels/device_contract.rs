@@ -19,6 +19,7 @@
 //! Truth    tests/device_contract.rs; of [`Warpgroup`] kernels-gpu/tests/prefill.rs
 
 use crate::constants::constants;
+use crate::device::shared::COUNTER_BYTES;
 use crate::device::warpgroup::TRIANGLE_BYTES;
 use crate::device::{cluster, float, global, shared, thread, warp, warpgroup};
 use crate::launch::Kernel;
@@ -302,8 +303,9 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
 
 /// Results of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_rows` with the next rows and K = 64, 32 of
 /// `by_triangle`, 64 and 32 of `add`, 4 words that `store_matrices_transposed` stored, 2 of `load_state_b64` of what
-/// `store_state_b64` stored, and the input's 16 bytes for each thread, by bulk copies.
-pub const WARPGROUP_RESULTS: u32 = 64 + 32 + 32 + 64 + 32 + 4 + 2 + 4;
+/// `store_state_b64` stored, the input's 16 bytes for each thread, by bulk copies, and those for the last thread but so many, once as
+/// copies bring them and once handed back.
+pub const WARPGROUP_RESULTS: u32 = 64 + 32 + 32 + 64 + 32 + 4 + 2 + 4 + 8;
 
 /// Products of a warpgroup, all of the elements of [`matrix_element`]: A `[64, 128]`, the image `[128, 128]`, and the
 /// triangle `[64, 64]`; sums that are added to are 1.
@@ -314,7 +316,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
     type Constants = DeviceContractConstants;
     const BLOCK: u32 = BLOCK;
     const TILES: u32 = 1;
-    const SHARED_BYTES: u32 = 32_768 + 2 * TRIANGLE_BYTES + 16 * BLOCK + 8 + 128;
+    const SHARED_BYTES: u32 = 32_768 + 2 * TRIANGLE_BYTES + 16 * BLOCK + 2 * COUNTER_BYTES + 128;
     const WARPGROUPS: bool = true;
 
     #[inline(always)]
@@ -404,7 +406,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             thread::sync_threads();
             if id == 0 {
                 let half = 8 * BLOCK;
-                shared::open_counter(counter);
+                shared::open_counter(counter, 1);
                 shared::copy_bulk(tile, params.input, half - 16, counter);
                 shared::copy_bulk(
                     tile + half - 16,
@@ -417,19 +419,48 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
                 shared::copy_bulk(tile + half, params.input + half as u64, half - 16, counter);
                 shared::copy_bulk_commit(counter);
                 shared::copy_bulk_wait(counter, 1);
-                // As if it were another.
-                shared::close_counter(counter);
-                shared::open_counter(counter);
                 let last = 2 * half - 16;
                 shared::copy_bulk(tile + last, params.input + last as u64, 16, counter);
                 shared::copy_bulk_commit(counter);
-                shared::copy_bulk_wait(counter, 0);
+                shared::copy_bulk_wait(counter, 2);
             }
             thread::sync_threads();
             let words = shared::load_shared_b128(own);
             i = 0;
             while i < 4 {
                 global::store_b32(place(230 + i as u32), words[i]);
+                i += 1;
+            }
+            // Warps come to a counter, with copies of both kinds; then when these are read, and when they are handed back.
+            let met = counter + COUNTER_BYTES;
+            if id == 0 {
+                shared::open_counter(met, BLOCK);
+            }
+            warpgroup::fence_shared();
+            thread::sync_threads();
+            if id == 0 {
+                shared::copy_bulk(tile, params.input, 16 * 32, met);
+            } else if id >= 32 {
+                shared::copy_async_b128(own, params.input + 16 * id as u64);
+            }
+            shared::arrive_at_counter_behind_copies(met);
+            let other = tile + 16 * (BLOCK - 1 - id);
+            i = 0;
+            while i < 2 {
+                shared::wait_for_counter(met, 2 * i as u32);
+                let words = shared::load_shared_b128(other);
+                let mut word = 0;
+                while word < 4 {
+                    let row = 234 + 4 * i as u32 + word as u32;
+                    global::store_b32(place(row), words[word]);
+                    word += 1;
+                }
+                if i == 0 {
+                    shared::arrive_at_counter(met);
+                    shared::wait_for_counter(met, 1);
+                    shared::store_shared_b128(own, words);
+                    shared::arrive_at_counter(met);
+                }
                 i += 1;
             }
             let pair = params.output + 4 * (228 * BLOCK + 2 * id) as u64;

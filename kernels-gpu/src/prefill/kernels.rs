@@ -191,6 +191,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         }
         // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these are as many.
         unsafe {
+            chain::Chain::<G, K, V, V_LAST, GROUPS>::open_counters();
             if thread_idx_x() < 128 * GROUPS {
                 if const { GROUPS == 2 } {
                     take_registers::<232>();
@@ -220,11 +221,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         unsafe {
             let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
             let mut turn = of_block.b;
-            // Rows, and pieces of them.
-            let (mut rows, mut pieces) = (0, 0);
-            if !WALKS {
-                chain::Chain::<G, K, V, V_LAST, GROUPS>::begin_copies();
-            }
+            let mut pieces = 0;
             loop {
                 let b = row_in_turn(&c, params, turn);
                 if b == NO_ROW {
@@ -239,19 +236,14 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                             chain.store_zeros(1);
                         }
                     } else if chain.has_pieces() {
-                        let chain = chain.behind(rows);
                         if WALKS {
                             chain.walk::<S>(&place, &mut pieces);
                         } else {
                             chain.copy(&mut pieces);
                         }
-                        rows += 1;
                     }
                 }
                 turn += params.turns;
-            }
-            if !WALKS {
-                chain::Chain::<G, K, V, V_LAST, GROUPS>::end_copies(pieces);
             }
             if params.has_singles == 0 || of_block.b == 0 {
                 // Who comes behind this launch may count on the one before, whatever the rows are.

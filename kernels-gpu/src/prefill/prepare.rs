@@ -163,7 +163,7 @@ impl Unit {
         unsafe {
             let copies = thread_idx_x() == 0;
             if copies {
-                open_counter(counter);
+                open_counter(counter, 1);
                 copy_bulk(unit.image, operands.images, image_bytes(K), counter);
                 copy_bulk_commit(counter);
             }

@@ -270,7 +270,7 @@ fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
 /// # Safety
 /// `carried` is in global memory, and nobody writes there meanwhile.
 #[inline(always)]
-pub unsafe fn load_carried<const K: u32>(carried: u64, thread: u32) -> [f32; 64] {
+pub unsafe fn load_carried<const K: u32>((carried, thread): (u64, u32)) -> [f32; 64] {
     let first = carried + (thread % 128 * 16) as u64;
     let mut s = [0.0; 64];
     let mut i = 0;
@@ -288,7 +288,7 @@ pub unsafe fn load_carried<const K: u32>(carried: u64, thread: u32) -> [f32; 64]
 /// # Safety
 /// `carried` is in global memory, and no other warpgroup touches it.
 #[inline(always)]
-pub unsafe fn store_carried<const K: u32>(carried: u64, thread: u32, s: &[f32; 64]) {
+pub unsafe fn store_carried<const K: u32>((carried, thread): (u64, u32), s: &[f32; 64]) {
     let first = carried + (thread % 128 * 16) as u64;
     let mut i = 0;
     while i < K as usize / 8 {

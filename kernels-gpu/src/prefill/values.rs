@@ -112,7 +112,7 @@ pub unsafe fn store(raw: Raw, tile: u32) {
 }
 
 /// Starts to copy v of `piece` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a token on; zeros
-/// for tokens that are not there. A warpgroup comes, which commits and waits.
+/// for tokens that are not there. A warpgroup comes, which waits.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time; nobody reads the tiles.

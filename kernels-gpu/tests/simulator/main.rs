@@ -1,6 +1,7 @@
 //! The simulator finds each crime that a small body commits, and nothing where there is none.
 
 mod cluster;
+mod counter;
 mod mailbox;
 mod memory;
 mod positive;

@@ -64,6 +64,11 @@ impl Arrivals {
         self.phases.set(0);
         self.mail.set(0);
     }
+
+    /// All that `warp` did up to `time` is before those that wait.
+    pub(super) fn passes(&self, warp: usize, time: u32) {
+        self.clock[warp].set(time);
+    }
 }
 
 impl Block<'_> {
@@ -86,17 +91,28 @@ impl Block<'_> {
             return Err(*Problem::sync(message));
         }
         self.hand_over(warp, arrivals);
-        arrivals.clock[warp].set(self.tick());
+        arrivals.passes(warp, self.tick());
         Ok(())
     }
 
     /// What is before `warp` is before those that wait.
-    fn hand_over(&self, warp: usize, arrivals: &Arrivals) {
+    pub(super) fn hand_over(&self, warp: usize, arrivals: &Arrivals) {
         join(&arrivals.clock, &self.clocks[warp]);
         let phases = latest_phase(self.warp(warp));
         arrivals.phases.set(arrivals.phases.get().max(phases));
         let mail = all_mail(self.warp(warp));
         arrivals.mail.set(arrivals.mail.get() | mail);
+    }
+
+    /// What is before those that wait is before `warp`.
+    pub(super) fn take_over(&self, warp: usize, arrivals: &Arrivals) {
+        join(&self.clocks[warp], &arrivals.clock);
+        for thread in self.warp(warp) {
+            thread
+                .phases
+                .set(thread.phases.get().max(arrivals.phases.get()));
+            thread.mail.set(thread.mail.get() | arrivals.mail.get());
+        }
     }
 
     /// Nobody has come to a barrier that nobody waited for.
@@ -136,14 +152,12 @@ impl Block<'_> {
         let now = self.tick();
         waiting().for_each(|warp| self.hand_over(warp, arrivals));
         for warp in waiting() {
-            arrivals.clock[warp].set(now);
+            arrivals.passes(warp, now);
         }
         let released: Vec<usize> = waiting().collect();
         for warp in released {
-            join(&self.clocks[warp], &arrivals.clock);
+            self.take_over(warp, arrivals);
             for thread in self.warp(warp) {
-                thread.phases.set(arrivals.phases.get());
-                thread.mail.set(arrivals.mail.get());
                 thread.lane_barriers.iter().for_each(|time| time.set(now));
                 thread.at.set(At::Running);
             }

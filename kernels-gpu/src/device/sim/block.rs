@@ -1,6 +1,6 @@
 //! The block that runs on a core, and what its running thread may ask.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::ptr;
 
@@ -10,6 +10,7 @@ use corosensei::Yielder;
 use super::Launch;
 use super::barrier::{Arrivals, BARRIERS, Clock};
 use super::cluster::Cluster;
+use super::counter::Counter;
 use super::fault::{Fault, Problem};
 use super::fibers::At;
 use super::matrix;
@@ -39,6 +40,7 @@ pub struct Block<'a> {
     pub(super) block_barrier: Cell<u32>,
     /// Of each barrier of some warps.
     pub(super) arrivals: [Arrivals; BARRIERS],
+    pub(super) counters: RefCell<Vec<Counter>>,
     /// For each warp, what these barriers put before it.
     pub(super) clocks: Box<[Clock]>,
 }
@@ -56,8 +58,6 @@ pub struct Thread {
     /// Mailboxes of the cluster, a bit for each, of which a return from the wait is before it.
     pub(super) mail: Cell<u64>,
     copies: Cell<Vec<Copy>>,
-    /// Counters of bulk copies: groups closed, groups waited for.
-    counters: Cell<Vec<(u32, [u32; 2])>>,
     committed_groups: Cell<u32>,
     /// Bulk stores under way: from, to, bytes.
     stores: Cell<Vec<(u32, u64, u32)>>,
@@ -71,6 +71,7 @@ const WORDS: usize = 16;
 struct Copy {
     /// The counter of a bulk copy; 0 is of none.
     counter: u32,
+    /// Of the counter, a phase.
     group: u32,
     source: u64,
     granules: Range<usize>,
@@ -152,7 +153,6 @@ impl<'a> Block<'a> {
             phases: Cell::new(0),
             mail: Cell::new(0),
             copies: Cell::default(),
-            counters: Cell::default(),
             committed_groups: Cell::new(0),
             stores: Cell::default(),
         };
@@ -169,6 +169,7 @@ impl<'a> Block<'a> {
             time: Cell::new(1),
             block_barrier: Cell::new(0),
             arrivals: Default::default(),
+            counters: RefCell::default(),
             clocks: (0..launch.shape.block as usize / LANES)
                 .map(|_| Clock::default())
                 .collect(),
@@ -189,6 +190,7 @@ impl<'a> Block<'a> {
         self.time.set(1);
         self.block_barrier.set(0);
         self.arrivals.iter().for_each(Arrivals::clear);
+        self.counters.borrow_mut().clear();
         for clock in &self.clocks {
             clock.iter().for_each(|time| time.set(0));
         }
@@ -199,8 +201,11 @@ impl<'a> Block<'a> {
             thread.mail.set(0);
             thread.copies.take();
             thread.committed_groups.set(0);
-            thread.counters.take();
         }
+    }
+
+    pub(super) fn shared_memory(&self) -> &SharedMemory {
+        self.shared
     }
 
     /// The threads of a warp.
@@ -422,7 +427,7 @@ impl Block<'_> {
     ///
     /// # Safety
     /// The regions of the launch are live.
-    unsafe fn finish_copies(&self, counter: u32, end: u32) {
+    pub(super) unsafe fn finish_copies(&self, counter: u32, end: u32) {
         let thread = self.running();
         let mut copies = thread.copies.take();
         let is_done = |copy: &mut Copy| copy.counter == counter && copy.group < end;
@@ -440,47 +445,6 @@ impl Block<'_> {
         thread.copies.set(copies);
     }
 
-    pub fn open_counter(&self, counter: u32) {
-        let opened = self.shared.open_mailbox(counter, &self.observer());
-        opened.unwrap_or_else(|problem| problem.raise());
-        let thread = self.running();
-        let mut counters = thread.counters.take();
-        counters.push((counter, [0; 2]));
-        thread.counters.set(counters);
-    }
-
-    pub fn close_counter(&self, counter: u32) {
-        let [closed, waited] = self.count(counter, |_| {});
-        if closed != waited {
-            let message = "closes a counter with a group of bulk copies that is not waited for";
-            Problem::sync(message.into()).raise();
-        }
-        let thread = self.running();
-        let mut counters = thread.counters.take();
-        counters.retain(|(address, _)| *address != counter);
-        thread.counters.set(counters);
-        self.shared.close_counter(counter, &self.observer());
-    }
-
-    /// Groups of `counter` that were closed and waited for, after `change` of these.
-    fn count(&self, counter: u32, change: impl FnOnce(&mut [u32; 2])) -> [u32; 2] {
-        let thread = self.running();
-        let mut counters = thread.counters.take();
-        let Some(own) = counters.iter_mut().find(|(address, _)| *address == counter) else {
-            Problem::sync("a counter of bulk copies that this thread has not opened".into())
-                .raise();
-        };
-        change(&mut own.1);
-        let [closed, waited] = own.1;
-        thread.counters.set(counters);
-        if closed < waited || closed > waited + 1 {
-            let message =
-                "a group of bulk copies is closed, then waited for, then the next is closed";
-            Problem::sync(message.into()).raise();
-        }
-        [closed, waited]
-    }
-
     /// # Safety
     /// The regions of the launch are live.
     pub unsafe fn copy_bulk(
@@ -490,7 +454,7 @@ impl Block<'_> {
         bytes: u32,
         counter: u32,
     ) {
-        let [group, _] = self.count(counter, |_| {});
+        let group = self.phase_of_copies(counter);
         if !bytes.is_multiple_of(16) || bytes >= 1 << 20 {
             let message =
                 format!("a bulk copy of {bytes} bytes: wanted a multiple of 16 below 2^20");
@@ -526,21 +490,5 @@ impl Block<'_> {
                 unsafe { self.store_global(to + u64::from(byte), words) };
             }
         }
-    }
-
-    pub fn copy_bulk_commit(&self, counter: u32) {
-        self.count(counter, |[closed, _]| *closed += 1);
-    }
-
-    /// # Safety
-    /// The regions of the launch are live.
-    pub unsafe fn copy_bulk_wait(&self, counter: u32, group: u32) {
-        let [closed, waited] = self.count(counter, |[_, waited]| *waited += 1);
-        if closed != waited || (waited - 1) % 2 != group % 2 {
-            let message = format!("waits for group {group} of bulk copies: {closed} are closed");
-            Problem::sync(message).raise();
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.finish_copies(counter, waited) };
     }
 }

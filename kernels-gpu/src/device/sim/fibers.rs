@@ -10,6 +10,7 @@ use super::barrier::Barrier;
 use super::block::{Block, LANES, Thread, Words};
 use super::fault::{Fault, Problem};
 use super::matrix;
+use super::shared::BASE;
 use crate::constants::Element;
 
 pub type Fiber = Coroutine<(), (), ()>;
@@ -41,6 +42,10 @@ pub enum At {
     SyncBarrier(Barrier),
     /// Waits for its warp to come to a barrier, and goes on.
     Arrive(Barrier),
+    /// Waits for its warp to come to the counter at `.0`, and goes on.
+    Count(u32),
+    /// Waits for phase `.1` of the counter at `.0`.
+    Counter(u32, u32),
     /// Waits for the cluster.
     ClusterWait,
     /// Waits for mailbox `.0` of the cluster.
@@ -61,7 +66,9 @@ impl At {
             | Self::StoreMatricesTransposed
             | Self::Warpgroup
             | Self::SyncBarrier(_)
-            | Self::Arrive(_) => u32::MAX,
+            | Self::Arrive(_)
+            | Self::Count(_)
+            | Self::Counter(..) => u32::MAX,
             Self::SyncWarp(mask) => mask,
             Self::Running
             | Self::SyncThreads
@@ -69,6 +76,14 @@ impl At {
             | Self::Mailbox(_)
             | Self::Exited => 0,
         }
+    }
+
+    /// Whether it is of a barrier or counter, which other warps may have come to or wait for.
+    fn is_of_warps(self) -> bool {
+        matches!(
+            self,
+            Self::SyncBarrier(_) | Self::Arrive(_) | Self::Count(_) | Self::Counter(..)
+        )
     }
 
     /// Whether other blocks may let it go on.
@@ -100,6 +115,11 @@ impl At {
             Self::SyncThreads => "waits in sync_threads".into(),
             Self::SyncBarrier(barrier) => format!("waits in sync_barrier{}", barrier.describe()),
             Self::Arrive(barrier) => format!("waits in arrive_at_barrier{}", barrier.describe()),
+            Self::Count(_) => "waits in arrive_at_counter".into(),
+            Self::Counter(address, phase) => {
+                let byte = address - BASE;
+                format!("waits for phase {phase} of the counter at byte {byte}")
+            }
             Self::ClusterWait => "waits in cluster::wait".into(),
             Self::Mailbox(_) => "waits in wait_mailbox".into(),
             Self::Exited => "has exited".into(),
@@ -144,7 +164,7 @@ impl Block<'_> {
             for (warp, fibers) in fibers.chunks_mut(LANES).enumerate() {
                 self.run_warp(warp * LANES, fibers)?;
             }
-            if self.complete_a_barrier() {
+            if self.can_pass_a_counter() || self.complete_a_barrier() {
                 continue;
             }
             let waits = |thread: &Thread| thread.at.get().waits_for_cluster();
@@ -155,7 +175,7 @@ impl Block<'_> {
                 let is_there = |thread: &Thread| is_there(thread.at.get());
                 self.threads.iter().position(is_there)
             };
-            if let Some(waiting) = first(|at| matches!(at, At::SyncBarrier(_))) {
+            if let Some(waiting) = first(|at| matches!(at, At::SyncBarrier(_) | At::Counter(..))) {
                 let at = self.threads[waiting].at.get();
                 let elsewhere = |thread: &Thread| thread.at.get() != at;
                 let missing = self.threads.iter().position(elsewhere);
@@ -206,6 +226,16 @@ impl Block<'_> {
                             warp.iter().for_each(|thread| thread.at.set(At::Running));
                             met = true;
                         }
+                        At::Count(address) => {
+                            let counted = self.count(first / LANES, address);
+                            counted.map_err(|problem| self.fault(first + lane, *problem))?;
+                            warp.iter().for_each(|thread| thread.at.set(At::Running));
+                            met = true;
+                        }
+                        At::Counter(address, phase) => {
+                            let passed = self.pass_counter(first / LANES, (address, phase));
+                            met |= passed.map_err(|problem| self.fault(first + lane, *problem))?;
+                        }
                         _ => {
                             self.meet(warp, at);
                             met = true;
@@ -225,7 +255,7 @@ impl Block<'_> {
     /// Completes the collective to which the whole warp has come, if that is where it is: the common case at its shortest.
     fn meet_all(&self, warp: &[Thread]) -> bool {
         let at = warp[0].at.get();
-        let can_meet = at.mask() == u32::MAX && !matches!(at, At::SyncBarrier(_) | At::Arrive(_));
+        let can_meet = at.mask() == u32::MAX && !at.is_of_warps();
         let meets = can_meet && warp.iter().all(|thread| at.meets(thread.at.get()));
         if meets {
             self.meet(warp, at);

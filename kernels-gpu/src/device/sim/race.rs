@@ -90,7 +90,7 @@ pub struct Observer<'a> {
 
 impl Observer<'_> {
     /// Whether `earlier` happened before.
-    fn is_after(&self, earlier: Access) -> bool {
+    pub fn is_after(&self, earlier: Access) -> bool {
         if earlier == Access::NONE {
             return true;
         }

@@ -114,14 +114,6 @@ impl SharedMemory {
         Ok(address - BASE)
     }
 
-    /// What [`Self::open_mailbox`] recorded is plain memory, which nobody has written but the thread that closes it.
-    pub fn close_counter(&self, address: u32, by: &Observer<'_>) {
-        let range = self.range::<[u32; 2]>("counter", address);
-        for place in range.into_iter().flat_map(|range| &self.granules[range]) {
-            place.set(Granule::written(by.access));
-        }
-    }
-
     /// Stores what comes with `mailbox`.
     pub fn send(
         &self,

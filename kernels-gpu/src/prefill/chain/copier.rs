@@ -4,61 +4,44 @@ use super::super::ALL_PIECES;
 use super::super::rows::Span;
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::{Operands, own_bytes, unit_bytes};
-use super::{Chain, FREE, STAGES, THERE};
+use super::{Chain, STAGES};
 use crate::device::global::prefetch_bulk;
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
-    close_counter, copy_async_commit, copy_async_wait, copy_bulk, copy_bulk_commit, copy_bulk_wait,
-    open_counter,
+    arrive_at_counter_behind_copies, copy_bulk, open_counter, wait_for_counter,
 };
-use crate::device::thread::{arrive_at_barrier, sync_barrier, thread_idx_x};
+use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::recurrent::Gating;
 
 impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
 {
-    /// What the copier does before its first row. All threads of the warpgroup come, here and below.
+    /// What a block does before its first row. All its threads come.
     ///
     /// # Safety
     /// The block's shared memory is free.
     #[inline(always)]
-    pub unsafe fn begin_copies() {
+    pub unsafe fn open_counters() {
         if thread_idx_x() == Self::THREADS {
             let mut i = 0;
             while i < STAGES {
-                // SAFETY: the caller's promise; this thread alone copies in bulk.
-                unsafe { open_counter(Self::counter(i)) };
+                // SAFETY: the caller's promise.
+                unsafe {
+                    open_counter(Self::there(i), Self::COPIERS);
+                    open_counter(Self::free(i), Self::THREADS);
+                }
                 i += 1;
             }
         }
+        sync_threads();
     }
 
-    /// What it does behind its last, of all that stages were `filled` with: waits until nobody reads it any more.
+    /// Brings all pieces that [`Self::walk`] goes through, of the same row, each to its stage when that is free. So many stages were
+    /// `filled` before: it begins with a row while the last pieces of the one before are worked on. All threads of the copier come, here
+    /// and below; none waits for what it brings but a row's first piece.
     ///
     /// # Safety
-    /// [`Self::begin_copies`] was before.
-    #[inline(always)]
-    pub unsafe fn end_copies(filled: u32) {
-        let mut n = filled.saturating_sub(STAGES);
-        while n < filled {
-            sync_barrier(FREE + n % STAGES, Self::ALL_THREADS);
-            n += 1;
-        }
-        if thread_idx_x() == Self::THREADS {
-            let mut i = 0;
-            while i < STAGES {
-                // SAFETY: this thread opened it.
-                unsafe { close_counter(Self::counter(i)) };
-                i += 1;
-            }
-        }
-    }
-
-    /// Brings all pieces that [`Self::walk`] goes through, of the same row: says of each that it is there, and waits until its stage is
-    /// free. So many stages were `filled` before: it begins with a row while the last pieces of the one before are worked on.
-    ///
-    /// # Safety
-    /// As [`Self::walk`]'s; [`Self::begin_copies`] was before.
+    /// As [`Self::walk`]'s.
     #[inline(always)]
     pub unsafe fn copy(&self, filled: &mut u32) {
         let (params, span) = (self.params, &self.span);
@@ -71,7 +54,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             loop {
                 let (i, round) = (*filled % STAGES, *filled / STAGES);
                 if round > 0 {
-                    sync_barrier(FREE + i, Self::ALL_THREADS);
+                    wait_for_counter(Self::free(i), round - 1);
                 }
                 if j == params.first_piece {
                     // v is no launch's that may still be under way.
@@ -91,11 +74,11 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     }
                     self.copy_values(j, i);
                 }
-                copy_async_wait::<0>();
-                if copies {
-                    copy_bulk_wait(Self::counter(i), round);
+                arrive_at_counter_behind_copies(Self::there(i));
+                if j == params.first_piece {
+                    // Of a row the second piece follows when the first one is there, which the others wait for.
+                    wait_for_counter(Self::there(i), round);
                 }
-                arrive_at_barrier(THERE + i, Self::ALL_THREADS);
                 *filled += 1;
                 if Self::CLUSTERED && span.piece(j).count == 1 {
                     // With those that walk, for the norm of a single token.
@@ -124,17 +107,17 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         span.piece(j).count > 1 && j < self.params.end_piece
     }
 
-    /// Starts to copy what the preparation left of piece `j`, `own`, to the `i`-th stage, and closes the group; nothing behind the launch's
-    /// last. For one thread, one piece after the other. Returns what it left of the next.
+    /// Starts to copy what the preparation left of piece `j`, `own`, to the `i`-th stage; nothing behind the launch's last. For one thread,
+    /// one piece after the other. Returns what it left of the next.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the stage any more.
     #[inline(always)]
     unsafe fn copy_operands(&self, j: u32, i: u32, own: Operands) -> Operands {
         let (c, span) = (self.c, &self.span);
-        let (stage, counter) = (Self::stage(i), Self::counter(i));
+        let (stage, counter) = (Self::stage(i), Self::there(i));
         let mut next = own;
-        // SAFETY: the caller's promise; the thread opened the counter.
+        // SAFETY: the caller's promise; the thread comes to the counter next.
         unsafe {
             if self.has_unit(span, j) {
                 let unit = (unit_bytes(c, K, V, G::PER_CHANNEL) * c.h) as u64;
@@ -155,13 +138,11 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     copy_bulk(stage + Self::TILES, tiles, bytes, counter);
                 }
             }
-            copy_bulk_commit(counter);
         }
         next
     }
 
-    /// Starts to copy v of piece `j` to the `i`-th stage, where the preparation does not leave it, and closes the group. All threads of the
-    /// warpgroup come.
+    /// Starts to copy v of piece `j` to the `i`-th stage, where the preparation does not leave it.
     ///
     /// # Safety
     /// As [`Self::copy_operands`]'.
@@ -174,6 +155,5 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             // SAFETY: the caller's promise.
             unsafe { values::copy::<GROUPS_OF_BLOCK>(c, params, with, channel, tiles) };
         }
-        copy_async_commit();
     }
 }

@@ -20,12 +20,13 @@ use super::solve::SCRATCH_BYTES;
 use super::state::Places;
 use super::values::TILE_BYTES;
 use super::workspace::carried;
-use super::{CHUNK, channels, head_bytes, image_bytes, images_bytes};
+use super::{CHUNK, anew, channels, head_bytes, image_bytes, images_bytes};
 use crate::device::cluster;
 use crate::device::shared::{
     COUNTER_BYTES, dynamic_shared_mem, load_shared_b128, store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
+use crate::device::warp::{lane_id, sync_warp};
 use crate::layer::Place;
 use crate::math::elements;
 use crate::recurrent::Gating;
@@ -35,24 +36,24 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// Barrier of the first warpgroup; the others' follow.
 const GROUPS: u32 = 2;
-/// Barriers of a block with a copier, one for each stage: that a piece is there, and that nobody reads it any more.
-const THERE: u32 = output::BLOCK + 1;
-const FREE: u32 = THERE + STAGES;
 /// Of the norm: squares of every token, for 64 rows of a state.
 const SUM_BYTES: u32 = 4 * CHUNK;
 /// Pieces in shared memory; all that a short row has.
 const STAGES: u32 = 2;
-/// Of a row's tokens. There is room for two rows: one that is walked to its end, and the next.
+/// Of a row's tokens: there is a place for each warp of a block, which are no more than 12.
 const SPAN_BYTES: u32 = 32;
+const SPANS_BYTES: u32 = 12 * SPAN_BYTES;
+/// Of the counters of a block with a copier, two for each stage.
+const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
 
 /// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
 pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
 }
 
-/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens and the counters of copies.
+/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens and the counters.
 const fn header_bytes(sums: u32) -> u32 {
-    (sums + 2 * SPAN_BYTES + STAGES * COUNTER_BYTES).next_multiple_of(128)
+    (sums + SPANS_BYTES + COUNTERS_BYTES).next_multiple_of(128)
 }
 
 /// Shared memory of a chain's block, with [`sum_bytes`].
@@ -116,8 +117,6 @@ pub struct Chain<'a, G, const K: u32, const V: u32, const V_LAST: bool, const GR
     row: Row,
     /// The row's tokens.
     span: Span,
-    /// Whether the block had an odd number of rows before.
-    is_odd: bool,
     /// What they are convolved from.
     inputs: Inputs,
     gating: PhantomData<G>,
@@ -128,8 +127,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
 {
     /// Threads that have rows.
     const THREADS: u32 = 128 * GROUPS_OF_BLOCK;
-    /// Those and the copier's.
-    const ALL_THREADS: u32 = block(GROUPS_OF_BLOCK);
+    /// The copier's.
+    const COPIERS: u32 = block(GROUPS_OF_BLOCK) - Self::THREADS;
     /// Blocks of the cluster.
     const CLUSTER: u32 = cluster(V, GROUPS_OF_BLOCK);
     const SUM_BYTES: u32 = sum_bytes(V, GROUPS_OF_BLOCK);
@@ -153,7 +152,6 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             row,
             span,
             inputs: Inputs::NONE,
-            is_odd: false,
             gating: PhantomData,
         }
     }
@@ -194,17 +192,32 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         (piece.count == 0 && piece.start >= span.count) || j == self.params.end_piece
     }
 
-    /// Where this thread's warpgroup leaves its rows for the launch of the next pieces.
+    /// Where this thread's elements of a state are; computed where it is wanted, since there are not registers to keep it. All lanes of
+    /// a warp come.
     #[inline(always)]
-    fn carried(&self) -> u64 {
-        let of = (self.row.hv, self.first());
-        carried::<K, V>(self.c, self.params, G::PER_CHANNEL, of)
+    fn places(&self) -> Places<K, V, V_LAST> {
+        let thread = anew(thread_idx_x());
+        Places::new(thread, self.first_of(thread))
+    }
+
+    /// Where this thread's warpgroup leaves its rows for the launch of the next pieces, and the thread; computed as [`Self::places`].
+    #[inline(always)]
+    fn carried(&self) -> (u64, u32) {
+        let thread = anew(thread_idx_x());
+        let of = (self.row.hv, self.first_of(thread));
+        let base = carried::<K, V>(self.c, self.params, G::PER_CHANNEL, of);
+        (base, thread)
     }
 
     /// First row of the state that this thread's warpgroup has.
     #[inline(always)]
     fn first(&self) -> u32 {
-        64 * (self.row.tile * GROUPS_OF_BLOCK + thread_idx_x() / 128)
+        self.first_of(thread_idx_x())
+    }
+
+    #[inline(always)]
+    fn first_of(&self, thread: u32) -> u32 {
+        64 * (self.row.tile * GROUPS_OF_BLOCK + thread / 128)
     }
 
     /// A multiple of 128.
@@ -242,38 +255,49 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// Counter of the copies to the `i`-th stage.
+    /// Counter of a piece that is in the `i`-th stage: the copier's threads come to it, with what they copy.
     #[inline(always)]
-    fn counter(i: u32) -> u32 {
-        Self::sums() + Self::SUM_BYTES + 2 * SPAN_BYTES + i * COUNTER_BYTES
+    fn there(i: u32) -> u32 {
+        Self::sums() + Self::SUM_BYTES + SPANS_BYTES + i * COUNTER_BYTES
     }
 
-    /// Where the row's tokens are said, behind the sums.
+    /// Counter of what reads it: the threads come to it that have rows, when they do so no more.
     #[inline(always)]
-    fn kept(&self) -> u32 {
-        Self::sums() + Self::SUM_BYTES + self.is_odd as u32 * SPAN_BYTES
+    fn free(i: u32) -> u32 {
+        Self::there(STAGES + i)
     }
 
-    /// Says there which tokens are the row's, since there are not registers to keep that from piece to piece. For one thread.
+    /// Where the warp keeps the row's tokens, behind the sums.
+    #[inline(always)]
+    fn kept() -> u32 {
+        Self::sums() + Self::SUM_BYTES + thread_idx_x() / 32 * SPAN_BYTES
+    }
+
+    /// Says there which tokens are the row's, since there are not registers to keep that from piece to piece. All lanes come.
     ///
     /// # Safety
-    /// The place is free.
+    /// The place is the warp's.
     #[inline(always)]
     unsafe fn keep_span(&self) {
-        let [first, second] = self.span.words();
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_shared_b128(self.kept(), first);
-            store_shared_b128(self.kept() + 16, second);
+        // The row before is read.
+        sync_warp(u32::MAX);
+        if lane_id() == 0 {
+            let [first, second] = self.span.words();
+            // SAFETY: the caller's promise.
+            unsafe {
+                store_shared_b128(Self::kept(), first);
+                store_shared_b128(Self::kept() + 16, second);
+            }
         }
+        sync_warp(u32::MAX);
     }
 
-    /// The row's tokens, as [`Self::keep_span`] said, behind a barrier.
+    /// The row's tokens, as [`Self::keep_span`] said.
     #[inline(always)]
-    fn kept_span(&self) -> Span {
+    fn kept_span() -> Span {
         // SAFETY: they are there.
         unsafe {
-            let words = [0, 16].map(|byte| load_shared_b128(self.kept() + byte));
+            let words = [0, 16].map(|byte| load_shared_b128(Self::kept() + byte));
             Span::of_words(words)
         }
     }
@@ -327,15 +351,6 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// The same, of a block that had so many rows before.
-    #[inline(always)]
-    pub fn behind(self, rows: u32) -> Self {
-        Self {
-            is_odd: !rows.is_multiple_of(2),
-            ..self
-        }
-    }
-
     /// The same, with what its tokens are convolved from.
     #[inline(always)]
     pub fn with_inputs(&self, place: &Place) -> Self {
@@ -356,13 +371,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// # Safety
     /// The tensors of `params` are live.
     #[inline(always)]
-    unsafe fn checkpoint<S: StateElement>(
-        &self,
-        places: &Places<K, V, V_LAST>,
-        s: &[f32; 64],
-        span: &Span,
-        piece: Piece,
-    ) {
+    unsafe fn checkpoint<S: StateElement>(&self, s: &[f32; 64], span: &Span, piece: Piece) {
         // SAFETY: the caller's promise.
         let slot = unsafe { self.checkpoint_slot(span, piece) };
         if is_live(
@@ -371,7 +380,10 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             self.c.null_slot,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { places.store::<S>(self.c, self.checkpoint_at::<S>(slot), s) };
+            unsafe {
+                self.places()
+                    .store::<S>(self.c, self.checkpoint_at::<S>(slot), s)
+            };
         }
     }
 

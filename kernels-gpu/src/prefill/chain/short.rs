@@ -8,7 +8,6 @@ use super::super::operands::Shared;
 use super::super::prepare::{self, Makes, Unit};
 use super::super::rows::{Piece, Span};
 use super::super::solve::SCRATCH_BYTES;
-use super::super::state::Places;
 use super::super::values::{self, Channels};
 use super::{Chain, makes_pairs, shared_bytes};
 use crate::device::global::prefetch;
@@ -77,9 +76,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     of += 1;
                 }
             }
-            if thread_idx_x() == 0 {
-                self.keep_span();
-            }
+            self.keep_span();
             let mut j = 0;
             while j < pieces {
                 if self.span.piece(j).count > 1 {
@@ -106,7 +103,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 }
                 // The tiles are read.
                 Self::sync_rows();
-                let (next, span) = (self.of_head(of), self.kept_span());
+                let (next, span) = (self.of_head(of), Self::kept_span());
                 let mut j = 0;
                 while j < Self::pieces(&span) {
                     if span.piece(j).count > 1 {
@@ -143,7 +140,6 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             row,
             span: self.span,
             inputs: self.inputs,
-            is_odd: self.is_odd,
             gating: PhantomData,
         }
     }
@@ -240,7 +236,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     unsafe fn bring_values(&self, j: u32) {
         // SAFETY: the caller's promise.
         unsafe {
-            let span = self.kept_span();
+            let span = Self::kept_span();
             if self.c.makes_values() {
                 self.make_values(&span, j);
             } else {
@@ -260,13 +256,12 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         let head = (self.row.hv, shape);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
-            let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
-            let place = Place::load(c, layer, self.kept_span().b);
+            let place = Place::load(c, layer, Self::kept_span().b);
             let start = place.slots.start::<S>(c, &layer.step, head);
-            let mut s = places.load::<S>(c, start, !place.is_fresh());
+            let mut s = self.places().load::<S>(c, start, !place.is_fresh());
             let mut j = 0;
             loop {
-                let span = self.kept_span();
+                let span = Self::kept_span();
                 if j == Self::pieces(&span) {
                     break;
                 }
@@ -281,17 +276,18 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 } else {
                     self.advance_by_one(
                         &mut s,
-                        || self.kept_span(),
+                        Self::kept_span,
                         piece.start,
                         Self::room(j, piece.start),
                     );
                 }
-                self.checkpoint::<S>(&places, &s, &self.kept_span(), piece);
+                self.checkpoint::<S>(&s, &Self::kept_span(), piece);
                 j += 1;
             }
             if c.update_state != 0 {
-                let place = Place::load(c, layer, self.kept_span().b);
-                places.store::<S>(c, place.slots.write::<S>(c, &layer.step, head), &s);
+                let place = Place::load(c, layer, Self::kept_span().b);
+                let end = place.slots.write::<S>(c, &layer.step, head);
+                self.places().store::<S>(c, end, &s);
             }
         }
     }

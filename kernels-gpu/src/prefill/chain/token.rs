@@ -48,7 +48,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 let start = place.slots.start::<S>(c, step, head);
                 let mut s = places.load::<S>(c, start, !place.is_fresh());
                 self.advance_by_one(&mut s, || span, 0, room);
-                self.checkpoint::<S>(&places, &s, &span, span.piece(0));
+                self.checkpoint::<S>(&s, &span, span.piece(0));
                 if c.update_state != 0 {
                     places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
                 }

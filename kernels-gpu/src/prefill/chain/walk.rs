@@ -4,15 +4,17 @@ use core::array;
 
 use super::super::output;
 use super::super::rows::{Piece, Span};
-use super::super::state::{Places, load_carried, store_carried};
+use super::super::state::{load_carried, store_carried};
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::Operands;
 use super::super::{FACTOR_BYTES, FACTORS, P};
-use super::{Chain, FREE, GROUPS, STAGES, THERE};
+use super::{Chain, GROUPS, STAGES};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
-use crate::device::shared::{load_shared_b32, load_shared_b64};
-use crate::device::thread::{arrive_at_barrier, sync_barrier, thread_idx_x};
+use crate::device::shared::{
+    arrive_at_counter, load_shared_b32, load_shared_b64, wait_for_counter,
+};
+use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
 use crate::device::warpgroup::{self, fence_shared};
 use crate::layer::Place;
@@ -32,7 +34,6 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     pub unsafe fn walk<S: StateElement>(&self, place: &Place, worked: &mut u32) {
         let (c, params) = (self.c, self.params);
         let step = &params.layer.step;
-        let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
         let shape = if V_LAST { [K, V] } else { [V, K] };
         let head = (self.row.hv, shape);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
@@ -40,27 +41,25 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             if Self::CLUSTERED {
                 self.meet_cluster();
             }
-            if thread_idx_x() == 0 {
-                self.keep_span();
-            }
+            self.keep_span();
             let mut j = params.first_piece;
             let mut s = [0.0; 64];
             if j == 0 {
                 let start = place.slots.start::<S>(c, step, head);
-                s = places.bring::<S>(c, start, !place.is_fresh());
+                s = self.places().bring::<S>(c, start, !place.is_fresh());
             }
             // The pieces before are done, which may have been under way until now.
             wait_for_previous();
             s = if j == 0 {
-                places.settle(c, s)
+                self.places().settle(c, s)
             } else {
-                load_carried::<K>(self.carried(), thread_idx_x())
+                load_carried::<K>(self.carried())
             };
             let mut i;
             loop {
                 i = *worked % STAGES;
-                sync_barrier(THERE + i, Self::ALL_THREADS);
-                let span = self.kept_span();
+                wait_for_counter(Self::there(i), *worked / STAGES);
+                let span = Self::kept_span();
                 let piece = span.piece(j);
                 if piece.count > 1 {
                     let stage = Self::stage(i);
@@ -71,30 +70,30 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     let place = Place::load(c, &params.layer, span.b);
                     self.with_inputs(&place).advance_by_one(
                         &mut s,
-                        || self.kept_span(),
+                        Self::kept_span,
                         piece.start,
                         room,
                     );
                     // What was stored to the stage is before what is copied to it.
                     fence_shared();
                 }
-                self.checkpoint::<S>(&places, &s, &self.kept_span(), piece);
+                self.checkpoint::<S>(&s, &Self::kept_span(), piece);
                 (j, *worked) = (j + 1, *worked + 1);
-                if self.is_behind(&self.kept_span(), j) {
+                if self.is_behind(&Self::kept_span(), j) {
                     break;
                 }
-                arrive_at_barrier(FREE + i, Self::ALL_THREADS);
+                arrive_at_counter(Self::free(i));
             }
-            // The span is read; there may be another row.
-            let free = || arrive_at_barrier(FREE + i, Self::ALL_THREADS);
-            let span = self.kept_span();
+            let free = || arrive_at_counter(Self::free(i));
+            let span = Self::kept_span();
             if span.piece(j).start < span.count {
                 free();
-                store_carried::<K>(self.carried(), thread_idx_x(), &s);
+                store_carried::<K>(self.carried(), &s);
             } else if c.update_state != 0 {
                 let place = Place::load(c, &params.layer, span.b);
                 free();
-                places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
+                let end = place.slots.write::<S>(c, step, head);
+                self.places().store::<S>(c, end, &s);
             } else {
                 free();
             }
@@ -177,7 +176,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             };
             // Beside the products that are added to the state.
             let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
-            let span = self.kept_span();
+            let span = Self::kept_span();
             if c.has_norm == 0 {
                 output::store(c, params, (&span, piece), of, &o, (tile, barrier));
             } else if SHORT {

@@ -1,0 +1,225 @@
+//! Counters of a block: which threads have come, and what happened before those that wait.
+
+use std::cell::Cell;
+
+use super::barrier::Arrivals;
+use super::block::{Block, LANES};
+use super::fault::Problem;
+use super::fibers::At;
+use super::race::{Access, MAX_THREADS};
+use super::shared::BASE;
+
+/// A counter.
+pub struct Counter {
+    address: u32,
+    opened: Access,
+    /// Threads that it counts.
+    threads: u32,
+    /// Those that have come in the phase under way.
+    come: Cell<u32>,
+    /// Phases behind it.
+    completed: Cell<u32>,
+    /// Of a thread's own: those that it has waited for.
+    waited: Cell<u32>,
+    /// What is before those that will wait for the phase under way, and for the last one.
+    arrivals: [Arrivals; 2],
+}
+
+impl Counter {
+    fn arrivals(&self, phase: u32) -> &Arrivals {
+        &self.arrivals[phase as usize % 2]
+    }
+
+    fn name(&self) -> String {
+        format!("the counter at byte {}", self.address - BASE)
+    }
+}
+
+impl Block<'_> {
+    /// Runs `f` on the counter at `address`.
+    fn counter<R>(
+        &self,
+        address: u32,
+        f: impl FnOnce(&Counter) -> Result<R, Box<Problem>>,
+    ) -> Result<R, Box<Problem>> {
+        let counters = self.counters.borrow();
+        match counters.iter().find(|counter| counter.address == address) {
+            Some(counter) => f(counter),
+            None => {
+                let byte = address.wrapping_sub(BASE);
+                let message = format!("the counter at byte {byte} is not open");
+                Err(Problem::sync(message))
+            }
+        }
+    }
+
+    /// `warp` has come to the counter at `address`.
+    pub(super) fn count(&self, warp: usize, address: u32) -> Result<(), Box<Problem>> {
+        self.counter(address, |counter| {
+            let arrivals = counter.arrivals(counter.completed.get());
+            if counter.come.get() == 0 {
+                arrivals.clear();
+            }
+            self.hand_over(warp, arrivals);
+            arrivals.passes(warp, self.tick());
+            let come = counter.come.get() + LANES as u32;
+            if come > counter.threads {
+                let (name, threads) = (counter.name(), counter.threads);
+                let message = format!("{name} is of {threads} threads, and {come} come");
+                return Err(Problem::sync(message));
+            }
+            counter.come.set(come % counter.threads);
+            let completed = counter.completed.get() + come / counter.threads;
+            counter.completed.set(completed);
+            Ok(())
+        })
+    }
+
+    /// Lets `warp` go on if the phase of the counter at `address` is complete for which it waits; whether it is.
+    pub(super) fn pass_counter(
+        &self,
+        warp: usize,
+        (address, phase): (u32, u32),
+    ) -> Result<bool, Box<Problem>> {
+        self.counter(address, |counter| {
+            let completed = counter.completed.get();
+            if completed < phase || completed > phase + 1 {
+                let name = counter.name();
+                let message = format!(
+                    "waits for phase {phase} of {name}, of which {completed} are complete: wanted the one under way, or the last"
+                );
+                return Err(Problem::sync(message));
+            }
+            if completed == phase {
+                return Ok(false);
+            }
+            self.take_over(warp, counter.arrivals(phase));
+            for thread in self.warp(warp) {
+                thread.at.set(At::Running);
+            }
+            Ok(true)
+        })
+    }
+
+    /// Whether a warp waits for a phase that is complete.
+    pub(super) fn can_pass_a_counter(&self) -> bool {
+        let is_complete = |warp: usize| match self.warp(warp)[0].at.get() {
+            at @ At::Counter(address, phase) => {
+                let has_come = self.counter(address, |it| Ok(it.completed.get() > phase));
+                self.warp(warp).iter().all(|thread| thread.is(at)) && has_come.unwrap_or(false)
+            }
+            _ => false,
+        };
+        (0..self.threads.len() / LANES).any(is_complete)
+    }
+}
+
+/// For the running thread.
+impl Block<'_> {
+    pub fn open_counter(&self, address: u32, threads: u32) {
+        let is_counted = threads > 0 && threads <= MAX_THREADS;
+        if !is_counted || threads > 1 && !threads.is_multiple_of(LANES as u32) {
+            let message = format!(
+                "a counter of {threads} threads: wanted one, or whole warps, at most {MAX_THREADS}"
+            );
+            Problem::sync(message).raise();
+        }
+        let opened = self.shared_memory().open_mailbox(address, &self.observer());
+        opened.unwrap_or_else(|problem| problem.raise());
+        let mut counters = self.counters.borrow_mut();
+        if counters.iter().any(|counter| counter.address == address) {
+            let message = format!(
+                "opens the counter at byte {}, which is open",
+                address - BASE
+            );
+            drop(counters);
+            Problem::sync(message).raise();
+        }
+        counters.push(Counter {
+            address,
+            opened: self.observer().access,
+            threads,
+            come: Cell::new(0),
+            completed: Cell::new(0),
+            waited: Cell::new(0),
+            arrivals: Default::default(),
+        });
+    }
+
+    /// What `f` makes of the counter, which the running thread may use: as one of warps, or as its own.
+    fn open<R>(&self, address: u32, is_own: bool, f: impl FnOnce(&Counter) -> R) -> R {
+        let found = self.counter(address, |counter| {
+            let (name, by) = (counter.name(), self.observer());
+            let problem = |what: &str| Err(Problem::sync(format!("{name} {what}")));
+            if is_own != (counter.threads == 1) {
+                return problem("is of one thread, or of warps, and is used otherwise");
+            }
+            if is_own && counter.opened.thread() != self.thread() {
+                return problem("is another thread's own");
+            }
+            if !by.is_after(counter.opened) {
+                return problem(
+                    "might not be open: no barrier between that and the use of this thread",
+                );
+            }
+            Ok(f(counter))
+        });
+        found.unwrap_or_else(|problem| problem.raise())
+    }
+
+    /// The phase of a counter that is under way, for a copy that the thread counts there.
+    pub(super) fn phase_of_copies(&self, address: u32) -> u32 {
+        let is_own = self.counter(address, |counter| Ok(counter.threads == 1));
+        let is_own = is_own.unwrap_or_else(|problem| problem.raise());
+        self.open(address, is_own, |counter| counter.completed.get())
+    }
+
+    /// With `copies`, the asynchronous copies that the thread has started are there when it comes.
+    ///
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn arrive_at_counter(&self, address: u32, copies: bool) {
+        self.open(address, false, |_| {});
+        // There at once, as accesses of this thread: whoever does not wait for the counter is found all the same.
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.finish_copies(address, u32::MAX);
+            if copies {
+                self.finish_copies(0, u32::MAX);
+            }
+        }
+        self.wait(At::Count(address));
+    }
+
+    pub fn wait_for_counter(&self, address: u32, phase: u32) {
+        self.open(address, false, |_| {});
+        self.wait(At::Counter(address, phase));
+    }
+
+    pub fn copy_bulk_commit(&self, address: u32) {
+        let waited = self.open(address, true, |counter| {
+            let completed = counter.completed.get();
+            counter.completed.set(completed + 1);
+            counter.waited.get() == completed
+        });
+        if !waited {
+            let message = "closes a group of bulk copies, and has not waited for the one before";
+            Problem::sync(message.into()).raise();
+        }
+    }
+
+    /// # Safety
+    /// The regions of the launch are live.
+    pub unsafe fn copy_bulk_wait(&self, address: u32, group: u32) {
+        let closed = self.open(address, true, |counter| {
+            counter.waited.set(group + 1);
+            counter.completed.get()
+        });
+        if closed != group + 1 {
+            let message = format!("waits for group {group} of bulk copies: {closed} are closed");
+            Problem::sync(message).raise();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.finish_copies(address, closed) };
+    }
+}
