@@ -64,16 +64,11 @@ impl Arrivals {
         self.phases.set(0);
         self.mail.set(0);
     }
-
-    /// All that `warp` did up to `time` is before those that wait.
-    pub(super) fn passes(&self, warp: usize, time: u32) {
-        self.clock[warp].set(time);
-    }
 }
 
 impl Block<'_> {
     /// `warp` comes to `barrier` and goes on.
-    pub(super) fn arrive(&self, warp: usize, barrier: Barrier) -> Result<(), Problem> {
+    pub(super) fn arrive(&self, warp: usize, barrier: Barrier) -> Result<(), Box<Problem>> {
         let arrivals = &self.arrivals[barrier.number as usize];
         let Barrier { number, threads } = barrier;
         match arrivals.threads.replace(threads) {
@@ -81,23 +76,23 @@ impl Block<'_> {
             before => {
                 let message =
                     format!("barrier {number} is for {before} threads, and for {threads}");
-                return Err(*Problem::sync(message));
+                return Err(Problem::sync(message));
             }
         }
         arrivals.warps.set(arrivals.warps.get() + 1);
         if arrivals.warps.get() * LANES as u32 >= threads {
             let message =
                 format!("barrier {number}: all {threads} threads have gone on, none waits");
-            return Err(*Problem::sync(message));
+            return Err(Problem::sync(message));
         }
-        self.hand_over(warp, arrivals);
-        arrivals.passes(warp, self.tick());
+        self.hand_over(warp, arrivals, self.tick());
         Ok(())
     }
 
-    /// What is before `warp` is before those that wait.
-    pub(super) fn hand_over(&self, warp: usize, arrivals: &Arrivals) {
+    /// What `warp` did up to `now`, and what is before it, is before those that wait.
+    pub(super) fn hand_over(&self, warp: usize, arrivals: &Arrivals, now: u32) {
         join(&arrivals.clock, &self.clocks[warp]);
+        arrivals.clock[warp].set(now);
         let phases = latest_phase(self.warp(warp));
         arrivals.phases.set(arrivals.phases.get().max(phases));
         let mail = all_mail(self.warp(warp));
@@ -150,10 +145,7 @@ impl Block<'_> {
         let arrivals = &self.arrivals[barrier.number as usize];
         let waiting = || (0..warps).filter(|&warp| waits_for(warp) == Some(barrier));
         let now = self.tick();
-        waiting().for_each(|warp| self.hand_over(warp, arrivals));
-        for warp in waiting() {
-            arrivals.passes(warp, now);
-        }
+        waiting().for_each(|warp| self.hand_over(warp, arrivals, now));
         let released: Vec<usize> = waiting().collect();
         for warp in released {
             self.take_over(warp, arrivals);

@@ -204,10 +204,6 @@ impl<'a> Block<'a> {
         }
     }
 
-    pub(super) fn shared_memory(&self) -> &SharedMemory {
-        self.shared
-    }
-
     /// The threads of a warp.
     pub(super) fn warp(&self, warp: usize) -> &[Thread] {
         &self.threads[warp * LANES..][..LANES]

@@ -30,8 +30,17 @@ impl Counter {
         &self.arrivals[phase as usize % 2]
     }
 
+    /// Whether it is a thread's own.
+    fn is_own(&self) -> bool {
+        self.threads == 1
+    }
+
     fn name(&self) -> String {
         format!("the counter at byte {}", self.address - BASE)
+    }
+
+    fn problem<R>(&self, what: &str) -> Result<R, Box<Problem>> {
+        Err(Problem::sync(format!("{} {what}", self.name())))
     }
 }
 
@@ -60,13 +69,11 @@ impl Block<'_> {
             if counter.come.get() == 0 {
                 arrivals.clear();
             }
-            self.hand_over(warp, arrivals);
-            arrivals.passes(warp, self.tick());
+            self.hand_over(warp, arrivals, self.tick());
             let come = counter.come.get() + LANES as u32;
             if come > counter.threads {
-                let (name, threads) = (counter.name(), counter.threads);
-                let message = format!("{name} is of {threads} threads, and {come} come");
-                return Err(Problem::sync(message));
+                let threads = counter.threads;
+                return counter.problem(&format!("is of {threads} threads, and {come} come"));
             }
             counter.come.set(come % counter.threads);
             let completed = counter.completed.get() + come / counter.threads;
@@ -75,7 +82,7 @@ impl Block<'_> {
         })
     }
 
-    /// Lets `warp` go on if the phase of the counter at `address` is complete for which it waits; whether it is.
+    /// Whether the phase of the counter at `address` is complete for which `warp` waits; it is behind that then.
     pub(super) fn pass_counter(
         &self,
         warp: usize,
@@ -94,9 +101,6 @@ impl Block<'_> {
                 return Ok(false);
             }
             self.take_over(warp, counter.arrivals(phase));
-            for thread in self.warp(warp) {
-                thread.at.set(At::Running);
-            }
             Ok(true)
         })
     }
@@ -124,20 +128,13 @@ impl Block<'_> {
             );
             Problem::sync(message).raise();
         }
-        let opened = self.shared_memory().open_mailbox(address, &self.observer());
+        let (memory, by) = (self.memory_of("counter", self.rank as u32), self.observer());
+        let opened = memory.open_mailbox(address, &by);
+        // One that is open there is in the way.
         opened.unwrap_or_else(|problem| problem.raise());
-        let mut counters = self.counters.borrow_mut();
-        if counters.iter().any(|counter| counter.address == address) {
-            let message = format!(
-                "opens the counter at byte {}, which is open",
-                address - BASE
-            );
-            drop(counters);
-            Problem::sync(message).raise();
-        }
-        counters.push(Counter {
+        self.counters.borrow_mut().push(Counter {
             address,
-            opened: self.observer().access,
+            opened: by.access,
             threads,
             come: Cell::new(0),
             completed: Cell::new(0),
@@ -146,32 +143,35 @@ impl Block<'_> {
         });
     }
 
-    /// What `f` makes of the counter, which the running thread may use: as one of warps, or as its own.
-    fn open<R>(&self, address: u32, is_own: bool, f: impl FnOnce(&Counter) -> R) -> R {
+    /// What `f` makes of the counter, which the running thread may use: its own, or one of warps.
+    fn usable<R>(&self, address: u32, f: impl FnOnce(&Counter) -> Result<R, Box<Problem>>) -> R {
         let found = self.counter(address, |counter| {
-            let (name, by) = (counter.name(), self.observer());
-            let problem = |what: &str| Err(Problem::sync(format!("{name} {what}")));
-            if is_own != (counter.threads == 1) {
-                return problem("is of one thread, or of warps, and is used otherwise");
+            if counter.is_own() && counter.opened.thread() != self.thread() {
+                return counter.problem("is another thread's own");
             }
-            if is_own && counter.opened.thread() != self.thread() {
-                return problem("is another thread's own");
-            }
-            if !by.is_after(counter.opened) {
-                return problem(
+            if !self.observer().is_after(counter.opened) {
+                return counter.problem(
                     "might not be open: no barrier between that and the use of this thread",
                 );
             }
-            Ok(f(counter))
+            f(counter)
         });
         found.unwrap_or_else(|problem| problem.raise())
     }
 
+    /// The same of one that is the thread's own, or not.
+    fn open<R>(&self, address: u32, is_own: bool, f: impl FnOnce(&Counter) -> R) -> R {
+        self.usable(address, |counter| {
+            if is_own != counter.is_own() {
+                return counter.problem("is of one thread, or of warps, and is used otherwise");
+            }
+            Ok(f(counter))
+        })
+    }
+
     /// The phase of a counter that is under way, for a copy that the thread counts there.
     pub(super) fn phase_of_copies(&self, address: u32) -> u32 {
-        let is_own = self.counter(address, |counter| Ok(counter.threads == 1));
-        let is_own = is_own.unwrap_or_else(|problem| problem.raise());
-        self.open(address, is_own, |counter| counter.completed.get())
+        self.usable(address, |counter| Ok(counter.completed.get()))
     }
 
     /// With `copies`, the asynchronous copies that the thread has started are there when it comes.

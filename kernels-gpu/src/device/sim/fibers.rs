@@ -215,26 +215,26 @@ impl Block<'_> {
             let (mut met, mut stuck) = (false, None);
             for (lane, thread) in warp.iter().enumerate() {
                 let at = thread.at.get();
+                let mut goes_on = |passed: Result<bool, Box<Problem>>| {
+                    if passed.map_err(|problem| self.fault(first + lane, *problem))? {
+                        warp.iter().for_each(|thread| thread.at.set(At::Running));
+                        met = true;
+                    }
+                    Ok(())
+                };
                 match lanes(at.mask()).find(|&other| !at.meets(warp[other].at.get())) {
                     Some(missing) => stuck = stuck.or(Some((lane, missing))),
                     None if at.mask() == 0 => {}
                     None => match at {
                         At::SyncBarrier(_) => {}
                         At::Arrive(barrier) => {
-                            let arrived = self.arrive(first / LANES, barrier);
-                            arrived.map_err(|problem| self.fault(first + lane, problem))?;
-                            warp.iter().for_each(|thread| thread.at.set(At::Running));
-                            met = true;
+                            goes_on(self.arrive(first / LANES, barrier).map(|()| true))?;
                         }
                         At::Count(address) => {
-                            let counted = self.count(first / LANES, address);
-                            counted.map_err(|problem| self.fault(first + lane, *problem))?;
-                            warp.iter().for_each(|thread| thread.at.set(At::Running));
-                            met = true;
+                            goes_on(self.count(first / LANES, address).map(|()| true))?;
                         }
                         At::Counter(address, phase) => {
-                            let passed = self.pass_counter(first / LANES, (address, phase));
-                            met |= passed.map_err(|problem| self.fault(first + lane, *problem))?;
+                            goes_on(self.pass_counter(first / LANES, (address, phase)))?;
                         }
                         _ => {
                             self.meet(warp, at);
