@@ -201,19 +201,18 @@ fn prefills_are_of_the_expected_instructions() {
             _ => (false, false),
         };
         let name = entry.name();
-        let computes = prepares || walks;
-        // KDA's preparation has products of warps alone.
-        let multiplies = computes && of != KdaPrefillPrepare;
+        // A preparation has products of warps alone.
+        let bulk = of == GdnPrefillPrepare;
         for (wanted, has) in [
-            ("wgmma.mma_async.sync.aligned", multiplies),
-            ("wgmma.fence.sync.aligned", multiplies),
-            ("fence.proxy.async", multiplies),
+            ("wgmma.mma_async.sync.aligned", walks),
+            ("wgmma.fence.sync.aligned", walks),
+            ("fence.proxy.async", walks || bulk),
             ("mma.sync.aligned.m16n8k16", prepares),
             ("cvt.rn.f16x2.f32", true),
             ("ex2.approx.ftz.f32", true),
             (
                 "cp.async.bulk.shared::cluster.global",
-                (walks && !prepares) || of == GdnPrefillPrepare,
+                (walks && !prepares) || bulk,
             ),
         ] {
             assert_eq!(starts(wanted), has, "{name}: {wanted}");

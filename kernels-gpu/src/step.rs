@@ -137,10 +137,10 @@ pub struct PrefillParams {
     pub x_row: u32,
     /// Of z.
     pub z_row: u32,
-    /// Of a preparation and a chain: the first of the units, and of the row's pieces, that the launch is of; a multiple of
-    /// [`STRETCH_ALIGNMENT`](crate::prefill::STRETCH_ALIGNMENT). Not 0 with a single row alone.
+    /// Of a preparation and a chain: the first of the units, and of the row's pieces, that the launch is of. Not 0 with a single
+    /// row alone.
     pub first_piece: u32,
-    /// Of a chain: the piece behind the last, likewise; [`ALL_PIECES`](crate::prefill::ALL_PIECES): however many there are.
+    /// Of a chain: the piece behind the last; [`ALL_PIECES`](crate::prefill::ALL_PIECES): however many there are.
     pub end_piece: u32,
     /// Of a chain: B of its grid; a block takes every so many of the rows, one after the other.
     pub turns: u32,

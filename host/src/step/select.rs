@@ -3,7 +3,6 @@
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Layout};
-use gated_delta_kernels::prefill::STRETCH_ALIGNMENT;
 
 use super::{StateLayout, checks};
 use crate::error::Error;
@@ -224,8 +223,8 @@ const LEAST_OF_STRETCH: [u32; 2] = [16, 8];
 /// Units of a prompt for each of its first stretch, where eight that grow as they may are not enough otherwise.
 const OF_FIRST_STRETCH: u32 = 26;
 
-/// Where a prompt of so many units is cut, whose chain has so many blocks: the first pieces of all stretches but the first,
-/// multiples of [`STRETCH_ALIGNMENT`]; 0 behind them.
+/// Where a prompt of so many units is cut, whose chain has so many blocks: the first pieces of all stretches but the first;
+/// 0 behind them.
 ///
 /// The preparation of a stretch runs beside the chain of the one before, on the multiprocessors that this leaves free: at least
 /// half of them, where it takes 0.7 of the time for a unit that the chain takes for a piece. So a stretch has up to 1.4 times the units of
@@ -237,7 +236,6 @@ pub(crate) fn stretches(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_STRETCH
     }
     let [least_first, least_last] = LEAST_OF_STRETCH;
     let mut count = units.div_ceil(OF_FIRST_STRETCH).max(least_first);
-    count = count.next_multiple_of(STRETCH_ALIGNMENT);
     let mut end = 0;
     for first in &mut firsts {
         end += count;
@@ -245,7 +243,7 @@ pub(crate) fn stretches(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_STRETCH
             break;
         }
         *first = end;
-        count = (count + count * 2 / 5) / STRETCH_ALIGNMENT * STRETCH_ALIGNMENT;
+        count += count * 2 / 5;
     }
     firsts
 }
@@ -978,7 +976,7 @@ mod tests {
     fn a_prompt_is_cut_from_so_many_units_on_where_half_of_the_gpu_is_free() {
         assert_eq!(counts(31, 64, 132), [31]);
         assert_eq!(counts(32, 64, 132), [16, 16]);
-        assert_eq!(counts(256, 66, 132), [16, 20, 28, 36, 48, 64, 44]);
+        assert_eq!(counts(256, 66, 132), [16, 22, 30, 42, 58, 88]);
         assert_eq!(counts(256, 67, 132), [256]);
         assert_eq!(counts(256, 64, 128), counts(256, 64, 132));
         assert_eq!(counts(256, 64, 127), [256]);
@@ -986,14 +984,13 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_aligned_and_grow_by_no_more_than_they_may() {
+    fn stretches_grow_by_no_more_than_they_may() {
         for units in (32..5000).chain([1 << 20, u32::MAX / 64]) {
             let counts = counts(units, 1, 132);
             assert!(counts.len() <= MOST_STRETCHES, "{units}");
             assert_eq!(counts.iter().sum::<u32>(), units);
             assert!(counts[0] >= 16 && counts.last() >= Some(&8), "{units}");
             for (i, pair) in counts.windows(2).enumerate() {
-                assert_eq!(pair[0] % STRETCH_ALIGNMENT, 0, "{units}");
                 // A rest that is no stretch of its own is the last one's.
                 let rest = if i + 2 == counts.len() { 7 } else { 0 };
                 assert!(5 * (pair[1] - rest) <= 7 * pair[0], "{units}: {counts:?}");

@@ -208,11 +208,6 @@ pub unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]) {
     nothing_runs()
 }
 
-pub unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
-    let _ = (rows, image);
-    nothing_runs()
-}
-
 pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f32; 32]; 2] {
     let _ = (a, image);
     nothing_runs()

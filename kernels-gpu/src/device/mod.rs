@@ -213,21 +213,12 @@ pub mod warpgroup {
     #[must_use]
     pub struct Pending<T>(T);
 
-    /// D = A Bᵀ, with A the 64 rows of an image from `rows` on, and B its first 64; K is 64, 96 or 128.
-    ///
-    /// # Safety
-    /// `rows` and `image` are multiples of 128, of a matrix in the block's shared memory. No product is under way.
-    #[inline(always)]
-    pub unsafe fn by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
-        // SAFETY: the caller's promise.
-        unsafe { backend::warpgroup_by_rows::<K>(rows, image) }
-    }
-
-    /// D = A Bᵀ, with A `[64, K]` and B the first 64 rows of the image, which [`first`] waits for; and the same with B the next
+    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image, which [`first`] waits for; and the same with B the next
     /// 64, which [`by_triangle`] waits for. Only the first K / 4 words of `a` mean something.
     ///
     /// # Safety
-    /// As [`by_rows`]'; nobody writes the image before that.
+    /// `image` is a multiple of 128, of a matrix in the block's shared memory, which nobody writes before that. No product is under
+    /// way.
     #[inline(always)]
     pub unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
@@ -263,7 +254,7 @@ pub mod warpgroup {
     /// mean something.
     ///
     /// # Safety
-    /// As [`by_rows`]' and [`by_triangle`]'s; nobody writes the image before [`settle`].
+    /// As [`by_both`]'s and [`by_triangle`]'s; nobody writes the image before [`settle`].
     #[inline(always)]
     pub unsafe fn add<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],

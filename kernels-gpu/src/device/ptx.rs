@@ -9,7 +9,7 @@ use core::arch::{asm, global_asm, nvptx};
 #[path = "ptx_warpgroup.rs"]
 mod warpgroup;
 pub use warpgroup::{
-    warpgroup_add, warpgroup_by_both, warpgroup_by_rows, warpgroup_by_triangle, warpgroup_settle,
+    warpgroup_add, warpgroup_by_both, warpgroup_by_triangle, warpgroup_settle,
     warpgroup_settle_first,
 };
 
@@ -537,16 +537,10 @@ pub unsafe fn open_counter(counter: u32, threads: u32) {
     };
 }
 
-/// One lane comes for all, behind them.
 #[inline(always)]
 pub unsafe fn arrive_at_counter(counter: u32) {
-    sync_warp(u32::MAX);
-    if lane_id() == 0 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            asm!("mbarrier.arrive.shared.b64 _, [{}], 32;", in(reg32) counter, options(nostack))
-        };
-    }
+    // SAFETY: the caller's promise.
+    unsafe { asm!("mbarrier.arrive.shared.b64 _, [{}];", in(reg32) counter, options(nostack)) };
 }
 
 #[inline(always)]

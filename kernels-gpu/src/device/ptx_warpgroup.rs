@@ -69,112 +69,6 @@ macro_rules! settle {
     };
 }
 
-/// A product whose left factor is in shared memory too: steps `[D] accumulates offset / 16`.
-macro_rules! multiply_rows {
-    (
-        $([$($d:ident)*] $accumulates:literal $offset:literal;)*
-        $rows:ident $image:ident $out:ident [$($out_name:ident $out_index:literal)*]
-    ) => {
-        // SAFETY: the caller's promise; that the whole warpgroup comes here is the kernel's duty (synccheck).
-        unsafe {
-            asm!(
-                "{{ .reg .pred from_zero, on; .reg .b32 low; .reg .b64 left, right;",
-                "setp.ne.b32 from_zero, 0, 0;",
-                "setp.eq.b32 on, 0, 0;",
-                "wgmma.fence.sync.aligned;",
-                $(
-                    concat!("add.u32 low, {rows}, ", stringify!($offset), ";"),
-                    "mov.b64 left, {{low, 8}};",
-                    concat!("add.u32 low, {image}, ", stringify!($offset), ";"),
-                    "mov.b64 right, {{low, 8}};",
-                    concat!(
-                        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 ", list!($($d)*), ", left, right, ",
-                        $accumulates, ", 1, 1, 0, 0;"
-                    ),
-                )*
-                "wgmma.commit_group.sync.aligned;",
-                "wgmma.wait_group.sync.aligned 0; }}",
-                $($out_name = out(reg32) $out[$out_index],)*
-                rows = in(reg32) $rows,
-                image = in(reg32) $image,
-                options(nostack)
-            )
-        }
-    };
-}
-
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn rows_k128(rows: u32, image: u32) -> [f32; 32] {
-    let mut d = [0.0f32; 32];
-    multiply_rows! {
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "from_zero" 0;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 256;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 512;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 768;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 1024;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 1280;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 1536;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 1792;
-        rows image d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15
-        15 d16 16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30
-        30 d31 31]
-    }
-    d
-}
-
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn rows_k96(rows: u32, image: u32) -> [f32; 32] {
-    let mut d = [0.0f32; 32];
-    multiply_rows! {
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "from_zero" 0;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 256;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 512;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 768;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 1024;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 1280;
-        rows image d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15
-        15 d16 16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30
-        30 d31 31]
-    }
-    d
-}
-
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn rows_k64(rows: u32, image: u32) -> [f32; 32] {
-    let mut d = [0.0f32; 32];
-    multiply_rows! {
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "from_zero" 0;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 256;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 512;
-        [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27
-        d28 d29 d30 d31] "on" 768;
-        rows image d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15
-        15 d16 16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30
-        30 d31 31]
-    }
-    d
-}
-
 #[inline(always)]
 #[rustfmt::skip]
 unsafe fn both_k128(a: [u32; 32], b: u32) -> [[f32; 32]; 2] {
@@ -570,19 +464,6 @@ fn put_first<const N: usize>(all: &mut [f32; 64], own: [f32; N]) {
     while i < N {
         all[i] = own[i];
         i += 1;
-    }
-}
-
-#[inline(always)]
-pub unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
-    let (rows, image) = (operand(rows, 2048), operand(image, 2048));
-    // SAFETY: the caller's promise.
-    unsafe {
-        match K {
-            128 => rows_k128(rows, image),
-            96 => rows_k96(rows, image),
-            _ => rows_k64(rows, image),
-        }
     }
 }
 

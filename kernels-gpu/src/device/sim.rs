@@ -247,13 +247,6 @@ pub(super) fn wait_for_previous() {}
 
 pub(super) fn warpgroup_settle_first(_: &mut [f32; 32]) {}
 
-pub(super) unsafe fn warpgroup_by_rows<const K: u32>(rows: u32, image: u32) -> [f32; 32] {
-    current(|block| {
-        let left = block.left_factor(rows, K as usize);
-        block.by_channels(&left, image)
-    })
-}
-
 pub(super) unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f32; 32]; 2] {
     let second = image + warpgroup::of_image(8, 0);
     [image, second].map(|image| current(|block| block.by_channels(&a[..K as usize / 4], image)))

@@ -301,11 +301,10 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
     }
 }
 
-/// Results of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_rows` with the next rows and K = 64, 32 of
-/// `by_triangle`, 64 and 32 of `add`, 4 words that `store_matrices_transposed` stored, 2 of `load_state_b64` of what
+/// Results of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_triangle`, 64 and 32 of `add`, 4 words that `store_matrices_transposed` stored, 2 of `load_state_b64` of what
 /// `store_state_b64` stored, the input's 16 bytes for each thread, by bulk copies, and those for the last thread but so many, once as
 /// copies bring them and once handed back.
-pub const WARPGROUP_RESULTS: u32 = 64 + 32 + 32 + 64 + 32 + 4 + 2 + 4 + 8;
+pub const WARPGROUP_RESULTS: u32 = 64 + 32 + 64 + 32 + 4 + 2 + 4 + 8;
 
 /// Products of a warpgroup, all of the elements of [`matrix_element`]: A `[64, 128]`, the image `[128, 128]`, and the
 /// triangle `[64, 64]`; sums that are added to are 1.
@@ -382,23 +381,22 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
                 }
             };
             // Each product is stored before the next, so that no register waits for it.
-            put(64, &warpgroup::by_rows::<64>(image + 1024, image));
             let (first, second) = warpgroup::first(warpgroup::by_both::<128>(&a, image));
             put(0, &first);
             let (triangle, second) = warpgroup::by_triangle(&x, triangles[0], second);
             put(32, &second);
-            put(96, &triangle);
+            put(64, &triangle);
             let mut d = [1.0; 32];
             let sums =
                 warpgroup::add::<128, 128>([1.0; 64], (&x, image), &mut d, (&x, triangles[1]));
-            put(128, &warpgroup::settle::<128>(sums));
-            put(192, &d);
+            put(96, &warpgroup::settle::<128>(sums));
+            put(160, &d);
             let own = tile + 16 * id;
             shared::store_matrices_transposed(own, [a[0], a[1], a[2], a[3]]);
             let words = shared::load_shared_b128(own);
             i = 0;
             while i < 4 {
-                global::store_b32(place(224 + i as u32), words[i]);
+                global::store_b32(place(192 + i as u32), words[i]);
                 i += 1;
             }
             // Two groups of bulk copies, the second half of the input in the second.
@@ -428,7 +426,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             let words = shared::load_shared_b128(own);
             i = 0;
             while i < 4 {
-                global::store_b32(place(230 + i as u32), words[i]);
+                global::store_b32(place(198 + i as u32), words[i]);
                 i += 1;
             }
             // Warps come to a counter, with copies of both kinds; then when these are read, and when they are handed back.
@@ -451,7 +449,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
                 let words = shared::load_shared_b128(other);
                 let mut word = 0;
                 while word < 4 {
-                    let row = 234 + 4 * i as u32 + word as u32;
+                    let row = 202 + 4 * i as u32 + word as u32;
                     global::store_b32(place(row), words[word]);
                     word += 1;
                 }
@@ -463,7 +461,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
                 }
                 i += 1;
             }
-            let pair = params.output + 4 * (228 * BLOCK + 2 * id) as u64;
+            let pair = params.output + 4 * (196 * BLOCK + 2 * id) as u64;
             global::store_state_b64(pair, [id, !id]);
             let [low, high] = global::load_state_b64(pair, true);
             global::store_state_b64(pair, [high, low]);

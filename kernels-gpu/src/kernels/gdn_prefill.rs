@@ -21,11 +21,11 @@ use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::THREADS;
 use crate::prefill::operands::Global;
-use crate::prefill::prepare::{self, Makes, Unit};
+use crate::prefill::prepare::{self, Unit};
 use crate::prefill::rows::row_of;
 use crate::prefill::solve::SCRATCH_BYTES;
 use crate::prefill::values::{self, Channels};
-use crate::prefill::workspace::Operands;
+use crate::prefill::workspace::{Operands, own_bytes};
 use crate::prefill::{self, head_bytes, image_bytes};
 use crate::row::value_head;
 use crate::step::{PrefillParams, StepConstants};
@@ -65,6 +65,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
+    const MIN_BLOCKS_PER_SM: u32 = 3;
     const SHARED_BYTES: u32 = Self::SCALES + prepare::SCALE_BYTES + COUNTER_BYTES + 128;
     const WORKSPACE_BYTES: u32 = image_bytes(K);
     const WORKSPACE_BYTES_PER_HEAD: u32 = head_bytes(K, false);
@@ -100,7 +101,10 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let of_unit = c.h * pairs;
         let n = params.first_piece + block_idx_x() / of_unit;
         let of = block_idx_x() % of_unit;
-        let (h, first) = (of / pairs, of % pairs * 2);
+        let (h, first) = match pairs {
+            1 => (of, 0),
+            _ => (of / pairs, of % pairs * 2),
+        };
         let heads = if c.ratio.is_multiple_of(2) || first + 1 < c.ratio {
             2
         } else {
@@ -115,19 +119,18 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
             let Some((span, j)) = row_of(&c, params, n) else {
                 return;
             };
-            let unit = span.unit(j);
+            // There is no memory for so many as are no u32; and fewer registers than were good.
+            let number = span.unit(j) as u32 * c.h + h;
             let piece = span.piece(j);
             let with = (&span, piece);
-            let of = |r: u32| Operands::new::<K, V>(&c, params, false, unit, (h, r));
+            let of = |r| Operands::of_head::<K, V>(&c, params, false, (number as u64, r));
             let at = (base, base, base + Self::SCALES);
-            let makes = Makes::of_thread(heads);
-            let made;
-            if c.taps != 0 {
+            let made = if c.taps != 0 {
                 if !Place::load(&c, &params.layer, span.b).live() {
                     return;
                 }
                 // The factors of its first value head are the block's to overwrite.
-                made = Unit::of_convolved::<K>(&c, params, with, hv, makes, at, of(first));
+                Unit::of_convolved::<K>(&c, params, with, hv, heads, at, of(first))
             } else {
                 if c.makes_values() {
                     let threads = THREADS / heads;
@@ -138,12 +141,13 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
                     values::make::<K, V, V>(&c, params, with, channels, threads, out);
                 }
                 let of_block = (h, hv, Inputs::NONE);
-                made = Unit::new::<K>(&c, params, with, of_block, makes, at);
-                if first == 0 {
-                    made.give_image::<K>(of(r).images);
-                }
+                Unit::new::<K>(&c, params, with, of_block, heads, at)
+            };
+            let of_first = of(first);
+            if c.taps == 0 && first == 0 {
+                made.give_image::<K>(of_first.images);
             }
-            made.give_head::<K>(Global(of(r).head));
+            made.give_heads::<K>(Global(of_first.head), own_bytes(&c, K, V, false));
         }
     }
 }

@@ -99,10 +99,11 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         let mut rows = NO_ROWS;
         let token = self.token();
         let t = self.piece.start + if token < self.piece.count { token } else { 0 };
+        let channel = head + 8 * self.part();
+        let first = self.span.at(base, strides, t, channel, element);
         let mut i = 0;
         while i < K as usize / 32 {
-            let channel = head + 8 * (self.part() + 4 * i as u32);
-            let address = self.span.at(base, strides, t, channel, element);
+            let address = first + (32 * i as u32 * elements::bytes_of(element)) as u64;
             // SAFETY: the caller's promise.
             rows[i] = unsafe { elements::load::<8>(address, element, self.with.0.wide_io != 0) };
             i += 1;
@@ -194,7 +195,11 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             i += 1;
         }
         let sum = Self::sum(sum);
-        let [power, inverse] = power::of_root(sum);
+        let [mut power, inverse] = power::of_root(sum);
+        // A token that is not there has been loaded as the first one.
+        if self.token() >= self.piece.count {
+            power = 0.0;
+        }
         let mut words: Words = [[0; 4]; 4];
         let mut i = 0;
         while i < K as usize / 32 {
@@ -296,9 +301,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         let mut x: Token = [[0.0; 8]; 4];
         let mut i = 0;
         while i < K as usize / 32 {
-            if self.token() < self.piece.count {
-                x[i] = rows[i].to_f32(element);
-            }
+            x[i] = rows[i].to_f32(element);
             i += 1;
         }
         // SAFETY: the caller's promise.

@@ -15,6 +15,7 @@ pub mod norm;
 pub mod operands;
 pub mod output;
 pub mod prepare;
+pub mod products;
 pub mod rows;
 pub mod single;
 pub mod single_klast;
@@ -29,9 +30,6 @@ use crate::device::warpgroup::TRIANGLE_BYTES;
 
 /// Tokens of a whole piece, C.
 pub const CHUNK: u32 = 64;
-
-/// Stretches begin at multiples of so many pieces.
-pub const STRETCH_ALIGNMENT: u32 = 4;
 
 /// [`end_piece`](crate::step::PrefillParams::end_piece) of a chain behind which there is none.
 pub const ALL_PIECES: u32 = u32::MAX;

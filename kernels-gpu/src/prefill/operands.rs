@@ -5,6 +5,8 @@ use crate::device::shared::{store_shared_b32, store_shared_b128};
 
 /// Where operands go.
 pub trait Place: Copy {
+    /// So many bytes behind: what is stored near it has its address as one base and constants.
+    fn behind(self, bytes: u32) -> Self;
     /// # Safety
     /// The bytes are this thread's to write.
     unsafe fn store_b32(self, byte: u32, word: u32);
@@ -23,6 +25,11 @@ pub struct Shared(pub u32);
 
 impl Place for Global {
     #[inline(always)]
+    fn behind(self, bytes: u32) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+
+    #[inline(always)]
     unsafe fn store_b32(self, byte: u32, word: u32) {
         // SAFETY: the caller's promise.
         unsafe { store_b32(self.0 + byte as u64, word) };
@@ -36,6 +43,11 @@ impl Place for Global {
 }
 
 impl Place for Shared {
+    #[inline(always)]
+    fn behind(self, bytes: u32) -> Self {
+        Self(self.0 + bytes)
+    }
+
     #[inline(always)]
     unsafe fn store_b32(self, byte: u32, word: u32) {
         // SAFETY: the caller's promise.

@@ -8,17 +8,16 @@
 //!     A_ts = β_t 2^(G_t − G_s) k̂_t·k̂_s   s < t        T = (I + A)⁻¹ diag(β)        P_ts = 2^(G_t − G_s) q̂_t·k̂_s   s ≤ t
 //! T is made as solve.rs says.
 
-use core::array;
-
 use super::convolution::Inputs;
 use super::load::{self, Load};
 use super::operands::{Place, Shared};
+use super::products::{MOST_TILES, Tile, Tiles};
 use super::rows::{Piece, Span};
 use super::solve::{SCRATCH_BYTES, Solver};
 use super::workspace::Operands;
-use super::{CHUNK, FACTOR_BYTES, FACTORS, P, QUERIES, anew, image_bytes};
+use super::{CHUNK, FACTOR_BYTES, FACTORS, P, anew, image_bytes};
 use crate::constants::Element;
-use crate::device::float::{exp2, maximum, pack_f16x2};
+use crate::device::float::{exp2, maximum, minimum, pack_f16x2};
 use crate::device::global::load_b32;
 use crate::device::shared::{
     copy_bulk, copy_bulk_commit, copy_bulk_wait, load_shared_b32, load_shared_b64, open_counter,
@@ -26,7 +25,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{lane_id, warp_shuffle_idx};
-use crate::device::warpgroup::{self, fence_shared};
+use crate::device::warpgroup::fence_shared;
 use crate::math::elements::{self, load_one};
 use crate::math::gate;
 use crate::step::{Gate, PrefillParams, StepConstants};
@@ -34,47 +33,26 @@ use crate::step::{Gate, PrefillParams, StepConstants};
 /// The log decays of a token are held above this power of two: the decay of a state is 0 from there on, and no sum of a
 /// piece's is −∞.
 const LEAST: f32 = -127.0;
-/// Behind the scales of k and q, for each warpgroup's value head: sums of log decays, in powers of two, and β.
+/// Behind the scales of k and q, for each value head: sums of log decays, in powers of two, and β.
 const LOGS: u32 = 2 * FACTOR_BYTES;
 const BETAS: u32 = FACTOR_BYTES;
-const OF_GROUP: u32 = 2 * FACTOR_BYTES;
+const OF_HEAD: u32 = 2 * FACTOR_BYTES;
 /// Bytes of what is said of tokens.
-pub const SCALE_BYTES: u32 = LOGS + 2 * OF_GROUP;
+pub const SCALE_BYTES: u32 = LOGS + 2 * OF_HEAD;
 
 /// A unit whose k and q are in the image, and what is said of its tokens behind it.
 pub struct Unit {
     image: u32,
-    /// Of this warpgroup.
-    solver: Solver,
+    scratch: u32,
     scales: u32,
-    makes: Makes,
-}
-
-/// What a warpgroup makes of a value head.
-#[derive(Clone, Copy)]
-pub struct Makes {
-    /// T.
-    solution: bool,
-    /// P and the factors.
-    products: bool,
-}
-
-impl Makes {
-    /// For the warpgroup of this thread, of two value heads or of one.
-    #[inline(always)]
-    pub fn of_thread(heads: u32) -> Self {
-        let first = thread_idx_x() < 128;
-        Self {
-            solution: first || heads == 2,
-            products: !first || heads == 2,
-        }
-    }
+    /// Value heads, one or two.
+    heads: u32,
 }
 
 impl Unit {
-    /// Of query/key head `h`, and the warpgroup's value head `hv`. All [`super::load::THREADS`] come; the image is at `image` in shared
-    /// memory. The scratch, [`SCRATCH_BYTES`] for each warpgroup that makes T, may be where the image is, if that is not wanted
-    /// behind [`Self::give_head`].
+    /// Of query/key head `h`, and `heads` value heads, of which `hv` is the warpgroup's. All [`super::load::THREADS`] come; the image is at
+    /// `image` in shared memory. The scratch, [`SCRATCH_BYTES`] for each value head, may be where the image is, if that is not wanted
+    /// behind [`Self::give_heads`].
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; `piece` is of `span`; the image, the scratch and the scales are the block's
@@ -85,7 +63,7 @@ impl Unit {
         params: &PrefillParams,
         (span, piece): (&Span, Piece),
         (h, hv, inputs): (u32, u32, Inputs),
-        makes: Makes,
+        heads: u32,
         (image, scratch, scales): (u32, u32, u32),
     ) -> Self {
         let step = &params.layer.step;
@@ -98,7 +76,12 @@ impl Unit {
         };
         let k = (step.k, (params.k_row, c.k_token), h * c.k_head, c.k_element);
         let q = (step.q, (params.q_row, c.q_token), h * c.q_head, c.q_element);
-        let unit = Self::at((image, scratch, scales), makes);
+        let unit = Self {
+            image,
+            scratch,
+            scales,
+            heads,
+        };
         // SAFETY: the caller's promise. What is convolved goes through the image: q first, which is kept until k has been there.
         unsafe {
             let says = says_gates();
@@ -153,11 +136,16 @@ impl Unit {
         params: &PrefillParams,
         (span, piece): (&Span, Piece),
         hv: u32,
-        makes: Makes,
-        at: (u32, u32, u32),
+        heads: u32,
+        (image, scratch, scales): (u32, u32, u32),
         operands: Operands,
     ) -> Self {
-        let unit = Self::at(at, makes);
+        let unit = Self {
+            image,
+            scratch,
+            scales,
+            heads,
+        };
         let counter = unit.scales + SCALE_BYTES;
         // SAFETY: the caller's promise; the copies are there when their thread comes to the barrier.
         unsafe {
@@ -184,22 +172,6 @@ impl Unit {
         unit
     }
 
-    /// Of this thread's warpgroup.
-    #[inline(always)]
-    fn at((image, scratch, scales): (u32, u32, u32), makes: Makes) -> Self {
-        let group = if makes.products {
-            thread_idx_x() / 128
-        } else {
-            0
-        };
-        Self {
-            image,
-            solver: Solver(scratch + group * SCRATCH_BYTES),
-            scales,
-            makes,
-        }
-    }
-
     /// Stores what there is to say of the gates of the warpgroup's value head. All lanes of a warp come.
     ///
     /// # Safety
@@ -207,7 +179,7 @@ impl Unit {
     #[inline(always)]
     unsafe fn say(&self, c: &StepConstants, piece: Piece, gates: RawGates) {
         let gates = gates.sums(c, piece);
-        let place = self.logs() + 4 * lane_id();
+        let place = self.logs(thread_idx_x() / 128) + 4 * lane_id();
         // SAFETY: the caller's promise.
         unsafe {
             let mut half = 0;
@@ -220,10 +192,16 @@ impl Unit {
         }
     }
 
-    /// Where the sums of log decays of the warpgroup's value head are.
+    /// Where the sums of log decays of a value head are.
     #[inline(always)]
-    fn logs(&self) -> u32 {
-        self.scales + LOGS + thread_idx_x() / 128 * OF_GROUP
+    fn logs(&self, head: u32) -> u32 {
+        self.scales + LOGS + head * OF_HEAD
+    }
+
+    /// Where A of a value head is solved.
+    #[inline(always)]
+    fn solver(&self, head: u32) -> Solver {
+        Solver(self.scratch + head * SCRATCH_BYTES)
     }
 
     /// Stores the image in the workspace. It is there when the launch ends.
@@ -238,165 +216,153 @@ impl Unit {
         }
     }
 
-    /// Makes what this warpgroup makes of its value head. All threads come.
+    /// Makes what there is to make of the value heads, of which the second is so many bytes `behind` the first. All threads come.
     ///
     /// # Safety
-    /// As [`Self::new`]'s; the bytes of a head at `out` are the warpgroup's to write.
+    /// As [`Self::new`]'s; the bytes of the heads are the block's to write.
     #[inline(always)]
-    pub unsafe fn give_head<const K: u32>(&self, out: impl Place) {
+    pub unsafe fn give_heads<const K: u32>(&self, out: impl Place, behind: u32) {
+        let tiles = Tiles::of_warp();
+        let (group, own) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4);
         // SAFETY: the caller's promise; the image and what is said of tokens is behind a barrier.
         unsafe {
-            if self.makes.products {
-                let q = warpgroup::by_rows::<K>(self.image + QUERIES, self.image);
-                self.give_products(&q, out);
-            }
-            let mut k = [0.0; 32];
-            if self.makes.solution {
-                k = warpgroup::by_rows::<K>(self.image, self.image);
-            }
+            let products = tiles.products::<K>(self.image);
             if thread_idx_x() == 0 {
                 store_bulk_wait();
             }
-            // The image is read. Whether there is more to do is asked anew: else the assembler makes two barriers of one, one
-            // for each answer, which count as one, but not for synccheck.
+            // The image is read.
             sync_threads();
-            if anew(self.makes.solution as u32) != 0 {
-                let betas = self.store_a(&k);
-                self.solver.solve(betas, out);
+            self.weigh(tiles, products, (out, behind));
+            // Whether there is more to do is asked anew: else the assembler makes two barriers of one, one for each answer, which count
+            // as one, but not for synccheck.
+            sync_threads();
+            if anew(group) < self.heads {
+                let betas = Self::of_rows(self.logs(group) + BETAS, 16 * own + lane_id() / 4);
+                self.solver(group).solve(betas, out.behind(group * behind));
             } else {
                 Solver::solve_nothing();
             }
         }
     }
 
-    /// f32 at `base` of rows r and r + 8 of this warp's 16 tokens.
+    /// f32 at `base` of tokens `row` and 8 behind.
     #[inline(always)]
-    unsafe fn of_rows(base: u32) -> [f32; 2] {
-        let row = thread_idx_x() / 32 % 4 * 16 + lane_id() / 4;
+    unsafe fn of_rows(base: u32, row: u32) -> [f32; 2] {
         // SAFETY: they were stored before a barrier.
         [row, row + 8].map(|t| f32::from_bits(unsafe { load_shared_b32(base + 4 * t) }))
     }
 
-    /// Products of two tokens of rows 16 `own` and on and s = 8 `j` and on, of which these are the products as in the image, with
-    /// decays and scales; 0 where s is behind t, or at it and not `with_own`.
+    /// Stores A, P and the factors of each value head.
+    ///
+    /// # Safety
+    /// As [`Self::give_heads`]'.
     #[inline(always)]
-    unsafe fn decayed(
+    unsafe fn weigh(
         &self,
-        products: &[f32; 32],
-        j: usize,
-        (logs, scales): ([f32; 2], [f32; 2]),
-        with_own: bool,
-    ) -> [f32; 4] {
-        let row = thread_idx_x() / 32 % 4 * 16 + lane_id() / 4;
-        let s = 8 * j as u32 + lane_id() % 4 * 2;
-        // SAFETY: they were stored before a barrier.
-        let [log, of_column] = [self.logs(), self.scales]
-            .map(|base| unsafe { load_shared_b64(base + 4 * s) }.map(f32::from_bits));
-        array::from_fn(|i| {
-            let (half, e) = (i / 2, i % 2);
-            let (t, s) = (row + 8 * half as u32, s + e as u32);
-            let decay = exp2(logs[half] - log[e]) * of_column[e];
-            let value = products[4 * j + i] * (decay * scales[half]);
-            if s < t || (with_own && s == t) {
-                value
-            } else {
-                0.0
-            }
-        })
-    }
-
-    /// P and the factors.
-    #[inline(always)]
-    unsafe fn give_products(&self, products: &[f32; 32], out: impl Place) {
-        let own = thread_idx_x() / 32 % 4;
-        let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
+        tiles: Tiles,
+        products: [[Tile; 2]; MOST_TILES],
+        (out, behind): (impl Place, u32),
+    ) {
+        let (warp, row) = (thread_idx_x() / 32, tiles.row());
         // SAFETY: the caller's promise.
         unsafe {
-            let of_rows = (
-                Self::of_rows(self.logs()),
-                Self::of_rows(self.scales + FACTOR_BYTES),
-            );
-            let mut block = 0;
-            while block < 4 {
-                let mut p = [[0.0f32; 4]; 2];
-                if block as u32 <= own {
-                    p = [0, 1].map(|n| self.decayed(products, 2 * block + n, of_rows, true));
-                }
-                if block < 2 || own >= 2 {
-                    let byte = P + own / 2 * 2048 + block as u32 * 1024 + own % 2 * 512 + r * 16;
-                    let mut n = 0;
-                    while n < 2 {
-                        let byte = byte + n as u32 * 128 + 2 * column;
-                        out.store_b32(byte, pack_f16x2(p[n][0], p[n][1]));
-                        out.store_b32(byte + 256, pack_f16x2(p[n][2], p[n][3]));
-                        n += 1;
+            let of_keys = Self::of_rows(self.scales, row);
+            let of_queries = Self::of_rows(self.scales + FACTOR_BYTES, row);
+            let mut head = 0;
+            while head < 2 {
+                if head < self.heads {
+                    let logs = Self::of_rows(self.logs(head), row);
+                    let betas = Self::of_rows(self.logs(head) + BETAS, row);
+                    let of_keys = [of_keys[0] * betas[0], of_keys[1] * betas[1]];
+                    let out = out.behind(head * behind);
+                    let mut tile = 0;
+                    while tile < MOST_TILES {
+                        if (tile as u32) < tiles.count {
+                            let s = tiles.column(tile);
+                            let [log, of_column] = [self.logs(head), self.scales]
+                                .map(|base| load_shared_b64(base + 4 * s).map(f32::from_bits));
+                            let (mut a, mut p) = ([0.0; 4], [0.0; 4]);
+                            let mut i = 0;
+                            while i < 4 {
+                                let (half, e) = (i / 2, i % 2);
+                                // No more than 1 where s is behind t too.
+                                let decay = exp2(minimum(logs[half] - log[e], 0.0)) * of_column[e];
+                                let [k, q] = [products[tile][0][i], products[tile][1][i]];
+                                a[i] = k * (decay * of_keys[half]);
+                                p[i] = q * (decay * of_queries[half]);
+                                i += 1;
+                            }
+                            let of = (tiles.rows, tiles.first + tile as u32);
+                            self.solver(head).store_terms(of, a);
+                            Self::store_products(out, of, p);
+                        }
+                        tile += 1;
+                    }
+                    // Nothing of tokens s in the upper half of 32 tokens for those t in the lower.
+                    if warp < 2 {
+                        Self::store_products(out, (2 * warp, 4 * warp + 2), [0.0; 4]);
+                        Self::store_products(out, (2 * warp, 4 * warp + 3), [0.0; 4]);
+                    }
+                    // By a warp that has two tiles.
+                    if warp == 2 + 5 * head {
+                        self.give_factors(head, out);
                     }
                 }
-                block += 1;
-            }
-            if own == 0 {
-                self.give_factors(out);
+                head += 1;
             }
         }
     }
 
-    /// Stores A where it is solved; β of rows r and r + 8.
+    /// Stores P of a tile: of 16 tokens t and 8 tokens s.
+    ///
+    /// # Safety
+    /// The tile is the warp's to write.
     #[inline(always)]
-    unsafe fn store_a(&self, products: &[f32; 32]) -> [f32; 2] {
-        let own = thread_idx_x() / 32 % 4;
-        // SAFETY: a warp stores its own blocks.
+    unsafe fn store_products(out: impl Place, (t, s): (u32, u32), p: Tile) {
+        let of_tile = t / 2 * 2048 + s / 2 * 1024 + t % 2 * 512 + s % 2 * 128;
+        let out = out.behind(P + of_tile + lane_id() / 4 * 16 + lane_id() % 4 * 4);
+        // SAFETY: the caller's promise.
         unsafe {
-            let betas = Self::of_rows(self.logs() + BETAS);
-            let scales = Self::of_rows(self.scales);
-            let scales = [scales[0] * betas[0], scales[1] * betas[1]];
-            let of_rows = (Self::of_rows(self.logs()), scales);
-            let mut block = 0;
-            while block < 4 {
-                if block as u32 <= own {
-                    let a = [0, 1].map(|n| self.decayed(products, 2 * block + n, of_rows, false));
-                    self.solver.store_terms(2 * block as u32, a[0]);
-                    self.solver.store_terms(2 * block as u32 + 1, a[1]);
-                }
-                block += 1;
-            }
-            betas
+            out.store_b32(0, pack_f16x2(p[0], p[1]));
+            out.store_b32(256, pack_f16x2(p[2], p[3]));
         }
     }
 
     /// The factors, by one warp.
     #[inline(always)]
-    unsafe fn give_factors(&self, out: impl Place) {
+    unsafe fn give_factors(&self, head: u32, out: impl Place) {
         let lane = lane_id();
         // SAFETY: the caller's promise; what is said of tokens was stored before a barrier.
         unsafe {
             let load = |base: u32, token: u32| f32::from_bits(load_shared_b32(base + 4 * token));
-            let last = load(self.logs(), CHUNK - 1);
+            let last = load(self.logs(head), CHUNK - 1);
+            let out = out.behind(FACTORS + 4 * lane);
             let mut half = 0;
             while half < 2 {
                 let token = lane + 32 * half;
-                let log = load(self.logs(), token);
+                let log = load(self.logs(head), token);
                 let (k, q) = (
                     load(self.scales, token),
                     load(self.scales + FACTOR_BYTES, token),
                 );
                 let decay = exp2(log);
-                let byte = FACTORS + 4 * token;
+                let byte = 128 * half;
                 out.store_b32(byte, (decay * k).to_bits());
                 out.store_b32(byte + FACTOR_BYTES, (decay * q).to_bits());
                 out.store_b32(byte + 2 * FACTOR_BYTES, (exp2(last - log) * k).to_bits());
                 half += 1;
             }
             // The whole line, so that no copy of it takes what nobody wrote.
-            let byte = FACTORS + 3 * FACTOR_BYTES + 4 * lane;
-            out.store_b32(byte, exp2(last).to_bits());
+            out.store_b32(3 * FACTOR_BYTES, exp2(last).to_bits());
         }
     }
 }
 
-/// One warp of each group says what there is to say of gates.
+/// One warp of each group says what there is to say of gates, of different quarters of an SM.
 #[inline(always)]
 fn says_gates() -> bool {
-    (thread_idx_x() / 32).is_multiple_of(4)
+    let warp = thread_idx_x() / 32;
+    warp == 1 || warp == 6
 }
 
 /// The gates of a piece's tokens and a value head as they lie in memory: a lane has those of tokens `lane_id()` and 32 more.

@@ -34,6 +34,16 @@ pub struct Piece {
 }
 
 impl Span {
+    /// Of no row.
+    const NONE: Self = Self {
+        b: 0,
+        count: 0,
+        position: 0,
+        first: 0,
+        units: 0,
+        live: false,
+    };
+
     /// Of row `b`.
     ///
     /// # Safety
@@ -63,6 +73,31 @@ impl Span {
             first,
             units: units(begin, b as u64, c.positions_index != 0),
             live,
+        }
+    }
+
+    /// That of a lane, a row's that is there, whose count is not 0. All lanes of the warp come.
+    #[inline(always)]
+    fn of_lane(&self, c: &StepConstants, params: &PrefillParams, lane: u32) -> Self {
+        let b = of_lane(self.b, lane);
+        let mut position = 0;
+        if c.positions_index != 0 {
+            position = long(halves(self.position).map(|half| of_lane(half, lane)));
+        }
+        // A packed token's number.
+        let first = of_lane(self.first as u32, lane) as u64;
+        let begin = if c.cu_seqlens_index != 0 {
+            first
+        } else {
+            b as u64 * params.tokens as u64
+        };
+        Self {
+            b,
+            count: of_lane(self.count, lane),
+            position,
+            first,
+            units: units(begin, b as u64, c.positions_index != 0),
+            live: true,
         }
     }
 
@@ -154,6 +189,12 @@ impl Span {
             self.b as u64 * row as u64 + (self.first + t as u64) * token as u64 + i as u64;
         base + element_index * bytes_of(element) as u64
     }
+}
+
+/// x of a lane. All lanes of the warp come.
+#[inline(always)]
+fn of_lane(x: u32, lane: u32) -> u32 {
+    warp_shuffle_idx(f32::from_bits(x), lane).to_bits()
 }
 
 /// The low and the high half.
@@ -318,29 +359,29 @@ pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, mut n: u32) -> O
             if first >= params.rows {
                 return None;
             }
-            let (lane, b) = (lane_id(), first + lane_id());
-            let mut count = 0;
-            if b < params.rows {
+            let (lane, rows) = (lane_id(), (params.rows - first).min(32));
+            let mut span = Span::NONE;
+            if lane < rows {
                 // SAFETY: the caller's promise.
-                count = unsafe { Span::load(c, params, b) }.count_of_units();
+                span = unsafe { Span::load(c, params, first + lane) };
             }
+            let count = span.count_of_units();
             let mut sum = count;
             let mut step = 1;
-            while step < 32 {
+            while step < rows {
                 let before = warp_shuffle_idx(f32::from_bits(sum), (lane + 32 - step) % 32);
                 if lane >= step {
                     sum += before.to_bits();
                 }
                 step *= 2;
             }
-            let before = warp_ballot(sum <= n).count_ones();
-            let of_lane = |x: u32, lane: u32| warp_shuffle_idx(f32::from_bits(x), lane).to_bits();
-            if before < 32 {
-                n -= of_lane(sum - count, before);
-                first += before;
-                break;
+            let before = warp_ballot(lane < rows && sum <= n).count_ones();
+            if before < rows {
+                let j = n - of_lane(sum - count, before);
+                let span = span.of_lane(c, params, before);
+                return Some((span, j + span.skipped()));
             }
-            n -= of_lane(sum, 31);
+            n -= of_lane(sum, rows - 1);
             first += 32;
         }
     }

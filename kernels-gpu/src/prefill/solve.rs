@@ -10,7 +10,7 @@ use core::array;
 use super::operands::Place;
 use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
 use crate::device::shared::{
-    load_matrices, load_matrices_transposed, load_shared_b128, store_shared_b16, store_shared_b32,
+    load_matrices, load_matrices_transposed, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp};
@@ -46,20 +46,19 @@ const fn of_square(row: u32, column: u32) -> u32 {
 pub struct Solver(pub u32);
 
 impl Solver {
-    /// Stores this warp's four elements of A of columns 8 `j` and on: in halves, and as they are in the block of the
-    /// diagonal.
+    /// Stores four elements of A, of rows r and r + 8 of 16 tokens `t` and columns lane % 4 · 2 and the next of 8 tokens `s`: in halves, and as
+    /// they are in the block of the diagonal.
     ///
     /// # Safety
-    /// The scratch is the warpgroup's.
+    /// The elements are this lane's to write.
     #[inline(always)]
-    pub unsafe fn store_terms(self, j: u32, [w, x, y, z]: [f32; 4]) {
-        let own = thread_idx_x() / 32 % 4;
+    pub unsafe fn store_terms(self, (t, s): (u32, u32), [w, x, y, z]: [f32; 4]) {
         let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
-        let (mine, block) = (self.0 + own * OF_WARP, j / 2);
-        let within = j % 2 * 8 + column;
-        // SAFETY: a warp writes its own blocks.
+        let (mine, block) = (self.0 + t * OF_WARP, s / 2);
+        let within = s % 2 * 8 + column;
+        // SAFETY: the caller's promise.
         unsafe {
-            if block < own {
+            if block < t {
                 let (high, low) = split(w, x);
                 let byte = mine + block * BLOCK + of_block(r, within);
                 store_shared_b32(byte, high);
@@ -142,21 +141,23 @@ impl Solver {
                 i += 1;
             }
             if lane < 16 {
-                i = 0;
-                while i < 16 {
-                    let (high, low) = split(x[i], 0.0);
-                    let byte = mine + own * BLOCK + of_block(i as u32, lane);
-                    store_shared_b16(byte, high as u16);
-                    store_shared_b16(byte + HALVES, low as u16);
-                    i += 1;
+                let mut half = 0;
+                while half < 2 {
+                    let pairs: [(u32, u32); 4] =
+                        array::from_fn(|i| split(x[8 * half + 2 * i], x[8 * half + 2 * i + 1]));
+                    let byte = mine + own * BLOCK + of_block(lane, 8 * half as u32);
+                    store_shared_b128(byte, pairs.map(|(high, _)| high));
+                    store_shared_b128(byte + HALVES, pairs.map(|(_, low)| low));
+                    half += 1;
                 }
             }
             sync_barrier(SOLVERS + group, 128);
             let (matrix, line) = (lane / 8, lane % 8);
             let square = of_block(matrix / 2 * 8 + line, matrix % 2 * 8);
-            let own_block = mine + own * BLOCK + square;
+            // Of D, whose columns are where rows of a block are.
+            let of_columns = of_block(matrix % 2 * 8 + line, matrix / 2 * 8);
             let mut x = [[[0u32; 4]; 2]; 4];
-            x[0] = [own_block, own_block + HALVES].map(|block| load_matrices_transposed(block));
+            x[0] = read(mine + own * BLOCK + of_columns);
             if own % 2 == 1 {
                 store_block(out, own - 1, [0; 4]);
             }
@@ -174,7 +175,7 @@ impl Solver {
                     }
                     let sums = multiply(
                         &as_left(sums),
-                        &read(of_warp(i) + i * BLOCK + square),
+                        &read_transposed(of_warp(i) + i * BLOCK + of_columns),
                         [[0.0; 4]; 2],
                     );
                     let next = sums.map(|sums| sums.map(|x| -x));
@@ -198,6 +199,16 @@ unsafe fn read(block: u32) -> [[u32; 4]; 2] {
     unsafe { [load_matrices(block), load_matrices(block + HALVES)] }
 }
 
+/// The same, transposed.
+///
+/// # Safety
+/// They are in shared memory.
+#[inline(always)]
+unsafe fn read_transposed(block: u32) -> [[u32; 4]; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [block, block + HALVES].map(|block| load_matrices_transposed(block)) }
+}
+
 /// Stores this warp's block of T with rows t from 16 `i` on: rows s of the block r and r + 8, 8 columns t, then 8 more.
 ///
 /// # Safety
@@ -205,13 +216,13 @@ unsafe fn read(block: u32) -> [[u32; 4]; 2] {
 #[inline(always)]
 unsafe fn store_block(out: impl Place, i: u32, words: [u32; 4]) {
     let (own, r, c) = (thread_idx_x() / 32 % 4, lane_id() / 4, lane_id() % 4);
-    let byte = i / 2 * 2048 + own * 1024 + i % 2 * 512 + r * 16 + 4 * c;
+    let out = out.behind(i / 2 * 2048 + own * 1024 + i % 2 * 512 + r * 16 + 4 * c);
     // SAFETY: the caller's promise.
     unsafe {
-        out.store_b32(byte, words[0]);
-        out.store_b32(byte + 128, words[1]);
-        out.store_b32(byte + 256, words[2]);
-        out.store_b32(byte + 384, words[3]);
+        out.store_b32(0, words[0]);
+        out.store_b32(128, words[1]);
+        out.store_b32(256, words[2]);
+        out.store_b32(384, words[3]);
     }
 }
 

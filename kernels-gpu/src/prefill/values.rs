@@ -11,10 +11,7 @@ use super::rows::{Piece, Span};
 use super::{CHUNK, anew};
 use crate::constants::Element;
 use crate::device::float::{f16_to_f32, pack_f16x2};
-use crate::device::global::load_b128;
-use crate::device::shared::{
-    copy_async_b128_or_zeros, load_matrices_transposed, store_shared_b128,
-};
+use crate::device::shared::{copy_async_b128_or_zeros, load_matrices_transposed};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
 use crate::math::elements::{self, bf16_to_f32};
@@ -59,56 +56,6 @@ pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
 #[inline(always)]
 pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
     2 * tokens as u64 * stride as u64
-}
-
-/// A thread's part of v of a piece, as it lies in memory: 8 channels of four tokens.
-pub type Raw = [[u32; 4]; 4];
-
-/// Loads this thread's part of `piece`, of its warpgroup's 64 channels from `channel` of a token on; zeros for tokens that are
-/// not there.
-///
-/// All lanes of the warp come.
-///
-/// # Safety
-/// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time.
-#[inline(always)]
-pub unsafe fn load(
-    c: &StepConstants,
-    params: &PrefillParams,
-    (span, piece): (&Span, Piece),
-    channel: u32,
-) -> Raw {
-    let thread = anew(thread_idx_x());
-    let (token, part) = (thread % 128 / 8, thread % 8);
-    let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
-    let (t, channel) = (piece.start + token, channel + 8 * part);
-    let from = span.at(base, strides, t, channel, c.v_element);
-    let mut raw: Raw = [[0; 4]; 4];
-    let mut i = 0;
-    while i < 4 {
-        if token + 16 * (i as u32) < piece.count {
-            // SAFETY: the caller's promise; the token is there.
-            raw[i] = unsafe { load_b128(from + i as u64 * tokens_apart(16, c.v_token)) };
-        }
-        i += 1;
-    }
-    raw
-}
-
-/// Stores them to the tile of the warpgroup.
-///
-/// # Safety
-/// `tile` is the warpgroup's to write.
-#[inline(always)]
-pub unsafe fn store(raw: Raw, tile: u32) {
-    let thread = thread_idx_x() % 128;
-    let mut i = 0;
-    while i < 4 {
-        let place = tile + tile_piece(thread / 8 + 16 * i as u32, thread % 8);
-        // SAFETY: the caller's promise.
-        unsafe { store_shared_b128(place, raw[i]) };
-        i += 1;
-    }
 }
 
 /// Starts to copy v of `piece` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a token on; zeros

@@ -60,8 +60,19 @@ impl Operands {
         unit: u64,
         (h, r): (u32, u32),
     ) -> Self {
-        let own = own_bytes(c, K, V, per_channel);
         let number = unit * c.h as u64 + h as u64;
+        Self::of_head::<K, V>(c, params, per_channel, (number, r))
+    }
+
+    /// Of value head `r` of a query/key head, whose number among those of all units this is.
+    #[inline(always)]
+    pub fn of_head<const K: u32, const V: u32>(
+        c: &StepConstants,
+        params: &PrefillParams,
+        per_channel: bool,
+        (number, r): (u64, u32),
+    ) -> Self {
+        let own = own_bytes(c, K, V, per_channel);
         let first = params.workspace + number * unit_bytes(c, K, V, per_channel) as u64;
         let (images, head) = if per_channel {
             let images = first + (own * r) as u64;

@@ -106,18 +106,6 @@ impl Block<'_> {
         terms
     }
 
-    /// This thread's words of the 64 rows of an image at `rows`, of so many channels.
-    pub fn left_factor(&self, rows: u32, channels: usize) -> Vec<u32> {
-        let thread = self.running.get() % 128;
-        let (row, c) = (thread / 32 * 16 + thread % 32 / 4, thread % 4);
-        let word = |i: usize| {
-            let (row, core) = (row + i % 2 * 8, i / 2);
-            let byte = of_image(row / 8, core) + (row % 8 * 16 + 4 * c) as u32;
-            self.load_shared(rows + byte)
-        };
-        (0..channels / 4).map(word).collect()
-    }
-
     pub fn by_channels(&self, a: &[u32], image: u32) -> [f32; 32] {
         let mut d = [0.0; 32];
         let core = |k, n| Some(image + of_image(n, k));

@@ -1,17 +1,15 @@
 //! Rows of at most 64 tokens, whose operands the block makes itself.
 
-use core::marker::PhantomData;
-
 use super::super::channels;
 use super::super::load::{Convolved, THREADS};
 use super::super::operands::Shared;
-use super::super::prepare::{self, Makes, Unit};
-use super::super::rows::{Piece, Span};
+use super::super::prepare::{self, Unit};
+use super::super::rows::Span;
 use super::super::solve::SCRATCH_BYTES;
 use super::super::values::{self, Channels};
 use super::{Chain, makes_pairs, shared_bytes};
 use crate::device::global::prefetch;
-use crate::device::shared::dynamic_shared_mem;
+use crate::device::shared::{copy_async_commit, copy_async_wait, dynamic_shared_mem};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warpgroup::fence_shared;
 use crate::layer::Place;
@@ -21,30 +19,18 @@ use crate::state::StateElement;
 impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
 {
-    /// v of `piece`, where the preparation does not leave it.
+    /// Starts to bring v of piece `j`, which can be copied, to where [`Self::advance`] finds it, which it is behind a wait and a
+    /// barrier. The block's warpgroups come that have rows.
     ///
     /// # Safety
-    /// The tensors of `params` are live.
+    /// The tensors of `params` are live; nobody reads the tile of the stage any more.
     #[inline(always)]
-    unsafe fn values(&self, span: &Span, piece: Piece) -> values::Raw {
-        if self.c.makes_values() {
-            return [[0; 4]; 4];
-        }
+    unsafe fn copy_own_values(&self, span: &Span, j: u32) {
         let channel = self.row.hv * self.c.v_head + self.first();
+        let (of, tile) = ((span, span.piece(j)), Self::tile(Self::stage(j)));
         // SAFETY: the caller's promise.
-        unsafe { values::load(self.c, self.params, (span, piece), channel) }
-    }
-
-    /// Puts them where [`Self::advance`] finds them.
-    ///
-    /// # Safety
-    /// Nobody reads the tile of `stage` any more.
-    #[inline(always)]
-    unsafe fn put(&self, values: values::Raw, stage: u32) {
-        if !self.c.makes_values() {
-            // SAFETY: the caller's promise.
-            unsafe { values::store(values, Self::tile(stage)) };
-        }
+        unsafe { values::copy::<1>(self.c, self.params, of, channel, tile) };
+        copy_async_commit();
     }
 
     /// All pieces of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose operands are made
@@ -86,6 +72,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 }
                 j += 1;
             }
+            copy_async_wait::<0>();
             fence_shared();
             sync_threads();
             if !has_rows {
@@ -134,14 +121,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         } else {
             self.row
         };
-        Self {
-            c: self.c,
-            params: self.params,
-            row,
-            span: self.span,
-            inputs: self.inputs,
-            gating: PhantomData,
-        }
+        Self { row, ..*self }
     }
 
     /// Where the scratch is that a unit is made in.
@@ -170,19 +150,15 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         let (c, params) = (self.c, self.params);
         let (piece, stage, scratch) = (self.span.piece(j), Self::stage(j), Self::scratch());
         let with = (&self.span, piece);
-        let mut values = [[0; 4]; 4];
         // SAFETY: the caller's promise.
         unsafe {
             if c.makes_values() {
                 self.make_values(&self.span, j);
             } else if has_rows {
-                values = self.values(&self.span, piece);
+                self.copy_own_values(&self.span, j);
             }
             if G::PER_CHANNEL {
                 let at = (stage, scratch, scratch + channels::room_bytes(K));
-                if has_rows {
-                    self.put(values, stage);
-                }
                 let (of, head) = ((self.row, Convolved::Here(self.inputs)), Self::head(j, 0));
                 channels::give::<K>((c, params), with, of, at, Shared(stage), Shared(head));
             } else {
@@ -194,12 +170,9 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 let at = (stage, scratch, scratch + scratches * SCRATCH_BYTES);
                 let own = if heads == 2 { thread_idx_x() / 128 } else { 0 };
                 let of = (self.row.h, self.of_head(own).row.hv, self.inputs);
-                let makes = Makes::of_thread(heads);
-                let unit = Unit::new::<K>(c, params, with, of, makes, at);
-                if has_rows {
-                    self.put(values, stage);
-                }
-                unit.give_head::<K>(Shared(Self::head(j, own)));
+                let unit = Unit::new::<K>(c, params, with, of, heads, at);
+                let first = Self::head(j, 0);
+                unit.give_heads::<K>(Shared(first), Self::head(j, 1) - first);
             }
         }
     }
@@ -240,7 +213,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             if self.c.makes_values() {
                 self.make_values(&span, j);
             } else {
-                self.put(self.values(&span, span.piece(j)), Self::stage(j));
+                self.copy_own_values(&span, j);
+                copy_async_wait::<0>();
             }
         }
     }

@@ -1,7 +1,6 @@
 //! A piece of one token.
 
 use super::super::rows::Span;
-use super::super::state::Places;
 use super::super::{anew, single, single_klast};
 use super::{Chain, Room};
 use crate::device::cluster::{self, store_shared_b32_at};
@@ -38,7 +37,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 let of = (&span, place, self.inputs);
                 single_klast::walk::<G, S, K, V>((c, params), of, self.row, checkpoint);
             } else {
-                let places = Places::<K, V, V_LAST>::new(thread_idx_x(), self.first());
+                let places = self.places();
                 let head = (self.row.hv, if V_LAST { [K, V] } else { [V, K] });
                 let staged = dynamic_shared_mem().next_multiple_of(128);
                 let room = Room {
