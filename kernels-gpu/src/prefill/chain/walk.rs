@@ -7,7 +7,7 @@ use super::super::rows::{Piece, Span};
 use super::super::state::{load_carried, store_carried};
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::Operands;
-use super::super::{FACTOR_BYTES, FACTORS, P};
+use super::super::{FACTOR_BYTES, FACTORS, P, of_warp};
 use super::{Chain, GROUPS, STAGES};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
@@ -58,6 +58,10 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             let mut i;
             loop {
                 i = *worked % STAGES;
+                if !G::PER_CHANNEL {
+                    // Addresses of products come by uniform registers then. KDA's chain spills with that.
+                    i = of_warp(i);
+                }
                 wait_for_counter(Self::there(i), *worked / STAGES);
                 let span = Self::kept_span();
                 let piece = span.piece(j);
