@@ -92,6 +92,8 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         sum
     }
 
+    /// What the thread has of a token, as it lies in memory; of one that is not there, what it would have of the first.
+    ///
     /// # Safety
     /// The tensor is live.
     #[inline(always)]

@@ -66,18 +66,24 @@ pub const fn head_bytes(k: u32, per_channel: bool) -> u32 {
     FACTORS + 3 * FACTOR_BYTES + if per_channel { 4 * k } else { 128 }
 }
 
+/// x of a lane. All lanes of the warp come.
+#[inline(always)]
+fn of_lane(x: u32, lane: u32) -> u32 {
+    warp_shuffle_idx(f32::from_bits(x), lane).to_bits()
+}
+
 /// A number that all lanes of a warp have, of which the assembler knows that: what is computed from it is computed once for the warp.
 /// All of them come.
 #[inline(always)]
 fn of_warp(x: u32) -> u32 {
-    warp_shuffle_idx(f32::from_bits(x), 0).to_bits()
+    of_lane(x, 0)
 }
 
 /// The same number of this thread, of which the compiler does not know that it is the same for every piece: else it keeps what
 /// follows from it, addresses above all, from piece to piece, in registers that there are not. All lanes of the warp come.
 #[inline(always)]
 fn anew(x: u32) -> u32 {
-    warp_shuffle_idx(f32::from_bits(x), lane_id()).to_bits()
+    of_lane(x, lane_id())
 }
 
 /// Most units of rows that end with token `end` of the packed ones, `rows` of them: those of the next row begin there,

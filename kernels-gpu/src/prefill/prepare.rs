@@ -24,7 +24,7 @@ use crate::device::shared::{
     store_bulk, store_bulk_wait, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::device::warp::{lane_id, warp_shuffle_idx};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
 use crate::device::warpgroup::fence_shared;
 use crate::math::elements::{self, load_one};
 use crate::math::gate;
@@ -152,6 +152,10 @@ impl Unit {
             let copies = thread_idx_x() == 0;
             if copies {
                 open_counter(counter, 1);
+            }
+            // Racecheck takes it to be another lane's.
+            sync_warp(FULL_MASK);
+            if copies {
                 copy_bulk(unit.image, operands.images, image_bytes(K), counter);
                 copy_bulk_commit(counter);
             }

@@ -1,6 +1,6 @@
 //! Which tokens are a row's, and which of them are a piece's.
 
-use super::{CHUNK, units};
+use super::{CHUNK, of_lane, units};
 use crate::device::warp::{lane_id, warp_ballot, warp_shuffle_idx};
 use crate::math::elements::bytes_of;
 use crate::math::reduce::butterfly_sum;
@@ -189,12 +189,6 @@ impl Span {
             self.b as u64 * row as u64 + (self.first + t as u64) * token as u64 + i as u64;
         base + element_index * bytes_of(element) as u64
     }
-}
-
-/// x of a lane. All lanes of the warp come.
-#[inline(always)]
-fn of_lane(x: u32, lane: u32) -> u32 {
-    warp_shuffle_idx(f32::from_bits(x), lane).to_bits()
 }
 
 /// The low and the high half.
