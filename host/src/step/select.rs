@@ -220,6 +220,9 @@ pub(crate) const STRETCHED_FROM: u32 = 32;
 /// Least units of the first stretch, whose preparation nothing hides; and of the last.
 const LEAST_OF_STRETCH: [u32; 2] = [16, 8];
 
+/// By how many units a stretch grows if it may, so that there are no more of them than they are good for.
+const LEAST_GROWTH: u32 = 8;
+
 /// Units of a prompt for each of its first stretch, where eight that grow as they may are not enough otherwise.
 const OF_FIRST_STRETCH: u32 = 26;
 
@@ -228,7 +231,7 @@ const OF_FIRST_STRETCH: u32 = 26;
 ///
 /// The preparation of a stretch runs beside the chain of the one before, on the multiprocessors that this leaves free: at least
 /// half of them, where it takes 0.7 of the time for a unit that the chain takes for a piece. So a stretch has up to 1.4 times the units of
-/// the one before. The last has what remains.
+/// the one before, and no more of them than it has to: what is prepared is in L2 if that has room for it. The last has what remains.
 pub(crate) fn stretches(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_STRETCHES - 1] {
     let mut firsts = [0; MOST_STRETCHES - 1];
     if units < STRETCHED_FROM || 2 * blocks > u64::from(gpu.multiprocessors) {
@@ -237,13 +240,18 @@ pub(crate) fn stretches(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_STRETCH
     let [least_first, least_last] = LEAST_OF_STRETCH;
     let mut count = units.div_ceil(OF_FIRST_STRETCH).max(least_first);
     let mut end = 0;
-    for first in &mut firsts {
+    for (i, first) in firsts.iter_mut().enumerate() {
         end += count;
         if units < end + least_last {
             break;
         }
         *first = end;
-        count += count * 2 / 5;
+        let (rest, most) = (units - end, count + count * 2 / 5);
+        if rest <= most {
+            break;
+        }
+        let of_each = rest.div_ceil((MOST_STRETCHES - 1 - i) as u32);
+        count = most.min(of_each.max(count + LEAST_GROWTH));
     }
     firsts
 }
@@ -976,7 +984,8 @@ mod tests {
     fn a_prompt_is_cut_from_so_many_units_on_where_half_of_the_gpu_is_free() {
         assert_eq!(counts(31, 64, 132), [31]);
         assert_eq!(counts(32, 64, 132), [16, 16]);
-        assert_eq!(counts(256, 66, 132), [16, 22, 30, 42, 58, 88]);
+        assert_eq!(counts(256, 66, 132), [16, 22, 30, 38, 46, 54, 50]);
+        assert_eq!(counts(64, 64, 132), [16, 22, 26]);
         assert_eq!(counts(256, 67, 132), [256]);
         assert_eq!(counts(256, 64, 128), counts(256, 64, 132));
         assert_eq!(counts(256, 64, 127), [256]);

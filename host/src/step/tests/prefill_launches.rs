@@ -156,7 +156,7 @@ fn a_long_prompt_by_itself_is_launched_in_stretches() {
         let wanted = if end == all { u32::MAX } else { end };
         assert_eq!(next, wanted);
     }
-    assert_eq!((end, launches.len()), (all, 2 * 6));
+    assert_eq!((end, launches.len()), (all, 2 * 7));
 }
 
 #[test]
