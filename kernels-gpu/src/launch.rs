@@ -18,8 +18,8 @@ pub trait Kernel {
     /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
     /// along x instead of HV/H.
     const MAKES_PAIRS: bool = false;
-    /// Whether it waits itself for the launch before it on its stream, and may begin while that still runs. A preparation may too,
-    /// behind a chain of the same prompt that is not the last.
+    /// Whether it waits itself for the launch before it on its stream, and may begin while that still runs, whatever that is. Others of a
+    /// prefill may behind launches of the same one ([`LaunchShape::overlaps`]).
     const OVERLAPS: bool = false;
     /// Blocks that share one head's state.
     const TILES: u32;

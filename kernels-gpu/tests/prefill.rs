@@ -985,6 +985,29 @@ fn blocks_go_from_row_to_row() {
     }
 }
 
+/// Of a block that goes on to more than one row the copier brings the states, of rows of one piece and of several, behind fresh ones
+/// and such without a place or tokens.
+#[test]
+fn states_are_brought_ahead() {
+    let all = chains().filter(|entry| entry.min_blocks_per_sm() == 1);
+    for entry in all {
+        let whole = Case {
+            fresh: Some(vec![0, 0, 0, 1, 0, 0, 0, 0]),
+            write: vec![0, 1, 2, 3, -1, 5, 6, 7],
+            ..Case::new(entry, &[65, 64, 3, 2, 70, 0, 130, 64])
+        };
+        let one = check(entry.name(), &whole);
+        // Four rows at once leave one more to each block, which loads its state.
+        for turns in [1, 2, 3, 4] {
+            let on = Case {
+                turns,
+                ..whole.clone()
+            };
+            same_as(&format!("{}, {turns} turns", entry.name()), &on, &one);
+        }
+    }
+}
+
 #[test]
 fn rows_of_any_length() {
     for entry in chains() {

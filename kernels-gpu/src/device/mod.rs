@@ -195,15 +195,16 @@ pub mod warpgroup {
         backend::fence_shared()
     }
 
-    /// Takes `REGISTERS` of them for each thread of the warpgroup from what other warpgroups of the block leave, and waits for that:
-    /// all together have no more than the block was launched with. A multiple of 8 from 24 to 256, more than a thread has.
+    /// Takes `REGISTERS` of them for each thread of the warpgroup from what other warpgroups of the block leave, and
+    /// waits for that: all together have no more than the block was launched with. A multiple of 8 from 24 to 256, more
+    /// than a thread has.
     #[inline(always)]
     pub fn take_registers<const REGISTERS: u32>() {
         backend::take_registers::<REGISTERS>()
     }
 
-    /// Keeps `REGISTERS` of them for each thread of the warpgroup, and leaves the others. As many as [`take_registers`], and fewer
-    /// than a thread has.
+    /// Keeps `REGISTERS` of them for each thread of the warpgroup, and leaves the others. As many as
+    /// [`take_registers`], and fewer than a thread has.
     #[inline(always)]
     pub fn leave_registers<const REGISTERS: u32>() {
         backend::leave_registers::<REGISTERS>()
@@ -213,12 +214,13 @@ pub mod warpgroup {
     #[must_use]
     pub struct Pending<T>(T);
 
-    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image, which [`first`] waits for; and the same with B the next
-    /// 64, which [`by_triangle`] waits for. Only the first K / 4 words of `a` mean something.
+    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image, which [`first`] waits for;
+    /// and the same with B the next 64, which [`by_triangle`] waits for. Only the first K / 4 words of `a` mean
+    /// something.
     ///
     /// # Safety
-    /// `image` is a multiple of 128, of a matrix in the block's shared memory, which nobody writes before that. No product is under
-    /// way.
+    /// `image` is a multiple of 128, of a matrix in the block's shared memory, which nobody writes before that. No
+    /// product is under way.
     #[inline(always)]
     pub unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
@@ -249,9 +251,9 @@ pub mod warpgroup {
         (d, other)
     }
 
-    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K channels,
-    /// which [`settle`] waits for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first K / 2 of `sums`
-    /// mean something.
+    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K
+    /// channels, which [`settle`] waits for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first
+    /// K / 2 of `sums` mean something.
     ///
     /// # Safety
     /// As [`by_both`]'s and [`by_triangle`]'s; nobody writes the image before [`settle`].
@@ -508,10 +510,12 @@ pub mod shared {
     /// Shared memory that a counter takes.
     pub const COUNTER_BYTES: u32 = 8;
 
-    /// Makes a counter (`mbarrier`), which counts threads that come to it and bytes that are copied to the block, phase by phase.
+    /// Makes a counter (`mbarrier`), which counts threads that come to it and bytes that are copied to the block, phase
+    /// by phase.
     ///
-    /// One of one thread is that thread's own: it counts groups of bulk copies ([`copy_bulk_commit`], [`copy_bulk_wait`]). To others
-    /// whole warps come, and wait for it ([`arrive_at_counter`], [`wait_for_counter`]), behind a barrier that follows.
+    /// One of one thread is that thread's own: it counts groups of bulk copies ([`copy_bulk_commit`],
+    /// [`copy_bulk_wait`]). To others whole warps come, and wait for it ([`arrive_at_counter`], [`wait_for_counter`]),
+    /// behind a barrier that follows.
     ///
     /// # Safety
     /// `counter` lies in the block's shared memory and is a multiple of 8; nobody accesses it otherwise.
@@ -524,16 +528,17 @@ pub mod shared {
     /// Comes to a counter: for those that wait for the phase, what the warp did before is done. All lanes come.
     ///
     /// # Safety
-    /// `counter` is open, and of more than one thread. A phase is waited for, by this warp or others that it waits for, before it
-    /// comes to the next but one.
+    /// `counter` is open, and of more than one thread. A phase is waited for, by this warp or others that it waits for,
+    /// before it comes to the next but one.
     #[inline(always)]
     pub unsafe fn arrive_at_counter(counter: u32) {
         // SAFETY: the caller's promise.
         unsafe { backend::arrive_at_counter(counter) }
     }
 
-    /// Comes to a counter when the asynchronous copies are there that the lanes have started, committed or not: they, and these
-    /// threads' bulk copies of the phase, are done for those that wait for it; nothing else is. All lanes come, and go on at once.
+    /// Comes to a counter when the asynchronous copies are there that the lanes have started, committed or not: they,
+    /// and these threads' bulk copies of the phase, are done for those that wait for it; nothing else is. All lanes
+    /// come, and go on at once.
     ///
     /// # Safety
     /// As [`arrive_at_counter`]'s.
@@ -553,9 +558,10 @@ pub mod shared {
         unsafe { backend::wait_for_counter(counter, phase) }
     }
 
-    /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there for those that have waited
-    /// for the phase of the counter, to which this thread comes later ([`arrive_at_counter`]); with a counter of its own, after
-    /// [`copy_bulk_wait`], for others after a barrier that follows it. Products of warpgroups may read them then without a fence.
+    /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there for those that
+    /// have waited for the phase of the counter, to which this thread comes later ([`arrive_at_counter`]); with a
+    /// counter of its own, after [`copy_bulk_wait`], for others after a barrier that follows it. Products of warpgroups
+    /// may read them then without a fence.
     ///
     /// # Safety
     /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and of this

@@ -17,6 +17,7 @@ use crate::device::shared::{COUNTER_BYTES, dynamic_shared_mem};
 use crate::device::thread::{block_idx_x, thread_idx_x};
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::layer::Place;
+use crate::math::power::divided;
 use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::THREADS;
@@ -99,8 +100,8 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let c = prefill::kernels::constants();
         let pairs = c.ratio.div_ceil(2);
         let of_unit = c.h * pairs;
-        let n = params.first_piece + block_idx_x() / of_unit;
-        let of = block_idx_x() % of_unit;
+        let (unit, of) = divided(block_idx_x(), of_unit);
+        let n = params.first_piece + unit;
         let (h, first) = match pairs {
             1 => (of, 0),
             _ => (of / pairs, of % pairs * 2),

@@ -1,8 +1,19 @@
-//! Powers of two that bring values into the range of f16.
+//! Powers of two: those that bring values into the range of f16, and those that load-time constants often are.
 
 /// 2⁻ᵉ and 2ᵉ, for the root of `square`, which is between 2^(e − 1) and 2^e.
 #[inline(always)]
 pub fn of_root(square: f32) -> [f32; 2] {
     let e = ((square.to_bits() >> 23 & 255) + 129) / 2;
     [f32::from_bits((254 - e) << 23), f32::from_bits(e << 23)]
+}
+
+/// x / by and x % by, with a load-time constant. The assembler knows it and folds the choice, but makes no shift of a
+/// division, which it does not recognise any more.
+#[inline(always)]
+pub fn divided(x: u32, by: u32) -> (u32, u32) {
+    if by.is_power_of_two() {
+        (x >> by.trailing_zeros(), x & (by - 1))
+    } else {
+        (x / by, x % by)
+    }
 }

@@ -74,8 +74,8 @@ impl Inputs {
         }
     }
 
-    /// y of `RUN` tokens from `t` on, those before `end`, and two channels from `channel` of all D on: given one token after the
-    /// other, with its number among them; zeros for those that are not there.
+    /// y of `RUN` tokens from `t` on, those before `end`, and two channels from `channel` of all D on: given one token
+    /// after the other, with its number among them; zeros for those that are not there.
     ///
     /// Lanes with neighbouring channels load and store whole lines, and a token is loaded once but for those before a run.
     ///

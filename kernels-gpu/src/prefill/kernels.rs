@@ -16,6 +16,7 @@ use crate::device::thread::{block_idx_x, block_idx_z, grid_dim_x, sync_threads, 
 use crate::device::warpgroup::{leave_registers, take_registers};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::layer::Place;
+use crate::math::power::divided;
 use crate::recurrent::Gating;
 use crate::row::{Row, value_head};
 use crate::state::StateElement;
@@ -99,7 +100,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
         let own = if G::PER_CHANNEL { c.ratio } else { 1 };
         let heads = c.h * own;
         let of_unit = 2 * heads + c.h * c.ratio;
-        let (n, of) = (block_idx_x() / of_unit, block_idx_x() % of_unit);
+        let (n, of) = divided(block_idx_x(), of_unit);
         // SAFETY: the caller's promise; a unit's operands are this block's to write.
         unsafe {
             let Some((span, j)) = row_of(&c, params, n) else {
@@ -144,8 +145,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
     }
 }
 
-/// Of a preparation, at its end: it ends behind the chain before it, beside which it may have run. Its last block waits, while the
-/// others make room; whoever waits for the preparation has waited for that chain then.
+/// Of a preparation, at its end: it ends behind the chain before it, beside which it may have run. Its last block
+/// waits, while the others make room; whoever waits for the preparation has waited for that chain then.
 #[inline(always)]
 pub fn end_behind_chain(params: &PrefillParams) {
     if params.first_piece != 0 && block_idx_x() + 1 == grid_dim_x() {
@@ -153,8 +154,8 @@ pub fn end_behind_chain(params: &PrefillParams) {
     }
 }
 
-/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a cluster all of
-/// them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
+/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a
+/// cluster all of them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
 ///
 /// Of a prompt in stretches, one that is not the last lets the preparation of the next begin beside it.
 pub struct Chain<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
@@ -170,7 +171,12 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     const MIN_BLOCKS_PER_SM: u32 = 2 / GROUPS;
     const TILES: u32 = V / (64 * GROUPS);
     const SHARED_BYTES: u32 =
-        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS));
+        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
+            + if chain::brings_states(V_LAST, GROUPS) {
+                V * K * S::BYTES
+            } else {
+                0
+            };
     const CLUSTER: u32 = chain::cluster(V, GROUPS);
     const WARPGROUPS: bool = true;
     const OVERLAPS: bool = true;
@@ -185,11 +191,12 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     #[inline(always)]
     unsafe fn run(params: &PrefillParams) {
         if params.end_piece != ALL_PIECES || params.has_singles != 0 {
-            // All blocks are there, and keep their multiprocessors: a preparation takes the others, or what is left of all where
-            // the rows of one token are behind.
+            // All blocks are there, and keep their multiprocessors: a preparation takes the others, or what is left of
+            // all where the rows of one token are behind.
             let_next_begin();
         }
-        // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these are as many.
+        // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these
+        // are as many.
         unsafe {
             chain::Chain::<G, K, V, V_LAST, GROUPS>::open_counters();
             if thread_idx_x() < 128 * GROUPS {
@@ -221,7 +228,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         unsafe {
             let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
             let mut turn = of_block.b;
-            let mut pieces = 0;
+            let mut progress = chain::Progress::NONE;
             loop {
                 let b = row_in_turn(&c, params, turn);
                 if b == NO_ROW {
@@ -237,9 +244,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                         }
                     } else if chain.has_pieces() {
                         if WALKS {
-                            chain.walk::<S>(&place, &mut pieces);
+                            chain.walk::<S>(&place, &mut progress);
                         } else {
-                            chain.copy(&mut pieces);
+                            chain.copy::<S>(&place, &mut progress);
                         }
                     }
                 }
@@ -267,8 +274,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     type Constants = StepConstants;
     const BLOCK: u32 = 128 * GROUPS;
     const TILES: u32 = V / (64 * GROUPS);
-    /// Half of a multiprocessor's registers each, or a quarter. V-last states take more; f32 ones are as many unasked, and would be
-    /// spilled to make room where tokens are f32 too.
+    /// Half of a multiprocessor's registers each, or a quarter. V-last states take more; f32 ones are as many unasked,
+    /// and would be spilled to make room where tokens are f32 too.
     const MIN_BLOCKS_PER_SM: u32 = if V_LAST || GROUPS > 2 || S::BYTES == 4 {
         0
     } else {
@@ -334,6 +341,8 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 
     #[inline(always)]
     unsafe fn run(params: &PrefillParams) {
+        // What is behind finds its rows and slots meanwhile.
+        let_next_begin();
         let c = constants();
         // SAFETY: the caller's promise.
         unsafe {
@@ -356,7 +365,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     }
 }
 
-/// Behind all: norms what the chain left of o, and writes the windows after rows and their checkpoints, which nobody reads any
+/// Behind all, each block of which waits for them: norms what the chain left of o, and writes the windows after rows and their checkpoints, which nobody reads any
 /// more. A block has a unit of a value head, or a channel of a row's windows in each thread.
 pub struct Finish<G, const K: u32, const V: u32>(PhantomData<G>);
 
@@ -365,6 +374,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
+    const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::FINISH,
         layout: Layout::KLast,
@@ -388,22 +398,19 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
             if block < of_windows {
                 let channel = block % blocks_of_row * THREADS + thread_idx_x();
                 let span = Span::load(&c, params, block / blocks_of_row);
-                if channel >= channels || span.count == 0 {
-                    return;
-                }
                 let place = Place::load(&c, &params.layer, span.b);
-                if place.live() {
+                wait_for_previous();
+                if channel < channels && span.count > 0 && place.live() {
                     windows::store(&c, params, &span, &place, channel);
                 }
                 return;
             }
-            if c.has_norm == 0 {
-                return;
-            }
             let (block, of_unit) = (block - of_windows, c.h * c.ratio);
-            let (n, of) = (block / of_unit, block % of_unit);
-            let (h, r) = (of / c.ratio, of % c.ratio);
-            let Some((span, j)) = row_of(&c, params, n) else {
+            let (n, of) = divided(block, of_unit);
+            let (h, r) = divided(of, c.ratio);
+            let found = row_of(&c, params, n);
+            wait_for_previous();
+            let Some((span, j)) = found.filter(|_| c.has_norm != 0) else {
                 return;
             };
             let unit = span.unit(j);

@@ -32,8 +32,8 @@ pub type Words = [[u32; 4]; 4];
 /// Bytes of an image from a lane's channels to its next ones.
 const RUN_BYTES: u32 = 4 * 2048;
 
-/// Byte of the lower (0) or the upper (1) four of 8 channels of a token, as [`Load::stage`] leaves them: tokens trade places with
-/// the channels, so that neither a token's nor a channel's meet in a bank.
+/// Byte of the lower (0) or the upper (1) four of 8 channels of a token, as [`Load::stage`] leaves them: tokens trade
+/// places with the channels, so that neither a token's nor a channel's meet in a bank.
 #[inline(always)]
 fn staged_byte(part: u32, of: u32, token: u32) -> u32 {
     part * 2048 + of * QUERIES + (token ^ ((2 * part + of) % 8)) * 16

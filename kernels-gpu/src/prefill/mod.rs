@@ -72,8 +72,8 @@ fn of_lane(x: u32, lane: u32) -> u32 {
     warp_shuffle_idx(f32::from_bits(x), lane).to_bits()
 }
 
-/// A number that all lanes of a warp have, of which the assembler knows that: what is computed from it is computed once for the warp.
-/// All of them come.
+/// A number that all lanes of a warp have, of which the assembler knows that: what is computed from it is computed once
+/// for the warp. All of them come.
 #[inline(always)]
 fn of_warp(x: u32) -> u32 {
     of_lane(x, 0)

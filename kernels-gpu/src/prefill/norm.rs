@@ -70,7 +70,8 @@ impl Left {
     }
 }
 
-/// Norms o of a unit and value head `hv`, whose lower halves are at `lows`, and stores it. Four of the 256 threads have a token.
+/// Norms o of a unit and value head `hv`, whose lower halves are at `lows`, and stores it. Four of the 256 threads have
+/// a token.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the chain has left o, and nobody else touches that of the unit and head.

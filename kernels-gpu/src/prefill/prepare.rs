@@ -50,9 +50,9 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Of query/key head `h`, and `heads` value heads, of which `hv` is the warpgroup's. All [`super::load::THREADS`] come; the image is at
-    /// `image` in shared memory. The scratch, [`SCRATCH_BYTES`] for each value head, may be where the image is, if that is not wanted
-    /// behind [`Self::give_heads`].
+    /// Of query/key head `h`, and `heads` value heads, of which `hv` is the warpgroup's. All [`super::load::THREADS`]
+    /// come; the image is at `image` in shared memory. The scratch, [`SCRATCH_BYTES`] for each value head, may be where
+    /// the image is, if that is not wanted behind [`Self::give_heads`].
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; `piece` is of `span`; the image, the scratch and the scales are the block's
@@ -82,7 +82,8 @@ impl Unit {
             scales,
             heads,
         };
-        // SAFETY: the caller's promise. What is convolved goes through the image: q first, which is kept until k has been there.
+        // SAFETY: the caller's promise. What is convolved goes through the image: q first, which is kept until k has
+        // been there.
         unsafe {
             let says = says_gates();
             let mut gates = RawGates::NONE;
@@ -125,8 +126,8 @@ impl Unit {
         unit
     }
 
-    /// The same where a launch before has convolved k and q: they are where `operands` says, their scales with the factors. Behind
-    /// [`SCALE_BYTES`] there are [`COUNTER_BYTES`](crate::device::shared::COUNTER_BYTES).
+    /// The same where a launch before has convolved k and q: they are where `operands` says, their scales with the
+    /// factors. Behind [`SCALE_BYTES`] there are [`COUNTER_BYTES`](crate::device::shared::COUNTER_BYTES).
     ///
     /// # Safety
     /// As [`Self::new`]'s; what `operands` names is in the workspace.
@@ -220,7 +221,8 @@ impl Unit {
         }
     }
 
-    /// Makes what there is to make of the value heads, of which the second is so many bytes `behind` the first. All threads come.
+    /// Makes what there is to make of the value heads, of which the second is so many bytes `behind` the first. All
+    /// threads come.
     ///
     /// # Safety
     /// As [`Self::new`]'s; the bytes of the heads are the block's to write.
@@ -237,8 +239,8 @@ impl Unit {
             // The image is read.
             sync_threads();
             self.weigh(tiles, products, (out, behind));
-            // Whether there is more to do is asked anew: else the assembler makes two barriers of one, one for each answer, which count
-            // as one, but not for synccheck.
+            // Whether there is more to do is asked anew: else the assembler makes two barriers of one, one for each
+            // answer, which count as one, but not for synccheck.
             sync_threads();
             if anew(group) < self.heads {
                 let betas = Self::of_rows(self.logs(group) + BETAS, 16 * own + lane_id() / 4);

@@ -1,5 +1,5 @@
-//! Products of a unit's tokens, k kᵀ and q kᵀ, on tensor cores. Those wanted are of tokens s at or before t: twenty tiles of 16 tokens t and
-//! 8 tokens s, of which each of eight warps has two or three, all of the same tokens t.
+//! Products of a unit's tokens, k kᵀ and q kᵀ, on tensor cores. Those wanted are of tokens s at or before t: twenty
+//! tiles of 16 tokens t and 8 tokens s, of which each of eight warps has two or three, all of the same tokens t.
 
 use super::{CHUNK, QUERIES};
 use crate::device::shared::load_matrices;
@@ -26,8 +26,8 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// Those of this thread's warp, of eight: the blocks of t have 2, 4, 6 and 8 tiles, for 1, 2, 2 and 3 warps. The warps of an
-    /// SM's quarter, n and n + 4, have five.
+    /// Those of this thread's warp, of eight: the blocks of t have 2, 4, 6 and 8 tiles, for 1, 2, 2 and 3 warps. The
+    /// warps of an SM's quarter, n and n + 4, have five.
     #[inline(always)]
     pub fn of_warp() -> Self {
         let digit = |of: u32| of >> (thread_idx_x() / 32 * 4) & 15;

@@ -304,8 +304,8 @@ unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> 
 /// The row that has this place of a unit in the workspace, and its piece; places between rows are nobody's. Each warp looks for
 /// itself.
 ///
-/// For KDA's preparation, in place of [`row_of`]: behind that one the assembler loads two runs of log decays where they are used
-/// first, behind products (8x1024: +8 %).
+/// For KDA's preparation, in place of [`row_of`]: behind that one the assembler loads two runs of log decays where they
+/// are used first, behind products (8x1024: +8 %).
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
@@ -339,8 +339,8 @@ pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
     None
 }
 
-/// The row that the `n`-th of all units is of, and its piece: whose place in the workspace is [`Span::unit`]'s. Each warp looks for
-/// itself.
+/// The row that the `n`-th of all units is of, and its piece: whose place in the workspace is [`Span::unit`]'s. Each
+/// warp looks for itself.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.

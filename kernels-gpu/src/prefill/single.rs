@@ -1,9 +1,9 @@
 //! A piece of one token: what a decode does with an f32 state, sum by sum in its order, from a state that lies as
 //! [`super::state::Places`] has it.
 //!
-//! K-last: K/8 lanes, l of which has channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then the farthest lanes
-//! first; of K = 96 four lanes, l of which has channels 16 i + 4 l .. 16 i + 4 l + 4, i = 0 .. 6. V-last: pairs of channels, then
-//! neighbours first.
+//! K-last: K/8 lanes, l of which has channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then the farthest
+//! lanes first; of K = 96 four lanes, l of which has channels 16 i + 4 l .. 16 i + 4 l + 4, i = 0 .. 6. V-last: pairs
+//! of channels, then neighbours first.
 
 use super::anew;
 use super::convolution::{Inputs, channel_of, channel_of_values};

@@ -46,8 +46,8 @@ const fn of_square(row: u32, column: u32) -> u32 {
 pub struct Solver(pub u32);
 
 impl Solver {
-    /// Stores four elements of A, of rows r and r + 8 of 16 tokens `t` and columns lane % 4 · 2 and the next of 8 tokens `s`: in halves, and as
-    /// they are in the block of the diagonal.
+    /// Stores four elements of A, of rows r and r + 8 of 16 tokens `t` and columns lane % 4 · 2 and the next of 8 tokens
+    /// `s`: what [`Self::store_pair`] does twice, with one address and constants behind it (8x1024 −1 %).
     ///
     /// # Safety
     /// The elements are this lane's to write.
@@ -77,7 +77,8 @@ impl Solver {
         }
     }
 
-    /// Stores two elements of A, of a row of 8 tokens `t`, lane / 4, and columns lane % 4 · 2 and the next of 8 tokens `s`, s ≤ t.
+    /// Stores two elements of A, of a row of 8 tokens `t`, lane / 4, and columns lane % 4 · 2 and the next of 8 tokens
+    /// `s`, s ≤ t: in halves, and as they are in the block of the diagonal.
     ///
     /// # Safety
     /// The elements are this lane's to write.

@@ -6,6 +6,7 @@ use crate::device::global::{
     load_state_b16, load_state_b32, load_state_b64, load_state_b128, store_state_b16,
     store_state_b32, store_state_b64, store_state_b128,
 };
+use crate::device::shared::{load_shared_b64, load_shared_b128};
 use crate::device::warp::warp_shuffle_xor;
 use crate::state::{Head, StateElement};
 use crate::step::StepConstants;
@@ -142,19 +143,19 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
         }
     }
 
-    /// Address of this lane's first run of four channels: of 16 channels of a row lanes 0 and 2 have the runs of the first 8, lanes 1
-    /// and 3 those of the others, so that neighbours trade one pair for another.
+    /// Byte of this lane's first run of four channels in a head's state: of 16 channels of a row lanes 0 and 2 have the
+    /// runs of the first 8, lanes 1 and 3 those of the others, so that neighbours trade one pair for another.
     #[inline(always)]
-    fn first_run<S: StateElement>(self, head: Head) -> u64 {
+    fn first_run<S: StateElement>(self) -> u32 {
         let lane = self.channel / 2;
         let element = self.row * K + lane % 2 * 8 + lane / 2 * 4;
-        head.address + (element * S::BYTES) as u64
+        element * S::BYTES
     }
 
     /// Bytes from there to run `n`: two are of the same 16 channels, of rows r and r + 8.
     #[inline(always)]
-    const fn run<S: StateElement>(n: u32) -> u64 {
-        ((n % 2 * 8 * K + n / 2 * 16) * S::BYTES) as u64
+    const fn run<S: StateElement>(n: u32) -> u32 {
+        (n % 2 * 8 * K + n / 2 * 16) * S::BYTES
     }
 
     /// All bits, where the lane has the second run of two neighbours.
@@ -163,10 +164,10 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
         (self.channel / 2 % 2).wrapping_neg()
     }
 
-    /// Whether rows are loaded and stored by runs: of K-last states that are wide. A warp has 64 bytes of each of its rows at once, or
-    /// 32, and half of them otherwise.
+    /// Whether rows are loaded and stored by runs: of K-last states that are wide. A warp has 64 bytes of each of its
+    /// rows at once, or 32, and half of them otherwise.
     #[inline(always)]
-    const fn has_runs(c: &StepConstants) -> bool {
+    pub const fn has_runs(c: &StepConstants) -> bool {
         !V_LAST && c.wide_state != 0
     }
 
@@ -176,22 +177,46 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// `head` is in global memory, and no other thread writes there.
     #[inline(always)]
     unsafe fn load_runs<S: StateElement>(self, c: &StepConstants, head: Head) -> [f32; 64] {
-        let first = self.first_run::<S>(head);
+        let first = head.address + self.first_run::<S>() as u64;
+        Self::runs::<S>(|byte| {
+            let at = first + byte as u64;
+            // SAFETY: the caller's promise.
+            unsafe {
+                match S::BYTES {
+                    4 => pairs_of(load_state_b128(at, true)),
+                    _ => load_state_b64(at, true).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
+                }
+            }
+        })
+    }
+
+    /// What [`Self::bring`] loads, where a head's state, which [has runs](Self::has_runs), has been copied to `state`
+    /// in shared memory.
+    ///
+    /// # Safety
+    /// It is there.
+    #[inline(always)]
+    pub unsafe fn take<S: StateElement>(self, c: &StepConstants, state: u32) -> [f32; 64] {
+        let first = state + self.first_run::<S>();
+        Self::runs::<S>(|byte| {
+            let at = first + byte;
+            // SAFETY: the caller's promise.
+            unsafe {
+                match S::BYTES {
+                    4 => pairs_of(load_shared_b128(at)),
+                    _ => load_shared_b64(at).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
+                }
+            }
+        })
+    }
+
+    /// A lane's runs, of which `load` has those that are so many bytes behind the first.
+    #[inline(always)]
+    fn runs<S: StateElement>(load: impl Fn(u32) -> [[f32; 2]; 2]) -> [f32; 64] {
         let mut s = [0.0; 64];
         let mut n = 0;
         while n < K as usize / 8 {
-            let at = first + Self::run::<S>(n as u32);
-            // SAFETY: the caller's promise.
-            let pairs = unsafe {
-                match S::BYTES {
-                    4 => {
-                        let [x, y, z, w] = load_state_b128(at, true).map(f32::from_bits);
-                        [[x, y], [z, w]]
-                    }
-                    _ => load_state_b64(at, true).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
-                }
-            };
-            set_pairs(&mut s, n, pairs);
+            set_pairs(&mut s, n, load(Self::run::<S>(n as u32)));
             n += 1;
         }
         s
@@ -218,12 +243,12 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// As [`Self::store`]'s; all lanes of a warp come.
     #[inline(always)]
     unsafe fn store_runs<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
-        let (first, second) = (self.first_run::<S>(head), self.second());
+        let (first, second) = (head.address + self.first_run::<S>() as u64, self.second());
         let mut n = 0;
         while n < K as usize / 8 {
             let [[x, y], [z, w]] = trade(pairs(s, n), second);
             let raw = S::narrow(c, [x, y, z, w, 0.0, 0.0, 0.0, 0.0]);
-            let at = first + Self::run::<S>(n as u32);
+            let at = first + Self::run::<S>(n as u32) as u64;
             // SAFETY: the caller's promise.
             unsafe {
                 match S::BYTES {
@@ -234,6 +259,13 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
             n += 1;
         }
     }
+}
+
+/// Four f32 in two pairs.
+#[inline(always)]
+fn pairs_of(words: [u32; 4]) -> [[f32; 2]; 2] {
+    let [x, y, z, w] = words.map(f32::from_bits);
+    [[x, y], [z, w]]
 }
 
 /// The two pairs that are traded for run `n`: of channels 8 from each other.

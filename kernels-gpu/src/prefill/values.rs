@@ -58,8 +58,8 @@ pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
     2 * tokens as u64 * stride as u64
 }
 
-/// Starts to copy v of `piece` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a token on; zeros
-/// for tokens that are not there. A warpgroup comes, which waits.
+/// Starts to copy v of `piece` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a
+/// token on; zeros for tokens that are not there. A warpgroup comes, which waits.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time; nobody reads the tiles.
@@ -108,8 +108,8 @@ impl Channels {
     }
 }
 
-/// Makes the tiles of `COUNT` of the V channels of a value head, with K of a query/key head; `threads` come, with the numbers from 0
-/// on.
+/// Makes the tiles of `COUNT` of the V channels of a value head, with K of a query/key head; `threads` come, with the
+/// numbers from 0 on.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the tiles are these threads' to write.

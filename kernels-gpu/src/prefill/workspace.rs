@@ -2,8 +2,8 @@
 //! its value heads have, T, P and factors, and v where that is left too. Where decays are of channels each value head has
 //! images of its own.
 //!
-//! A convolution leaves k and q where the image of k̂ and q̂ will be, of every value head where each has its own, and their scales
-//! where the first factors will be.
+//! A convolution leaves k and q where the image of k̂ and q̂ will be, of every value head where each has its own, and
+//! their scales where the first factors will be.
 //!
 //! Behind the units, of a prompt in stretches, lies the state that one chain leaves for the next, in f32.
 

@@ -4,14 +4,16 @@ use super::super::ALL_PIECES;
 use super::super::rows::Span;
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::{Operands, own_bytes, unit_bytes};
-use super::{Chain, STAGES};
+use super::{Chain, Progress, STAGES};
 use crate::device::global::prefetch_bulk;
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
     arrive_at_counter_behind_copies, copy_bulk, open_counter, wait_for_counter,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::layer::Place;
 use crate::recurrent::Gating;
+use crate::state::StateElement;
 
 impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
@@ -36,26 +38,66 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         sync_threads();
     }
 
-    /// Brings all pieces that [`Self::walk`] goes through, of the same row, each to its stage when that is free. So many stages were
-    /// `filled` before: it begins with a row while the last pieces of the one before are worked on. All threads of the copier come, here
-    /// and below; none waits for what it brings but a row's first piece.
+    /// Waits until the stage of a piece may be filled, before which there were so many in all.
+    ///
+    /// # Safety
+    /// The counters are open.
+    #[inline(always)]
+    unsafe fn wait_for_stage(pieces: u32) {
+        let (i, round) = (pieces % STAGES, pieces / STAGES);
+        if round > 0 {
+            // SAFETY: the caller's promise.
+            unsafe { wait_for_counter(Self::free(i), round - 1) };
+        }
+    }
+
+    /// Starts to bring the row's state, which is not fresh, beside its first piece, by whose counter it is awaited.
+    ///
+    /// # Safety
+    /// As [`Self::walk`]'s; the stage of the first piece is free.
+    #[inline(always)]
+    unsafe fn copy_state<S: StateElement>(&self, place: &Place, progress: &Progress) {
+        let (step, pieces) = (&self.params.layer.step, progress.pieces);
+        // SAFETY: the caller's promise; one thread copies.
+        unsafe {
+            // The state before is read, since a piece behind its first is waited for, or that.
+            if progress.before + 1 == pieces {
+                Self::wait_for_stage(pieces + 1);
+            }
+            if thread_idx_x() == Self::THREADS {
+                let head = (self.row.hv, [V, K]);
+                let start = place.slots.start::<S>(self.c, step, head);
+                let (bytes, counter) = (V * K * S::BYTES, Self::there(pieces % STAGES));
+                copy_bulk(Self::state(), start.address, bytes, counter);
+            }
+        }
+    }
+
+    /// Brings all pieces that [`Self::walk`] goes through, of the same row, each to its stage when that is free. It
+    /// begins with a row while the last pieces of those before are worked on. All threads of the copier come, here and
+    /// below; none waits for what it brings but a row's first piece.
     ///
     /// # Safety
     /// As [`Self::walk`]'s.
     #[inline(always)]
-    pub unsafe fn copy(&self, filled: &mut u32) {
+    pub unsafe fn copy<S: StateElement>(&self, place: &Place, progress: &mut Progress) {
         let (params, span) = (self.params, &self.span);
         let copies = thread_idx_x() == Self::THREADS;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self::wait_for_stage(progress.pieces);
+            if self.brings_state(progress) && !place.is_fresh() {
+                self.copy_state::<S>(place, progress);
+            }
+        }
+        progress.before = progress.pieces;
         let (unit, of) = (span.unit_from(params.first_piece), (self.row.h, self.r()));
         let mut next = Operands::new::<K, V>(self.c, params, G::PER_CHANNEL, unit, of);
         let mut j = params.first_piece;
         // SAFETY: the caller's promise; one thread copies in bulk.
         unsafe {
             loop {
-                let (i, round) = (*filled % STAGES, *filled / STAGES);
-                if round > 0 {
-                    wait_for_counter(Self::free(i), round - 1);
-                }
+                let (i, round) = (progress.pieces % STAGES, progress.pieces / STAGES);
                 if j == params.first_piece {
                     // v is no launch's that may still be under way.
                     self.copy_values(j, i);
@@ -79,7 +121,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     // Of a row the second piece follows when the first one is there, which the others wait for.
                     wait_for_counter(Self::there(i), round);
                 }
-                *filled += 1;
+                progress.pieces += 1;
                 if Self::CLUSTERED && span.piece(j).count == 1 {
                     // With those that walk, for the norm of a single token.
                     self.meet_cluster();
@@ -88,12 +130,14 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 if self.is_behind(span, j) {
                     return;
                 }
+                Self::wait_for_stage(progress.pieces);
             }
         }
     }
 
-    /// Whether other launches of the prefill run beside this one, the preparation of the next stretch or rows of one token, and a copy
-    /// waits for their bytes. A block of two warpgroups that walk is of a batch, which has the GPU to itself.
+    /// Whether other launches of the prefill run beside this one, the preparation of the next stretch or rows of one
+    /// token, and a copy waits for their bytes. A block of two warpgroups that walk is of a batch, which has the GPU to
+    /// itself.
     #[inline(always)]
     fn has_company(&self) -> bool {
         let params = self.params;
@@ -107,8 +151,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         span.piece(j).count > 1 && j < self.params.end_piece
     }
 
-    /// Starts to copy what the preparation left of piece `j`, `own`, to the `i`-th stage; nothing behind the launch's last. For one thread,
-    /// one piece after the other. Returns what it left of the next.
+    /// Starts to copy what the preparation left of piece `j`, `own`, to the `i`-th stage; nothing behind the launch's
+    /// last. For one thread, one piece after the other. Returns what it left of the next.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the stage any more.

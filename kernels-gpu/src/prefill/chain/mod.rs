@@ -1,8 +1,8 @@
 //! From state to state through the pieces of a row. With S of a warpgroup's 64 rows in registers, for the tokens t of a piece
 //! and its last one, C:
 //!     R = Vᵀ − (S k̂ᵀ)·2^G_t    δ = R Tᵀ    o = (S q̂ᵀ)·2^G_t + δ Pᵀ    S ← 2^G_C S + (δ·2^(G_C − G_t)) k̂
-//! Warpgroups that have rows walk (`walk`, `token`); one more brings them what they read (`copier`). A short row's block makes that
-//! itself (`short`).
+//! Warpgroups that have rows walk (`walk`, `token`); one more brings them what they read (`copier`). A short row's
+//! block makes that itself (`short`).
 
 mod copier;
 mod short;
@@ -56,9 +56,14 @@ const fn header_bytes(sums: u32) -> u32 {
     (sums + SPANS_BYTES + COUNTERS_BYTES).next_multiple_of(128)
 }
 
-/// Shared memory of a chain's block, with [`sum_bytes`].
+/// Shared memory of a chain's block, with [`sum_bytes`], but for [`brings_states`].
 pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> u32 {
     128 + header_bytes(sums) + STAGES * stage_bytes(k, per_channel, groups)
+}
+
+/// Whether the copier may bring states, which are behind the stages then: of a block that has all of a head, in one copy.
+pub const fn brings_states(v_last: bool, groups: u32) -> bool {
+    !v_last && groups == 2
 }
 
 /// Threads of a block that has a copier: a warpgroup behind those that have rows.
@@ -71,7 +76,8 @@ pub const fn cluster(v: u32, groups: u32) -> u32 {
     v / (64 * groups)
 }
 
-/// Shared memory of the norm: the sums of both warpgroups; of a block of a cluster those of all rows of the head, for each stage.
+/// Shared memory of the norm: the sums of both warpgroups; of a block of a cluster those of all rows of the head, for
+/// each stage.
 pub const fn sum_bytes(v: u32, groups: u32) -> u32 {
     if cluster(v, groups) > 1 {
         STAGES * v / 64 * SUM_BYTES
@@ -108,6 +114,23 @@ struct Room {
     sums: u32,
 }
 
+/// How far a block is that goes on from row to row, of which it copies pieces ahead of those that it walks.
+#[derive(Clone, Copy)]
+pub struct Progress {
+    /// Pieces of the rows before.
+    pieces: u32,
+    /// Those before the last of these rows.
+    before: u32,
+}
+
+impl Progress {
+    /// At the first row.
+    pub const NONE: Self = Self {
+        pieces: 0,
+        before: 0,
+    };
+}
+
 /// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
 pub struct Chain<'a, G, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
 {
@@ -140,6 +163,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     const HEAD_BYTES: u32 = head_bytes(K, G::PER_CHANNEL);
     /// Byte of the tiles, behind the head's operands as they are in a workspace.
     const TILES: u32 = Self::HEAD + Self::HEAD_BYTES;
+    /// Whether a stage is handed back behind a checkpoint, not before it: KDA's chain would spill.
+    const FREES_LATE: bool = G::PER_CHANNEL;
     /// Byte of the image that is added to the state, and tokens of which it is one.
     const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
 
@@ -192,15 +217,16 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         (piece.count == 0 && piece.start >= span.count) || j == self.params.end_piece
     }
 
-    /// Where this thread's elements of a state are; computed where it is wanted, since there are not registers to keep it. All lanes of
-    /// a warp come.
+    /// Where this thread's elements of a state are; computed where it is wanted, since there are not registers to keep
+    /// it. All lanes of a warp come.
     #[inline(always)]
     fn places(&self) -> Places<K, V, V_LAST> {
         let thread = anew(thread_idx_x());
         Places::new(thread, self.first_of(thread))
     }
 
-    /// Where this thread's warpgroup leaves its rows for the launch of the next pieces, and the thread; computed as [`Self::places`].
+    /// Where this thread's warpgroup leaves its rows for the launch of the next pieces, and the thread; computed as
+    /// [`Self::places`].
     #[inline(always)]
     fn carried(&self) -> (u64, u32) {
         let thread = anew(thread_idx_x());
@@ -245,14 +271,30 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
     }
 
-    /// Waits for the blocks of the cluster to be there, to which this one sends its sums, and for what they have read of those of a
-    /// row before. All threads that have rows come, and a copier's.
+    /// Waits for the blocks of the cluster to be there, to which this one sends its sums, and for what they have read
+    /// of those of a row before. All threads that have rows come, and a copier's.
     #[inline(always)]
     fn meet_cluster(&self) {
         if self.c.has_norm != 0 {
             cluster::arrive();
             cluster::wait();
         }
+    }
+
+    /// Whether the copier brings the state of this row, behind `progress`: of a block's first row those that walk load
+    /// it themselves, as they do where a block has few others, all of which end and begin at about the same time.
+    #[inline(always)]
+    fn brings_state(&self, progress: &Progress) -> bool {
+        brings_states(V_LAST, GROUPS_OF_BLOCK)
+            && Places::<K, V, V_LAST>::has_runs(self.c)
+            && self.params.rows > 2 * self.params.turns
+            && progress.pieces > 0
+    }
+
+    /// Where it brings it.
+    #[inline(always)]
+    fn state() -> u32 {
+        Self::stage(STAGES)
     }
 
     /// Counter of a piece that is in the `i`-th stage: the copier's threads come to it, with what they copy.

@@ -19,23 +19,9 @@ use crate::state::StateElement;
 impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
 {
-    /// Starts to bring v of piece `j`, which can be copied, to where [`Self::advance`] finds it, which it is behind a wait and a
-    /// barrier. The block's warpgroups come that have rows.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live; nobody reads the tile of the stage any more.
-    #[inline(always)]
-    unsafe fn copy_own_values(&self, span: &Span, j: u32) {
-        let channel = self.row.hv * self.c.v_head + self.first();
-        let (of, tile) = ((span, span.piece(j)), Self::tile(Self::stage(j)));
-        // SAFETY: the caller's promise.
-        unsafe { values::copy::<1>(self.c, self.params, of, channel, tile) };
-        copy_async_commit();
-    }
-
-    /// All pieces of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose operands are made
-    /// here, and of `heads` value heads of its query/key head, this one and the next; two where [`makes_pairs`]. All 256 threads come,
-    /// of which those of the block's warpgroups have rows.
+    /// All pieces of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose
+    /// operands are made here, and of `heads` value heads of its query/key head, this one and the next; two where
+    /// [`makes_pairs`]. All 256 threads come, of which those of the block's warpgroups have rows.
     ///
     /// # Safety
     /// As [`Self::walk`]'s, but for the workspace.
@@ -94,10 +80,11 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 let mut j = 0;
                 while j < Self::pieces(&span) {
                     if span.piece(j).count > 1 {
-                        next.bring_values(j);
+                        next.bring_values(&span, j, true);
                     }
                     j += 1;
                 }
+                copy_async_wait::<0>();
                 Self::sync_rows();
             }
         }
@@ -152,11 +139,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         let with = (&self.span, piece);
         // SAFETY: the caller's promise.
         unsafe {
-            if c.makes_values() {
-                self.make_values(&self.span, j);
-            } else if has_rows {
-                self.copy_own_values(&self.span, j);
-            }
+            self.bring_values(&self.span, j, has_rows);
             if G::PER_CHANNEL {
                 let at = (stage, scratch, scratch + channels::room_bytes(K));
                 let (of, head) = ((self.row, Convolved::Here(self.inputs)), Self::head(j, 0));
@@ -201,20 +184,22 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         };
     }
 
-    /// v of piece `j`, of a block all of whose threads have rows.
+    /// Brings v of piece `j` to where [`Self::advance`] finds it; where it can be copied it is there behind a wait and
+    /// a barrier. All threads come, those that have rows and others.
     ///
     /// # Safety
-    /// As [`Self::make_values`]'s.
+    /// The tensors of `params` are live; nobody reads the tiles of the stage any more.
     #[inline(always)]
-    unsafe fn bring_values(&self, j: u32) {
+    unsafe fn bring_values(&self, span: &Span, j: u32, has_rows: bool) {
         // SAFETY: the caller's promise.
         unsafe {
-            let span = Self::kept_span();
             if self.c.makes_values() {
-                self.make_values(&span, j);
-            } else {
-                self.copy_own_values(&span, j);
-                copy_async_wait::<0>();
+                self.make_values(span, j);
+            } else if has_rows {
+                let channel = self.row.hv * self.c.v_head + self.first();
+                let (of, tile) = ((span, span.piece(j)), Self::tile(Self::stage(j)));
+                values::copy::<1>(self.c, self.params, of, channel, tile);
+                copy_async_commit();
             }
         }
     }

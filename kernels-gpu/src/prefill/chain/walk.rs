@@ -8,7 +8,7 @@ use super::super::state::{load_carried, store_carried};
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::Operands;
 use super::super::{FACTOR_BYTES, FACTORS, P, of_warp};
-use super::{Chain, GROUPS, STAGES};
+use super::{Chain, GROUPS, Progress, STAGES};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
@@ -24,14 +24,14 @@ use crate::state::StateElement;
 impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
 {
-    /// All pieces of the launch of a row that has some, whose state is in the pool, or where the launch of those before left it. So many
-    /// pieces were `worked` on before, of other rows.
+    /// All pieces of the launch of a row that has some, whose state is in the pool, or where the launch of those before
+    /// left it.
     ///
     /// # Safety
-    /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to the last
-    /// piece.
+    /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to
+    /// the last piece.
     #[inline(always)]
-    pub unsafe fn walk<S: StateElement>(&self, place: &Place, worked: &mut u32) {
+    pub unsafe fn walk<S: StateElement>(&self, place: &Place, progress: &mut Progress) {
         let (c, params) = (self.c, self.params);
         let step = &params.layer.step;
         let shape = if V_LAST { [K, V] } else { [V, K] };
@@ -44,25 +44,31 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             self.keep_span();
             let mut j = params.first_piece;
             let mut s = [0.0; 64];
-            if j == 0 {
+            let is_brought = self.brings_state(progress);
+            if j == 0 && !is_brought {
                 let start = place.slots.start::<S>(c, step, head);
                 s = self.places().bring::<S>(c, start, !place.is_fresh());
             }
             // The pieces before are done, which may have been under way until now.
             wait_for_previous();
-            s = if j == 0 {
-                self.places().settle(c, s)
-            } else {
+            s = if j > 0 {
                 load_carried::<K>(self.carried())
+            } else {
+                if is_brought && !place.is_fresh() {
+                    let (i, round) = (progress.pieces % STAGES, progress.pieces / STAGES);
+                    wait_for_counter(Self::there(i), round);
+                    s = self.places().take::<S>(c, Self::state());
+                }
+                self.places().settle(c, s)
             };
             let mut i;
             loop {
-                i = *worked % STAGES;
+                i = progress.pieces % STAGES;
                 if !G::PER_CHANNEL {
                     // Addresses of products come by uniform registers then. KDA's chain spills with that.
                     i = of_warp(i);
                 }
-                wait_for_counter(Self::there(i), *worked / STAGES);
+                wait_for_counter(Self::there(i), progress.pieces / STAGES);
                 let span = Self::kept_span();
                 let piece = span.piece(j);
                 if piece.count > 1 {
@@ -81,14 +87,23 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     // What was stored to the stage is before what is copied to it.
                     fence_shared();
                 }
+                if !Self::FREES_LATE {
+                    arrive_at_counter(Self::free(i));
+                }
                 self.checkpoint::<S>(&s, &Self::kept_span(), piece);
-                (j, *worked) = (j + 1, *worked + 1);
+                (j, progress.pieces) = (j + 1, progress.pieces + 1);
                 if self.is_behind(&Self::kept_span(), j) {
                     break;
                 }
-                arrive_at_counter(Self::free(i));
+                if Self::FREES_LATE {
+                    arrive_at_counter(Self::free(i));
+                }
             }
-            let free = || arrive_at_counter(Self::free(i));
+            let free = || {
+                if Self::FREES_LATE {
+                    arrive_at_counter(Self::free(i));
+                }
+            };
             let span = Self::kept_span();
             if span.piece(j).start < span.count {
                 free();
