@@ -283,3 +283,79 @@ fn the_longest_prompt_is_right() {
         }
     });
 }
+
+/// Rows of [`TOKENS`] tokens, of which a chain's block has four, and one of half as many two.
+const ROWS: usize = 200;
+const TOKENS: usize = 100;
+
+/// Blocks of a batch go on from row to row, and what copies for them brings states of all rows but their first, where they have more
+/// than two: with the bits of batches of half as many, whose states nobody brings.
+#[test]
+fn a_batch_whose_blocks_go_on_has_the_bits_of_smaller_ones() {
+    let Some(context) = gpu().filter(|_| prefills()) else {
+        return;
+    };
+    let values = Values::new();
+    let prompt = Prompt::new(context, &values);
+    let mut rng = SmallRng::seed_from_u64(8);
+    let of_row = VALUE_HEADS * DIM * DIM;
+    let before: Vec<f32> = (0..ROWS * of_row)
+        .map(|_| rng.random_range(-1.0..1.0))
+        .collect();
+    let (library, stream) = (Library::new(context), Stream::new(context).unwrap());
+    let of_o = TOKENS * VALUE_HEADS * DIM;
+    let run = |batch: usize| -> (Vec<u16>, Vec<u32>) {
+        let mut o = DeviceMemory::allocate(context, ROWS * of_o * 2).unwrap();
+        o.fill(0xff).unwrap();
+        let pool = DeviceMemory::from_slice(context, &before).unwrap();
+        for first in (0..ROWS).step_by(batch) {
+            let at = |memory: &DeviceMemory, dtype: DType, inner: &[usize]| {
+                let of: usize = inner.iter().product();
+                let byte = first * TOKENS * of * dtype.size_of();
+                let dims = [&[batch, TOKENS], inner].concat();
+                // SAFETY: all of these outlive the wait below, and what a launch writes nobody else has.
+                unsafe {
+                    gated_delta::Tensor::from_raw(memory.address() + byte as u64, dtype, &dims)
+                        .unwrap()
+                }
+            };
+            let states = pool.address() + (first * of_row * 4) as u64;
+            let dims = [batch, VALUE_HEADS, DIM, DIM];
+            // SAFETY: as above.
+            let states = unsafe { gated_delta::Tensor::from_raw(states, DType::F32, &dims) };
+            let elements = prompt.workspace_bytes / 4;
+            let workspace = prompt.workspace.address();
+            // SAFETY: as above.
+            let workspace =
+                unsafe { gated_delta::Tensor::from_raw(workspace, DType::F32, &[elements]) };
+            let step = Gdn::new(
+                Inputs::qkv(
+                    at(&prompt.q, DType::Bf16, &[HEADS, DIM]),
+                    at(&prompt.k, DType::Bf16, &[HEADS, DIM]),
+                    at(&prompt.v, DType::Bf16, &[VALUE_HEADS, DIM]),
+                ),
+                GdnGates::given(
+                    at(&prompt.g, DType::F32, &[VALUE_HEADS]),
+                    at(&prompt.beta, DType::F32, &[VALUE_HEADS]),
+                ),
+                at(&o, DType::Bf16, &[VALUE_HEADS, DIM]),
+                States::update(states.unwrap()),
+            )
+            .options(Options::default().formulation(Formulation::Chunked))
+            .workspace(workspace.unwrap());
+            // SAFETY: the buffers outlive the wait; launches follow each other.
+            unsafe { library.launch(stream.as_ref(), &step) }.unwrap();
+        }
+        stream.synchronize().unwrap();
+        let (mut outputs, mut states) = (vec![0; ROWS * of_o], vec![0; ROWS * of_row]);
+        o.read(&mut outputs).unwrap();
+        pool.read(&mut states).unwrap();
+        (outputs, states)
+    };
+    let (o, states) = run(ROWS);
+    let (same_o, same_states) = run(ROWS / 2);
+    assert!(o == same_o && states == same_states);
+    // Of four rows each block has one, and half of a head.
+    let (few_o, few_states) = run(4);
+    assert!(o == few_o && states == few_states);
+}

@@ -112,7 +112,7 @@ impl Library {
         let request = work.request();
         let problem = request.check()?;
         let lengths = request.lengths();
-        let mut variants: Vec<Entry> = problem.kind_of(&lengths).variants().collect();
+        let mut variants: Vec<Entry> = problem.variants(&lengths).collect();
         variants.extend(problem.beside(&lengths).all());
         on_threads(&variants, |&entry| {
             let shared_bytes = problem.shared_bytes(entry);
@@ -169,7 +169,7 @@ impl Library {
         let problem = request.check()?;
         let lengths = request.lengths();
         let entry = match variant {
-            Some(variant) => one_of(problem.kind_of(&lengths).variants(), variant)?,
+            Some(variant) => one_of(problem.variants(&lengths), variant)?,
             None => problem.entry(&lengths, self.gpu())?,
         };
         self.check_memory(&tensors, |name| request.writes(&problem, name))?;

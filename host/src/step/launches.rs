@@ -5,7 +5,7 @@ use gated_delta_kernels::prefill::ALL_PIECES;
 use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams};
 
 use super::prefill::Lengths;
-use super::problem::{Problem, blocks_of};
+use super::problem::{Problem, blocks_of, takes_singles};
 use super::request::Request;
 use super::select::{self, Gpu, MOST_STRETCHES};
 use crate::Entry;
@@ -227,11 +227,13 @@ impl Problem {
         overlaps: bool,
     ) -> Launches<Entry> {
         let mut beside = self.beside(lengths);
-        if let Some((_, shape)) = &mut beside.single {
+        // Behind a chain the blocks that wait would only be in the way.
+        let finish = beside.finish.as_mut().filter(|_| lengths.are_short());
+        for (_, shape) in beside.single.as_mut().into_iter().chain(finish) {
             shape.overlaps = overlaps;
         }
         let mut shape = self.shape(entry, lengths);
-        if beside.single.is_some() {
+        if beside.single.is_some() || beside.prepare.is_some() && entry.min_blocks_per_sm() == 1 {
             let [x, y, _] = shape.grid.map(u64::from);
             shape.grid[2] = lengths.turns(x * y, gpu);
         }
@@ -248,6 +250,8 @@ impl Problem {
             }
         }
         let shape = match overlaps {
+            // The first of all waits for whatever was before it.
+            true if takes_singles(entry) => shape,
             true => {
                 let is_shared = cuts != Cuts::NONE || beside.single.is_some();
                 self.shape_on(entry, shape, gpu, is_shared)

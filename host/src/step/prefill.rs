@@ -387,6 +387,11 @@ impl Lengths {
         self.longest <= u64::from(CHUNK)
     }
 
+    /// Rows of at most one token.
+    pub fn are_single(&self) -> bool {
+        self.longest <= 1
+    }
+
     /// Rows of one token have a launch of their own, beside the chain: where rows are half as long as the longest on average, or
     /// less, there may be many. How many there are the GPU alone knows.
     pub fn has_singles(&self) -> bool {
@@ -401,11 +406,23 @@ impl Lengths {
         }
     }
 
-    /// Rows along z of the grid of a chain that has so many blocks for each, which go on to others where there are more: those
-    /// that all run at once, since a multiprocessor has one each then.
+    /// Rows along z of the grid of a chain that has so many blocks for each, of which a multiprocessor has one. Where there are more rows
+    /// than run at once its blocks go on to others: beside rows of one token, and where rows are of about a length, if that
+    /// takes hardly longer by rows than by blocks, which fill all multiprocessors.
     pub fn turns(&self, blocks_of_row: u64, gpu: Gpu) -> u32 {
-        let at_once = (u64::from(gpu.multiprocessors) / blocks_of_row) as u32;
-        at_once.max(self.likely_rows()).min(self.rows)
+        let multiprocessors = u64::from(gpu.multiprocessors);
+        let at_once = (multiprocessors / blocks_of_row) as u32;
+        if self.has_singles() {
+            return at_once.max(self.likely_rows()).min(self.rows);
+        }
+        let rows = u64::from(self.rows);
+        let are_even = 8 * self.total >= 7 * rows * self.longest;
+        let by_blocks = (rows * blocks_of_row).div_ceil(multiprocessors);
+        let most = by_blocks + by_blocks / 32;
+        match are_even && at_once > 0 && rows.div_ceil(at_once.into()) <= most {
+            true => at_once.min(self.rows),
+            false => self.rows,
+        }
     }
 
     /// Most pieces of more than one token that the rows have.

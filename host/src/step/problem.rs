@@ -25,6 +25,12 @@ pub fn blocks_of(shape: &LaunchShape) -> u64 {
     shape.grid.into_iter().map(u64::from).product()
 }
 
+/// Whether it takes rows of one token of a prefill.
+pub fn takes_singles(entry: Entry) -> bool {
+    let computes = entry.computes();
+    computes.is_some_and(|computes| computes.family.takes_singles())
+}
+
 impl Problem {
     /// Whether each row's final state is written: by an update or by a commit.
     pub fn writes_final(&self) -> bool {
@@ -40,7 +46,19 @@ impl Problem {
     /// The variant for rows of these lengths on a GPU.
     pub fn entry(&self, lengths: &Lengths, gpu: Gpu) -> Result<Entry, Error> {
         let heads = lengths.likely_rows().saturating_mul(self.value_heads());
-        self.kind_of(lengths).entry(heads, gpu)
+        let entry = self.kind_of(lengths).entry(heads, gpu)?;
+        Ok(self.single(lengths).unwrap_or(entry))
+    }
+
+    /// What is beside a chain where there are rows of one token, and by itself where all are.
+    fn single(&self, lengths: &Lengths) -> Option<Entry> {
+        self.kind.single().filter(|_| lengths.are_single())
+    }
+
+    /// All variants for rows of these lengths.
+    pub fn variants(&self, lengths: &Lengths) -> impl Iterator<Item = Entry> {
+        let single = self.single(lengths);
+        self.kind_of(lengths).variants().chain(single)
     }
 
     /// Every entry that rows of some lengths get on a GPU.
@@ -64,7 +82,9 @@ impl Problem {
             1 => c.ratio,
             _ => 1,
         };
-        let grid = if entry.has_cluster_of_heads() {
+        let grid = if takes_singles(entry) {
+            [self.value_heads(), 1, batch]
+        } else if entry.has_cluster_of_heads() {
             [entry.tiles(), c.h * c.ratio, batch]
         } else {
             [entry.tiles() * across, c.h, batch]

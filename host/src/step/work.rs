@@ -17,7 +17,7 @@ pub trait Work: sealed::Work {
     fn variants(&self) -> Result<Vec<Entry>, Error> {
         let request = self.request();
         let problem = request.check()?;
-        Ok(problem.kind_of(&request.lengths()).variants().collect())
+        Ok(problem.variants(&request.lengths()).collect())
     }
 
     /// The variant that a launch takes on an H200; [`Library::selected`](crate::Library::selected) says it of another GPU.

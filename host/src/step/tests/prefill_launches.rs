@@ -25,6 +25,13 @@ fn launches_and_workspaces_follow_from_lengths() {
     let single = "gdn_prefill_single_klast_bf16_k64";
     assert_eq!(names(&whole), [convolve, long[0], long[1], single, finish]);
     let launches: Vec<_> = whole.recipe().unwrap().launches().collect();
+    let overlaps = |launches: &[crate::raw::Launch]| -> Vec<bool> {
+        launches.iter().map(|it| it.shape.overlaps).collect()
+    };
+    assert_eq!(overlaps(&launches), [false, false, true, true, false]);
+    let of_short_rows = layer().packed(tensor(I32, &[4]), 64);
+    let launches_of_short: Vec<_> = of_short_rows.recipe().unwrap().launches().collect();
+    assert_eq!(overlaps(&launches_of_short), [false, true]);
     let [convolve, prepare] = [0, 1].map(|i: usize| launches[i].shape.grid[0]);
     // Of two query/key heads q and k, and of the four value heads v; two of these are a block of the preparation's.
     assert_eq!(convolve, prepare / 2 * (2 + 2 + 4));
@@ -100,6 +107,88 @@ fn rows_of_one_token_have_a_launch_beside_longer_ones() {
     assert_eq!(said(&chain), (2, 1));
     let step = dense(300).workspace(tensor(F32, &[1 << 20]));
     assert_eq!(step.recipe().unwrap().launches().count(), 2);
+}
+
+/// B rows of T tokens, of a total where they are packed, H = 16, HV = 32, K = V = 128: 32 blocks of a chain for each row of a batch.
+fn batch(rows: usize, tokens: usize, total: Option<usize>) -> Gdn<'static> {
+    let dims = total.map_or([rows, tokens], |total| [1, total]);
+    let of = |dtype, inner: &[usize]| tensor(dtype, &[&dims[..], inner].concat());
+    let (qk, v) = (of(Bf16, &[16, 128]), of(Bf16, &[32, 128]));
+    let gate = of(F32, &[32]);
+    let step = Gdn::new(
+        Inputs::qkv(qk, qk, v),
+        GdnGates::given(gate, gate),
+        v,
+        States::update(tensor(F32, &[300, 32, 128, 128])),
+    )
+    .options(Options::default().formulation(Formulation::Chunked))
+    .workspace(tensor(F32, &[1 << 30]));
+    match total {
+        Some(_) => step.packed(tensor(I32, &[rows + 1]), tokens),
+        None => step,
+    }
+}
+
+/// Blocks of a batch go on from row to row where rows are of about a length and all take no more turns than blocks take by themselves.
+#[test]
+fn blocks_of_a_batch_go_on_where_that_takes_no_longer() {
+    let turns = |step: Gdn<'_>, multiprocessors| {
+        let recipe = step.recipe_for(multiprocessors, (9, 0)).unwrap();
+        let chain = recipe.launches().last().unwrap();
+        assert!(
+            chain
+                .kernel
+                .symbol()
+                .ends_with("chain_klast_f32_k128_tile128")
+        );
+        assert_eq!(chain.shape.grid, [2, 16, chain.params.turns]);
+        assert_eq!(chain.params.has_singles, 0);
+        chain.params.turns
+    };
+    // Rows, and how many at once: of 5 and 32 as many turns as blocks have, of 33 nine in place of eight, of 256 64 in place of 63.
+    for (rows, wanted) in [(5, 4), (8, 4), (32, 4), (33, 33), (36, 4), (256, 4)] {
+        assert_eq!(turns(batch(rows, 100, None), 132), wanted, "{rows} rows");
+    }
+    // One at a time where no two have room; all where one has none.
+    assert_eq!(turns(batch(8, 100, None), 63), 8);
+    assert_eq!(turns(batch(8, 100, None), 33), 1);
+    assert_eq!(turns(batch(8, 100, None), 31), 8);
+    // Seven eighths of the longest on average.
+    assert_eq!(turns(batch(8, 100, Some(700)), 132), 4);
+    assert_eq!(turns(batch(8, 100, Some(699)), 132), 8);
+}
+
+/// Rows of one token alone have the launch that is beside longer ones, but for what is before it: it begins behind that. Windows
+/// are written behind it.
+#[test]
+fn rows_of_one_token_alone_have_that_launch_alone() {
+    let launches = |step: &Gdn<'_>| -> Vec<crate::raw::Launch> {
+        let recipe = step.recipe_for(132, (9, 0)).unwrap();
+        recipe.launches().collect()
+    };
+    let names = |launches: &[crate::raw::Launch]| -> Vec<&'static str> {
+        launches.iter().map(|it| it.kernel.symbol()).collect()
+    };
+    let single = "gdn_prefill_single_klast_bf16_k64";
+    for (step, rows) in [(dense(1), 2), (of_total(3, 1), 3), (of_total(300, 1), 3)] {
+        let launches = launches(&step);
+        assert_eq!(names(&launches), [single]);
+        let variants = step.variants().unwrap();
+        assert!(
+            variants.contains(&launches[0].kernel.entry()),
+            "{variants:?}"
+        );
+        assert_eq!(launches[0].shape.grid, [4, 1, rows]);
+        assert!(!launches[0].shape.overlaps);
+        assert_eq!(step.workspace_bytes().unwrap(), 0);
+    }
+    let short = ["gdn_prefill_short_klast_bf16_k64_tile64"];
+    assert_eq!(names(&launches(&dense(2))), short);
+    assert_eq!(names(&launches(&of_total(3, 2))), short);
+    let step = layer().packed(tensor(I32, &[4]), 1);
+    let launches = launches(&step);
+    assert_eq!(names(&launches), [single, "gdn_prefill_finish_k64"]);
+    assert_eq!(launches[1].shape.grid, [3 * 512_u32.div_ceil(256), 1, 1]);
 }
 
 /// One row of T tokens, H = 2, HV = 4, K = V = 64: four blocks of a chain.
