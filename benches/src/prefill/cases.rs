@@ -153,6 +153,8 @@ pub fn cases() -> Vec<Case> {
         Case::new("2048 + 63x1", long(0)),
         Case::new("31x1 + 2048 + 32x1", long(31)),
         Case::new("63x1 + 2048", long(63)),
+        // By themselves, as 1x2048 is: what the three above are compared with.
+        Case::new("63x1", vec![1; 63]),
         Case::new("8 tails", tails()),
         Case::new("8x16", vec![16; 8]),
     ];
@@ -201,7 +203,7 @@ fn of_models() -> impl Iterator<Item = Case> {
 }
 
 /// What is measured of an operator, of whose rows `plain` are.
-fn of_operator(plain: [Case; 14], operator: Operator) -> Vec<Case> {
+fn of_operator(plain: [Case; 15], operator: Operator) -> Vec<Case> {
     let find = |names: &[&str]| -> Vec<Case> {
         let of = |name: &&str| plain.iter().find(|case| case.name == *name).cloned();
         names.iter().filter_map(of).collect()
