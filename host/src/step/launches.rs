@@ -5,7 +5,7 @@ use gated_delta_kernels::prefill::ALL_PIECES;
 use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams};
 
 use super::prefill::Lengths;
-use super::problem::{Problem, blocks_of, takes_singles};
+use super::problem::{Problem, blocks_of};
 use super::request::Request;
 use super::select::{self, Gpu, MOST_STRETCHES};
 use crate::Entry;
@@ -249,14 +249,13 @@ impl Problem {
                 };
             }
         }
-        let shape = match overlaps {
-            // The first of all waits for whatever was before it.
-            true if takes_singles(entry) => shape,
-            true => {
+        let shape = match beside.prepare {
+            Some(_) if overlaps => {
                 let is_shared = cuts != Cuts::NONE || beside.single.is_some();
                 self.shape_on(entry, shape, gpu, is_shared)
             }
-            false => shape,
+            // The first of all waits for whatever was before it.
+            _ => shape,
         };
         Launches {
             main: (entry, shape),

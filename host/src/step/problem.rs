@@ -26,7 +26,7 @@ pub fn blocks_of(shape: &LaunchShape) -> u64 {
 }
 
 /// Whether it takes rows of one token of a prefill.
-pub fn takes_singles(entry: Entry) -> bool {
+fn takes_singles(entry: Entry) -> bool {
     let computes = entry.computes();
     computes.is_some_and(|computes| computes.family.takes_singles())
 }
