@@ -1,7 +1,13 @@
 //! Prefills against the reference: every entry on every backend, over random problems: ragged rows, positions,
 //! checkpoints, with and without a convolution and a norm.
 
+use gated_delta::{Activation, DType, KdaBeta, StateLayout};
+use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_kernels::for_each_entry;
+use gated_delta_test_support::compare::check_everywhere;
+use gated_delta_test_support::layout::Layout;
+use gated_delta_test_support::problem::Change;
+use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
 
 /// GDN's, and the windows of both.
 mod gdn {
@@ -21,4 +27,41 @@ mod kda {
         ($($table:tt)*) => { gated_delta_test_support::differential_tests!(kda_prefill: $($table)*); };
     }
     for_each_entry!(entries);
+}
+
+/// Where nothing decays and tokens reflect the state, along keys that a SiLU makes alike, what they add to it cancels, and
+/// its roundings do not: errors are a larger part of a state, and no larger for what rounding explains.
+#[test]
+fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
+    for family in Family::prefills() {
+        if (family.state, family.layout) != (DType::F32, StateLayout::KLast) {
+            continue;
+        }
+        let spec = Spec {
+            batch: 1,
+            tokens: 200,
+            heads: 1,
+            gates: match family.operator {
+                Operator::Gdn => GateKind::Given,
+                Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+            },
+            conv: Some(ConvChoice {
+                taps: 3,
+                bias: true,
+                activation: Activation::Silu,
+                apart: false,
+                window_snapshots: None,
+            }),
+            norm: Some(NormChoice {
+                eps: 0.5,
+                activation: Activation::Silu,
+            }),
+            ..Spec::plain(family)
+        };
+        let reflected = spec.problem().map_gates(|log_decay, beta| {
+            log_decay.values.fill(0.0);
+            beta.values.fill(2.0);
+        });
+        check_everywhere(&reflected.case(&spec.form), None);
+    }
 }

@@ -6,8 +6,9 @@
 //! - [`within`] takes the rounding out, element by element ([`excess`]), and holds the L2 norm of what is left against
 //!   an absolute bound. That of a state S is [`Tolerance::state`] · ‖S‖. That of an output is [`Tolerance::output`] ·
 //!   ‖q̂‖ ‖S‖, S being the state that it is read from: o = S q̂ may be much smaller than that product, and its error is
-//!   not. Besides, log decays are rounded: [`of_decays`] says what comes of it, [`of_norm`] what a norm makes of it,
-//!   and [`of_underflow`] what is no difference at all.
+//!   not. Where tokens in chunks cancel, [`of_keys`] says how much more is allowed. Besides, log decays are rounded:
+//!   [`of_decays`] says what comes of it, [`of_norm`] what a norm makes of it, and [`of_underflow`] what is no
+//!   difference at all.
 //! - [`relative_error`] is that of a whole tensor, its rounding included, to be at most [`DType::tolerance`].
 //!
 //! No bound has the number of tokens in it: a state that is multiplied by a decay has its errors multiplied too. What
@@ -111,6 +112,9 @@ pub struct Tolerance {
     /// Of a state, and of an output, there times the norm of q̂ where that is more than 1, however small states are,
     /// among values around 1: what is lost below the smallest normal numbers of f16.
     pub least: f64,
+    /// Of a state, and of an output, there times the norm of q̂: so many times [`of_keys`], where that is more than the
+    /// part of the norm; 0 where it never is.
+    pub keys: f64,
 }
 
 impl Tolerance {
@@ -119,6 +123,7 @@ impl Tolerance {
         state: 1e-5,
         output: 1e-6,
         least: 0.0,
+        keys: 0.0,
     };
 
     /// Tokens at once: products of bf16, or of f32 in two parts of bf16, summed in f32.
@@ -126,6 +131,7 @@ impl Tolerance {
         state: 3e-4,
         output: 3e-4,
         least: 0.0,
+        keys: 0.0,
     };
 
     /// In chunks: products of f16, summed in f32, each chunk's after the state that the one before left in f32.
@@ -137,10 +143,15 @@ impl Tolerance {
     /// tokens to √64 · 2⁻²⁵ / √3 · 2√128 = 3.1e-6 by P or by δ's own decay, and half of that by T: 4e-6 with both. P
     /// has q̂ in it: its part of o stays where q̂ is short. It is no more than `state` of a state of norm 4e-3, whose
     /// elements are around 2⁻¹⁵, and then only where larger ones have decayed to that.
+    ///
+    /// `keys` is the same bound as `state` where nothing cancels: 4 · 2⁻¹² of the norm. Where β is near 2, keys resemble
+    /// each other and nothing decays, what tokens add to a state cancels, and roundings of it do not: they are as large
+    /// in proportion to [`of_keys`] as elsewhere, 1.5 to 2.4 times that where there is more to a state than `least`.
     pub const CHUNKED: Self = Self {
         state: 1e-3,
         output: 1e-3,
         least: 4e-6,
+        keys: 4.0,
     };
 }
 
@@ -151,6 +162,20 @@ pub const LOG_DECAY: f64 = 2e-6;
 /// How much larger the log decays are, as a part of theirs, with which the second states of [`of_decays`] are computed.
 pub const MORE_DECAY: f64 = 1.0 / 4096.0;
 
+/// By what part of it each element of k is larger or smaller, at random, in the second states of [`of_keys`]: half an ulp of
+/// f16, at the least.
+pub const KEY: f64 = 1.0 / 4096.0;
+
+/// How far a state comes from `exact` by [`KEY`], where `keys_off` is the state of the same tokens with every element
+/// of k larger or smaller by that part of it.
+///
+/// Of a token that is one rounding of what it adds, δ k̂ᵀ, and one of what it reads, S k̂; what later tokens make of both
+/// is what they make of any rounding. What is not finite does not count.
+#[must_use]
+pub fn of_keys(exact: &[f64], keys_off: &[f64]) -> f64 {
+    change(exact, keys_off)
+}
+
 /// How far a state may be from `exact` by [`LOG_DECAY`], where `decaying_more` is the state of the same tokens with
 /// every log decay larger by [`MORE_DECAY`] of it.
 ///
@@ -158,9 +183,14 @@ pub const MORE_DECAY: f64 = 1.0 / 4096.0;
 /// of theirs: by as much as the state changes with all log decays together. What is not finite does not count.
 #[must_use]
 pub fn of_decays(exact: &[f64], decaying_more: &[f64]) -> f64 {
-    let changes = exact.iter().zip(decaying_more).map(|(x, y)| x - y);
+    LOG_DECAY * change(exact, decaying_more) / MORE_DECAY
+}
+
+/// The norm of what two states differ by, of what is finite.
+fn change(exact: &[f64], other: &[f64]) -> f64 {
+    let changes = exact.iter().zip(other).map(|(x, y)| x - y);
     let changes: Vec<f64> = changes.filter(|change| change.is_finite()).collect();
-    LOG_DECAY * norm(&changes) / MORE_DECAY
+    norm(&changes)
 }
 
 /// What a norm's own arithmetic may add to its results, as a part of them: a root and a quotient, an exponential, and

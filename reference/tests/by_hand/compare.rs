@@ -1,8 +1,8 @@
 //! The comparisons: what passes, what does not, and that nothing slips through.
 
 use gated_delta_reference::compare::{
-    COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, DType, MORE_DECAY, Tolerance, excess, norm, of_decays,
-    of_underflow, relative_error, relative_error_of, within,
+    COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, DType, KEY, MORE_DECAY, Tolerance, excess, norm,
+    of_decays, of_keys, of_underflow, relative_error, relative_error_of, within,
 };
 use half::{bf16, f16};
 
@@ -180,6 +180,12 @@ fn decays_add_by_their_sum() {
     assert_eq!(of_decays(&[1.0], &[1.0]), 0.0);
 }
 
+#[test]
+fn keys_change_what_is_finite() {
+    assert_eq!(of_keys(&[1.0, 2.0, NAN, INF], &[4.0, -2.0, 1.0, INF]), 5.0);
+    assert_eq!(of_keys(&[], &[]), 0.0);
+}
+
 /// Whoever changes a tolerance changes this.
 #[test]
 fn tolerances() {
@@ -188,12 +194,13 @@ fn tolerances() {
     assert_eq!(of(Tolerance::RECURRENT), (1e-5, 1e-6));
     assert_eq!(of(Tolerance::PARALLEL), (3e-4, 3e-4));
     assert_eq!(of(Tolerance::CHUNKED), (1e-3, 1e-3));
-    let least = [
+    let all = [
         Tolerance::RECURRENT,
         Tolerance::PARALLEL,
         Tolerance::CHUNKED,
     ];
-    assert_eq!(least.map(|of| of.least), [0.0, 0.0, 4e-6]);
+    assert_eq!(all.map(|of| of.least), [0.0, 0.0, 4e-6]);
+    assert_eq!(all.map(|of| of.keys * KEY), [0.0, 0.0, 4.0 / 4096.0]);
     assert_eq!(of_underflow(4), 2e-12);
     assert_eq!([COMPUTED_IN_F32, COMPUTED_IN_CHUNKS], [1e-6, 5e-6]);
 }

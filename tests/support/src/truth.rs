@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use gated_delta::{DType, KdaBeta};
 use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, New, Tokens};
-use gated_delta_reference::compare::{MORE_DECAY, Tolerance, norm, of_decays, of_norm};
+use gated_delta_reference::compare::{
+    KEY, MORE_DECAY, Tolerance, norm, of_decays, of_keys, of_norm,
+};
 use gated_delta_reference::conv::{Conv, convolve, window_after};
 use gated_delta_reference::gdn;
 use gated_delta_reference::kda;
@@ -13,6 +15,8 @@ use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer}
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Checkpoints, Layout, Previous, Recurrent, TokenGates};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::buffer::View;
 use crate::case::Case;
@@ -121,6 +125,18 @@ impl Values {
                 a_log.for_each(|a_log| *a_log += more.ln());
             }
             GateKind::Kda(KdaDecay::LowerBound(bound), _) => *bound *= more as f32,
+        }
+        self
+    }
+
+    /// The same with every element of k larger or smaller by [`KEY`] of it.
+    fn with_keys_off(mut self) -> Self {
+        let mut rng = StdRng::seed_from_u64(0);
+        let new = self.floats.new.as_mut().map(|new| &mut new.tokens);
+        for tokens in [new, self.previous.as_mut()].into_iter().flatten() {
+            for x in &mut tokens.k {
+                *x *= if rng.random() { 1.0 + KEY } else { 1.0 - KEY };
+            }
         }
         self
     }
@@ -389,21 +405,18 @@ fn of_each<T>(args: &Arguments<View>, values: impl Fn(&View) -> T) -> Arguments<
     args.map(&values).unwrap_or_else(|never| match never {})
 }
 
-/// States of every value head, and states of the same problem with [`MORE_DECAY`].
-struct States<'a> {
-    exact: &'a [f64],
-    decaying_more: &'a [f64],
-}
-
-impl States<'_> {
-    /// What an error may be of each state of `len` elements, where rounding makes one of `part` of it, and `least`.
-    fn allowed(&self, len: usize, part: f64, least: f64) -> Vec<f64> {
-        let states = self.exact.chunks(len).zip(self.decaying_more.chunks(len));
-        let of_state = |(exact, more): (&[f64], &[f64])| {
-            part * finite_norm(exact) + least + of_decays(exact, more)
-        };
-        states.map(of_state).collect()
-    }
+/// What an error may be of each state of `len` elements, where rounding makes one of `part` of it, or of what keys that are
+/// off change by as often as `keys` says, and `least`. `states` are the exact ones, those with [`MORE_DECAY`], and,
+/// where `keys` is not 0, those with [`KEY`].
+fn errors(states: &[&[f64]], len: usize, [part, keys, least]: [f64; 3]) -> Vec<f64> {
+    let of_state = |i: usize| {
+        let [exact, decaying_more] = [0, 1].map(|of| &states[of][i * len..][..len]);
+        let keys_off = states.get(2).map(|states| &states[i * len..][..len]);
+        let of_keys = keys_off.map_or(0.0, |off| keys * of_keys(exact, off));
+        let of_roundings = of_keys.max(part * finite_norm(exact));
+        of_roundings + least + of_decays(exact, decaying_more)
+    };
+    (0..states[0].len() / len).map(of_state).collect()
 }
 
 /// The truth about a launch on `before`.
@@ -412,48 +425,48 @@ impl States<'_> {
 /// are right where they are near the truth, and a rounding of them may be either of two neighbours. Without it they
 /// start from the true ones.
 pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
+    let tolerance = Tolerance::from(before.options.formulation);
     let values = Values::of(before);
     let more = Values::of(before).decaying_more();
-    let problems = [values.recurrence(before), more.recurrence(before)];
+    let keys_off = (tolerance.keys > 0.0).then(|| Values::of(before).with_keys_off());
+    let problems: Vec<Layer> = [&values, &more]
+        .into_iter()
+        .chain(&keys_off)
+        .map(|values| values.recurrence(before))
+        .collect();
     let problem = &problems[0].step;
     let states = |case: &Case, view: &View| case.floats(&case.as_klast(view));
     let (pool, pools) = (&values.floats.pool, values.pools());
-    let [kept, more_kept] = problems.each_ref().map(|problem| run(problem, &pools));
-    let tolerance = Tolerance::from(before.options.formulation);
+    let mut kept: Vec<LayerOutput> = problems
+        .iter()
+        .map(|problem| run(problem, &pools))
+        .collect();
     let len = problem.key_dim * problem.value_dim;
-    let of_states = |exact: &[f64], decaying_more: &[f64]| {
-        States {
-            exact,
-            decaying_more,
-        }
-        .allowed(len, tolerance.state, tolerance.least)
-    };
+    let parts = [tolerance.state, tolerance.keys, tolerance.least];
+    let of_states = |states: Vec<&[f64]>| errors(&states, len, parts);
+    let snapshots: Option<_> = kept.iter().map(|kept| kept.snapshots.as_deref()).collect();
     let mut allowed = Allowed {
         o: Vec::new(),
-        pool: of_states(&kept.states, &more_kept.states),
-        snapshots: match (&kept.snapshots, &more_kept.snapshots) {
-            (Some(exact), Some(more)) => of_states(exact, more),
-            _ => Vec::new(),
-        },
+        pool: of_states(kept.iter().map(|kept| &*kept.states).collect()),
+        snapshots: snapshots.map_or(Vec::new(), of_states),
     };
-    let mut o = kept.o;
+    let mut o = std::mem::take(&mut kept[0].o);
     if problem.tokens > 0 {
         let stored = stored.map(|after| states(after, after.written_pool()));
-        let from = match (before.has_previous(), &stored) {
-            (false, _) => [pool; 2],
-            (true, Some(stored)) => [stored; 2],
-            (true, None) => [&kept.states, &more_kept.states],
+        let from = |i: usize| match (before.has_previous(), &stored) {
+            (false, _) => pool,
+            (true, Some(stored)) => stored,
+            (true, None) => &kept[i].states,
         };
         let rows = before.rows();
-        let [exact, more] = [0, 1].map(|i| each_state(&problems[i], &rows, from[i]));
+        let each = problems.iter().enumerate();
+        let each = each.map(|(i, problem)| each_state(problem, &rows, from(i)));
+        let each: Vec<EachState> = each.collect();
         let heads = problem.value_heads;
-        let states = States {
-            exact: &exact.states,
-            decaying_more: &more.states,
-        };
-        let of_states = states.allowed(len, tolerance.output, 0.0);
+        let states: Vec<&[f64]> = each.iter().map(|each| &*each.states).collect();
+        let of_states = errors(&states, len, [tolerance.output, tolerance.keys, 0.0]);
         let mut of_tokens = vec![0.0; problem.v.len() / problem.value_dim];
-        for (tokens, first) in &exact.rows {
+        for (tokens, first) in &each[0].rows {
             let of_row = tokens.start * heads..tokens.end * heads;
             let count = of_row.len();
             of_tokens[of_row].copy_from_slice(&of_states[first * heads..][..count]);
@@ -469,7 +482,7 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
             })
             .collect();
         if before.has_previous() {
-            o = exact.o;
+            o.clone_from(&each[0].o);
         }
     }
     let (mut windows, mut window_snapshots) = (None, None);
@@ -513,10 +526,11 @@ pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Truth {
             o = whole.o;
         }
     }
+    let exact = kept.swap_remove(0);
     Truth {
         o,
-        pool: kept.states,
-        snapshots: kept.snapshots,
+        pool: exact.states,
+        snapshots: exact.snapshots,
         windows,
         window_snapshots,
         allowed,
