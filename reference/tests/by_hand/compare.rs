@@ -42,8 +42,9 @@ fn roundings_are_those_of_the_dtypes() {
     for x in values {
         let of_crates = [
             f64::from(x as f32),
-            bf16::from_f64(x).into(),
-            f16::from_f64(x).into(),
+            // By way of f32, where an instruction does it, a value beside a tie is rounded twice.
+            bf16::from_f64_const(x).into(),
+            f16::from_f64_const(x).into(),
         ];
         let of_ours = DTYPES.map(|dtype| dtype.round(x));
         assert_eq!(
