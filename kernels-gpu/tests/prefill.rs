@@ -645,13 +645,20 @@ impl Done {
                 } else {
                     hv / case.ratio
                 };
-                let place = |v: usize, k: usize| if vlast { k * v_dim + v } else { v * k_dim + k };
+                // Of V rows, whatever the pool has.
+                let place = |i: usize| match vlast {
+                    true => i % k_dim * v_dim + i / k_dim,
+                    false => i,
+                };
                 let mut s = vec![0.0; size];
                 if live && !is_fresh {
-                    s.copy_from_slice(
-                        &self.before[(read as usize * value_heads + hv) * size..][..size],
-                    );
+                    let before = &self.before[(read as usize * value_heads + hv) * size..][..size];
+                    (0..size).for_each(|i| s[i] = before[place(i)]);
                 }
+                let store = |pool: &mut [f64], slot: i64, s: &[f64]| {
+                    let state = &mut pool[(slot as usize * value_heads + hv) * size..][..size];
+                    (0..size).for_each(|i| state[place(i)] = s[i]);
+                };
                 let mut due = 0;
                 for t in first..first + length {
                     let token = &mut o[(t * value_heads + hv) * v_dim..][..v_dim];
@@ -671,19 +678,21 @@ impl Done {
                     ];
                     let [q, k, values] = &own;
                     let (kn, qn) = (norm(k), norm(q) / (k_dim as f64).sqrt());
+                    let k: Vec<f64> = k.iter().map(|k| k * kn).collect();
+                    let q: Vec<f64> = q.iter().map(|q| q * qn).collect();
                     let decays = if case.per_channel() { k_dim } else { 1 };
                     let of_head = &self.g[(t * value_heads + hv) * decays..][..decays];
-                    let decay = |i: usize| of_head[i % decays].exp();
+                    let of_head: Vec<f64> = of_head.iter().map(|g| g.exp()).collect();
+                    let decay: Vec<f64> = (0..k_dim).map(|i| of_head[i % decays]).collect();
                     let beta = self.b[t * value_heads + hv];
-                    for (v, o) in token.iter_mut().enumerate() {
-                        let sk = (0..k_dim).map(|i| decay(i) * s[place(v, i)] * k[i] * kn);
-                        let delta = beta * (values[v] - sk.sum::<f64>());
-                        *o = 0.0;
-                        for i in 0..k_dim {
-                            let s = &mut s[place(v, i)];
-                            *s = decay(i) * *s + delta * k[i] * kn;
-                            *o += *s * q[i] * qn;
-                        }
+                    let dot =
+                        |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
+                    let rows = s.chunks_exact_mut(k_dim).zip(values);
+                    for (o, (s, value)) in token.iter_mut().zip(rows) {
+                        s.iter_mut().zip(&decay).for_each(|(s, decay)| *s *= decay);
+                        let delta = beta * (value - dot(s, &k));
+                        s.iter_mut().zip(&k).for_each(|(s, k)| *s += delta * k);
+                        *o = dot(s, &q);
                     }
                     if case.norm {
                         let squares: f64 = token.iter().map(|o| o * o).sum();
@@ -702,13 +711,12 @@ impl Done {
                             .copied();
                         due += 1;
                         if let Some(slot) = slot.filter(|&slot| in_pool(slot)) {
-                            pool[(slot as usize * value_heads + hv) * size..][..size]
-                                .copy_from_slice(&s);
+                            store(&mut pool, slot, &s);
                         }
                     }
                 }
                 if live && length > 0 {
-                    pool[(write as usize * value_heads + hv) * size..][..size].copy_from_slice(&s);
+                    store(&mut pool, write, &s);
                 }
             }
             first += length;
