@@ -17,6 +17,9 @@ use gated_delta_test_support::variants;
 /// More heads than any threshold.
 const MOST_HEADS: usize = 1 << 15;
 
+/// A variant that is selected for fewer batch sizes than these is not one that was measured.
+const APART: usize = 16;
+
 /// The variant that is selected for `batch` rows of `heads` heads.
 fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     let Family { state, dim, .. } = family;
@@ -71,17 +74,20 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     selected
 }
 
-/// Of every family the batch sizes of single heads after which another variant is selected.
+/// Of every family the batch sizes of single heads after which another variant is selected: looked for wherever two of the
+/// batch sizes that are [`APART`] have different ones.
 fn thresholds() -> &'static [(Family, usize)] {
     static THRESHOLDS: OnceLock<Vec<(Family, usize)>> = OnceLock::new();
     let of = |family| {
-        let selected: Vec<Entry> = (1..=MOST_HEADS)
-            .map(|batch| selected(family, batch, 1))
-            .collect();
-        let changes = move |&batch: &usize| selected[batch - 1] != selected[batch];
-        (1..MOST_HEADS)
-            .filter(changes)
-            .map(move |batch| (family, batch))
+        let selected = move |batch| selected(family, batch, 1);
+        (1..MOST_HEADS).step_by(APART).flat_map(move |first| {
+            let last = first + APART;
+            let changes = selected(first) != selected(last);
+            let between = if changes { first..last } else { 0..0 };
+            between
+                .filter(move |&batch| selected(batch) != selected(batch + 1))
+                .map(move |batch| (family, batch))
+        })
     };
     THRESHOLDS.get_or_init(|| Family::all().into_iter().flat_map(of).collect())
 }

@@ -130,7 +130,7 @@ fn a_kernel_with_another_constant_fails_by_name() {
 fn a_single_wrong_window_fails() {
     let library = Library::simulator();
     for case in cases::cases() {
-        if !(case.way.conv && case.way.keep == Keep::Elsewhere) {
+        if !(case.way.conv && case.way.keep == Keep::Elsewhere && case.kind.k_dim == 64) {
             continue;
         }
         let of_slot = case.channels() * (cases::TAPS - 1);
