@@ -515,15 +515,15 @@ macro_rules! define_entries {
                 }
             }
 
-            /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, which `has_tiles` of
+            /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, which `makes_values` of
             /// v or not: a multiple of 128. There are [`crate::prefill::units`].
-            pub const fn workspace_bytes_per_unit(self, ratio: u32, has_tiles: bool) -> u32 {
+            pub const fn workspace_bytes_per_unit(self, ratio: u32, makes_values: bool) -> u32 {
                 match self {
                     $(Entry::$symbol => {
                         let of_values = <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_OF_VALUES;
                         <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES
                             + (<kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_PER_HEAD
-                                + of_values * has_tiles as u32) * ratio
+                                + of_values * makes_values as u32) * ratio
                     })*
                 }
             }

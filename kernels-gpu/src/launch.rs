@@ -57,7 +57,7 @@ pub trait Kernel {
     const WORKSPACE_BYTES: u32 = 0;
     /// Of the workspace, for a unit of a prefill and a value head, bytes.
     const WORKSPACE_BYTES_PER_HEAD: u32 = 0;
-    /// Bytes more of a value head where there are tiles of v ([`has_tiles`](crate::step::StepConstants::has_tiles)).
+    /// Bytes more of a value head where there are tiles of v ([`makes_values`](crate::step::StepConstants::makes_values)).
     const WORKSPACE_BYTES_OF_VALUES: u32 = 0;
     /// What an operator on states computes with it; nothing of other kernels.
     const COMPUTES: Option<Computes> = None;

@@ -432,12 +432,6 @@ impl StepConstants {
     pub const fn makes_values(&self) -> bool {
         self.taps != 0 || self.wide_io == 0 || self.v_element == Element::F32 as u32
     }
-
-    /// Whether the workspace of a prefill has tiles of v: for what the preparation leaves, or the chain for a norm.
-    #[must_use]
-    pub const fn has_tiles(&self) -> bool {
-        self.makes_values() || self.has_norm != 0
-    }
 }
 
 /// What `g` holds, as a load-time constant.

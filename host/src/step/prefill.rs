@@ -337,8 +337,8 @@ impl Problem {
             false => None,
         };
         prepare.map_or(0, |prepare| {
-            let of_unit =
-                prepare.workspace_bytes_per_unit(self.constants.ratio, self.constants.has_tiles());
+            let of_unit = prepare
+                .workspace_bytes_per_unit(self.constants.ratio, self.constants.makes_values());
             let of_unit = u64::from(of_unit);
             let of_units = lengths.units() * u64::from(self.constants.h) * of_unit;
             match lengths.units() >= STRETCHED_FROM.into() {

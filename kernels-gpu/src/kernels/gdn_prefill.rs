@@ -117,7 +117,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let base = dynamic_shared_mem().next_multiple_of(128);
         // SAFETY: the caller's promise; a unit's operands are this block's to write.
         unsafe {
-            let Some((span, j)) = row_of(&c, params, n) else {
+            let Some((span, j)) = row_of::<false>(&c, params, n) else {
                 return;
             };
             // There is no memory for so many as are no u32; and fewer registers than were good.

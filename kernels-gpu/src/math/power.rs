@@ -17,3 +17,13 @@ pub fn divided(x: u32, by: u32) -> (u32, u32) {
         (x / by, x % by)
     }
 }
+
+/// [`divided`], of 64 bits.
+#[inline(always)]
+pub fn divided_long(x: u64, by: u32) -> (u64, u64) {
+    if by.is_power_of_two() {
+        (x >> by.trailing_zeros(), x & (by as u64 - 1))
+    } else {
+        (x / by as u64, x % by as u64)
+    }
+}

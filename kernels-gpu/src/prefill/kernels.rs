@@ -103,7 +103,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
         let (n, of) = divided(block_idx_x(), of_unit);
         // SAFETY: the caller's promise; a unit's operands are this block's to write.
         unsafe {
-            let Some((span, j)) = row_of(&c, params, n) else {
+            // What is prepared first is convolved last, and in L2.
+            let Some((span, j)) = row_of::<true>(&c, params, n) else {
                 return;
             };
             let unit = span.unit(j);
@@ -115,7 +116,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
             let operands =
                 |h: u32, r: u32| Operands::new::<K, V>(&c, params, G::PER_CHANNEL, unit, (h, r));
             if of >= 2 * heads {
-                let (h, r) = ((of - 2 * heads) / c.ratio, (of - 2 * heads) % c.ratio);
+                let (h, r) = divided(of - 2 * heads, c.ratio);
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
                 let of = Channels::of_head(hv);
                 let (with, threads) = ((&span, piece, inputs), (thread_idx_x(), THREADS));
@@ -123,7 +124,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
                 values::make::<K, V, V>(&c, params, with, of, threads, tiles);
                 return;
             }
-            let (h, r) = (of % heads / own, of % heads % own);
+            let (h, r) = divided(divided(of, heads).1, own);
             let load: Load<'_, false> = Load {
                 with: (&c, params),
                 inputs,
@@ -172,11 +173,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     const TILES: u32 = V / (64 * GROUPS);
     const SHARED_BYTES: u32 =
         chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
-            + if chain::brings_states(V_LAST, GROUPS) {
-                V * K * S::BYTES
-            } else {
-                0
-            };
+            + chain::state_bytes::<S, V_LAST>([V, K], GROUPS);
     const CLUSTER: u32 = chain::cluster(V, GROUPS);
     const WARPGROUPS: bool = true;
     const OVERLAPS: bool = true;
@@ -408,17 +405,15 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
             let (block, of_unit) = (block - of_windows, c.h * c.ratio);
             let (n, of) = divided(block, of_unit);
             let (h, r) = divided(of, c.ratio);
-            let found = row_of(&c, params, n);
+            // What was left last is in L2.
+            let found = row_of::<true>(&c, params, n);
             wait_for_previous();
             let Some((span, j)) = found.filter(|_| c.has_norm != 0) else {
                 return;
             };
-            let unit = span.unit(j);
             if Place::load(&c, &params.layer, span.b).live() {
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
-                let operands = Operands::new::<K, V>(&c, params, G::PER_CHANNEL, unit, (h, r));
-                let with = (&span, span.piece(j));
-                norm::of_unit::<V>(&c, params, with, hv, operands.values);
+                norm::of_unit::<V>(&c, params, (&span, span.piece(j)), hv);
             }
         }
     }

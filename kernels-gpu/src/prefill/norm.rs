@@ -1,54 +1,62 @@
 //! The norm of what the chain leaves of o, a unit and a value head at a time.
 //!
-//! An f32 of o is its upper half where o will be, and its lower one in the workspace where v was, whose tiles nobody reads any
-//! more: no bit is lost, and no room is taken. An o of f32 is where it will be.
+//! It is left where o will be: as it is where that is f32, else in f16, times a power of two that makes up for the scale of q: so
+//! it is as large as the state that it is read from, whose products are of f16 too.
 
 use super::output::{Scales, sum_of_quad};
 use super::rows::{Piece, Span};
-use super::values::TILE_BYTES;
 use crate::constants::Element;
+use crate::device::float::{b16x2_to_f32, pack_f16x2};
 use crate::device::thread::thread_idx_x;
-use crate::math::elements::{Raw, load};
+use crate::math::elements::{Raw, bytes_of, load};
 use crate::step::{PrefillParams, StepConstants};
-
-const B16: u32 = Element::Bf16 as u32;
 
 /// Most groups of 64 channels.
 const MOST_GROUPS: usize = 3;
 
-/// 16 channels of a token, as the chain left them.
-#[derive(Clone, Copy)]
-struct Left {
-    /// The upper halves, or all of an f32.
-    high: [Raw<8>; 2],
-    low: [Raw<8>; 2],
+/// The exponent of the scale of q, biased as in an f32.
+#[inline(always)]
+fn exponent(c: &StepConstants) -> u32 {
+    (c.scale >> 23 & 0xff).clamp(1, 253)
 }
 
+/// Two elements of an o that is not f32, as they are left for a norm.
+#[inline(always)]
+pub fn left(c: &StepConstants, [x, y]: [f32; 2]) -> u32 {
+    let size = f32::from_bits((254 - exponent(c)) << 23);
+    pack_f16x2(x * size, y * size)
+}
+
+/// Two elements of o, from what is [`left`] of them.
+#[inline(always)]
+fn of_left(c: &StepConstants, word: u32) -> [f32; 2] {
+    b16x2_to_f32(word, true).map(|o| o * f32::from_bits(exponent(c) << 23))
+}
+
+/// What a norm behind the chain has of two elements of o.
+#[inline(always)]
+pub fn as_left(c: &StepConstants, o: [f32; 2]) -> [f32; 2] {
+    if c.o_element == Element::F32 as u32 {
+        o
+    } else {
+        of_left(c, left(c, o))
+    }
+}
+
+/// 16 channels of a token, as the chain left them.
+#[derive(Clone, Copy)]
+struct Left([Raw<8>; 2]);
+
 impl Left {
-    const NONE: Self = Self {
-        high: [Raw([0; 8]); 2],
-        low: [Raw([0; 8]); 2],
-    };
+    const NONE: Self = Self([Raw([0; 8]); 2]);
 
     /// # Safety
-    /// They are there.
+    /// They are there, from `o` on.
     #[inline(always)]
-    unsafe fn load(c: &StepConstants, o: u64, low: u64) -> Self {
-        let mut left = Self::NONE;
-        let mut i = 0;
+    unsafe fn load(c: &StepConstants, o: u64) -> Self {
+        let second = o + 8 * bytes_of(c.o_element) as u64;
         // SAFETY: the caller's promise.
-        unsafe {
-            while i < 2 {
-                if c.o_element == Element::F32 as u32 {
-                    left.high[i] = load::<8>(o + 32 * i as u64, c.o_element, c.wide_io != 0);
-                } else {
-                    left.high[i] = load::<8>(o + 16 * i as u64, B16, c.wide_io != 0);
-                    left.low[i] = load::<8>(low + 16 * i as u64, B16, true);
-                }
-                i += 1;
-            }
-        }
-        left
+        Self([o, second].map(|at| unsafe { load::<8>(at, c.o_element, c.wide_io != 0) }))
     }
 
     #[inline(always)]
@@ -56,22 +64,20 @@ impl Left {
         let mut values = [0.0; 16];
         let mut i = 0;
         while i < 16 {
-            let (high, low) = (self.high[i / 8].0, self.low[i / 8].0);
-            let n = i % 8;
-            let half = |words: [u32; 8]| words[n / 2] >> (16 * (n % 2)) & 0xffff;
-            values[i] = f32::from_bits(if c.o_element == Element::F32 as u32 {
-                high[n]
+            let words = self.0[i / 8].0;
+            if c.o_element == Element::F32 as u32 {
+                values[i] = f32::from_bits(words[i % 8]);
+                values[i + 1] = f32::from_bits(words[i % 8 + 1]);
             } else {
-                half(high) << 16 | half(low)
-            });
-            i += 1;
+                [values[i], values[i + 1]] = of_left(c, words[i % 8 / 2]);
+            }
+            i += 2;
         }
         values
     }
 }
 
-/// Norms o of a unit and value head `hv`, whose lower halves are at `lows`, and stores it. Four of the 256 threads have
-/// a token.
+/// Norms o of a unit and value head `hv`, and stores it. Four of the 256 threads have a token.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the chain has left o, and nobody else touches that of the unit and head.
@@ -81,7 +87,6 @@ pub unsafe fn of_unit<const V: u32>(
     params: &PrefillParams,
     (span, piece): (&Span, Piece),
     hv: u32,
-    lows: u64,
 ) {
     const { assert!(V / 64 <= MOST_GROUPS as u32) };
     let groups = V as usize / 64;
@@ -98,9 +103,8 @@ pub unsafe fn of_unit<const V: u32>(
             let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
             let at = hv * c.o_head + channel(group);
             let o = span.at(base, strides, t, at, c.o_element);
-            let low = group as u32 * TILE_BYTES + token * 128 + 2 * part;
             if is_there {
-                left[group] = Left::load(c, o, lows + low as u64);
+                left[group] = Left::load(c, o);
                 scales[group] = Scales::load(c, params, (span, t), (hv, channel(group)));
             }
             group += 1;

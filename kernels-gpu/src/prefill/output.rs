@@ -4,6 +4,7 @@ use core::array;
 
 use super::anew;
 use super::chain::cluster as cluster_of;
+use super::norm;
 use super::rows::{Piece, Span};
 use super::values::{half_tile, tile_matrix, tile_piece, tokens_apart};
 use crate::constants::Element;
@@ -20,8 +21,8 @@ use crate::layer::norm::normed;
 use crate::math::elements::{self, Raw};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Stores a warpgroup's part of o, from channel `first` of value head `hv` on. `tile` is one of [`super::values::TILE_BYTES`]
-/// that nobody reads any more, `barrier` the warpgroup's own.
+/// Stores a warpgroup's part of o, from channel `first` of value head `hv` on, or what is [left](norm::left) of it for a norm
+/// behind the chain. `tile` is one of [`super::values::TILE_BYTES`] that nobody reads any more, `barrier` the warpgroup's own.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
@@ -36,16 +37,19 @@ pub unsafe fn store(
 ) {
     let base = params.layer.step.o;
     let (strides, head) = ((params.o_row, c.o_token), hv * c.o_head + first);
+    let pack = |x, y| {
+        if c.has_norm != 0 {
+            norm::left(c, [x, y])
+        } else if c.o_element == Element::Bf16 as u32 {
+            pack_bf16x2(x, y)
+        } else {
+            pack_f16x2(x, y)
+        }
+    };
     // SAFETY: the caller's promise; a thread stores elements of its own, of tokens that are there.
     unsafe {
         if c.wide_io != 0 && c.o_element != Element::F32 as u32 {
-            let words = through_tile(o, (tile, barrier), |x, y| {
-                if c.o_element == Element::Bf16 as u32 {
-                    pack_bf16x2(x, y)
-                } else {
-                    pack_f16x2(x, y)
-                }
-            });
+            let words = through_tile(o, (tile, barrier), pack);
             release(c);
             store_pieces(c, params, (span, piece), head, words);
             return;
@@ -54,62 +58,13 @@ pub unsafe fn store(
             if token < piece.count {
                 let t = piece.start + token;
                 let address = span.at(base, strides, t, head + row, c.o_element);
-                elements::store([o], address, c.o_element, false);
+                if c.o_element == Element::F32 as u32 {
+                    elements::store([o], address, c.o_element, false);
+                } else {
+                    store_b16(address, pack(o, 0.0) as u16);
+                }
             }
         });
-    }
-}
-
-/// Leaves o for [`super::norm`], as [`store`] would store it; the lower halves at `lows`, where v of these channels was.
-///
-/// # Safety
-/// As [`store`]'s; the lower halves are the warpgroup's to write.
-#[inline(always)]
-pub unsafe fn leave(
-    c: &StepConstants,
-    params: &PrefillParams,
-    (span, piece): (&Span, Piece),
-    (hv, first): (u32, u32),
-    o: &[f32; 32],
-    (tile, barrier): (u32, u32),
-    lows: u64,
-) {
-    let base = params.layer.step.o;
-    let (strides, head) = ((params.o_row, c.o_token), hv * c.o_head + first);
-    // SAFETY: the caller's promise; a thread stores elements of its own, of tokens that are there.
-    unsafe {
-        if c.o_element == Element::F32 as u32 {
-            store(c, params, (span, piece), (hv, first), o, (tile, barrier));
-        } else if c.wide_io != 0 {
-            let upper = through_tile(o, (tile, barrier), |x, y| {
-                x.to_bits() >> 16 | y.to_bits() & 0xffff_0000
-            });
-            // The tile is read.
-            sync_barrier(barrier, 128);
-            let lower = through_tile(o, (tile, barrier), |x, y| {
-                x.to_bits() & 0xffff | y.to_bits() << 16
-            });
-            release(c);
-            store_pieces(c, params, (span, piece), head, upper);
-            let (token, part) = own_piece(0);
-            let to = lows + (token * 128 + part * 16) as u64;
-            let mut i = 0;
-            while i < 4 {
-                if own_piece(i).0 < piece.count {
-                    store_b128(to + 16 * 128 * i as u64, lower[i as usize]);
-                }
-                i += 1;
-            }
-        } else {
-            each(o, |token, row, o| {
-                if token < piece.count {
-                    let t = piece.start + token;
-                    let address = span.at(base, strides, t, head + row, c.o_element);
-                    store_b16(address, (o.to_bits() >> 16) as u16);
-                    store_b16(lows + (token * 128 + row * 2) as u64, o.to_bits() as u16);
-                }
-            });
-        }
     }
 }
 
@@ -254,12 +209,10 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             i = 0;
             while i < 4 {
                 let place = tile + half_tile(thread / 4, part + 4 * i as u32);
-                let words = load_shared_b128(place).map(f32::from_bits);
-                let mut e = 0;
-                while e < 4 {
-                    own[half][4 * i + e] = words[e];
-                    e += 1;
-                }
+                let [x, y, z, w] = load_shared_b128(place).map(f32::from_bits);
+                // As it is left for a norm behind the chain: no bit is of the launch that norms.
+                [own[half][4 * i], own[half][4 * i + 1]] = norm::as_left(c, [x, y]);
+                [own[half][4 * i + 2], own[half][4 * i + 3]] = norm::as_left(c, [z, w]);
                 i += 1;
             }
             let squares = sum_of_quad(&own[half]);

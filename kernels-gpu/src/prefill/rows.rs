@@ -339,13 +339,17 @@ pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
     None
 }
 
-/// The row that the `n`-th of all units is of, and its piece: whose place in the workspace is [`Span::unit`]'s. Each
-/// warp looks for itself.
+/// The row that the `n`-th of all units is of, or that from the last one on, and its piece: whose place in the workspace is
+/// [`Span::unit`]'s. Each warp looks for itself.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
 #[inline(always)]
-pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, mut n: u32) -> Option<(Span, u32)> {
+pub unsafe fn row_of<const FROM_LAST: bool>(
+    c: &StepConstants,
+    params: &PrefillParams,
+    mut n: u32,
+) -> Option<(Span, u32)> {
     let mut first = 0;
     // A row by itself needs no search.
     if params.rows > 1 {
@@ -356,8 +360,13 @@ pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, mut n: u32) -> O
             let (lane, rows) = (lane_id(), (params.rows - first).min(32));
             let mut span = Span::NONE;
             if lane < rows {
+                let b = if FROM_LAST {
+                    params.rows - 1 - (first + lane)
+                } else {
+                    first + lane
+                };
                 // SAFETY: the caller's promise.
-                span = unsafe { Span::load(c, params, first + lane) };
+                span = unsafe { Span::load(c, params, b) };
             }
             let count = span.count_of_units();
             let mut sum = count;
@@ -371,7 +380,11 @@ pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, mut n: u32) -> O
             }
             let before = warp_ballot(lane < rows && sum <= n).count_ones();
             if before < rows {
-                let j = n - of_lane(sum - count, before);
+                let j = if FROM_LAST {
+                    of_lane(sum, before) - 1 - n
+                } else {
+                    n - of_lane(sum - count, before)
+                };
                 let span = span.of_lane(c, params, before);
                 return Some((span, j + span.skipped()));
             }
@@ -381,6 +394,10 @@ pub unsafe fn row_of(c: &StepConstants, params: &PrefillParams, mut n: u32) -> O
     }
     // SAFETY: as above.
     let span = unsafe { Span::load(c, params, first) };
+    if FROM_LAST {
+        let j = span.count_of_units().checked_sub(n + 1)?;
+        return Some((span, j + span.skipped()));
+    }
     let j = n + span.skipped();
     (span.piece(j).count > 1).then_some((span, j))
 }

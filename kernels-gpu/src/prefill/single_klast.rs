@@ -1,6 +1,6 @@
 //! A row of one token on K-last states with K = 64 or 128: what [`super::single`] does, sum by sum, with the lanes of a
-//! decode. A block has a value head, a warp 16 rows of its state, and K/8 lanes one of them: l has channels 4 l .. 4 l
-//! + 4 and K/2 + 4 l .. K/2 + 4 l + 4.
+//! decode. A block has a value head, a warp 16 rows of its state, and K/8 lanes one of them: l has four channels from
+//! 4 l on, and four from K/2 + 4 l on.
 
 use super::channels::beta_of;
 use super::convolution::{Inputs, channel_of_values};

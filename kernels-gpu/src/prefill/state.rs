@@ -178,16 +178,12 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     #[inline(always)]
     unsafe fn load_runs<S: StateElement>(self, c: &StepConstants, head: Head) -> [f32; 64] {
         let first = head.address + self.first_run::<S>() as u64;
-        Self::runs::<S>(|byte| {
-            let at = first + byte as u64;
-            // SAFETY: the caller's promise.
-            unsafe {
-                match S::BYTES {
-                    4 => pairs_of(load_state_b128(at, true)),
-                    _ => load_state_b64(at, true).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
-                }
-            }
-        })
+        // SAFETY: the caller's promise.
+        Self::runs::<S>(
+            c,
+            |byte| unsafe { load_state_b128(first + byte as u64, true) },
+            |byte| unsafe { load_state_b64(first + byte as u64, true) },
+        )
     }
 
     /// What [`Self::bring`] loads, where a head's state, which [has runs](Self::has_runs), has been copied to `state`
@@ -198,25 +194,30 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     #[inline(always)]
     pub unsafe fn take<S: StateElement>(self, c: &StepConstants, state: u32) -> [f32; 64] {
         let first = state + self.first_run::<S>();
-        Self::runs::<S>(|byte| {
-            let at = first + byte;
-            // SAFETY: the caller's promise.
-            unsafe {
-                match S::BYTES {
-                    4 => pairs_of(load_shared_b128(at)),
-                    _ => load_shared_b64(at).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
-                }
-            }
-        })
+        // SAFETY: the caller's promise.
+        Self::runs::<S>(
+            c,
+            |byte| unsafe { load_shared_b128(first + byte) },
+            |byte| unsafe { load_shared_b64(first + byte) },
+        )
     }
 
-    /// A lane's runs, of which `load` has those that are so many bytes behind the first.
+    /// A lane's runs, of which one or the other has the words, as the element is, that are so many bytes behind the first.
     #[inline(always)]
-    fn runs<S: StateElement>(load: impl Fn(u32) -> [[f32; 2]; 2]) -> [f32; 64] {
+    fn runs<S: StateElement>(
+        c: &StepConstants,
+        of_f32: impl Fn(u32) -> [u32; 4],
+        of_b16: impl Fn(u32) -> [u32; 2],
+    ) -> [f32; 64] {
         let mut s = [0.0; 64];
         let mut n = 0;
         while n < K as usize / 8 {
-            set_pairs(&mut s, n, load(Self::run::<S>(n as u32)));
+            let byte = Self::run::<S>(n as u32);
+            let run = match S::BYTES {
+                4 => pairs_of(of_f32(byte)),
+                _ => of_b16(byte).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
+            };
+            set_pairs(&mut s, n, run);
             n += 1;
         }
         s

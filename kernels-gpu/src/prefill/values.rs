@@ -45,7 +45,7 @@ pub fn half_tile(token: u32, channel: u32) -> u32 {
 /// Bytes of the tiles that a workspace has of a value head of `dim` channels.
 #[inline(always)]
 pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
-    if c.has_tiles() {
+    if c.makes_values() {
         dim / 64 * TILE_BYTES
     } else {
         0

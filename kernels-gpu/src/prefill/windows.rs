@@ -5,6 +5,7 @@ use super::rows::Span;
 use crate::layer::Place;
 use crate::layer::conv::{TAPS, store_element};
 use crate::math::elements::{Raw, bytes_of};
+use crate::math::power::divided_long;
 use crate::state::{is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
@@ -26,7 +27,7 @@ pub unsafe fn store(
         let last = load(c, params, inputs, span, span.count, channel);
         if c.checkpoint_every != 0 {
             let every = c.checkpoint_every as u64;
-            let before = span.position / every;
+            let (before, _) = divided_long(span.position, c.checkpoint_every);
             let mut number = 0;
             while number < params.checkpoints as u64 {
                 let end = (before + number + 1) * every - span.position;

@@ -67,8 +67,13 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             if thread_idx_x() == Self::THREADS {
                 let head = (self.row.hv, [V, K]);
                 let start = place.slots.start::<S>(self.c, step, head);
-                let (bytes, counter) = (V * K * S::BYTES, Self::there(pieces % STAGES));
-                copy_bulk(Self::state(), start.address, bytes, counter);
+                let counter = Self::there(pieces % STAGES);
+                copy_bulk(
+                    Self::state(),
+                    start.address,
+                    Self::state_bytes::<S>(),
+                    counter,
+                );
             }
         }
     }
@@ -86,7 +91,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         // SAFETY: the caller's promise.
         unsafe {
             Self::wait_for_stage(progress.pieces);
-            if self.brings_state(progress) && !place.is_fresh() {
+            if self.brings_state::<S>(progress) && !place.is_fresh() {
                 self.copy_state::<S>(place, progress);
             }
         }

@@ -29,6 +29,7 @@ use crate::device::thread::{sync_barrier, thread_idx_x};
 use crate::device::warp::{lane_id, sync_warp};
 use crate::layer::Place;
 use crate::math::elements;
+use crate::math::power::divided_long;
 use crate::recurrent::Gating;
 use crate::row::Row;
 use crate::state::{Head, StateElement, is_live, slot_of};
@@ -56,14 +57,22 @@ const fn header_bytes(sums: u32) -> u32 {
     (sums + SPANS_BYTES + COUNTERS_BYTES).next_multiple_of(128)
 }
 
-/// Shared memory of a chain's block, with [`sum_bytes`], but for [`brings_states`].
+/// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_bytes`].
 pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> u32 {
     128 + header_bytes(sums) + STAGES * stage_bytes(k, per_channel, groups)
 }
 
-/// Whether the copier may bring states, which are behind the stages then: of a block that has all of a head, in one copy.
-pub const fn brings_states(v_last: bool, groups: u32) -> bool {
-    !v_last && groups == 2
+/// Shared memory behind the stages for a state that the copier brings, in one copy: of a block that has all of a head;
+/// none where it never does.
+pub const fn state_bytes<S: StateElement, const V_LAST: bool>(
+    [v, k]: [u32; 2],
+    groups: u32,
+) -> u32 {
+    if !V_LAST && groups == 2 {
+        v * k * S::BYTES
+    } else {
+        0
+    }
 }
 
 /// Threads of a block that has a copier: a warpgroup behind those that have rows.
@@ -284,11 +293,16 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// Whether the copier brings the state of this row, behind `progress`: of a block's first row those that walk load
     /// it themselves, as they do where a block has few others, all of which end and begin at about the same time.
     #[inline(always)]
-    fn brings_state(&self, progress: &Progress) -> bool {
-        brings_states(V_LAST, GROUPS_OF_BLOCK)
+    fn brings_state<S: StateElement>(&self, progress: &Progress) -> bool {
+        Self::state_bytes::<S>() > 0
             && Places::<K, V, V_LAST>::has_runs(self.c)
             && self.params.rows > 2 * self.params.turns
             && progress.pieces > 0
+    }
+
+    /// Bytes of a state that it brings, or 0.
+    const fn state_bytes<S: StateElement>() -> u32 {
+        state_bytes::<S, V_LAST>([V, K], GROUPS_OF_BLOCK)
     }
 
     /// Where it brings it.
@@ -408,14 +422,19 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         sync_barrier(output::BLOCK, Self::THREADS);
     }
 
-    /// Stores the state after a piece that ends where a checkpoint is due.
+    /// Stores the state after a piece that ends where a checkpoint is due; `IS_ONLY` as [`Self::checkpoint_slot`]'s.
     ///
     /// # Safety
     /// The tensors of `params` are live.
     #[inline(always)]
-    unsafe fn checkpoint<S: StateElement>(&self, s: &[f32; 64], span: &Span, piece: Piece) {
+    unsafe fn checkpoint<S: StateElement, const IS_ONLY: bool>(
+        &self,
+        s: &[f32; 64],
+        span: &Span,
+        piece: Piece,
+    ) {
         // SAFETY: the caller's promise.
-        let slot = unsafe { self.checkpoint_slot(span, piece) };
+        let slot = unsafe { self.checkpoint_slot::<IS_ONLY>(span, piece) };
         if is_live(
             slot,
             self.params.layer.step.write_pool_slots,
@@ -429,22 +448,31 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// The slot that the state after a piece is to be stored to; one that is not live where no checkpoint is due.
+    /// The slot that the state after a piece is to be stored to; one that is not live where no checkpoint is due. Where the
+    /// piece `IS_ONLY` one, of a launch of rows of one token, numbers are divided as they are: KDA's would spill.
     ///
     /// # Safety
     /// The tensors of `params` are live.
     #[inline(always)]
-    unsafe fn checkpoint_slot(&self, span: &Span, piece: Piece) -> u64 {
+    unsafe fn checkpoint_slot<const IS_ONLY: bool>(&self, span: &Span, piece: Piece) -> u64 {
         let (c, params) = (self.c, self.params);
         if c.checkpoint_every == 0 {
             return u64::MAX;
         }
-        let every = c.checkpoint_every as u64;
         let end = span.position + (piece.start + piece.count) as u64;
-        if !end.is_multiple_of(CHUNK as u64) || !end.is_multiple_of(every) {
-            return u64::MAX;
-        }
-        let number = end / every - span.position / every - 1;
+        let number = if IS_ONLY {
+            let every = c.checkpoint_every as u64;
+            if !end.is_multiple_of(CHUNK as u64) || !end.is_multiple_of(every) {
+                return u64::MAX;
+            }
+            end / every - span.position / every - 1
+        } else {
+            let (ended, rest) = divided_long(end, c.checkpoint_every);
+            if !end.is_multiple_of(CHUNK as u64) || rest != 0 {
+                return u64::MAX;
+            }
+            ended - divided_long(span.position, c.checkpoint_every).0 - 1
+        };
         if number >= params.checkpoints as u64 {
             return u64::MAX;
         }

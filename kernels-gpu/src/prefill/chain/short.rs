@@ -240,7 +240,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                         Self::room(j, piece.start),
                     );
                 }
-                self.checkpoint::<S>(&s, &Self::kept_span(), piece);
+                self.checkpoint::<S, false>(&s, &Self::kept_span(), piece);
                 j += 1;
             }
             if c.update_state != 0 {

@@ -30,7 +30,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 self.store_zeros(1);
             } else if const { !V_LAST && K != 96 } {
                 let checkpoint = || {
-                    let slot = self.checkpoint_slot(&span, span.piece(0));
+                    let slot = self.checkpoint_slot::<true>(&span, span.piece(0));
                     let keeps = is_live(slot, step.write_pool_slots, c.null_slot);
                     keeps.then(|| self.checkpoint_at::<S>(slot))
                 };
@@ -47,7 +47,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 let start = place.slots.start::<S>(c, step, head);
                 let mut s = places.load::<S>(c, start, !place.is_fresh());
                 self.advance_by_one(&mut s, || span, 0, room);
-                self.checkpoint::<S>(&s, &span, span.piece(0));
+                self.checkpoint::<S, true>(&s, &span, span.piece(0));
                 if c.update_state != 0 {
                     places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
                 }

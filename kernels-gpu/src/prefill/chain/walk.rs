@@ -3,10 +3,9 @@
 use core::array;
 
 use super::super::output;
-use super::super::rows::{Piece, Span};
+use super::super::rows::Piece;
 use super::super::state::{load_carried, store_carried};
-use super::super::values::{self, TILE_BYTES};
-use super::super::workspace::Operands;
+use super::super::values;
 use super::super::{FACTOR_BYTES, FACTORS, P, of_warp};
 use super::{Chain, GROUPS, Progress, STAGES};
 use crate::device::float::{fma, pack_f16x2};
@@ -44,7 +43,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             self.keep_span();
             let mut j = params.first_piece;
             let mut s = [0.0; 64];
-            let is_brought = self.brings_state(progress);
+            let is_brought = self.brings_state::<S>(progress);
             if j == 0 && !is_brought {
                 let start = place.slots.start::<S>(c, step, head);
                 s = self.places().bring::<S>(c, start, !place.is_fresh());
@@ -90,7 +89,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 if !Self::FREES_LATE {
                     arrive_at_counter(Self::free(i));
                 }
-                self.checkpoint::<S>(&s, &Self::kept_span(), piece);
+                self.checkpoint::<S, false>(&s, &Self::kept_span(), piece);
                 (j, progress.pieces) = (j + 1, progress.pieces + 1);
                 if self.is_behind(&Self::kept_span(), j) {
                     break;
@@ -117,14 +116,6 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 free();
             }
         }
-    }
-
-    /// Where the lower halves of o of a unit are left, of this warpgroup's channels.
-    #[inline(always)]
-    fn lows(&self, span: &Span, piece: Piece) -> u64 {
-        let (unit, of) = (span.unit_of(piece), (self.row.h, self.r()));
-        let of = Operands::new::<K, V>(self.c, self.params, G::PER_CHANNEL, unit, of);
-        of.values + (self.first() / 64 * TILE_BYTES) as u64
     }
 
     /// The state after a piece of more than one token. Of a row that is `SHORT` o is normed here, of others behind the launch.
@@ -196,9 +187,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             // Beside the products that are added to the state.
             let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
             let span = Self::kept_span();
-            if c.has_norm == 0 {
-                output::store(c, params, (&span, piece), of, &o, (tile, barrier));
-            } else if SHORT {
+            if SHORT && c.has_norm != 0 {
                 let sums = if Self::CLUSTERED {
                     Self::sums_of_cluster(stage != Self::stage(0))
                 } else {
@@ -207,8 +196,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 let at = (tile, barrier, sums);
                 output::store_normed::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
             } else {
-                let lows = self.lows(&span, piece);
-                output::leave(c, params, (&span, piece), of, &o, (tile, barrier), lows);
+                output::store(c, params, (&span, piece), of, &o, (tile, barrier));
             }
             warpgroup::settle::<K>(s)
         }
