@@ -65,3 +65,33 @@ fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
         check_everywhere(&reflected.case(&spec.form), None);
     }
 }
+
+/// What a chain leaves of o for a norm is in f16, and has room and digits whatever the scale of q is.
+#[test]
+fn any_scale_is_normed() {
+    for family in Family::prefills() {
+        if (family.state, family.layout, family.dim) != (DType::F32, StateLayout::KLast, 64) {
+            continue;
+        }
+        for scale in [1e-3, -3e4] {
+            let mut spec = Spec {
+                batch: 1,
+                tokens: 70,
+                heads: 1,
+                conv: None,
+                norm: Some(NormChoice {
+                    eps: 1e-20,
+                    activation: Activation::Silu,
+                }),
+                ..Spec::plain(family)
+            };
+            spec.options.scale = Some(scale);
+            let problem = spec.problem().each(|name, array| {
+                if name == "v" {
+                    array.values.iter_mut().for_each(|v| *v *= 8.0);
+                }
+            });
+            check_everywhere(&problem.case(&spec.form), None);
+        }
+    }
+}
