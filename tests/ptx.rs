@@ -371,8 +371,9 @@ const OF_WRITTEN_WINDOWS: &str = "WRITE_WINDOWS";
 const OF_A_NORM: [&str; 3] = ["_NORM_", "GD_WIDE_NORM", "GD_Z_"];
 
 /// The same of values, outputs and states, which a preparation does not see.
-const NOT_OF_A_PREPARATION: [&str; 6] = [
+const NOT_OF_A_PREPARATION: [&str; 7] = [
     "CHECKPOINT",
+    "HAS_NORM",
     "GD_O_",
     "READ_SLOT",
     "WRITE_SLOT",
@@ -435,7 +436,8 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
         return ["GD_H", "GD_SCALE"].contains(&symbol) || has(&OF_A_CONVOLUTION);
     }
     if of.finishes() {
-        return symbol == "GD_H" || has(&OF_A_FINISH) || has(&OF_A_NORM);
+        let of_o = ["GD_H", "GD_SCALE"].contains(&symbol);
+        return of_o || has(&OF_A_FINISH) || has(&OF_A_NORM);
     }
     if has(&[OF_WRITTEN_WINDOWS]) {
         return false;
