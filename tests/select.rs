@@ -79,15 +79,15 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
 fn thresholds() -> &'static [(Family, usize)] {
     static THRESHOLDS: OnceLock<Vec<(Family, usize)>> = OnceLock::new();
     let of = |family| {
-        let selected = move |batch| selected(family, batch, 1);
-        (1..MOST_HEADS).step_by(APART).flat_map(move |first| {
-            let last = first + APART;
-            let changes = selected(first) != selected(last);
-            let between = if changes { first..last } else { 0..0 };
-            between
-                .filter(move |&batch| selected(batch) != selected(batch + 1))
-                .map(move |batch| (family, batch))
-        })
+        let selected = |batch| selected(family, batch, 1);
+        let sizes = (1..=MOST_HEADS + 1).step_by(APART);
+        let apart: Vec<_> = sizes.map(|batch| (batch, selected(batch))).collect();
+        let changes = apart.windows(2).filter(|pair| pair[0].1 != pair[1].1);
+        let between = changes.flat_map(|pair| pair[0].0..pair[1].0);
+        between
+            .filter(|&batch| selected(batch) != selected(batch + 1))
+            .map(|batch| (family, batch))
+            .collect::<Vec<_>>()
     };
     THRESHOLDS.get_or_init(|| Family::all().into_iter().flat_map(of).collect())
 }
