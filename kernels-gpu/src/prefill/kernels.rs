@@ -195,7 +195,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these
         // are as many.
         unsafe {
-            chain::Chain::<G, K, V, V_LAST, GROUPS>::open_counters();
+            chain::Chain::<G, K, V, V_LAST, GROUPS>::open_counters(&constants());
             if thread_idx_x() < 128 * GROUPS {
                 if const { GROUPS == 2 } {
                     take_registers::<232>();
@@ -396,9 +396,15 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
                 let channel = block % blocks_of_row * THREADS + thread_idx_x();
                 let span = Span::load(&c, params, block / blocks_of_row);
                 let place = Place::load(&c, &params.layer, span.b);
+                let is_there = channel < channels && span.count > 0 && place.live();
+                let mut last = windows::NONE;
+                if is_there {
+                    last = windows::last(&c, params, &span, &place, channel);
+                }
+                // Who reads the windows before.
                 wait_for_previous();
-                if channel < channels && span.count > 0 && place.live() {
-                    windows::store(&c, params, &span, &place, channel);
+                if is_there {
+                    windows::store(&c, params, (&span, &place), channel, last);
                 }
                 return;
             }

@@ -9,28 +9,30 @@ use crate::constants::Element;
 use crate::device::float::{b16x2_to_f32, pack_f16x2};
 use crate::device::thread::thread_idx_x;
 use crate::math::elements::{Raw, bytes_of, load};
+use crate::math::power;
 use crate::step::{PrefillParams, StepConstants};
 
 /// Most groups of 64 channels.
 const MOST_GROUPS: usize = 3;
 
-/// The exponent of the scale of q, biased as in an f32.
+/// What makes up for the scale of q, and what takes that back: powers of two.
 #[inline(always)]
-fn exponent(c: &StepConstants) -> u32 {
-    (c.scale >> 23 & 0xff).clamp(1, 253)
+fn sizes(c: &StepConstants) -> [f32; 2] {
+    power::of_exponent((c.scale >> 23 & 0xff).clamp(1, 253))
 }
 
 /// Two elements of an o that is not f32, as they are left for a norm.
 #[inline(always)]
 pub fn left(c: &StepConstants, [x, y]: [f32; 2]) -> u32 {
-    let size = f32::from_bits((254 - exponent(c)) << 23);
+    let [size, _] = sizes(c);
     pack_f16x2(x * size, y * size)
 }
 
 /// Two elements of o, from what is [`left`] of them.
 #[inline(always)]
 fn of_left(c: &StepConstants, word: u32) -> [f32; 2] {
-    b16x2_to_f32(word, true).map(|o| o * f32::from_bits(exponent(c) << 23))
+    let [_, size] = sizes(c);
+    b16x2_to_f32(word, true).map(|o| o * size)
 }
 
 /// What a norm behind the chain has of two elements of o.

@@ -229,6 +229,17 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             half += 1;
         }
         release(c);
+        // Of both halves before the others' sums are waited for.
+        let mut scales = [Scales::NONE; 2];
+        half = 0;
+        while half < 2 {
+            let token = 32 * half as u32 + thread / 4;
+            if token < piece.count {
+                let (t, of) = (piece.start + token, (hv, first + part));
+                scales[half] = Scales::load(c, params, (span, t), of);
+            }
+            half += 1;
+        }
         if const { cluster_of(V, GROUPS) > 1 } {
             cluster::arrive();
             cluster::wait();
@@ -248,8 +259,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             };
             if token < piece.count {
                 let (t, of) = (piece.start + token, (hv, first + part));
-                let scales = Scales::load(c, params, (span, t), of);
-                scales.store::<V>(c, params, (span, t), of, &own[half], squares);
+                scales[half].store::<V>(c, params, (span, t), of, &own[half], squares);
             }
             half += 1;
         }

@@ -131,7 +131,7 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
             channel += first;
         }
         let of_line = part / 32 * TILE_BYTES + part % 4 * 4;
-        let mut run = run_of(V) as u32 * (thread / of_token);
+        let mut run = run_of(COUNT) as u32 * (thread / of_token);
         if thread >= threads / of_token * of_token {
             return;
         }
@@ -145,13 +145,13 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
             let (with, own) = ((c, params), channel + 2 * part);
             // SAFETY: the caller's promise.
             unsafe {
-                if const { run_of(V) == 16 } {
+                if const { run_of(COUNT) == 16 } {
                     inputs.convolve_run::<16>(with, span, (t, end), own, give);
                 } else {
                     inputs.convolve_run::<8>(with, span, (t, end), own, give);
                 }
             }
-            run += run_of(V) as u32 * (threads / of_token);
+            run += run_of(COUNT) as u32 * (threads / of_token);
         }
         return;
     }

@@ -9,22 +9,44 @@ use crate::math::power::divided_long;
 use crate::state::{is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Stores the windows of `channel` of all D of a row.
+/// The inputs of a channel in a window, the last in the last place.
+pub type Window = [Raw<1>; TAPS - 1];
+
+/// That of no channel.
+pub const NONE: Window = [Raw([0]); TAPS - 1];
+
+/// The window after the last token of a row, of `channel` of all D; before any window is stored.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the row has tokens and a place; nobody else touches the channel's windows.
+/// `params` and `c` describe live tensors; the row has tokens and a place.
 #[inline(always)]
-pub unsafe fn store(
+pub unsafe fn last(
     c: &StepConstants,
     params: &PrefillParams,
     span: &Span,
     place: &Place,
     channel: u32,
+) -> Window {
+    let inputs = Inputs::new(c, params, place);
+    // SAFETY: the caller's promise.
+    unsafe { load(c, params, inputs, span, span.count, channel) }
+}
+
+/// Stores the windows of `channel` of all D of a row, of which this is the [`last`].
+///
+/// # Safety
+/// As [`last`]'s; nobody else touches the channel's windows.
+#[inline(always)]
+pub unsafe fn store(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, place): (&Span, &Place),
+    channel: u32,
+    last: Window,
 ) {
     let inputs = Inputs::new(c, params, place);
-    // SAFETY: the caller's promise. The last window is loaded before any is stored.
+    // SAFETY: the caller's promise.
     unsafe {
-        let last = load(c, params, inputs, span, span.count, channel);
         if c.checkpoint_every != 0 {
             let every = c.checkpoint_every as u64;
             let (before, _) = divided_long(span.position, c.checkpoint_every);
@@ -59,8 +81,8 @@ unsafe fn load(
     span: &Span,
     end: u32,
     channel: u32,
-) -> [Raw<1>; TAPS - 1] {
-    let mut window = [Raw([0]); TAPS - 1];
+) -> Window {
+    let mut window = NONE;
     let mut i = 0;
     while i < TAPS - 1 {
         if i as u32 >= TAPS as u32 - c.taps {
@@ -74,7 +96,7 @@ unsafe fn load(
 }
 
 #[inline(always)]
-unsafe fn put(c: &StepConstants, window: u64, channel: u32, inputs: [Raw<1>; TAPS - 1]) {
+unsafe fn put(c: &StepConstants, window: u64, channel: u32, inputs: Window) {
     let mut i = 0;
     while i < TAPS - 1 {
         let absent = TAPS as u32 - c.taps;

@@ -41,16 +41,6 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// The same, so many bytes behind.
-    #[inline(always)]
-    pub fn behind(self, bytes: u64) -> Self {
-        Self {
-            images: self.images + bytes,
-            head: self.head + bytes,
-            values: self.values + bytes,
-        }
-    }
-
     /// Of value head `r` of query/key head `h`.
     #[inline(always)]
     pub fn new<const K: u32, const V: u32>(
@@ -72,8 +62,18 @@ impl Operands {
         per_channel: bool,
         (number, r): (u64, u32),
     ) -> Self {
-        let own = own_bytes(c, K, V, per_channel);
         let first = params.workspace + number * unit_bytes(c, K, V, per_channel) as u64;
+        Self::at::<K, V>(c, per_channel, (first, r))
+    }
+
+    /// Of value head `r` of a query/key head whose operands begin at this address.
+    #[inline(always)]
+    pub fn at<const K: u32, const V: u32>(
+        c: &StepConstants,
+        per_channel: bool,
+        (first, r): (u64, u32),
+    ) -> Self {
+        let own = own_bytes(c, K, V, per_channel);
         let (images, head) = if per_channel {
             let images = first + (own * r) as u64;
             (images, images + images_bytes(K, true) as u64)

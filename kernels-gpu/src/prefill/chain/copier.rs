@@ -1,19 +1,22 @@
 //! What brings the pieces of a row to shared memory: a warpgroup of the block beside those that walk.
 
 use super::super::ALL_PIECES;
-use super::super::rows::Span;
+use super::super::rows::{Span, halves};
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::{Operands, own_bytes, unit_bytes};
 use super::{Chain, Progress, STAGES};
 use crate::device::global::prefetch_bulk;
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
-    arrive_at_counter_behind_copies, copy_bulk, open_counter, wait_for_counter,
+    arrive_at_counter, arrive_at_counter_behind_copies, copy_bulk, open_counter, store_shared_b64,
+    wait_for_counter,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::warp::lane_id;
 use crate::layer::Place;
 use crate::recurrent::Gating;
 use crate::state::StateElement;
+use crate::step::StepConstants;
 
 impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
     Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
@@ -23,13 +26,15 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// # Safety
     /// The block's shared memory is free.
     #[inline(always)]
-    pub unsafe fn open_counters() {
+    pub unsafe fn open_counters(c: &StepConstants) {
         if thread_idx_x() == Self::THREADS {
+            // The warp that brings slots comes twice.
+            let copiers = Self::COPIERS + if c.checkpoint_every != 0 { 32 } else { 0 };
             let mut i = 0;
             while i < STAGES {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    open_counter(Self::there(i), Self::COPIERS);
+                    open_counter(Self::there(i), copiers);
                     open_counter(Self::free(i), Self::THREADS);
                 }
                 i += 1;
@@ -90,19 +95,26 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         let copies = thread_idx_x() == Self::THREADS;
         // SAFETY: the caller's promise.
         unsafe {
+            if self.c.checkpoint_every != 0 {
+                self.keep_span();
+            }
             Self::wait_for_stage(progress.pieces);
             if self.brings_state::<S>(progress) && !place.is_fresh() {
                 self.copy_state::<S>(place, progress);
             }
         }
         progress.before = progress.pieces;
-        let (unit, of) = (span.unit_from(params.first_piece), (self.row.h, self.r()));
-        let mut next = Operands::new::<K, V>(self.c, params, G::PER_CHANNEL, unit, of);
+        let (unit, r) = (span.unit_from(params.first_piece), self.r());
+        let of = (self.row.h, 0);
+        let first = Operands::new::<K, V>(self.c, params, G::PER_CHANNEL, unit, of);
+        let mut next = first.images;
         let mut j = params.first_piece;
         // SAFETY: the caller's promise; one thread copies in bulk.
         unsafe {
+            let mut slot = self.slot_behind(j);
             loop {
                 let (i, round) = (progress.pieces % STAGES, progress.pieces / STAGES);
+                self.leave_slot(i, slot);
                 if j == params.first_piece {
                     // v is no launch's that may still be under way.
                     self.copy_values(j, i);
@@ -112,12 +124,12 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     // The preparation is done, which may have been under way until now.
                     wait_for_previous();
                     if copies {
-                        next = self.copy_operands(j, i, next);
+                        next = self.copy_operands(j, i, (next, r));
                     }
                 } else {
                     // First what one thread copies: it computes addresses of v for a while.
                     if copies {
-                        next = self.copy_operands(j, i, next);
+                        next = self.copy_operands(j, i, (next, r));
                     }
                     self.copy_values(j, i);
                 }
@@ -135,7 +147,46 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 if self.is_behind(span, j) {
                     return;
                 }
+                // While there is nothing to copy.
+                slot = self.slot_behind(j);
                 Self::wait_for_stage(progress.pieces);
+            }
+        }
+    }
+
+    /// Whether checkpoints are this warp's to look up: one that copies nothing but v.
+    #[inline(always)]
+    fn has_slots(&self) -> bool {
+        self.c.checkpoint_every != 0 && thread_idx_x() / 32 == Self::THREADS / 32 + 1
+    }
+
+    /// The slot of the checkpoint behind piece `j`; one that is not live if none is due there.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    unsafe fn slot_behind(&self, j: u32) -> u64 {
+        if !self.has_slots() {
+            return u64::MAX;
+        }
+        let span = Self::kept_span();
+        // SAFETY: the caller's promise.
+        unsafe { self.checkpoint_slot::<false>(&span, span.piece(j)) }
+    }
+
+    /// Leaves it where those that walk find it with the `i`-th stage.
+    ///
+    /// # Safety
+    /// Nobody reads the stage any more.
+    #[inline(always)]
+    unsafe fn leave_slot(&self, i: u32, slot: u64) {
+        if self.has_slots() {
+            // SAFETY: the caller's promise; what is stored is there for whoever waits for the counter.
+            unsafe {
+                if lane_id() == 0 {
+                    store_shared_b64(Self::slot(i), halves(slot));
+                }
+                arrive_at_counter(Self::there(i));
             }
         }
     }
@@ -156,21 +207,23 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         span.piece(j).count > 1 && j < self.params.end_piece
     }
 
-    /// Starts to copy what the preparation left of piece `j`, `own`, to the `i`-th stage; nothing behind the launch's
-    /// last. For one thread, one piece after the other. Returns what it left of the next.
+    /// Starts to copy what the preparation left of piece `j` to the `i`-th stage; nothing behind the launch's last. What it
+    /// left of the query/key head is at `first`, of which this is value head `r`. For one thread, one piece after the
+    /// other. Returns where what it left of the next is.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the stage any more.
     #[inline(always)]
-    unsafe fn copy_operands(&self, j: u32, i: u32, own: Operands) -> Operands {
+    unsafe fn copy_operands(&self, j: u32, i: u32, (first, r): (u64, u32)) -> u64 {
         let (c, span) = (self.c, &self.span);
         let (stage, counter) = (Self::stage(i), Self::there(i));
-        let mut next = own;
+        let mut next = first;
         // SAFETY: the caller's promise; the thread comes to the counter next.
         unsafe {
             if self.has_unit(span, j) {
                 let unit = (unit_bytes(c, K, V, G::PER_CHANNEL) * c.h) as u64;
-                next = own.behind(unit);
+                let own = Operands::at::<K, V>(c, G::PER_CHANNEL, (first, r));
+                next = first + unit;
                 if G::PER_CHANNEL {
                     // Bytes of a unit are neighbours: what follows the next piece comes to L2.
                     if self.has_company() && self.row.tile == 0 && self.has_unit(span, j + 2) {

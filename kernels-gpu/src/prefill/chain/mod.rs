@@ -46,15 +46,18 @@ const SPAN_BYTES: u32 = 32;
 const SPANS_BYTES: u32 = 12 * SPAN_BYTES;
 /// Of the counters of a block with a copier, two for each stage.
 const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
+/// Of the slots that a copier brings, of checkpoints, one for each stage.
+const SLOT_BYTES: u32 = 8;
+const SLOTS_BYTES: u32 = STAGES * SLOT_BYTES;
 
 /// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
 pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
 }
 
-/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens and the counters.
+/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens, the counters and the slots.
 const fn header_bytes(sums: u32) -> u32 {
-    (sums + SPANS_BYTES + COUNTERS_BYTES).next_multiple_of(128)
+    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES).next_multiple_of(128)
 }
 
 /// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_bytes`].
@@ -323,6 +326,12 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::there(STAGES + i)
     }
 
+    /// Where the copier leaves the slot of the checkpoint behind a piece that is in the `i`-th stage.
+    #[inline(always)]
+    fn slot(i: u32) -> u32 {
+        Self::there(2 * STAGES) + i * SLOT_BYTES
+    }
+
     /// Where the warp keeps the row's tokens, behind the sums.
     #[inline(always)]
     fn kept() -> u32 {
@@ -434,7 +443,18 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         piece: Piece,
     ) {
         // SAFETY: the caller's promise.
-        let slot = unsafe { self.checkpoint_slot::<IS_ONLY>(span, piece) };
+        unsafe {
+            let slot = self.checkpoint_slot::<IS_ONLY>(span, piece);
+            self.store_checkpoint::<S>(s, slot);
+        }
+    }
+
+    /// Stores a state to a slot, if that is live.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[inline(always)]
+    unsafe fn store_checkpoint<S: StateElement>(&self, s: &[f32; 64], slot: u64) {
         if is_live(
             slot,
             self.params.layer.step.write_pool_slots,

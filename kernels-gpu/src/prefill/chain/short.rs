@@ -1,6 +1,7 @@
 //! Rows of at most 64 tokens, whose operands the block makes itself.
 
 use super::super::channels;
+use super::super::convolution::{channel_of, channel_of_values};
 use super::super::load::{Convolved, THREADS};
 use super::super::operands::Shared;
 use super::super::prepare::{self, Unit};
@@ -13,6 +14,7 @@ use crate::device::shared::{copy_async_commit, copy_async_wait, dynamic_shared_m
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warpgroup::fence_shared;
 use crate::layer::Place;
+use crate::math::elements::bytes_of;
 use crate::recurrent::Gating;
 use crate::state::StateElement;
 
@@ -27,27 +29,11 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// As [`Self::walk`]'s, but for the workspace.
     #[inline(always)]
     pub unsafe fn walk_short<S: StateElement>(&self, place: &Place, heads: u32) {
-        let (c, params) = (self.c, self.params);
-        let step = &params.layer.step;
         let has_rows = thread_idx_x() < Self::THREADS;
         let pieces = Self::pieces(&self.span);
-        let shape = if V_LAST { [K, V] } else { [V, K] };
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
-            if GROUPS_OF_BLOCK * 64 == V && !place.is_fresh() {
-                // All of the heads, long before there are registers for them.
-                let mut of = 0;
-                while of < heads {
-                    let head = (self.of_head(of).row.hv, shape);
-                    let start = place.slots.start::<S>(c, step, head);
-                    let mut byte = 128 * thread_idx_x();
-                    while byte < V * K * S::BYTES {
-                        prefetch(start.address + byte as u64);
-                        byte += 128 * THREADS;
-                    }
-                    of += 1;
-                }
-            }
+            self.prefetch::<S>(place, heads);
             self.keep_span();
             let mut j = 0;
             while j < pieces {
@@ -87,6 +73,81 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 copy_async_wait::<0>();
                 Self::sync_rows();
             }
+        }
+    }
+
+    /// Brings to L2 what is loaded late: the states of all heads of the block, long before there are registers for them;
+    /// inputs and weights of a convolution, but for those of the first v; and z.
+    #[inline(always)]
+    fn prefetch<S: StateElement>(&self, place: &Place, heads: u32) {
+        let (c, params) = (self.c, self.params);
+        let layer = &params.layer;
+        let shape = if V_LAST { [K, V] } else { [V, K] };
+        let width = 64 * GROUPS_OF_BLOCK;
+        let x = (layer.x, (params.x_row, c.x_token), c.x_element);
+        if c.taps != 0 {
+            let (q, k) = (
+                channel_of(c, 0, self.row.h, K),
+                channel_of(c, 1, self.row.h, K),
+            );
+            self.prefetch_tokens::<K>(x, q);
+            self.prefetch_tokens::<K>(x, k);
+            self.prefetch_taps::<K>(q);
+            self.prefetch_taps::<K>(k);
+        }
+        let mut of = 0;
+        while of < heads {
+            let hv = self.of_head(of).row.hv;
+            if !place.is_fresh() {
+                let start = place.slots.start::<S>(c, &layer.step, (hv, shape));
+                // Each block of a cluster a part.
+                let mut byte = 128 * (self.row.tile * THREADS + thread_idx_x());
+                while byte < V * K * S::BYTES {
+                    prefetch(start.address + byte as u64);
+                    byte += 128 * THREADS * Self::CLUSTER;
+                }
+            }
+            if c.has_norm != 0 {
+                let z = (layer.z, (params.z_row, c.z_token), c.z_element);
+                let channel = hv * c.z_head + self.row.tile * width;
+                match GROUPS_OF_BLOCK {
+                    1 => self.prefetch_tokens::<64>(z, channel),
+                    _ => self.prefetch_tokens::<128>(z, channel),
+                }
+            }
+            if c.taps != 0 && of > 0 {
+                let v = channel_of_values::<K, V>(c, hv, V);
+                self.prefetch_tokens::<V>(x, v);
+                self.prefetch_taps::<V>(v);
+            }
+            of += 1;
+        }
+    }
+
+    /// Brings to L2 so many channels from this one on, of all tokens.
+    #[inline(always)]
+    fn prefetch_tokens<const CHANNELS: u32>(
+        &self,
+        (base, strides, element): (u64, (u32, u32), u32),
+        channel: u32,
+    ) {
+        let of_line = 128 / bytes_of(element);
+        let mut line = thread_idx_x() * of_line;
+        while line < self.span.count * CHANNELS {
+            let (t, of) = (line / CHANNELS, channel + line % CHANNELS);
+            prefetch(self.span.at(base, strides, t, of, element));
+            line += THREADS * of_line;
+        }
+    }
+
+    /// Brings to L2 the weights of so many channels from this one on.
+    #[inline(always)]
+    fn prefetch_taps<const CHANNELS: u32>(&self, channel: u32) {
+        let (c, layer) = (self.c, &self.params.layer);
+        let of_channel = c.conv_weight_channel * bytes_of(c.conv_weight_element);
+        let byte = 128 * thread_idx_x();
+        if byte < CHANNELS * of_channel {
+            prefetch(layer.conv_weight + channel as u64 * of_channel as u64 + byte as u64);
         }
     }
 

@@ -3,7 +3,7 @@
 use core::array;
 
 use super::super::output;
-use super::super::rows::Piece;
+use super::super::rows::{Piece, long};
 use super::super::state::{load_carried, store_carried};
 use super::super::values;
 use super::super::{FACTOR_BYTES, FACTORS, P, of_warp};
@@ -86,10 +86,11 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     // What was stored to the stage is before what is copied to it.
                     fence_shared();
                 }
+                let slot = self.brought_slot(i);
                 if !Self::FREES_LATE {
                     arrive_at_counter(Self::free(i));
                 }
-                self.checkpoint::<S, false>(&s, &Self::kept_span(), piece);
+                self.store_checkpoint::<S>(&s, slot);
                 (j, progress.pieces) = (j + 1, progress.pieces + 1);
                 if self.is_behind(&Self::kept_span(), j) {
                     break;
@@ -116,6 +117,19 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 free();
             }
         }
+    }
+
+    /// The slot of the checkpoint behind the piece in the `i`-th stage, as the copier left it.
+    ///
+    /// # Safety
+    /// The piece is there.
+    #[inline(always)]
+    unsafe fn brought_slot(&self, i: u32) -> u64 {
+        if self.c.checkpoint_every == 0 {
+            return u64::MAX;
+        }
+        // SAFETY: the caller's promise.
+        long(unsafe { load_shared_b64(Self::slot(i)) })
     }
 
     /// The state after a piece of more than one token. Of a row that is `SHORT` o is normed here, of others behind the launch.
