@@ -563,7 +563,7 @@ for_each_entry!(define_entries);
 
 /// Runs a body as the current simulated thread.
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn simulate<Body: Kernel>(params: &[u8]) {
     let params = bytemuck::pod_read_unaligned(&params[..size_of::<Body::Params>()]);
     // SAFETY: the caller's promise.

@@ -20,7 +20,7 @@ pub struct Row {
 impl Row {
     /// Of this block, in a grid x = tile + `tiles` · r, y, z = b, where hv = y · ratio + r (grouped, y = h) or
     /// r · H + y (tiled).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_block(heads: u32, ratio: u32, tiled: bool, tiles: u32) -> Self {
         let (x, h, b) = (block_idx_x(), block_idx_y(), block_idx_z());
         let (tile, r) = (x % tiles, x / tiles);
@@ -29,7 +29,7 @@ impl Row {
     }
 
     /// Of this block, in a grid x = tile, y = HV/H · h + r, z = b.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head_block(heads: u32, ratio: u32, tiled: bool) -> Self {
         let (tile, y, b) = (block_idx_x(), block_idx_y(), block_idx_z());
         let (h, r) = (y / ratio, y % ratio);
@@ -39,7 +39,7 @@ impl Row {
 
     /// Of this thread, in a block that has all value heads of a query/key head, `threads` threads for each, in a grid
     /// x = tile, y = h, z = b; and which of the block's heads it is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_thread(heads: u32, ratio: u32, tiled: bool, threads: u32) -> (Self, u32) {
         let (tile, h, b) = (block_idx_x(), block_idx_y(), block_idx_z());
         let r = thread_idx_x() / threads;
@@ -48,27 +48,27 @@ impl Row {
     }
 
     /// Of value head `hv` of row `b`, which a block has all of.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head(c: &StepConstants, b: u32, hv: u32) -> Self {
         let h = if c.tiled != 0 { hv % c.h } else { hv / c.ratio };
         Self { b, h, hv, tile: 0 }
     }
 
     /// The same with value head `r` of those that share its query/key head.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_head(self, c: &StepConstants, r: u32) -> Self {
         let hv = self.value_head(c, r);
         Self { hv, ..self }
     }
 
     /// Value head `r` of those that share this row's query/key head.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn value_head(self, c: &StepConstants, r: u32) -> u32 {
         value_head(self.h, r, c.h, c.ratio, c.tiled != 0)
     }
 
     /// Address of element `first` of `head` in this row of a tensor with the strides `row` and `head_stride`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at(self, base: u64, row: u32, head: u32, first: u32, element: u32) -> u64 {
         base + (self.b as u64 * row as u64 + head as u64) * bytes_of(element) as u64
             + (first * bytes_of(element)) as u64
@@ -76,7 +76,7 @@ impl Row {
 }
 
 /// Value head `r` of those that share query/key head `h`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn value_head(h: u32, r: u32, heads: u32, ratio: u32, tiled: bool) -> u32 {
     if tiled { r * heads + h } else { h * ratio + r }
 }

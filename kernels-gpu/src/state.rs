@@ -49,7 +49,7 @@ impl StateElement for B16 {
     const ELEMENT: Element = Element::Bf16;
     const BYTES: u32 = 2;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(c: &StepConstants, raw: RawFragment) -> [f32; 8] {
         let mut values = [0.0; 8];
         let mut i = 0;
@@ -60,7 +60,7 @@ impl StateElement for B16 {
         values
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(c: &StepConstants, values: [f32; 8]) -> RawFragment {
         let mut raw = [0; 8];
         let mut i = 0;
@@ -76,7 +76,7 @@ impl StateElement for F32 {
     const ELEMENT: Element = Element::F32;
     const BYTES: u32 = 4;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(_: &StepConstants, raw: RawFragment) -> [f32; 8] {
         let mut values = [0.0; 8];
         let mut i = 0;
@@ -87,7 +87,7 @@ impl StateElement for F32 {
         values
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(_: &StepConstants, values: [f32; 8]) -> RawFragment {
         let mut raw = [0; 8];
         let mut i = 0;
@@ -113,20 +113,20 @@ pub struct Share {
 
 impl Share {
     /// Element offset in a row of piece `i` of this thread's fragment.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn piece<S: StateElement>(self, i: usize) -> u32 {
         self.first + self.column::<S>(i * S::PIECE as usize)
     }
 
     /// Position, within the `8 * lanes` elements of the group, of element `i` of this thread's fragment.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn column<S: StateElement>(self, i: usize) -> u32 {
         let (piece, within) = (i as u32 / S::PIECE, i as u32 % S::PIECE);
         (piece * self.lanes + self.lane) * S::PIECE + within
     }
 
     /// The same of part `i` of the rows: of the group's i-th run of `8 * lanes` elements.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn part(self, i: usize) -> Self {
         Self {
             first: self.first + i as u32 * FRAGMENT * self.lanes,
@@ -138,7 +138,7 @@ impl Share {
     ///
     /// # Safety
     /// As [`Self::load_matching`]'s, of a row of `PARTS` parts.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_parts<S: StateElement, const PARTS: usize>(
         self,
         address: u64,
@@ -159,7 +159,7 @@ impl Share {
     ///
     /// # Safety
     /// `address` is a row of at least `first + 8 * lanes` elements that nobody writes during the launch.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_matching<S: StateElement>(
         self,
         address: u64,
@@ -190,7 +190,7 @@ impl Share {
     /// # Safety
     /// `address` is a row of at least `first + 8 * lanes` elements, a multiple of 16, whose channels are this thread's to
     /// write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_matching<S: StateElement>(
         self,
         address: u64,
@@ -259,7 +259,7 @@ pub const fn check_v_last(k: u32, v: u32, lanes: u32, rows: u32) {
 pub type RawRows<const ROWS: usize, const PARTS: usize> = [[RawFragment; PARTS]; ROWS];
 
 /// Values of fragments.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn widen_rows<S: StateElement, const ROWS: usize, const PARTS: usize>(
     c: &StepConstants,
     raw: RawRows<ROWS, PARTS>,
@@ -283,7 +283,7 @@ pub struct Head {
 
 impl Head {
     /// Head `hv`, of `shape`, of `slot`, which is in range, of a pool with `stride` elements between its slots.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_slot<S: StateElement>(
         pool: u64,
         slot: u64,
@@ -301,7 +301,7 @@ impl Head {
     }
 
     /// Address of 16-byte piece `i` of this thread's fragment of `row`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn piece_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
         self.address + ((row * self.row_elements + share.piece::<S>(i)) * S::BYTES) as u64
     }
@@ -310,7 +310,7 @@ impl Head {
     ///
     /// # Safety
     /// Where `live`, the head's state is global memory, and no other thread writes this fragment.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<S: StateElement>(self, share: Share, row: u32, live: bool) -> RawFragment {
         let mut raw = [0; 8];
         let mut i = 0;
@@ -338,7 +338,7 @@ impl Head {
     ///
     /// # Safety
     /// As [`Self::load`]'s, where the row is not fresh.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_start<S: StateElement>(
         self,
         share: Share,
@@ -354,7 +354,7 @@ impl Head {
     ///
     /// # Safety
     /// As [`Self::load_start`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_start_rows<S: StateElement, const ROWS: usize, const PARTS: usize>(
         self,
         share: Share,
@@ -379,7 +379,7 @@ impl Head {
     ///
     /// # Safety
     /// As [`Self::store`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_row<S: StateElement, const PARTS: usize>(
         self,
         c: &StepConstants,
@@ -399,7 +399,7 @@ impl Head {
     ///
     /// # Safety
     /// As [`Self::store`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_rounded<S: StateElement, const PARTS: usize>(
         self,
         c: &StepConstants,
@@ -422,7 +422,7 @@ impl Head {
     ///
     /// # Safety
     /// The head's state is live global memory, and no other thread touches this fragment.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store<S: StateElement>(self, share: Share, row: u32, raw: RawFragment) {
         let mut i = 0;
         while i < S::PIECES {
@@ -448,7 +448,7 @@ impl Head {
 }
 
 /// Four bytes of a state that is aligned to its elements only; undefined unless `live`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_word<S: StateElement>(address: u64, live: bool) -> u32 {
     // SAFETY: the caller's promise.
     unsafe {
@@ -462,7 +462,7 @@ unsafe fn load_word<S: StateElement>(address: u64, live: bool) -> u32 {
 }
 
 /// Four bytes of a state that is aligned to its elements only.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -479,7 +479,7 @@ unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
 ///
 /// # Safety
 /// `indices` has more than `i` elements of kind `index`, or `index` is [`Index::None`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn slot_of(indices: u64, index: u32, i: u64, otherwise: u64) -> u64 {
     // SAFETY: the caller's promise.
     unsafe {
@@ -503,14 +503,14 @@ pub unsafe fn slot_of(indices: u64, index: u32, i: u64, otherwise: u64) -> u64 {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn is_fresh(c: &StepConstants, params: &StepParams, b: u32) -> bool {
     // SAFETY: the caller's promise.
     unsafe { slot_of(params.fresh, c.fresh_index, b as u64, 0) != 0 }
 }
 
 /// Whether a slot makes its row active: in range, and not the null slot.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn is_live(slot: u64, pool_slots: u32, null_slot: u32) -> bool {
     slot < pool_slots as u64 && slot != null_slot as u64
 }

@@ -99,7 +99,7 @@ impl<
 
     /// (6) The states of the group's rows with the `len` first pending tokens in them, of which [`Self::decay_keys`] left the keys
     /// at `smem` and gave Γ; a lane has u of these rows of the token of its number. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn fold(
         c: &StepConstants,
         (smem, decay, update): (u32, [f32; 8], Raw<ROWS>),
@@ -163,7 +163,7 @@ impl<
 
     /// (6) Leaves e^g_j k_j of the `len` pending tokens of `lane` at `smem`, g_j of the tokens behind the j-th; Γ of the lane's
     /// channels. All threads of the block call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn decay_keys(
         c: &StepConstants,
         (smem, lane): (u32, &Lane<ROWS>),
@@ -207,7 +207,7 @@ impl<
 
     /// Σ log α of the tokens behind each pending one of the group's, of those of `lane` and one with `log_decay`, and of all of
     /// them, of the lane's channels. All threads of the block call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn behind(
         lane: &Lane<ROWS>,
         smem: u32,
@@ -251,7 +251,7 @@ impl<
     }
 
     /// What the ring has for this lane of the first `ahead` pending tokens; zeros of others.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load_lane(
         c: &StepConstants,
         ring: Ring,
@@ -285,7 +285,7 @@ impl<
     /// (2) (3) Of a token with `k`, `q` and `log_decay` (one for all channels of GDN, each its own of KDA), after the
     /// first `ahead` pending ones: Γ of the lane's channels, and at `smem` what each of those adds for k and for q. All
     /// threads of the block call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn weigh(
         c: &StepConstants,
         (smem, lane): (u32, &Lane<ROWS>),
@@ -335,7 +335,7 @@ impl<
 
     /// What the pending token of this lane's number adds for k and for q, of those that [`Self::weigh`] left at `smem`; zeros
     /// where it is none of the first `ahead`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn weights(smem: u32, share: Share, ahead: u32) -> [f32; 2] {
         let mut with = [0.0; 2];
         if share.lane < ahead {
@@ -346,7 +346,7 @@ impl<
     }
 
     /// (4) p and o' of the row that this lane's value is of. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn products(
         c: &StepConstants,
         raw: [RawFragment; ROWS],
@@ -381,7 +381,7 @@ impl<
     }
 
     /// Leaves k and log α of the token behind the pending ones, once for all tiles.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn append(
         c: &StepConstants,
         (ring, len): (Ring, u32),
@@ -432,7 +432,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {
         const { Self::CHECKED };
         let c = StepConstants::get();

@@ -53,7 +53,7 @@ impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILE
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {
         let c = StepConstants::get();
         let row = Row::of_head_block(c.h, c.ratio, c.tiled != 0);

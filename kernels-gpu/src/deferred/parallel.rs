@@ -67,7 +67,7 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
@@ -87,7 +87,7 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
 ///
 /// # Safety
 /// `params` and the load-time constants describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
     params: &DeferredParams,
@@ -159,19 +159,19 @@ struct Launch<'a, A> {
 
 impl<A> Launch<'_, A> {
     /// Pending tokens that are not in the state when the new ones come.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ahead(&self) -> u32 {
         if self.folds { 0 } else { self.pending.len }
     }
 
     /// Whether this block leaves what all tiles of a value head have.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn leaves(&self) -> bool {
         self.step.row.tile == 0
     }
 
     /// Element of an operand's tokens in shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn element<B: Block>(&self, operand: Operand) -> u32 {
         match operand {
             _ if B::PER_CHANNEL => F32,
@@ -182,19 +182,19 @@ impl<A> Launch<'_, A> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn operand<B: Block>(&self, operand: Operand) -> Tokens8 {
         Tokens8::new::<B>(operand, self.element::<B>(operand), false)
     }
 
     /// Pending keys, the first 8 and the later ones, as they lie in shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pending_keys<B: Block>(&self) -> [Tokens8; 2] {
         PENDING_KEYS.map(|operand| self.operand::<B>(operand))
     }
 
     /// The solver: the new tokens among themselves, whatever is pending.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn solve<B: Block, const TILES16: usize>(&self, gates: GateInputs)
     where
         A: Around<B, TILES16>,
@@ -219,7 +219,7 @@ impl<A> Launch<'_, A> {
     }
 
     /// A worker: all other loads, then the products, then what is left of the new tokens.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn work<B: Block, const TILES16: usize>(
         &self,
         worker: Worker<B, TILES16>,
@@ -333,7 +333,7 @@ impl<A> Launch<'_, A> {
     }
 
     /// Leaves what all tiles have of the new tokens: k that is not `made`, which leaves by itself, and KDA's log decays.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
@@ -356,7 +356,7 @@ impl<A> Launch<'_, A> {
     }
 
     /// (3), by the warps of the first pending tokens and of the later ones.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn weigh<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
@@ -373,7 +373,7 @@ impl<A> Launch<'_, A> {
     }
 
     /// S · kᵀ and S · qᵀ of the state as it is; with KDA's decays of the pending tokens, unless they are in it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn products<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
@@ -389,13 +389,13 @@ impl<A> Launch<'_, A> {
     }
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn scaled<const TILES16: usize>(products: Products<TILES16>, by: f32) -> Products<TILES16> {
     products.map(|of_tile| of_tile.map(|x| by * x))
 }
 
 /// How many of `len` pending tokens are those of an operand.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn of_operand(operand: Operand, len: u32) -> u32 {
     match operand {
         Operand::LaterPendingKey => len.saturating_sub(TOKENS),

@@ -45,7 +45,7 @@ impl Pending {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &DeferredParams, b: u32) -> Self {
         let step = &params.layer.step;
         // SAFETY: the caller's promise; there are B of each.
@@ -72,7 +72,7 @@ impl Pending {
     }
 
     /// Whether a launch folds the pending tokens: a flush does wherever there are any.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn folds(&self, c: &StepConstants) -> bool {
         self.len > 0 && (c.tokens == 0 || folds(self.len, c.tokens, c.pending))
     }
@@ -95,7 +95,7 @@ pub struct InputRing {
 
 impl InputRing {
     /// For heads with K keys and V values; `folds` the pending tokens or not.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(
         c: &StepConstants,
         params: &DeferredParams,
@@ -117,26 +117,26 @@ impl InputRing {
     }
 
     /// Address of a channel of the token `t` behind the pending ones.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new_input(&self, c: &StepConstants, t: u32, channel: u32) -> u64 {
         self.input(c, self.len + t, channel)
     }
 
     /// Of the input at place `i` of a window after the pending tokens, counted from the end of [`TAPS`] − 1 places: the address
     /// where it is one of theirs, and whether it is there to be read.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pending_input(&self, c: &StepConstants, i: usize, channel: u32) -> Option<(u64, bool)> {
         let back = (TAPS - 1 - i) as u32;
         (back <= self.len).then(|| (self.input(c, self.len - back, channel), self.live))
     }
 
     /// How many places further the older inputs lie in the window of the slot.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pending(&self) -> u32 {
         self.len
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn input(&self, c: &StepConstants, j: u32, channel: u32) -> u64 {
         let entry = entry(self.base + j, self.entries);
         self.first + entry * self.token + channel as u64 * bytes_of(c.x_element) as u64
@@ -144,14 +144,14 @@ impl InputRing {
 }
 
 /// Number `at` of the entries of a ring, which is less than twice as many.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn entry(at: u32, entries: u32) -> u64 {
     (if at < entries { at } else { at - entries }) as u64
 }
 
 impl Ring {
     /// Of a live row, for heads with K keys and V values, with u of these elements.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of(
         c: &StepConstants,
         params: &DeferredParams,
@@ -181,32 +181,32 @@ impl Ring {
     }
 
     /// Entry of pending token `j`; of the token behind them all, that to be written.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn entry(self, j: u32) -> u64 {
         entry(self.base + j, self.entries)
     }
 
     /// Address of token `j`'s k `[K]`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn key(self, j: u32) -> u64 {
         self.keys + self.entry(j) * self.key_bytes as u64
     }
 
     /// Bytes of a token's k.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn key_bytes(self) -> u32 {
         self.key_bytes
     }
 
     /// Address of element `first` of token `j`'s u `[V]`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn update(self, j: u32, v: u32, first: u32) -> u64 {
         let element = self.entry(j) * v as u64 + first as u64;
         self.updates + element * bytes_of(self.update_element) as u64
     }
 
     /// Of u.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn update_element(self) -> u32 {
         self.update_element
     }
@@ -215,7 +215,7 @@ impl Ring {
     ///
     /// # Safety
     /// The ring is live, and the element this thread's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_update(self, len: u32, dim: u32, v: u32, update: f32) {
         // SAFETY: the caller's promise; the entry is that of no pending token.
         unsafe { store_b32(self.update(len, dim, v), update.to_bits()) };
@@ -225,7 +225,7 @@ impl Ring {
     ///
     /// # Safety
     /// The ring is live, and these are this warp's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_log_decay(self, len: u32, count: u32, log_decay: f32) {
         if lane_id() < count {
             // SAFETY: the caller's promise; the entries are those of no pending token.
@@ -234,7 +234,7 @@ impl Ring {
     }
 
     /// Address of token `j`'s log decays, f32: `channels` of them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn decay(self, j: u32, channels: u32) -> u64 {
         self.decays + self.entry(j) * channels as u64 * F32
     }

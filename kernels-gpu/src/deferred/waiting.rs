@@ -36,7 +36,7 @@ impl RawLogDecay {
     ///
     /// # Safety
     /// The ring is live if there are any.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<B: Block>(ring: Ring, len: u32) -> Self {
         if !B::PER_CHANNEL && lane_id() < len {
             // SAFETY: the caller's promise.
@@ -57,7 +57,7 @@ pub struct LogDecays {
 
 impl LogDecays {
     /// Of all pending tokens. All lanes of the warp call it, with their own.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<B: Block>(RawLogDecay(raw): RawLogDecay) -> Self {
         if B::PER_CHANNEL {
             return Self {
@@ -90,13 +90,13 @@ impl LogDecays {
     }
 
     /// Γ
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn kept(&self) -> f32 {
         exp2(self.all)
     }
 
     /// e^g of pending tokens 8 `half` + 2c and the next. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_columns(&self, half: u32) -> [f32; 2] {
         let first = TOKENS * half + lane_id() % 4 * 2;
         [first, first + 1].map(|j| exp2(warp_shuffle_idx(self.behind, j)))
@@ -108,7 +108,7 @@ impl LogDecays {
 ///
 /// # Safety
 /// The tokens and the pending ones are in shared memory, and these weights this warp's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn weigh<B: Block>(
     half: u32,
     [keys, queries]: [Tokens8; 2],
@@ -142,7 +142,7 @@ pub unsafe fn weigh<B: Block>(
 }
 
 /// Runs of 8 of `len` pending tokens; one of none.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn halves(len: u32) -> u32 {
     if len > TOKENS { 2 } else { 1 }
 }
@@ -163,7 +163,7 @@ impl<const TILES16: usize> Fold<TILES16> {
     ///
     /// # Safety
     /// They are on their way to this warp.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new<B: Block>(
         worker: &Worker<B, TILES16>,
         (ring, len): (Ring, u32),
@@ -202,7 +202,7 @@ impl<const TILES16: usize> Fold<TILES16> {
     ///
     /// # Safety
     /// Keys and decays are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn piece(&self, tile: usize, piece: usize, state: Piece) -> Piece {
         // SAFETY: the caller's promise.
         unsafe {
@@ -224,7 +224,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The ring is live if there are any.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_pending_keys(
         &self,
         c: &StepConstants,
@@ -253,7 +253,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The ring is live if there are any.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy_pending(&self, ring: Ring, len: u32) {
         let bytes = bytes_of(ring.update_element());
         let of_chunk = 16 / bytes;
@@ -291,7 +291,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The log decays are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn decay_channels(len: u32) {
         let mut channel = thread_idx_x();
         while channel < B::K {
@@ -315,7 +315,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The decays are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn decay_keys(
         &self,
         c: &StepConstants,
@@ -348,7 +348,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The operand is the workers' to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_pending_keys(
         &self,
         operand: Operand,
@@ -375,7 +375,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// They are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn updates(&self, ring: Ring, tile: usize, half: u32) -> [f32; 4] {
         let element = ring.update_element();
         let mut updates = [0.0; 4];
@@ -395,7 +395,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// u, and what [`weigh`] leaves, are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn add_pending(&self, ring: Ring, len: u32, [sk, sq]: [&mut Products<TILES16>; 2]) {
         let mut half = 0;
         while half < 2 && half < halves(len) {
@@ -419,7 +419,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The solution is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn make_updates(&self, residuals: &[Split; TILES16]) {
         let solution = Map::<B>::solution(Set::New);
         // SAFETY: the caller's promise; u takes its place once every lane has read the others.
@@ -449,7 +449,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The ring is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_updates(&self, (ring, len): (Ring, u32), count: u32) {
         let (t, row) = self.value_place();
         if t < count {
@@ -466,7 +466,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The ring is live, and the keys this block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_keys(&self, c: &StepConstants, (ring, len): (Ring, u32), inputs: &Inputs) {
         let channel = lane_id() % Self::LANES * 8;
         let mut turn = 0;
@@ -486,7 +486,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The ring is live, and these are this block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_log_decays(
         &self,
         c: &StepConstants,
@@ -512,7 +512,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The head is a live state, S₀ on its way to shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_folded(&self, fold: &Option<Fold<TILES16>>, head: Head) {
         Self::wait_for_state();
         let mut piece = 0;
@@ -534,7 +534,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// As [`Self::store_folded`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn fold_piece(&self, fold: &Option<Fold<TILES16>>, tile: usize, piece: usize) -> Piece {
         // SAFETY: the caller's promise; a lane reads what it has left itself.
         unsafe {
@@ -550,7 +550,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 }
 
 /// The first pending token of an operand.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn first_of(operand: Operand) -> u32 {
     match operand {
         Operand::LaterPendingKey => TOKENS,
@@ -562,7 +562,7 @@ fn first_of(operand: Operand) -> u32 {
 ///
 /// # Safety
 /// They are there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_8(address: u32) -> [f32; 8] {
     // SAFETY: the caller's promise.
     let [[a, b, c, d], [e, f, g, h]] =

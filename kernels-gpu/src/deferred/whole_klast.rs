@@ -53,7 +53,7 @@ impl<
     const WEIGHTS_BYTES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::BYTES;
 
     /// Brings the pending tokens' u and log α of a head, and the k of all heads, to level-2 cache.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn fetch(ring: Ring, len: u32) {
         let updates = V * 4 / LINE;
         let decays = if G::PER_CHANNEL { K * 4 / LINE } else { 1 };
@@ -97,13 +97,13 @@ impl<
     const THREADS: u32 = THREADS;
     const KEYS: u32 = Self::WEIGHTS + 2 * Self::WEIGHTS_BYTES;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(i: u32) -> u32 {
         position::<S>(Self::LANES, i)
     }
 
     /// log α and β.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values_of(c: &StepConstants, gates: RawGates<1>) -> ([f32; 1], f32) {
         gates.log_values(c)
     }
@@ -136,7 +136,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {
         const { Tile::<G, S, K, V, ROWS, VALUES, THREADS>::CHECKED };
         const { assert!(V <= THREADS && K <= THREADS, "a thread for each element") };

@@ -119,7 +119,7 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
     const TILES: u32 = 1;
     const SHARED_BYTES: u32 = 48 * BLOCK;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeviceContractParams) {
         let id = thread::thread_idx_x();
         let next = (id + 1) % BLOCK;
@@ -252,7 +252,7 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
     const SHARED_BYTES: u32 = 32 * BLOCK + cluster::MAILBOX_BYTES;
     const CLUSTER: u32 = 4;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeviceContractParams) {
         let (id, block) = (thread::thread_idx_x(), thread::block_idx_x());
         let next = (id + 1) % BLOCK;
@@ -318,7 +318,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
     const SHARED_BYTES: u32 = 32_768 + 2 * TRIANGLE_BYTES + 16 * BLOCK + 2 * COUNTER_BYTES + 128;
     const WARPGROUPS: bool = true;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeviceContractParams) {
         let id = thread::thread_idx_x();
         let image = shared::dynamic_shared_mem().next_multiple_of(128);
@@ -470,7 +470,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
 }
 
 /// A B + C, all with the elements of [`matrix_element`], of which `pack` makes words.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(
     pack: impl Fn(f32, f32) -> u32,
     product: impl Fn([u32; 4], [u32; 2], [f32; 4]) -> [f32; 4],
@@ -497,7 +497,7 @@ fn multiply(
 }
 
 /// Wrapping sum of words.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum<const N: usize>(words: [u32; N]) -> u32 {
     let mut total = 0u32;
     let mut i = 0;

@@ -80,7 +80,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         // The chain begins with what it has in the pool.
         let_next_begin();
@@ -95,7 +95,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
     ///
     /// # Safety
     /// As [`Kernel::run`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(params: &PrefillParams) {
         let c = prefill::kernels::constants();
         let pairs = c.ratio.div_ceil(2);

@@ -39,7 +39,7 @@ impl<const PIECES: usize> Kernel for InPlace<PIECES> {
     const BLOCK: u32 = BLOCK;
     const TILES: u32 = 1;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StateFloorParams) {
         let factor = f32::from_bits(StateFloorConstants::get().factor);
         let first = params.states

@@ -29,7 +29,7 @@ impl<const N: usize> Channels<N> {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
         params: &LayerParams,
@@ -66,7 +66,7 @@ impl<const N: usize> Channels<N> {
     }
 
     /// Convolves the token and hands every channel to `give`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn convolve(&self, c: &StepConstants, give: impl Fn(&Part, f32)) {
         let mut i = 0;
         while i < N {
@@ -81,7 +81,7 @@ impl<const N: usize> Channels<N> {
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_windows(&self, c: &StepConstants, params: &LayerParams, place: &Place) {
         let mut i = 0;
         while i < N && c.update_state != 0 {
@@ -118,7 +118,7 @@ impl Channel {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the channel's window.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
         params: &LayerParams,
@@ -157,7 +157,7 @@ impl Channel {
     ///
     /// # Safety
     /// As [`Self::load`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_waiting(
         c: &StepConstants,
         params: &LayerParams,
@@ -200,7 +200,7 @@ impl Channel {
     }
 
     /// y of the token whose x this is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn convolve(&self, c: &StepConstants, x: Raw<1>) -> f32 {
         let [mut sum] = self.bias.to_f32(c.conv_bias_element);
         let taps = self.taps.to_f32(c.conv_weight_element);
@@ -217,7 +217,7 @@ impl Channel {
     }
 
     /// The window after a token: without its oldest input, with x.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn shift(&mut self, x: Raw<1>) {
         let mut i = 0;
         while i < TAPS - 2 {
@@ -228,7 +228,7 @@ impl Channel {
     }
 
     /// [`Self::shift`] where `moves`, else the window as it is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn shift_where(&mut self, moves: bool, x: Raw<1>) {
         let before = *self;
         self.shift(x);
@@ -247,7 +247,7 @@ impl Channel {
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_window(
         &self,
         c: &StepConstants,
@@ -265,7 +265,7 @@ impl Channel {
     ///
     /// # Safety
     /// They are this thread's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_inputs(&self, c: &StepConstants, first: u64, stride: u32) {
         let mut i = 0;
         while i < TAPS - 1 {
@@ -282,7 +282,7 @@ impl Channel {
     ///
     /// # Safety
     /// As [`Self::store_window`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_kept_inputs(
         &self,
         c: &StepConstants,
@@ -308,7 +308,7 @@ impl Channel {
 ///
 /// # Safety
 /// As [`Channel::store_window`]'s.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_input(
     c: &StepConstants,
     params: &LayerParams,
@@ -328,7 +328,7 @@ pub unsafe fn store_input(
 ///
 /// # Safety
 /// The address is this thread's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -341,7 +341,7 @@ pub unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
 }
 
 /// What becomes of a sum of the convolution, or of z.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn activate(activation: u32, x: f32) -> f32 {
     if activation == Activation::None as u32 {
         x
@@ -353,13 +353,13 @@ pub fn activate(activation: u32, x: f32) -> f32 {
 }
 
 /// Bytes between channels of the windows that are read.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn read_channel(c: &StepConstants) -> u64 {
     (c.read_windows_channel * bytes_of(c.x_element)) as u64
 }
 
 /// Which of the window's inputs is the one at place `i` of [`Channel`], if there is one.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn input(c: &StepConstants, i: usize) -> Option<u64> {
     let absent = TAPS as u32 - c.taps;
     (i as u32 >= absent).then(|| (i as u32 - absent) as u64)
@@ -369,7 +369,7 @@ fn input(c: &StepConstants, i: usize) -> Option<u64> {
 ///
 /// # Safety
 /// Where `live`, the address is that of an element.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -385,7 +385,7 @@ pub unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Raw<TAPS> {
     let element = c.conv_weight_element;
     let bytes = bytes_of(element) as u64;
@@ -441,7 +441,7 @@ pub enum Of {
 impl Part {
     /// Number `i` of those of a block that has `tile` elements of v of each of its heads, and as many of q and of k as
     /// each of the `blocks` of its cluster.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(
         c: &StepConstants,
         row: Row,
@@ -474,7 +474,7 @@ impl Part {
 
     /// Number `i` of those of a block that has `tile` elements of v of the row's value head, and the channels of q and k of
     /// its head from `first` on, `part` of them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head(
         c: &StepConstants,
         row: Row,

@@ -34,7 +34,7 @@ type Held = [Raw<1>; HELD];
 
 impl Walk {
     /// Of row `b`: `previous` where the launch has previous tokens.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(b: u32, previous: Option<&Tokens>, new: &Tokens) -> Self {
         Self {
             b,
@@ -45,7 +45,7 @@ impl Walk {
     }
 
     /// Most tokens, of both kinds.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn most(c: &StepConstants) -> u32 {
         c.previous_tokens + c.tokens
     }
@@ -54,7 +54,7 @@ impl Walk {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         &self,
         c: &StepConstants,
@@ -108,7 +108,7 @@ pub struct Drafts {
 impl Drafts {
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the channel's window.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
         params: &LayerParams,
@@ -142,7 +142,7 @@ impl Drafts {
     ///
     /// # Safety
     /// As [`Self::load`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_waiting(
         c: &StepConstants,
         params: &LayerParams,
@@ -175,7 +175,7 @@ impl Drafts {
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn convolve(
         mut self,
         c: &StepConstants,
@@ -235,7 +235,7 @@ impl Drafts {
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live, and no more new tokens than are held.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave(
         &self,
         c: &StepConstants,
@@ -265,7 +265,7 @@ impl Drafts {
     }
 
     /// x of the tokens behind those from `first` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_next(
         &self,
         c: &StepConstants,
@@ -287,7 +287,7 @@ impl Drafts {
     }
 
     /// Writes the window after new token `t`, whose x this is, wherever it goes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn after(
         &self,
         c: &StepConstants,

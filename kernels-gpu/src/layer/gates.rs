@@ -11,7 +11,7 @@ use crate::step::{StepConstants, StepParams};
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_gate<G: Layered>(
     c: &StepConstants,
     params: &StepParams,

@@ -84,7 +84,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const {
@@ -207,7 +207,7 @@ impl<
 > KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
         // SAFETY: the caller's promise.
@@ -232,7 +232,7 @@ impl<
     }
 
     /// Sum of the squares of o over the rows of this warp, neighbours first.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn squares(o: [f32; ROWS]) -> f32 {
         let mut sums = o.map(|o| o * o);
         let mut stride = 1;

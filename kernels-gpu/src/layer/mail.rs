@@ -9,13 +9,13 @@ use crate::step::StepConstants;
 pub const BYTES: u32 = 2 * MAILBOX_BYTES;
 
 /// The mailbox of q and k; open where there is a convolution.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn of_channels() -> u32 {
     dynamic_shared_mem()
 }
 
 /// The mailbox of the sums; open where there is a norm.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn of_sums() -> u32 {
     dynamic_shared_mem() + MAILBOX_BYTES
 }
@@ -25,7 +25,7 @@ pub fn of_sums() -> u32 {
 ///
 /// # Safety
 /// The first [`BYTES`] of the block's shared memory are nothing else's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn open_and_arrive(c: &StepConstants, channels: u32, sums: u32) {
     if thread_idx_x() == 0 {
         // SAFETY: the caller's promise.

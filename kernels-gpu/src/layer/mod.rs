@@ -64,7 +64,7 @@ pub trait Layered: Gating {
 
 /// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that `lanes` lanes of K-last states of `S`
 /// load theirs as [`crate::recurrent::klast::load_parts`] does.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
     let run = lanes * FRAGMENT;
     let (part, i) = (i / run * run, i % run);
@@ -81,7 +81,7 @@ pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
 ///
 /// # Safety
 /// They are there, each behind the one before it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn warp_channels<const K: u32>(smem: u32) -> [f32; 4] {
     // SAFETY: the caller's promise.
     unsafe {

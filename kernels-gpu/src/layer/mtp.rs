@@ -57,14 +57,14 @@ pub trait Mtp {
     fn place(i: u32) -> u32;
 
     /// Shared memory of token `i`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(c: &StepConstants, i: u32) -> u32 {
         let bytes = Self::TOKEN_BYTES + c.ratio * Self::HEAD_BYTES;
         dynamic_shared_mem() + Self::TOKENS + i * bytes
     }
 
     /// What token `i` has of the block's value head `r`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(c: &StepConstants, i: u32, r: u32) -> u32 {
         Self::token(c, i) + Self::TOKEN_BYTES + r * Self::HEAD_BYTES
     }
@@ -73,7 +73,7 @@ pub trait Mtp {
     ///
     /// # Safety
     /// Before everything else.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn arrive(c: &StepConstants) {
         if Self::BLOCKS > 1 {
             let (channels, sums) = (2 * Self::K * Walk::most(c), Self::HEAD_SUMS * c.tokens);
@@ -83,7 +83,7 @@ pub trait Mtp {
     }
 
     /// Waits for the blocks of the cluster to have come.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meet() {
         if Self::BLOCKS > 1 {
             cluster::wait();
@@ -111,7 +111,7 @@ pub struct Launch<'a> {
 impl<'a> Launch<'a> {
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &'a StepConstants, params: &'a LayerParams, row: Row) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
@@ -143,7 +143,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_drafts<W: Mtp>(&self, i: u32) -> Drafts {
         let (dims, tiles) = ([W::K, W::V], (W::BLOCKS, W::TILE));
         let part = Part::new(self.c, self.row, dims, tiles, i);
@@ -156,7 +156,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     /// As [`Self::load_drafts`]'s, of a row that is live; the cluster has met.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give<W: Mtp>(&self, mut drafts: Drafts) {
         let (c, params, place, walk) = (self.c, self.params, &self.place, &self.walk);
         // SAFETY: the caller's promise.
@@ -194,7 +194,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Leaves q, k and v as they come, of as many tokens as the launch has room for.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_qkv<W: Mtp>(&self) {
         let (c, thread) = (self.c, thread_idx_x());
         // SAFETY: the caller's promise.
@@ -226,7 +226,7 @@ impl<'a> Launch<'a> {
     }
 
     /// The tokens that token `i` in shared memory is one of, or is nearest to, and which of these it is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(&self, i: u32) -> (Tokens, u32) {
         // Copies, not references: what is chosen by reference stays in memory.
         let mut tokens = self.new;
@@ -245,7 +245,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_scale<W: Mtp>(&self, n: u32) -> Scale {
         let c = self.c;
         let (t, r, v) = place_of::<W>(c, n);
@@ -260,7 +260,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_zeros<W: Mtp>(&self) {
         let mut n = thread_idx_x();
         while n < self.walk.count * self.c.ratio * W::TILE {
@@ -271,7 +271,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Stores element `n` of o.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store<W: Mtp>(&self, n: u32, o: f32) {
         let c = self.c;
         let (t, r, v) = place_of::<W>(c, n);
@@ -287,7 +287,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Safety
     /// o of every token and head was written to where v was.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn finish<W: Mtp>(&self, first: Scale) {
         let (c, thread) = (self.c, thread_idx_x());
         let count = c.tokens * c.ratio * W::TILE;
@@ -362,14 +362,14 @@ impl<'a> Launch<'a> {
 }
 
 /// Token, head of the block, and place in its tile of number `n` of the elements of v, or of o.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn place_of<W: Mtp>(c: &StepConstants, n: u32) -> (u32, u32, u32) {
     let (of_head, v) = (n / W::TILE, n % W::TILE);
     (of_head / c.ratio, of_head % c.ratio, v)
 }
 
 /// Leaves a convolved channel of token `i` where it is wanted: of k and q, in every block of the cluster.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give<W: Mtp>(c: &StepConstants, part: &Part, i: u32, y: f32) {
     // SAFETY: the caller's promise.
     unsafe {

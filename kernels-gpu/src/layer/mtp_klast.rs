@@ -69,7 +69,7 @@ impl<
     const THREADS: u32 = THREADS;
     const TOKENS: u32 = Self::BEHIND_MAIL + DEPTH * Ring::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(i: u32) -> u32 {
         position::<S>(Self::LANES, i)
     }
@@ -105,7 +105,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
@@ -263,7 +263,7 @@ impl Turn {
     ///
     /// # Safety
     /// `launch` describes live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<G: Gating, S: StateElement, const K: u32>(
         launch: &Launch,
         tokens: &Tokens,
@@ -298,7 +298,7 @@ impl<
 {
     /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the groups take
     /// turns, whose first is loaded. All threads of the block call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(
         launch: &Launch,
         (tokens, before): (&Tokens, u32),
@@ -343,7 +343,7 @@ impl<
 
     /// Prepared token `i` of head `r`, v of this group's rows, the first of which is number `own` of the tile, and where
     /// these are.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepared(
         c: &StepConstants,
         (i, r, own): (u32, u32, u32),

@@ -84,7 +84,7 @@ impl<
     const THREADS: u32 = THREADS;
     const TOKENS: u32 = Self::OF_TEAMS + Self::TEAMS * Self::TEAM_BYTES;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(i: u32) -> u32 {
         4 * i
     }
@@ -121,7 +121,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_v_last(K, V, LANES, ROWS as u32) };
         const {
@@ -285,7 +285,7 @@ impl<
 > MtpVLast<G, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>
 {
     /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the warps take turns.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(launch: &Launch, tokens: &Tokens, before: u32) {
         let (c, params) = (launch.c, &launch.params.step);
         let mut n = thread_idx_x() / 32;
@@ -319,7 +319,7 @@ impl<
     }
 
     /// Turns the sums of the team's column `own` into δ rk, and v at `values`, where it `is_there`, into o where it `is_new`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn close(
         smem: u32,
         of_token: u32,

@@ -23,7 +23,7 @@ impl Scale {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
         params: &LayerParams,
@@ -50,7 +50,7 @@ impl Scale {
     }
 
     /// The element `o` of a head of `dim`, the sum of whose squares is `squares`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn apply(&self, c: &StepConstants, o: f32, squares: f32, dim: u32) -> f32 {
         let ([z], [weight]) = (
             self.z.to_f32(c.z_element),
@@ -61,7 +61,7 @@ impl Scale {
 }
 
 /// The element `o` of a head of `dim`, the sum of whose squares is `squares`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32), z: f32, weight: f32) -> f32 {
     let mean = squares * (1.0 / dim as f32);
     let size = rsqrt(mean + f32::from_bits(c.norm_eps));
@@ -73,7 +73,7 @@ pub fn normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32), z: f32, wei
 ///
 /// # Safety
 /// The word is this warp's to write in every block, and the mailbox is open in all of them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
     if lane_id() < blocks {
         // SAFETY: the caller's promise.
@@ -85,7 +85,7 @@ pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
 ///
 /// # Safety
 /// They are there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     let word = |i: usize| {
         // SAFETY: the caller's promise.
@@ -104,7 +104,7 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
 /// # Safety
 /// `o` has `ratio` heads of `dim` values, written before a barrier that all have passed; the `dim / 32` words behind each
 /// head at `sums` are free.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn finish_heads(
     c: &StepConstants,
     params: &LayerParams,
@@ -156,7 +156,7 @@ pub unsafe fn finish_heads(
 
 /// Sum over groups of `lanes` lanes, neighbours first: whatever the tile, squares are added in this order. All lanes of the
 /// warp call it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn neighbours_sum(mut value: f32, lanes: u32) -> f32 {
     let mut lane_mask = 1;
     while lane_mask < lanes {

@@ -82,7 +82,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const {
             assert!(
@@ -167,7 +167,7 @@ pub(crate) trait Leaves {
 impl Leaves for () {
     const FLUSHES: bool = false;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         &self,
         c: &StepConstants,
@@ -180,10 +180,10 @@ impl Leaves for () {
         unsafe { Drafts::load(c, params, place, walk, part) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave(&self, _: &StepConstants, _: &LayerParams, _: &Place, _: &Walk, _: &Drafts) {}
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_key(&self, _: &Part, _: u32, _: f32) {}
 }
 
@@ -197,7 +197,7 @@ pub(crate) struct Rings {
 impl Leaves for Rings {
     const FLUSHES: bool = true;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         &self,
         c: &StepConstants,
@@ -210,7 +210,7 @@ impl Leaves for Rings {
         unsafe { Drafts::load_waiting(c, params, place, walk, part, &self.inputs) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave(
         &self,
         c: &StepConstants,
@@ -223,7 +223,7 @@ impl Leaves for Rings {
         unsafe { drafts.leave(c, params, place, walk, &self.inputs) };
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_key(&self, part: &Part, t: u32, y: f32) {
         if part.is_there && part.of == Of::Key {
             let address = self.keys.key(self.inputs.pending() + t) + 4 * part.own as u64;
@@ -256,7 +256,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
 
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(c: &StepConstants, params: &'a LayerParams, row: Row, rings: R) -> Self {
         let rank = if CLUSTERED {
             // hv = h · ratio + r, or r · H + h
@@ -288,25 +288,25 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     }
 
     /// Blocks of the cluster.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn blocks(c: &StepConstants) -> u32 {
         if CLUSTERED { Self::TILES * c.ratio } else { 1 }
     }
 
     /// Whether blocks send each other anything.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meets(c: &StepConstants) -> bool {
         Self::blocks(c) > 1 && (!R::FLUSHES || c.tokens != 0)
     }
 
     /// Whether the row's slots are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_live(&self) -> bool {
         self.place.live()
     }
 
     /// Blocks of it that convolve q and k: the first ones, a power of two.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn parts(c: &StepConstants) -> u32 {
         let blocks = Self::blocks(c);
         if blocks >= 8 {
@@ -320,12 +320,12 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn mail_of_channels() -> u32 {
         dynamic_shared_mem() + Self::MAIL
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn mail_of_sums() -> u32 {
         dynamic_shared_mem() + Self::MAIL + MAILBOX_BYTES
     }
@@ -335,7 +335,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     ///
     /// # Safety
     /// Before everything else.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn open_mailboxes(&self, c: &StepConstants) {
         if !Self::meets(c) {
             return;
@@ -361,14 +361,14 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     }
 
     /// The place of the sum over the rows of `warp` of the block, of token `t`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sum(&self, tile: u32, warp: u32, t: u32) -> u32 {
         dynamic_shared_mem() + Self::SUMS + (t * Self::TOKEN_SUMS + tile * B::WARPS + warp) * 4
     }
 
     /// Where token `t` of a channel of k or q lies; with GDN the word of it and its neighbour, of their high parts that of an
     /// even channel and of their low ones that of an odd one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn channel(part: &Part, set: Set, t: u32) -> u32 {
         let i = part.own;
         if B::PER_CHANNEL {
@@ -395,7 +395,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     ///
     /// # Safety
     /// The place is this thread's to write, and the mailbox is open, for the blocks have met.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave(&self, c: &StepConstants, part: &Part, set: Set, t: u32, y: f32) {
         let mut word = y.to_bits();
         if !B::PER_CHANNEL && c.state_f16 == 0 {
@@ -436,7 +436,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
 
     /// Whether a thread loads what its next channel is convolved from before it convolves one: not where all have one, nor
     /// where accesses to states are not wide, and there are no registers left for it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn looks_ahead(c: &StepConstants) -> bool {
         let channels = 2 * (B::K / Self::parts(c)) + Self::TILE;
         channels > 32 * B::WARPS && c.wide_state != 0
@@ -447,7 +447,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     ///
     /// # Safety
     /// The launch is of live tensors; no other thread has the channel.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_channel(launch: &Launch<'_, Self>, walk: &Walk, i: u32, is_due: bool) -> Drafts {
         let (c, layer) = (&launch.c, &launch.around);
         let dims = [B::K, B::V];
@@ -471,22 +471,22 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     type Drafts = (Walk, [Drafts; 2]);
     type Scales = Scales;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> &Slots {
         &self.place.slots
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn live(&self, _: &StepConstants, _: &StepParams) -> bool {
         self.place.live()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn makes(c: &StepConstants) -> bool {
         c.taps != 0
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_drafts(launch: &Launch<'_, Self>) -> (Walk, [Drafts; 2]) {
         let walk = Walk::new(launch.row.b, launch.previous.as_ref(), &launch.tokens);
         let i = thread_idx_x();
@@ -501,14 +501,14 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         (walk, drafts)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meet(launch: &Launch<'_, Self>) {
         if Self::meets(&launch.c) {
             cluster::wait();
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_scales(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) -> Scales {
         let (c, layer, row) = (&launch.c, &launch.around, launch.row);
         let (t, first) = worker.value_place();
@@ -533,7 +533,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(launch: &Launch<'_, Self>, (walk, drafts): (Walk, [Drafts; 2])) {
         let (c, layer) = (&launch.c, &launch.around);
         let (_, own) = layer.part;
@@ -590,7 +590,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {
         let (c, layer) = (&launch.c, &launch.around);
         let (t, _) = worker.value_place();
@@ -626,7 +626,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>, scales: Scales) {
         let (c, layer) = (&launch.c, &launch.around);
         if c.has_norm == 0 {
@@ -663,7 +663,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
 ///
 /// # Safety
 /// The lane has some, and they are there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn outputs<B: Block, const TILES16: usize>(worker: &Worker<B, TILES16>) -> [f32; 8] {
     let (t, row) = worker.value_place();
     let place = worker.value_address(Set::New, t, row, Element::F32 as u32);

@@ -20,7 +20,7 @@ impl Place {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &LayerParams, b: u32) -> Self {
         // SAFETY: the caller's promise; the row's first token slot is there.
         let (slots, first) = unsafe {
@@ -49,25 +49,25 @@ impl Place {
     }
 
     /// Whether the slots are there, of states and of windows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn live(&self) -> bool {
         self.live
     }
 
     /// Whether the row starts from zeros.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_fresh(&self) -> bool {
         self.slots.is_fresh()
     }
 
     /// Whether it starts from its slot.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn reads(&self) -> bool {
         self.live && !self.slots.is_fresh()
     }
 
     /// Address of the window that it starts from.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn read_window(&self, c: &StepConstants, params: &LayerParams) -> u64 {
         let [slot, _] = self.windows.map(|slot| slot as u32 as u64);
         let first = slot * c.read_windows_slot as u64
@@ -76,7 +76,7 @@ impl Place {
     }
 
     /// Address of the window that it leaves.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write_window(&self, c: &StepConstants, params: &LayerParams) -> u64 {
         let [_, slot] = self.windows.map(|slot| slot as u32 as u64);
         params.write_windows + slot * c.write_windows_slot as u64 * bytes_of(c.x_element) as u64

@@ -30,7 +30,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     pub const SLICE_BYTES: u32 = ROWS as u32 * Self::PIECES as u32 * THREADS * 16;
 
     /// From address `first` on, of a row that `reads` its slot, from states whose pieces are aligned where `wide`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(first: u32, reads: bool, wide: bool) -> Self {
         Self {
             first,
@@ -41,7 +41,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     }
 
     /// Where this thread's piece `i` of the slice at place `at` goes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn piece(&self, at: u32, i: u32) -> u32 {
         let pieces = ROWS as u32 * Self::PIECES as u32;
         self.first + ((at * pieces + i) * THREADS + thread_idx_x()) * 16
@@ -52,7 +52,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     ///
     /// # Safety
     /// The head's state is live; what was at that place is read.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn start(
         &self,
         at: u32,
@@ -76,7 +76,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     }
 
     /// Waits for all slices but the newest `pending`, at most 3, of those that were started.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn wait(&self, pending: u32) {
         if self.copies {
             match pending {
@@ -93,7 +93,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     ///
     /// # Safety
     /// The head's state is live, and this thread has not written it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn read(
         &self,
         at: u32,

@@ -89,7 +89,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_v_last(K, V, LANES, ROWS as u32) };
         const {
@@ -246,7 +246,7 @@ impl<
 > VLast<G, S, K, V, LANES, ROWS, CHANNELS>
 {
     /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
         // SAFETY: the caller's promise.
@@ -271,7 +271,7 @@ impl<
     }
 
     /// Leaves q, k and v as they come, of the block's first head and of this one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_qkv(c: &StepConstants, tokens: &Tokens, share: Share, thread: u32, r: u32) {
         let smem = dynamic_shared_mem();
         // SAFETY: the caller's promise.

@@ -45,13 +45,13 @@ pub trait Whole {
     fn place(i: u32) -> u32;
 
     /// What the gate of a channel is worth, and β.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values_of(c: &StepConstants, gates: RawGates<1>) -> ([f32; 1], f32) {
         gates.values(c)
     }
 
     /// Shared memory of the block's value head `r`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(r: u32) -> u32 {
         dynamic_shared_mem() + Self::HEADS + r * Self::HEAD_BYTES
     }
@@ -60,7 +60,7 @@ pub trait Whole {
     ///
     /// # Safety
     /// As [`Channels::load`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn channels(
         c: &StepConstants,
         params: &LayerParams,
@@ -94,7 +94,7 @@ pub struct Ahead {
 impl Ahead {
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<W: Whole>(
         c: &StepConstants,
         params: &LayerParams,
@@ -117,7 +117,7 @@ impl Ahead {
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give<W: Whole>(
         self,
         c: &StepConstants,
@@ -157,7 +157,7 @@ impl Ahead {
 ///
 /// # Safety
 /// o of every head was written before a barrier that all have passed.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn finish<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row, scale: Scale) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -171,7 +171,7 @@ pub unsafe fn finish<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_zeros<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
     let mut i = thread_idx_x();
     while i < c.ratio * W::V {
@@ -185,7 +185,7 @@ pub unsafe fn store_zeros<W: Whole>(c: &StepConstants, params: &LayerParams, row
 }
 
 /// The gate of number `i` of the block's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_gates<W: Whole>(
     c: &StepConstants,
     params: &LayerParams,
@@ -201,7 +201,7 @@ unsafe fn load_gates<W: Whole>(
 }
 
 /// Leaves number `i` of the gates where it is wanted.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
     let (r, channel) = (i / W::GATES, i % W::GATES);
     if r >= c.ratio {
@@ -218,7 +218,7 @@ unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
 }
 
 /// Leaves a convolved channel where it is wanted.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give<W: Whole>(part: &Part, y: f32) {
     let smem = dynamic_shared_mem();
     let address = match part.of {
@@ -231,7 +231,7 @@ unsafe fn give<W: Whole>(part: &Part, y: f32) {
 }
 
 /// Leaves q, k and v as they come.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give_qkv<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
     let (smem, thread) = (dynamic_shared_mem(), thread_idx_x());
     // SAFETY: the caller's promise.

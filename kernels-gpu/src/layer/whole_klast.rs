@@ -60,7 +60,7 @@ impl<
     const THREADS: u32 = THREADS;
     const KEYS: u32 = DEPTH * Ring::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(i: u32) -> u32 {
         position::<S>(Self::LANES, i)
     }
@@ -94,7 +94,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };

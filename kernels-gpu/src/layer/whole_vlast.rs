@@ -71,7 +71,7 @@ impl<
     const THREADS: u32 = THREADS;
     const KEYS: u32 = Self::STEPS + Self::COLUMNS * 4;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(i: u32) -> u32 {
         4 * i
     }
@@ -103,7 +103,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_v_last(K, V, LANES, (K * LANES / THREADS).next_multiple_of(2)) };
         const {

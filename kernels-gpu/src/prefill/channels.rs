@@ -102,7 +102,7 @@ struct Token<const K: u32> {
 /// `params` and `c` describe live tensors; `piece` is of `span`; [`words_bytes`] from `words`, [`room_bytes`] from `room` and
 /// [`SCALE_BYTES`] from `scales` on are the block's shared memory; what is at `images` and `head` is the block's to write. The
 /// image of k̂ and q̂ may be at `words`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn give<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
     (span, piece): (&Span, Piece),
@@ -139,7 +139,7 @@ pub unsafe fn give<const K: u32>(
 }
 
 /// Which warp of the block this is.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn warp() -> u32 {
     thread_idx_x() / 32
 }
@@ -150,7 +150,7 @@ impl<const K: u32> Token<K> {
 
     /// # Safety
     /// As [`give`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         (c, params): (&StepConstants, &PrefillParams),
         (span, piece): (&Span, Piece),
@@ -237,13 +237,13 @@ impl<const K: u32> Token<K> {
     }
 
     /// Where this lane's words of k (0) or q (1) are, of its channels of those from 32 `i` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_words(&self, of: u32, i: usize) -> u32 {
         let number = of * Self::RUNS as u32 + i as u32;
         self.words + (number * THREADS + thread_idx_x()) * 16
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn keep(&self, of: u32, words: Words) {
         let mut i = 0;
         while i < Self::RUNS {
@@ -254,7 +254,7 @@ impl<const K: u32> Token<K> {
     }
 
     /// k (0) or q (1) of this lane, of its channels of those from 32 `i` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn kept(&self, of: u32, i: usize) -> [u32; 4] {
         // SAFETY: this lane has stored them.
         unsafe { load_shared_b128(self.place_of_words(of, i)) }
@@ -262,7 +262,7 @@ impl<const K: u32> Token<K> {
 
     /// Up to n = 4: the products of the warp's own tokens, as the lane of a product has them, of k two and of q two; and the
     /// decays of its 8 tokens as a block.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn advance_in_warp(&mut self) -> [f32; 4] {
         let (r, c) = (lane_id() / 4, lane_id() % 4);
         let mut tile = [0.0f32; 4];
@@ -324,13 +324,13 @@ impl<const K: u32> Token<K> {
     }
 
     /// Where this lane's decays behind its token wait, since there are not registers for them: where A comes later.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_above(&self, i: usize) -> u32 {
         self.room + solver_at(K) + (2 * i as u32 * THREADS + thread_idx_x()) * 16
     }
 
     /// Stores all decays of the warp's tokens, for the others.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_total(&self, i: usize) {
         let place = self.total(warp(), i as u32);
         let [a, b, c, d, e, f, g, h] = self.below[i].map(f32::to_bits);
@@ -342,19 +342,19 @@ impl<const K: u32> Token<K> {
     }
 
     /// Where the total of a warp is, of this lane's channels of those from 32 `i` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn total(&self, warp: u32, i: u32) -> u32 {
         self.room + warp * total_bytes(K) + 128 * i + lane_id() % 4 * 32
     }
 
     /// Where a warp of a lower half leaves its part, the `number`-th of 4 for n = 8 · 2^`level`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn part(&self, level: u32, number: u32) -> u32 {
         self.room + parts_at(K) + (4 * level + number) * part_bytes(K) + lane_id() * 16
     }
 
     /// Decays of channels from 32 `i` on times the totals of `count` warps from `first` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn behind(&self, decays: &mut [f32; 8], i: usize, (first, count): (u32, u32)) {
         let mut warp = first;
         while warp < first + count {
@@ -373,7 +373,7 @@ impl<const K: u32> Token<K> {
 
     /// For n from 8 on, what this warp's tokens are to those of the upper half, where they are in the lower; and the image that is
     /// added to the state.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_parts(&self, images: impl Place) {
         let own = warp();
         let mut i = 0;
@@ -410,14 +410,14 @@ impl<const K: u32> Token<K> {
     }
 
     /// The token, of the piece.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(&self) -> u32 {
         TOKENS * warp() + lane_id() / 4
     }
 
     /// For n from 8 on, the products of this warp's tokens with those of the lower half, where they are in the upper. Returns the
     /// last image's k and q.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn multiply_parts(&self, head: impl Place) -> [Words; 2] {
         let own = warp();
         let (mut ones, mut twos, mut fours) = ([[0.0; 4]; 1], [[0.0; 4]; 2], [[0.0; 4]; 4]);
@@ -456,7 +456,7 @@ impl<const K: u32> Token<K> {
 
     /// Of one n, of `HALF` warps: adds the products over the channels from 32 `i` on, of k and q with these decays, which then
     /// are those of the block of 2 n.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn multiply_part<const HALF: usize>(
         &self,
         (k, q): ([u32; 4], [u32; 4]),
@@ -484,7 +484,7 @@ impl<const K: u32> Token<K> {
     }
 
     /// Stores the tiles of one n.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_tiles<const HALF: usize>(&self, tiles: &[[f32; 4]; HALF], head: impl Place) {
         let (own, half) = (warp(), HALF as u32);
         let mut n = 0;
@@ -500,7 +500,7 @@ impl<const K: u32> Token<K> {
     }
 
     /// The images of k̂ and q̂.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_images(&self, [k, q]: &[Words; 2], images: impl Place) {
         let mut i = 0;
         while i < Self::RUNS {
@@ -516,21 +516,21 @@ impl<const K: u32> Token<K> {
     }
 
     /// Byte of this lane's two elements of P of its token and tokens 8 `s` and on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_p(s: u32) -> u32 {
         let (t, r, c) = (warp(), lane_id() / 4, lane_id() % 4);
         P + t / 4 * 2048 + s / 2 * 1024 + t % 4 * 256 + s % 2 * 128 + r * 16 + 4 * c
     }
 
     /// f32 of this lane's token at `byte` of what is said of tokens.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn said(&self, byte: u32) -> f32 {
         // SAFETY: the caller's promise.
         f32::from_bits(unsafe { load_shared_b32(self.scales + byte + 4 * self.token()) })
     }
 
     /// Scales of k of this lane's two of tokens 8 `s` and on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_columns(&self, s: u32) -> [f32; 2] {
         let place = self.scales + 4 * (TOKENS * s + lane_id() % 4 * 2);
         // SAFETY: the caller's promise.
@@ -541,7 +541,7 @@ impl<const K: u32> Token<K> {
     ///
     /// # Safety
     /// What is said of both is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_p(&self, s: u32, products: [f32; 2], head: impl Place) {
         // SAFETY: the caller's promise; a warp has its own rows of P.
         unsafe {
@@ -555,7 +555,7 @@ impl<const K: u32> Token<K> {
     ///
     /// # Safety
     /// What is said of both is there, and nothing else waits where A is solved.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_a(&self, s: u32, products: [f32; 2]) {
         // SAFETY: the caller's promise; a warp has its own rows of A.
         unsafe {
@@ -569,7 +569,7 @@ impl<const K: u32> Token<K> {
     ///
     /// # Safety
     /// The warp's scales are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_factors(&self, head: impl Place) {
         let (t, part) = (self.token(), lane_id() % 4);
         // Lanes 0 and 2 of a token store that of k, lane 1 that of q.
@@ -587,7 +587,7 @@ impl<const K: u32> Token<K> {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn beta_of(
     c: &StepConstants,
     params: &PrefillParams,
@@ -609,7 +609,7 @@ pub unsafe fn beta_of(
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn decays<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
     row: Row,
@@ -643,13 +643,13 @@ unsafe fn decays<const K: u32>(
     decays
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn choose(is: bool, one: f32, other: f32) -> f32 {
     if is { one } else { other }
 }
 
 /// 8 factors in f16, two to a word.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn rounded(factors: &[f32; 8]) -> [u32; 4] {
     let mut words = [0; 4];
     let mut i = 0;
@@ -661,7 +661,7 @@ fn rounded(factors: &[f32; 8]) -> [u32; 4] {
 }
 
 /// 8 channels times as many factors, in f16.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn times(words: [u32; 4], factors: [u32; 4]) -> [u32; 4] {
     let mut products = [0; 4];
     let mut i = 0;
@@ -674,7 +674,7 @@ fn times(words: [u32; 4], factors: [u32; 4]) -> [u32; 4] {
 
 /// Adds the products of this warp's 8 tokens, of k in the first rows and of q in the others, with those of 8 tokens, over
 /// 32 channels of which a lane has 8.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(k: [u32; 4], q: [u32; 4], columns: [u32; 4], sums: [f32; 4]) -> [f32; 4] {
     let first = [k[0], q[0], k[1], q[1]];
     let second = [k[2], q[2], k[3], q[3]];

@@ -33,7 +33,7 @@ impl Inputs {
     };
 
     /// Of a row at `place`; nothing without a convolution.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &StepConstants, params: &PrefillParams, place: &Place) -> Self {
         Self {
             window: place.read_window(c, &params.layer),
@@ -45,7 +45,7 @@ impl Inputs {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; `t` is at least 1 - W, and not behind the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn raw(
         self,
         (c, params): (&StepConstants, &PrefillParams),
@@ -81,7 +81,7 @@ impl Inputs {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; tokens before `end` are the row's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn convolve_run<const RUN: usize>(
         self,
         (c, params): (&StepConstants, &PrefillParams),
@@ -166,7 +166,7 @@ impl Inputs {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; the token is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn convolve(
         self,
         (c, params): (&StepConstants, &PrefillParams),
@@ -199,13 +199,13 @@ impl Inputs {
 }
 
 /// The first channel of all D of q, k or v (0, 1, 2) of a head, where each has as many.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn channel_of(c: &StepConstants, of: u32, head: u32, dim: u32) -> u32 {
     (of * c.h) * dim + head * dim
 }
 
 /// The first channel of all D of v of a value head, which has `dim`, that is V, of them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn channel_of_values<const K: u32, const V: u32>(c: &StepConstants, hv: u32, dim: u32) -> u32 {
     if const { K == V } {
         channel_of(c, 2, hv, dim)

@@ -23,7 +23,7 @@ use crate::state::StateElement;
 use crate::step::{PrefillParams, StepConstants};
 
 /// The constants, of which those are 0 that a prefill does not have.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn constants() -> StepConstants {
     StepConstants {
         tokens: 0,
@@ -47,7 +47,7 @@ impl<G: Gating, const K: u32, const V: u32> Convolve<G, K, V> {
     ///
     /// # Safety
     /// `with` describes live tensors; the block's shared memory is free, and what is made is its to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn convolve<const OF: u32>(
         load: &Load<'_, false>,
         operands: impl Fn(u32) -> Operands,
@@ -90,7 +90,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         let c = constants();
         if c.taps == 0 {
@@ -148,7 +148,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
 
 /// Of a preparation, at its end: it ends behind the chain before it, beside which it may have run. Its last block
 /// waits, while the others make room; whoever waits for the preparation has waited for that chain then.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn end_behind_chain(params: &PrefillParams) {
     if params.first_piece != 0 && block_idx_x() + 1 == grid_dim_x() {
         wait_for_previous();
@@ -185,7 +185,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         if params.end_piece != ALL_PIECES || params.has_singles != 0 {
             // All blocks are there, and keep their multiprocessors: a preparation takes the others, or what is left of
@@ -218,7 +218,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     ///
     /// # Safety
     /// As [`Kernel::run`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run_role<const WALKS: bool>(params: &PrefillParams) {
         let c = constants();
         // SAFETY: the caller's promise.
@@ -289,7 +289,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         let c = constants();
         let (b, hv) = (block_idx_z(), block_idx_x());
@@ -336,7 +336,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         // What is behind finds its rows and slots meanwhile.
         let_next_begin();
@@ -380,7 +380,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         let c = constants();
         let channels = 2 * c.h * K + c.h * c.ratio * V;

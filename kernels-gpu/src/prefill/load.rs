@@ -34,7 +34,7 @@ const RUN_BYTES: u32 = 4 * 2048;
 
 /// Byte of the lower (0) or the upper (1) four of 8 channels of a token, as [`Load::stage`] leaves them: tokens trade
 /// places with the channels, so that neither a token's nor a channel's meet in a bank.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn staged_byte(part: u32, of: u32, token: u32) -> u32 {
     part * 2048 + of * QUERIES + (token ^ ((2 * part + of) % 8)) * 16
 }
@@ -68,21 +68,21 @@ pub struct Load<'a, const NEIGHBOURS: bool> {
 
 impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     /// The token of the piece that is this thread's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn token(&self) -> u32 {
         let lane = lane_id();
         8 * (thread_idx_x() / 32) + if NEIGHBOURS { lane / 4 } else { lane % 8 }
     }
 
     /// Which of the four lanes of a token this is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn part(&self) -> u32 {
         let lane = lane_id();
         if NEIGHBOURS { lane % 4 } else { lane / 8 }
     }
 
     /// x summed over the lanes of a token.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sum(x: f32) -> f32 {
         let [sum] = if NEIGHBOURS {
             butterfly_sum([x], 1, 4)
@@ -96,7 +96,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ///
     /// # Safety
     /// The tensor is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn rows<const K: u32>(&self, (base, strides, head, element): Source) -> Rows {
         let mut rows = NO_ROWS;
         let token = self.token();
@@ -114,7 +114,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     }
 
     /// Byte of 8 channels of the token in the image, of k (0) or q (1).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn byte(&self, of: u32, i: u32) -> u32 {
         self.part() * 2048 + i * RUN_BYTES + of * QUERIES + self.token() * 16
     }
@@ -124,7 +124,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ///
     /// # Safety
     /// The tensors are live, and the image is the block's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn stage<const K: u32, const OF: u32>(&self, image: u32) {
         let (of_token, thread) = (K / 2, anew(thread_idx_x()));
         let (pair, first) = (thread % of_token, thread / of_token);
@@ -162,7 +162,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ///
     /// # Safety
     /// It is there, behind a barrier.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn staged<const K: u32>(&self, image: u32) -> Token {
         let mut x = [[0.0; 8]; 4];
         let mut i = 0;
@@ -182,7 +182,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ///
     /// # Safety
     /// The scales are the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn scaled<const K: u32, const OF: u32>(
         &self,
         x: Token,
@@ -252,7 +252,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
 
     /// # Safety
     /// The image is the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give<const K: u32, const OF: u32>(&self, words: Words, image: impl Place) {
         let mut i = 0;
         while i < K as usize / 32 {
@@ -267,7 +267,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ///
     /// # Safety
     /// It is in the workspace; the scales are the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn left<const K: u32>(&self, of: u32, operands: Operands, scales: u32) -> Words {
         let mut words: Words = [[0; 4]; 4];
         // SAFETY: the caller's promise.
@@ -293,7 +293,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ///
     /// # Safety
     /// The scales are the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn words<const K: u32, const OF: u32>(
         &self,
         rows: Rows,
@@ -314,7 +314,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ///
     /// # Safety
     /// The image and the scales are the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn place<const K: u32, const OF: u32>(
         &self,
         rows: Rows,

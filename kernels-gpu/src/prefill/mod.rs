@@ -67,21 +67,21 @@ pub const fn head_bytes(k: u32, per_channel: bool) -> u32 {
 }
 
 /// x of a lane. All lanes of the warp come.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_lane(x: u32, lane: u32) -> u32 {
     warp_shuffle_idx(f32::from_bits(x), lane).to_bits()
 }
 
 /// A number that all lanes of a warp have, of which the assembler knows that: what is computed from it is computed once
 /// for the warp. All of them come.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_warp(x: u32) -> u32 {
     of_lane(x, 0)
 }
 
 /// The same number of this thread, of which the compiler does not know that it is the same for every piece: else it keeps what
 /// follows from it, addresses above all, from piece to piece, in registers that there are not. All lanes of the warp come.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn anew(x: u32) -> u32 {
     of_lane(x, lane_id())
 }
@@ -92,7 +92,7 @@ fn anew(x: u32) -> u32 {
 /// A row of n tokens has at most ⌊(n + C - 2)/C⌋ units if it begins at a multiple of C, else ⌊(n + 2C - 4)/C⌋; sums of
 /// floors are at most the floor of the sum.
 #[must_use]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn units(end: u64, rows: u64, positions: bool) -> u64 {
     let more = if positions { 2 * CHUNK - 4 } else { CHUNK - 2 };
     (end + rows * more as u64) / CHUNK as u64

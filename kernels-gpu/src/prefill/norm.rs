@@ -16,27 +16,27 @@ use crate::step::{PrefillParams, StepConstants};
 const MOST_GROUPS: usize = 3;
 
 /// What makes up for the scale of q, and what takes that back: powers of two.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sizes(c: &StepConstants) -> [f32; 2] {
     power::of_exponent((c.scale >> 23 & 0xff).clamp(1, 253))
 }
 
 /// Two elements of an o that is not f32, as they are left for a norm.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn left(c: &StepConstants, [x, y]: [f32; 2]) -> u32 {
     let [size, _] = sizes(c);
     pack_f16x2(x * size, y * size)
 }
 
 /// Two elements of o, from what is [`left`] of them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_left(c: &StepConstants, word: u32) -> [f32; 2] {
     let [_, size] = sizes(c);
     b16x2_to_f32(word, true).map(|o| o * size)
 }
 
 /// What a norm behind the chain has of two elements of o.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn as_left(c: &StepConstants, o: [f32; 2]) -> [f32; 2] {
     if c.o_element == Element::F32 as u32 {
         o
@@ -54,14 +54,14 @@ impl Left {
 
     /// # Safety
     /// They are there, from `o` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(c: &StepConstants, o: u64) -> Self {
         let second = o + 8 * bytes_of(c.o_element) as u64;
         // SAFETY: the caller's promise.
         Self([o, second].map(|at| unsafe { load::<8>(at, c.o_element, c.wide_io != 0) }))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values(&self, c: &StepConstants) -> [f32; 16] {
         let mut values = [0.0; 16];
         let mut i = 0;
@@ -83,7 +83,7 @@ impl Left {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the chain has left o, and nobody else touches that of the unit and head.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn of_unit<const V: u32>(
     c: &StepConstants,
     params: &PrefillParams,

@@ -24,18 +24,18 @@ pub struct Global(pub u64);
 pub struct Shared(pub u32);
 
 impl Place for Global {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn behind(self, bytes: u32) -> Self {
         Self(self.0 + bytes as u64)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b32(self, byte: u32, word: u32) {
         // SAFETY: the caller's promise.
         unsafe { store_b32(self.0 + byte as u64, word) };
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b128(self, byte: u32, words: [u32; 4]) {
         // SAFETY: the caller's promise.
         unsafe { store_b128(self.0 + byte as u64, words) };
@@ -43,18 +43,18 @@ impl Place for Global {
 }
 
 impl Place for Shared {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn behind(self, bytes: u32) -> Self {
         Self(self.0 + bytes)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b32(self, byte: u32, word: u32) {
         // SAFETY: the caller's promise.
         unsafe { store_shared_b32(self.0 + byte, word) };
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b128(self, byte: u32, words: [u32; 4]) {
         // SAFETY: the caller's promise.
         unsafe { store_shared_b128(self.0 + byte, words) };

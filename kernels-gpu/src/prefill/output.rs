@@ -26,7 +26,7 @@ use crate::step::{PrefillParams, StepConstants};
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store(
     c: &StepConstants,
     params: &PrefillParams,
@@ -69,7 +69,7 @@ pub unsafe fn store(
 }
 
 /// A token of the piece, and a part of 8 channels of it, whose `i`-th this thread has where threads of a token are neighbours.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn own_piece(i: u32) -> (u32, u32) {
     let thread = thread_idx_x() % 128;
     (thread / 8 + 16 * i, thread % 8)
@@ -79,7 +79,7 @@ fn own_piece(i: u32) -> (u32, u32) {
 ///
 /// # Safety
 /// The tile is the warpgroup's, all threads of which come.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn through_tile(
     o: &[f32; 32],
     (tile, barrier): (u32, u32),
@@ -111,7 +111,7 @@ unsafe fn through_tile(
 ///
 /// # Safety
 /// As [`store`]'s.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_pieces(
     c: &StepConstants,
     params: &PrefillParams,
@@ -139,7 +139,7 @@ unsafe fn store_pieces(
 }
 
 /// Hands each of the thread's sums to `give`, with its token and its row among the warpgroup's 64.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn each(o: &[f32; 32], give: impl Fn(u32, u32, f32)) {
     let thread = anew(thread_idx_x());
     let row = thread / 32 % 4 * 16 + thread % 32 / 4;
@@ -153,7 +153,7 @@ fn each(o: &[f32; 32], give: impl Fn(u32, u32, f32)) {
 
 /// Where v is copied to the tile by itself, what was stored there is before that. Not behind what is stored to global memory,
 /// for which the fence would wait.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn release(c: &StepConstants) {
     if c.makes_values() {
         fence_shared();
@@ -171,7 +171,7 @@ pub const BLOCK: u32 = 4;
 ///
 /// # Safety
 /// As [`store`]'s.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     c: &StepConstants,
     params: &PrefillParams,
@@ -267,7 +267,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
 }
 
 /// The sum of the squares of 16 channels, and of those of the other three lanes of a token. All lanes of the warp come.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn sum_of_quad(o: &[f32; 16]) -> f32 {
     let mut squares = 0.0;
     let mut i = 0;
@@ -298,7 +298,7 @@ impl Scales {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; there is a norm, and the token.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
         params: &PrefillParams,
@@ -328,7 +328,7 @@ impl Scales {
     ///
     /// # Safety
     /// As [`Self::load`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store<const V: u32>(
         &self,
         c: &StepConstants,

@@ -57,7 +57,7 @@ impl Unit {
     /// # Safety
     /// `params` and `c` describe live tensors; `piece` is of `span`; the image, the scratch and the scales are the block's
     /// to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new<const K: u32>(
         c: &StepConstants,
         params: &PrefillParams,
@@ -131,7 +131,7 @@ impl Unit {
     ///
     /// # Safety
     /// As [`Self::new`]'s; what `operands` names is in the workspace.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_convolved<const K: u32>(
         c: &StepConstants,
         params: &PrefillParams,
@@ -181,7 +181,7 @@ impl Unit {
     ///
     /// # Safety
     /// The scales are the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn say(&self, c: &StepConstants, piece: Piece, gates: RawGates) {
         let gates = gates.sums(c, piece);
         let place = self.logs(thread_idx_x() / 128) + 4 * lane_id();
@@ -198,13 +198,13 @@ impl Unit {
     }
 
     /// Where the sums of log decays of a value head are.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn logs(&self, head: u32) -> u32 {
         self.scales + LOGS + head * OF_HEAD
     }
 
     /// Where A of a value head is solved.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn solver(&self, head: u32) -> Solver {
         Solver(self.scratch + head * SCRATCH_BYTES)
     }
@@ -213,7 +213,7 @@ impl Unit {
     ///
     /// # Safety
     /// As [`Self::new`]'s; the bytes of an image at `images` are the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give_image<const K: u32>(&self, images: u64) {
         if thread_idx_x() == 0 {
             // SAFETY: the caller's promise; the image is behind a fence and a barrier, and not written before it is read.
@@ -226,7 +226,7 @@ impl Unit {
     ///
     /// # Safety
     /// As [`Self::new`]'s; the bytes of the heads are the block's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give_heads<const K: u32>(&self, out: impl Place, behind: u32) {
         let tiles = Tiles::of_warp();
         let (group, own) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4);
@@ -252,7 +252,7 @@ impl Unit {
     }
 
     /// f32 at `base` of tokens `row` and 8 behind.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_rows(base: u32, row: u32) -> [f32; 2] {
         // SAFETY: they were stored before a barrier.
         [row, row + 8].map(|t| f32::from_bits(unsafe { load_shared_b32(base + 4 * t) }))
@@ -262,7 +262,7 @@ impl Unit {
     ///
     /// # Safety
     /// As [`Self::give_heads`]'.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn weigh(
         &self,
         tiles: Tiles,
@@ -323,7 +323,7 @@ impl Unit {
     ///
     /// # Safety
     /// The tile is the warp's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_products(out: impl Place, (t, s): (u32, u32), p: Tile) {
         let of_tile = t / 2 * 2048 + s / 2 * 1024 + t % 2 * 512 + s % 2 * 128;
         let out = out.behind(P + of_tile + lane_id() / 4 * 16 + lane_id() % 4 * 4);
@@ -335,7 +335,7 @@ impl Unit {
     }
 
     /// The factors, by one warp.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_factors(&self, head: u32, out: impl Place) {
         let lane = lane_id();
         // SAFETY: the caller's promise; what is said of tokens was stored before a barrier.
@@ -365,7 +365,7 @@ impl Unit {
 }
 
 /// One warp of each group says what there is to say of gates, of different quarters of an SM.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn says_gates() -> bool {
     let warp = thread_idx_x() / 32;
     warp == 1 || warp == 6
@@ -393,7 +393,7 @@ impl RawGates {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
         params: &PrefillParams,
@@ -414,7 +414,7 @@ impl RawGates {
     }
 
     /// Of one token, which is there, twice.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_token(
         c: &StepConstants,
         params: &PrefillParams,
@@ -447,7 +447,7 @@ impl RawGates {
     }
 
     /// Log decay and β of both tokens.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values(&self, c: &StepConstants, half: usize) -> (f32, f32) {
         let ([g], [b]) = (
             self.g[half].to_f32(c.g_element),
@@ -463,7 +463,7 @@ impl RawGates {
     }
 
     /// Their sums. Tokens that are not there neither decay nor write. All lanes of the warp come.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums(&self, c: &StepConstants, piece: Piece) -> Gates {
         let lane = lane_id();
         let mut logs = [0.0f32; 2];
@@ -494,7 +494,7 @@ impl RawGates {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn gates_of(
     c: &StepConstants,
     params: &PrefillParams,

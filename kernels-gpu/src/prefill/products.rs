@@ -28,7 +28,7 @@ pub struct Tiles {
 impl Tiles {
     /// Those of this thread's warp, of eight: the blocks of t have 2, 4, 6 and 8 tiles, for 1, 2, 2 and 3 warps. The
     /// warps of an SM's quarter, n and n + 4, have five.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_warp() -> Self {
         let digit = |of: u32| of >> (thread_idx_x() / 32 * 4) & 15;
         Self {
@@ -39,19 +39,19 @@ impl Tiles {
     }
 
     /// Whether tokens s of a tile are tokens t too.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_diagonal(self, tile: usize) -> bool {
         (self.first + tile as u32) / 2 == self.rows
     }
 
     /// The first of the lane's tokens t.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn row(self) -> u32 {
         16 * self.rows + lane_id() / 4
     }
 
     /// The first of the lane's tokens s of a tile.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn column(self, tile: usize) -> u32 {
         8 * (self.first + tile as u32) + lane_id() % 4 * 2
     }
@@ -60,7 +60,7 @@ impl Tiles {
     ///
     /// # Safety
     /// The image is in shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn products<const K: u32>(self, image: u32) -> [[Tile; 2]; MOST_TILES] {
         // SAFETY: the caller's promise.
         let mut products = unsafe {
@@ -95,7 +95,7 @@ impl Tiles {
     ///
     /// # Safety
     /// As [`Self::products`]'.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn multiply<const K: u32, const TILES: usize>(
         self,
         image: u32,

@@ -48,7 +48,7 @@ impl Span {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &PrefillParams, b: u32) -> Self {
         let step = &params.layer.step;
         let (mut count, mut first, mut live) = (params.tokens, 0, true);
@@ -77,7 +77,7 @@ impl Span {
     }
 
     /// That of a lane, a row's that is there, whose count is not 0. All lanes of the warp come.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_lane(&self, c: &StepConstants, params: &PrefillParams, lane: u32) -> Self {
         let b = of_lane(self.b, lane);
         let mut position = 0;
@@ -102,14 +102,14 @@ impl Span {
     }
 
     /// In words, of one that is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn words(&self) -> [[u32; 4]; 2] {
         let [a, b, c] = [self.position, self.first, self.units].map(halves);
         [[self.b, self.count, a[0], a[1]], [b[0], b[1], c[0], c[1]]]
     }
 
     /// From [`Self::words`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_words([[b, count, low, high], rest]: [[u32; 4]; 2]) -> Self {
         Self {
             b,
@@ -122,19 +122,19 @@ impl Span {
     }
 
     /// Tokens between the last multiple of [`CHUNK`] and the first.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> u32 {
         self.position as u32 % CHUNK
     }
 
     /// The unit of the first piece from `j` on that may have one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit_from(&self, j: u32) -> u64 {
         self.units + j.saturating_sub(self.skipped()) as u64
     }
 
     /// Piece `j`; empty behind the last.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn piece(&self, j: u32) -> Piece {
         let edge = |j: u32| (j * CHUNK).saturating_sub(self.phase()).min(self.count);
         Piece {
@@ -144,25 +144,25 @@ impl Span {
     }
 
     /// Whether the first piece is a single token before an edge, and so no unit.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn skipped(&self) -> u32 {
         (self.phase() == CHUNK - 1) as u32
     }
 
     /// The unit of piece `j`, which has one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit(&self, j: u32) -> u64 {
         self.units + (j - self.skipped()) as u64
     }
 
     /// The unit of a piece that has one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit_of(&self, piece: Piece) -> u64 {
         self.unit((self.phase() + piece.start) / CHUNK)
     }
 
     /// The piece whose unit this is, if it is of this row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn piece_of(&self, unit: u64) -> Option<u32> {
         let j = unit
             .wrapping_sub(self.units)
@@ -172,7 +172,7 @@ impl Span {
     }
 
     /// How many units it has.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn count_of_units(&self) -> u32 {
         if self.count <= 1 {
             return 0;
@@ -183,7 +183,7 @@ impl Span {
     }
 
     /// Address of element `i` of token `t` in a tensor with these strides.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at(&self, base: u64, (row, token): (u32, u32), t: u32, i: u32, element: u32) -> u64 {
         let element_index =
             self.b as u64 * row as u64 + (self.first + t as u64) * token as u64 + i as u64;
@@ -192,13 +192,13 @@ impl Span {
 }
 
 /// The low and the high half.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
 /// From its [`halves`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn long([low, high]: [u32; 2]) -> u64 {
     low as u64 | (high as u64) << 32
 }
@@ -215,7 +215,7 @@ pub const NO_ROW: u32 = u32::MAX;
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) -> u32 {
     let rows = params.rows;
     if params.has_singles != 0 {
@@ -251,7 +251,7 @@ pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) 
 ///
 /// # Safety
 /// As [`row_in_turn`]'s.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn nth_row(
     c: &StepConstants,
     params: &PrefillParams,
@@ -284,7 +284,7 @@ unsafe fn nth_row(
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the rows are packed.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> u32 {
     let b = first + lane_id();
     let mut longer = false;
@@ -309,7 +309,7 @@ unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> 
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Option<(Span, u32)> {
     if params.rows == 1 {
         // SAFETY: the caller's promise.
@@ -344,7 +344,7 @@ pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_of<const FROM_LAST: bool>(
     c: &StepConstants,
     params: &PrefillParams,

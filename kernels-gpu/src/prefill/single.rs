@@ -37,7 +37,7 @@ pub struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// k and q of token `t` of query/key head `h`; `staged` is where [`stage`] left them, of `dim` channels each.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of(
         ((c, params), span): ((&'a StepConstants, &'a PrefillParams), &Span),
         (h, t): (u32, u32),
@@ -64,7 +64,7 @@ impl<'a> Source<'a> {
     ///
     /// # Safety
     /// The token is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<const N: usize>(self, first: u32) -> [f32; N] {
         let address = self.address + (first * elements::bytes_of(self.element)) as u64;
         let wide = self.with.0.wide_io != 0;
@@ -85,7 +85,7 @@ impl<'a> Source<'a> {
     }
 
     /// This thread's channels 8 j + 2 c and the next.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn own<const K: u32>(self) -> [f32; 32] {
         let mut own = [0.0; 32];
         let first = anew(lane_id() % 4 * 2);
@@ -101,7 +101,7 @@ impl<'a> Source<'a> {
 }
 
 /// Σ s x over the channels of both rows of a thread, in the order of the layout. All lanes come, and have the sums.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [f32; 2] {
     let at = |half: usize, j: usize| {
         let i = 4 * j + 2 * half;
@@ -169,7 +169,7 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
 }
 
 /// The same of a row with K = 96, of whose 12 times 8 channels `at` gives this thread's two and x's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])) -> f32 {
     if V_LAST {
         let [sum, _] = pairwise_sum(12, |j| {
@@ -205,7 +205,7 @@ fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])
 ///
 /// # Safety
 /// The token is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn norms_of_k96<const V_LAST: bool>(k: Source<'_>, q: Source<'_>, lane: u32) -> [f32; 3] {
     let (count, step) = if V_LAST { (1, 0) } else { (6, 16) };
     let first = if V_LAST { 4 * lane } else { 4 * (lane % 4) };
@@ -241,7 +241,7 @@ pub const fn staged_bytes(k: u32) -> u32 {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; the bytes are these threads' to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn stage<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
     (span, inputs): (&Span, Inputs),
@@ -262,7 +262,7 @@ pub unsafe fn stage<const K: u32>(
 }
 
 /// KDA: the decay of a key channel, of what is given for it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn decay_of(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
     gate::exp(log_decay(c, x, a_log, dt_bias))
 }
@@ -271,7 +271,7 @@ pub fn decay_of(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn decay_channels<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
     span: &Span,
@@ -313,7 +313,7 @@ unsafe fn decay_channels<const K: u32>(
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; all lanes of the warp come.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>(
     (c, params): (&StepConstants, &PrefillParams),
     (span, inputs): (&Span, Inputs),

@@ -55,7 +55,7 @@ impl<const K: u32> Own<K> {
     const APART: u32 = 32 / Self::LANES;
     const ROWS: usize = (OF_WARP / Self::APART) as usize;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new() -> Self {
         Self {
             row: OF_WARP * (thread_idx_x() / 32) + lane_id() / Self::LANES,
@@ -64,7 +64,7 @@ impl<const K: u32> Own<K> {
     }
 
     /// Address of the lane's part of its `i`-th row, of half 0 or 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn at<S: StateElement>(self, head: Head, i: usize, half: u32) -> u64 {
         let first = head.address + ((self.row * K + self.channel) * S::BYTES) as u64;
         first + ((i as u32 * Self::APART * K + half * K / 2) * S::BYTES) as u64
@@ -74,7 +74,7 @@ impl<const K: u32> Own<K> {
     ///
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<S: StateElement>(self, c: &StepConstants, head: Head, live: bool) -> Rows {
         let mut s = [[0.0; 8]; MOST];
         let mut i = 0;
@@ -107,7 +107,7 @@ impl<const K: u32> Own<K> {
 
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store<S: StateElement>(self, c: &StepConstants, head: Head, s: &Rows) {
         let mut i = 0;
         while i < 2 * Self::ROWS {
@@ -146,7 +146,7 @@ impl<const K: u32> Own<K> {
     ///
     /// # Safety
     /// The token is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of(self, x: Source<'_>) -> [f32; 8] {
         // SAFETY: the caller's promise.
         let (a, b) = unsafe { (x.load::<4>(self.channel), x.load::<4>(K / 2 + self.channel)) };
@@ -157,7 +157,7 @@ impl<const K: u32> Own<K> {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; the token is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn decay(
         self,
         (c, params): (&StepConstants, &PrefillParams),
@@ -199,7 +199,7 @@ impl<const K: u32> Own<K> {
     }
 
     /// Σ over the warp's rows of the squares of `o`, neighbours first.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sum_of_squares(o: &[f32; MOST]) -> f32 {
         let mut sums = o.map(|o| o * o);
         let mut mask = Self::LANES;
@@ -228,7 +228,7 @@ impl<const K: u32> Own<K> {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the block's shared memory is free, and its head of states its own.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
     (c, params): (&StepConstants, &PrefillParams),
     (span, place, inputs): (&Span, &Place, Inputs),
@@ -348,7 +348,7 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
 }
 
 /// Sums of the rows that there are.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_over_lanes<const K: u32>(products: [[f32; 2]; MOST]) -> [[f32; 2]; MOST] {
     if const { Own::<K>::ROWS == MOST } {
         return butterfly_sum_pairs(products, 1, Own::<K>::LANES);

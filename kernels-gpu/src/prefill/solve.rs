@@ -29,14 +29,14 @@ pub const SCRATCH_BYTES: u32 = 4 * OF_WARP;
 
 /// Byte of an element in such a block: halves of a row trade places with every fourth row, so that neither rows nor a lane's
 /// elements meet in a bank.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn of_block(row: u32, column: u32) -> u32 {
     row * 32 + ((column / 8) ^ (row / 4 % 2)) * 16 + column % 8 * 2
 }
 
 /// Byte of an element of D in the making, whose columns are together: so that a product's elements do not meet in a bank,
 /// columns trade places in pairs, and halves of a column.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn of_square(row: u32, column: u32) -> u32 {
     (column ^ (column / 4 % 2)) * 64 + (row ^ (column / 2 % 2 * 8)) * 4
 }
@@ -51,7 +51,7 @@ impl Solver {
     ///
     /// # Safety
     /// The elements are this lane's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_terms(self, (t, s): (u32, u32), [w, x, y, z]: [f32; 4]) {
         let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
         let (mine, block) = (self.0 + t * OF_WARP, s / 2);
@@ -82,7 +82,7 @@ impl Solver {
     ///
     /// # Safety
     /// The elements are this lane's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_pair(self, (t, s): (u32, u32), [x, y]: [f32; 2]) {
         let (r, column) = (lane_id() / 4 + t % 2 * 8, s % 2 * 8 + lane_id() % 4 * 2);
         let mine = self.0 + t / 2 * OF_WARP;
@@ -103,7 +103,7 @@ impl Solver {
 
     /// What a warpgroup comes to that solves nothing while another does: racecheck counts a block's barriers by warp, whichever
     /// they are, and takes what the warps with more of them do for unordered.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn solve_nothing() {
         sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
     }
@@ -113,7 +113,7 @@ impl Solver {
     ///
     /// # Safety
     /// A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn solve(self, betas: [f32; 2], out: impl Place) {
         let (group, own, lane) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4, lane_id());
         let of_warp = |warp: u32| self.0 + warp * OF_WARP;
@@ -194,7 +194,7 @@ impl Solver {
 ///
 /// # Safety
 /// They are in shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn read(block: u32) -> [[u32; 4]; 2] {
     // SAFETY: the caller's promise.
     unsafe { [load_matrices(block), load_matrices(block + HALVES)] }
@@ -204,7 +204,7 @@ unsafe fn read(block: u32) -> [[u32; 4]; 2] {
 ///
 /// # Safety
 /// They are in shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn read_transposed(block: u32) -> [[u32; 4]; 2] {
     // SAFETY: the caller's promise.
     unsafe { [block, block + HALVES].map(|block| load_matrices_transposed(block)) }
@@ -214,7 +214,7 @@ unsafe fn read_transposed(block: u32) -> [[u32; 4]; 2] {
 ///
 /// # Safety
 /// The block is this warp's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_block(out: impl Place, i: u32, words: [u32; 4]) {
     let (own, r, c) = (thread_idx_x() / 32 % 4, lane_id() / 4, lane_id() % 4);
     let out = out.behind(i / 2 * 2048 + own * 1024 + i % 2 * 512 + r * 16 + 4 * c);
@@ -228,7 +228,7 @@ unsafe fn store_block(out: impl Place, i: u32, words: [u32; 4]) {
 }
 
 /// A block of T, from one of X and β of rows r and r + 8.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_betas([a, b]: [[f32; 4]; 2], betas: [f32; 2]) -> [u32; 4] {
     [
         pack_f16x2(a[0] * betas[0], a[1] * betas[0]),
@@ -239,20 +239,20 @@ fn of_betas([a, b]: [[f32; 4]; 2], betas: [f32; 2]) -> [u32; 4] {
 }
 
 /// Two values as bf16, and what that leaves of them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn split(x: f32, y: f32) -> (u32, u32) {
     let high = pack_bf16x2(x, y);
     let [p, q] = values(high);
     (high, pack_bf16x2(x - p, y - q))
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn values(word: u32) -> [f32; 2] {
     [bf16_to_f32(word as u16), f32::from_bits(word & 0xffff_0000)]
 }
 
 /// Sums as a left factor, in two halves.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn as_left([a, b]: [[f32; 4]; 2]) -> [[u32; 4]; 2] {
     let pairs = [(a[0], a[1]), (a[2], a[3]), (b[0], b[1]), (b[2], b[3])];
     let split = pairs.map(|(x, y)| split(x, y));
@@ -260,7 +260,7 @@ fn as_left([a, b]: [[f32; 4]; 2]) -> [[u32; 4]; 2] {
 }
 
 /// A left factor as sums.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn joined([high, low]: &[[u32; 4]; 2]) -> [[f32; 4]; 2] {
     let pair = |i: usize| {
         let ([a, b], [c, d]) = (values(high[i]), values(low[i]));
@@ -271,7 +271,7 @@ fn joined([high, low]: &[[u32; 4]; 2]) -> [[f32; 4]; 2] {
 }
 
 /// A Bᵀ + C of blocks of 16; both factors are split in two.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(a: &[[u32; 4]; 2], b: &[[u32; 4]; 2], c: [[f32; 4]; 2]) -> [[f32; 4]; 2] {
     let product = |a: &[u32; 4], b: &[u32; 4], [x, y]: [[f32; 4]; 2]| {
         [

@@ -20,7 +20,7 @@ pub struct Places<const K: u32, const V: u32, const V_LAST: bool> {
 
 impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// Of a thread, with its warpgroup's rows from `first` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(thread: u32, first: u32) -> Self {
         Self {
             row: first + thread / 32 % 4 * 16 + thread % 32 / 4,
@@ -29,7 +29,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     }
 
     /// Address of the first of the thread's elements in a head's state.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first<S: StateElement>(self, head: Head) -> u64 {
         let element = if V_LAST {
             self.channel * V + self.row
@@ -40,7 +40,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     }
 
     /// Bytes from there to the element of `j` and `half`, and to the next channel's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn offsets<S: StateElement>(j: u32, half: u32) -> [u64; 2] {
         let (element, next) = if V_LAST {
             (8 * j * V + 8 * half, V)
@@ -57,7 +57,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     ///
     /// # Safety
     /// As [`Self::bring`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<S: StateElement>(
         self,
         c: &StepConstants,
@@ -73,7 +73,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     ///
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn bring<S: StateElement>(
         self,
         c: &StepConstants,
@@ -112,7 +112,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     ///
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
         if Self::has_runs(c) {
             // SAFETY: the caller's promise.
@@ -145,7 +145,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
 
     /// Byte of this lane's first run of four channels in a head's state: of 16 channels of a row lanes 0 and 2 have the
     /// runs of the first 8, lanes 1 and 3 those of the others, so that neighbours trade one pair for another.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_run<S: StateElement>(self) -> u32 {
         let lane = self.channel / 2;
         let element = self.row * K + lane % 2 * 8 + lane / 2 * 4;
@@ -153,20 +153,20 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     }
 
     /// Bytes from there to run `n`: two are of the same 16 channels, of rows r and r + 8.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn run<S: StateElement>(n: u32) -> u32 {
         (n % 2 * 8 * K + n / 2 * 16) * S::BYTES
     }
 
     /// All bits, where the lane has the second run of two neighbours.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn second(self) -> u32 {
         (self.channel / 2 % 2).wrapping_neg()
     }
 
     /// Whether rows are loaded and stored by runs: of K-last states that are wide. A warp has 64 bytes of each of its
     /// rows at once, or 32, and half of them otherwise.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn has_runs(c: &StepConstants) -> bool {
         !V_LAST && c.wide_state != 0
     }
@@ -175,7 +175,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     ///
     /// # Safety
     /// `head` is in global memory, and no other thread writes there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_runs<S: StateElement>(self, c: &StepConstants, head: Head) -> [f32; 64] {
         let first = head.address + self.first_run::<S>() as u64;
         // SAFETY: the caller's promise.
@@ -191,7 +191,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     ///
     /// # Safety
     /// It is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn take<S: StateElement>(self, c: &StepConstants, state: u32) -> [f32; 64] {
         let first = state + self.first_run::<S>();
         // SAFETY: the caller's promise.
@@ -203,7 +203,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     }
 
     /// A lane's runs, of which one or the other has the words, as the element is, that are so many bytes behind the first.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn runs<S: StateElement>(
         c: &StepConstants,
         of_f32: impl Fn(u32) -> [u32; 4],
@@ -224,7 +224,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     }
 
     /// A thread's elements, of what [`Self::bring`] loaded. All lanes of a warp come.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn settle(self, c: &StepConstants, mut s: [f32; 64]) -> [f32; 64] {
         if Self::has_runs(c) {
             let second = self.second();
@@ -242,7 +242,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     ///
     /// # Safety
     /// As [`Self::store`]'s; all lanes of a warp come.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_runs<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
         let (first, second) = (head.address + self.first_run::<S>() as u64, self.second());
         let mut n = 0;
@@ -263,21 +263,21 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
 }
 
 /// Four f32 in two pairs.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn pairs_of(words: [u32; 4]) -> [[f32; 2]; 2] {
     let [x, y, z, w] = words.map(f32::from_bits);
     [[x, y], [z, w]]
 }
 
 /// The two pairs that are traded for run `n`: of channels 8 from each other.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn pairs(s: &[f32; 64], n: usize) -> [[f32; 2]; 2] {
     let at = n / 2 * 8 + n % 2 * 2;
     [[s[at], s[at + 1]], [s[at + 4], s[at + 5]]]
 }
 
 /// The same, set.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn set_pairs(s: &mut [f32; 64], n: usize, [a, b]: [[f32; 2]; 2]) {
     let at = n / 2 * 8 + n % 2 * 2;
     [s[at], s[at + 1], s[at + 4], s[at + 5]] = [a[0], a[1], b[0], b[1]];
@@ -287,7 +287,7 @@ fn set_pairs(s: &mut [f32; 64], n: usize, [a, b]: [[f32; 2]; 2]) {
 /// the other, which is the same both ways. All bits of `second` are set in the second of them, none in the first.
 ///
 /// Without a choice: else the assembler makes two shuffles of one, one for each lane.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
     let [a, b] = pairs.map(|pair| pair.map(f32::to_bits));
     let choose = |x: u32, y: u32| f32::from_bits(x & !second | y & second);
@@ -302,7 +302,7 @@ fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
 ///
 /// # Safety
 /// `carried` is in global memory, and nobody writes there meanwhile.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_carried<const K: u32>((carried, thread): (u64, u32)) -> [f32; 64] {
     let first = carried + (thread % 128 * 16) as u64;
     let mut s = [0.0; 64];
@@ -320,7 +320,7 @@ pub unsafe fn load_carried<const K: u32>((carried, thread): (u64, u32)) -> [f32;
 ///
 /// # Safety
 /// `carried` is in global memory, and no other warpgroup touches it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_carried<const K: u32>((carried, thread): (u64, u32), s: &[f32; 64]) {
     let first = carried + (thread % 128 * 16) as u64;
     let mut i = 0;

@@ -21,14 +21,14 @@ use crate::step::{PrefillParams, StepConstants};
 pub const TILE_BYTES: u32 = 64 * 128;
 
 /// Byte of a piece of 8 channels of a token in a tile.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tile_piece(token: u32, piece: u32) -> u32 {
     token * 128 + (piece ^ (token % 8)) * 16
 }
 
 /// Byte that a lane names of four matrices of a tile, of tokens 16 `i` .. 16 `i` + 16 and 16 channels of its warp: 8 tokens of
 /// the first 8 channels, then of the others, then the next 8 tokens of both.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tile_matrix(i: u32) -> u32 {
     let (matrix, line) = (lane_id() / 8, lane_id() % 8);
     let warp = thread_idx_x() / 32 % 4;
@@ -37,13 +37,13 @@ pub fn tile_matrix(i: u32) -> u32 {
 
 /// Byte of an f32 in a tile of half the tokens, of 64 channels: 8 of these trade places with the token, so that neither a
 /// token's nor a product's elements meet in a bank.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn half_tile(token: u32, channel: u32) -> u32 {
     token * 256 + (channel ^ (token / 2 % 4 * 8)) * 4
 }
 
 /// Bytes of the tiles that a workspace has of a value head of `dim` channels.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
     if c.makes_values() {
         dim / 64 * TILE_BYTES
@@ -53,7 +53,7 @@ pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
 }
 
 /// Bytes between so many tokens of 16-bit elements.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
     2 * tokens as u64 * stride as u64
 }
@@ -63,7 +63,7 @@ pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time; nobody reads the tiles.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn copy<const GROUPS: u32>(
     c: &StepConstants,
     params: &PrefillParams,
@@ -102,7 +102,7 @@ pub struct Channels {
 
 impl Channels {
     /// All of a value head.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn of_head(hv: u32) -> Self {
         Self { hv, first: 0 }
     }
@@ -113,7 +113,7 @@ impl Channels {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the tiles are these threads' to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     c: &StepConstants,
     params: &PrefillParams,
@@ -192,7 +192,7 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
 ///
 /// # Safety
 /// The tile is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn of_tile(c: &StepConstants, tile: u32, first: u32) -> [f32; 16] {
     let mut v = [0.0; 16];
     let mut i = 0;

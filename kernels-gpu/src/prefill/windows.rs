@@ -19,7 +19,7 @@ pub const NONE: Window = [Raw([0]); TAPS - 1];
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the row has tokens and a place.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn last(
     c: &StepConstants,
     params: &PrefillParams,
@@ -36,7 +36,7 @@ pub unsafe fn last(
 ///
 /// # Safety
 /// As [`last`]'s; nobody else touches the channel's windows.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store(
     c: &StepConstants,
     params: &PrefillParams,
@@ -73,7 +73,7 @@ pub unsafe fn store(
 }
 
 /// The inputs before token `end`, the last in the last place.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load(
     c: &StepConstants,
     params: &PrefillParams,
@@ -95,7 +95,7 @@ unsafe fn load(
     window
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn put(c: &StepConstants, window: u64, channel: u32, inputs: Window) {
     let mut i = 0;
     while i < TAPS - 1 {

@@ -12,7 +12,7 @@ use super::{anew, head_bytes, image_bytes, images_bytes, units};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Bytes of a value head of a unit that are its own.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn own_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> u32 {
     let images = if per_channel {
         images_bytes(k, true)
@@ -23,7 +23,7 @@ pub const fn own_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> 
 }
 
 /// Bytes of a query/key head of a unit, with its value heads.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn unit_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> u32 {
     let shared = if per_channel { 0 } else { image_bytes(k) };
     shared + own_bytes(c, k, v, per_channel) * c.ratio
@@ -42,7 +42,7 @@ pub struct Operands {
 
 impl Operands {
     /// Of value head `r` of query/key head `h`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<const K: u32, const V: u32>(
         c: &StepConstants,
         params: &PrefillParams,
@@ -55,7 +55,7 @@ impl Operands {
     }
 
     /// Of value head `r` of a query/key head, whose number among those of all units this is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head<const K: u32, const V: u32>(
         c: &StepConstants,
         params: &PrefillParams,
@@ -67,7 +67,7 @@ impl Operands {
     }
 
     /// Of value head `r` of a query/key head whose operands begin at this address.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at<const K: u32, const V: u32>(
         c: &StepConstants,
         per_channel: bool,
@@ -90,7 +90,7 @@ impl Operands {
 
 /// Where, behind the units of a single row, 64 rows of a value head's state from `first` on are left: what the threads of a
 /// warpgroup have, 16 bytes of each one after the other.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn carried<const K: u32, const V: u32>(
     c: &StepConstants,
     params: &PrefillParams,

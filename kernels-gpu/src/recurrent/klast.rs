@@ -90,7 +90,7 @@ struct RawToken<const PARTS: usize> {
 impl<const PARTS: usize> RawToken<PARTS> {
     /// # Safety
     /// The token is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<G: Gating, S: StateElement, const K: u32>(
         c: &StepConstants,
         params: &StepParams,
@@ -113,7 +113,7 @@ impl<const PARTS: usize> RawToken<PARTS> {
     }
 
     /// All lanes of the warp call it; `together` where all of its groups have this token.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
         let channels = (
             parts_to_f32(self.k, c.k_element),
@@ -125,7 +125,7 @@ impl<const PARTS: usize> RawToken<PARTS> {
 }
 
 /// A lane's channels of all parts.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn parts_to_f32<const PARTS: usize>(
     raw: [Raw<8>; PARTS],
     element: u32,
@@ -134,7 +134,7 @@ pub(crate) fn parts_to_f32<const PARTS: usize>(
 }
 
 /// Σk², Σq² and k·q over a group of `lanes` lanes (1). All lanes of the warp call it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn norms<const PARTS: usize>(
     (k, q): ([[f32; 8]; PARTS], [[f32; 8]; PARTS]),
     lanes: u32,
@@ -148,7 +148,7 @@ pub(crate) fn norms<const PARTS: usize>(
 
 impl<const PARTS: usize> Token<PARTS> {
     /// Of a lane's channels of k and q, their [`norms`], and the gates as [`LaneGates::values`] gives them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(
         c: &StepConstants,
         (k, q): ([[f32; 8]; PARTS], [[f32; 8]; PARTS]),
@@ -167,7 +167,7 @@ impl<const PARTS: usize> Token<PARTS> {
 }
 
 /// One token on this group's rows; their outputs.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn step<G: Gating, const ROWS: usize, const PARTS: usize>(
     states: &mut [[[f32; 8]; PARTS]; ROWS],
     token: Token<PARTS>,
@@ -235,7 +235,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
@@ -372,7 +372,7 @@ impl<
 > KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
     /// Stores this group's rows wherever the state after a token goes: see [`Slots::after`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_after(
         slots: &Slots,
         c: &StepConstants,
@@ -395,7 +395,7 @@ impl<
     }
 
     /// The token of this group's first turn, and v of its rows of the token that has this lane's number.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_turn(
         c: &StepConstants,
         params: &StepParams,
@@ -417,7 +417,7 @@ impl<
 
     /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the groups take turns, whose
     /// first is loaded. All threads of the block call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(
         c: &StepConstants,
         params: &StepParams,
@@ -471,7 +471,7 @@ impl<
     }
 
     /// Prepared token `i`, and v of this group's rows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token<PARTS>, [f32; ROWS]) {
         let smem = Self::token(i);
         let group = thread_idx_x() / Self::LANES;
@@ -506,7 +506,7 @@ impl<
 ///
 /// # Safety
 /// The places are this lane's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
     let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
     let own = smem + share.lane * 16;
@@ -521,7 +521,7 @@ pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
 ///
 /// # Safety
 /// As a load's of shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
     let own = smem + share.lane * 16;
     // SAFETY: the caller's promise.
@@ -536,7 +536,7 @@ pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
 ///
 /// # Safety
 /// As [`store_channels`]'s.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_parts<const PARTS: usize>(
     smem: u32,
     share: Share,
@@ -554,7 +554,7 @@ pub(crate) unsafe fn store_parts<const PARTS: usize>(
 ///
 /// # Safety
 /// As a load's of shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_parts<const PARTS: usize>(smem: u32, share: Share) -> [[f32; 8]; PARTS] {
     let mut values = [[0.0; 8]; PARTS];
     let mut i = 0;

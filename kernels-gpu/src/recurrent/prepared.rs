@@ -34,7 +34,7 @@ pub trait Prepared {
     const TOKEN_BYTES: u32 = Self::FACTORS + 32;
 
     /// Shared memory of prepared token `i`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(i: u32) -> u32 {
         dynamic_shared_mem() + Self::TOKENS + i * Self::TOKEN_BYTES
     }
@@ -43,7 +43,7 @@ pub trait Prepared {
     ///
     /// # Safety
     /// The token at `smem` is this lane's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_factors(c: &StepConstants, smem: u32, f: Factors, slot: u64) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -54,7 +54,7 @@ pub trait Prepared {
 
     /// # Safety
     /// The token at `smem` is prepared.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn factors(smem: u32) -> Factors {
         // SAFETY: the caller's promise.
         unsafe { load_factors(smem + Self::FACTORS, Self::PER_CHANNEL) }
@@ -64,7 +64,7 @@ pub trait Prepared {
     ///
     /// # Safety
     /// The token at `smem` is prepared.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot(c: &StepConstants, smem: u32) -> u64 {
         // SAFETY: the caller's promise.
         unsafe { load_slot(c, smem + Self::SLOT) }
@@ -76,7 +76,7 @@ pub const FACTOR_BYTES: u32 = 20;
 
 /// # Safety
 /// The bytes at `smem`, a multiple of 16, are this thread's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_factors(smem: u32, f: Factors) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -89,7 +89,7 @@ pub unsafe fn store_factors(smem: u32, f: Factors) {
 ///
 /// # Safety
 /// As a load's of shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
     // SAFETY: the caller's promise.
     let ([decay, beta, k, q], kq) = unsafe {
@@ -111,7 +111,7 @@ pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
 ///
 /// # Safety
 /// The 8 bytes at `smem` are this thread's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_slot(c: &StepConstants, smem: u32, slot: u64) {
     if c.token_index != 0 {
         // SAFETY: the caller's promise.
@@ -123,7 +123,7 @@ pub unsafe fn store_slot(c: &StepConstants, smem: u32, slot: u64) {
 ///
 /// # Safety
 /// As a load's of shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_slot(c: &StepConstants, smem: u32) -> u64 {
     if c.token_index == 0 {
         return 0;

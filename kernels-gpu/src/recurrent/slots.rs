@@ -18,7 +18,7 @@ impl Slots {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
         unsafe {
@@ -48,7 +48,7 @@ impl Slots {
     }
 
     /// A slot to read and to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of(slot: u64, fresh: bool) -> Self {
         Self {
             start: slot,
@@ -59,31 +59,31 @@ impl Slots {
     }
 
     /// Whether the row starts from zeros, whatever its slot holds.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_fresh(&self) -> bool {
         self.fresh
     }
 
     /// Slot that the row starts from.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn start_slot(&self) -> u64 {
         self.start
     }
 
     /// With token slots, the token of the last step that it starts after, the last of those accepted; else 0.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn first_token(&self) -> u32 {
         self.first_token
     }
 
     /// Slot of its final state.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write_slot(&self) -> u64 {
         self.write
     }
 
     /// Whether the slots are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
         (self.fresh || is_live(self.start, params.read_pool_slots, c.null_slot))
             && (!self.looks_at_write(c)
@@ -92,13 +92,13 @@ impl Slots {
 
     /// Whether the slot of the final state has to be there: where it is written, and of a fresh row also where it is not,
     /// since its slot to read is not looked at.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn looks_at_write(&self, c: &StepConstants) -> bool {
         writes_final(c) || (self.fresh && c.token_index == 0)
     }
 
     /// The state of a head that the row starts from.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn start<S: StateElement>(
         &self,
         c: &StepConstants,
@@ -110,7 +110,7 @@ impl Slots {
     }
 
     /// The state of a head that the row ends with.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write<S: StateElement>(
         &self,
         c: &StepConstants,
@@ -122,7 +122,7 @@ impl Slots {
     }
 
     /// Calls `store` with every place that the state after token `t` goes to; `token_slot` is [`token_slot`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn after<S: StateElement>(
         &self,
         c: &StepConstants,
@@ -159,7 +159,7 @@ impl Slots {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn token_slot(c: &StepConstants, params: &StepParams, b: u32, t: u32) -> u64 {
     let i = b as u64 * c.token_slots_row as u64 + t as u64;
     // SAFETY: the caller's promise.
@@ -167,7 +167,7 @@ pub unsafe fn token_slot(c: &StepConstants, params: &StepParams, b: u32, t: u32)
 }
 
 /// Whether the final slot is written: by an update or by a commit.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn writes_final(c: &StepConstants) -> bool {
     c.update_state != 0 || c.previous_tokens != 0
 }

@@ -40,13 +40,13 @@ pub struct Run {
 
 impl Run {
     /// Address of element `i` of token `t`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at(self, t: u32, i: u32) -> u64 {
         self.first + (t as u64 * self.token as u64 + i as u64) * bytes_of(self.element) as u64
     }
 
     /// [`crate::constants::Element`] of the tensor.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn element(self) -> u32 {
         self.element
     }
@@ -81,7 +81,7 @@ impl Tokens {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         let (mut start, mut count, mut live) = (0, c.tokens, true);
         if c.cu_seqlens_index != 0 {
@@ -99,7 +99,7 @@ impl Tokens {
     }
 
     /// The same tokens as the row's value head has them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_head(&self, c: &StepConstants, params: &StepParams, row: Row) -> Self {
         if self.are_previous {
             return Self::previous_of_head(c, params, row, (self.count, self.live));
@@ -107,7 +107,7 @@ impl Tokens {
         Self::of_head(c, params, row, (self.start, self.count, self.live))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_head(
         c: &StepConstants,
         params: &StepParams,
@@ -135,7 +135,7 @@ impl Tokens {
     }
 
     /// Token `t`, or the last where there are fewer; the first where there are none.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn nearest(&self, t: u32) -> u32 {
         if t < self.count {
             t
@@ -148,7 +148,7 @@ impl Tokens {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn previous(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         // SAFETY: the caller's promise; there are B of them.
         let keep = unsafe { slot_of(params.keep, c.keep_index, row.b as u64, 0) };
@@ -157,7 +157,7 @@ impl Tokens {
         Self::previous_of_head(c, params, row, (count, live))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn previous_of_head(
         c: &StepConstants,
         params: &StepParams,
@@ -227,7 +227,7 @@ pub struct RawGates<const CHANNELS: usize> {
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_a_log(c: &StepConstants, params: &StepParams, row: Row) -> f32 {
     if c.has_a_log == 0 {
         return 0.0;
@@ -237,7 +237,7 @@ pub unsafe fn load_a_log(c: &StepConstants, params: &StepParams, row: Row) -> f3
 }
 
 /// Row of A_log and dt_bias.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn gate_row(c: &StepConstants, row: Row) -> u32 {
     if c.gate_rows_h != 0 { row.h } else { row.hv }
 }
@@ -246,7 +246,7 @@ pub fn gate_row(c: &StepConstants, row: Row) -> u32 {
 ///
 /// # Safety
 /// The token is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_beta(c: &StepConstants, tokens: &Tokens, t: u32) -> Raw<1> {
     // SAFETY: the caller's promise.
     unsafe { load_one(tokens.b.at(t, 0), c.b_element) }
@@ -254,7 +254,7 @@ pub unsafe fn load_beta(c: &StepConstants, tokens: &Tokens, t: u32) -> Raw<1> {
 
 impl<const CHANNELS: usize> RawGates<CHANNELS> {
     /// α of each channel, and β.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
         let (mut decay, beta) = self.log_values(c);
         let mut i = 0;
@@ -266,7 +266,7 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
     }
 
     /// log α of each channel, and β.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn log_values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
         let mut decay = self.g.to_f32(c.g_element);
         let mut i = 0;
@@ -278,7 +278,7 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
         (decay, self.beta(c))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn beta(self, c: &StepConstants) -> f32 {
         let [b] = self.b.to_f32(c.b_element);
         if c.beta_logit != 0 {
@@ -303,7 +303,7 @@ impl LaneGates {
     ///
     /// # Safety
     /// The token is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<G: Gating, S: StateElement, const K: u32>(
         c: &StepConstants,
         params: &StepParams,
@@ -351,7 +351,7 @@ impl LaneGates {
 
     /// KDA's α of the lane's channels; then what [`crate::math::delta_rule::Factors`] take: GDN's α (KDA's 1) and β. All
     /// lanes of the warp call it; `together` where all of its groups of `lanes` lanes have this token.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values<G: Gating>(
         self,
         c: &StepConstants,
@@ -375,7 +375,7 @@ impl LaneGates {
 impl LaneGates {
     /// As [`Self::values`] with log α, of GDN the same in every place, of one token that all of a warp's groups of `lanes`
     /// lanes have.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn log_values<G: Gating>(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
         if G::PER_CHANNEL {
             if c.gate == Gate::Log as u32 {
@@ -392,7 +392,7 @@ impl LaneGates {
 impl RawGates<8> {
     /// As [`Self::values`], of one token that all of a warp's groups of `lanes` lanes have: each computes a part of the
     /// channels for all. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values_together(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
         if c.gate == Gate::Log as u32 {
             return self.values(c);
@@ -401,7 +401,7 @@ impl RawGates<8> {
     }
 
     /// `of` log α of each channel, computed so, and β.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn together(self, c: &StepConstants, lanes: u32, of: impl Fn(f32) -> f32) -> ([f32; 8], f32) {
         let mut decay = self.g.to_f32(c.g_element);
         let mut dt_bias = self.dt_bias.0.map(f32::from_bits);
@@ -445,7 +445,7 @@ impl RawGates<8> {
 }
 
 /// log α of one x.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn log_decay(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
     if c.gate == Gate::Log as u32 {
         x

@@ -68,7 +68,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_v_last(K, V, LANES, ROWS as u32) };
         const {
@@ -175,7 +175,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     VLast<G, S, K, V, LANES, ROWS>
 {
     /// The column that this thread owns; `COLUMNS` or more where it owns none.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn owner(row: Row) -> u32 {
         // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
         let warp = thread_idx_x() / 32 + row.tile + row.hv + row.b;
@@ -183,7 +183,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     }
 
     /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the warps take turns.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(
         c: &StepConstants,
         params: &StepParams,
@@ -225,7 +225,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     }
 
     /// Leaves this warp's part of S k and S q of every column in shared memory, after KDA's decay (2).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn products(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
         let smem = Self::token(token);
         let warp = thread_idx_x() / 32;
@@ -249,7 +249,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     }
 
     /// δ of the column `own`, left in shared memory, and its o.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn close(token: u32, own: u32) -> f32 {
         let smem = Self::token(token);
         // SAFETY: the caller's promise.
@@ -268,7 +268,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     }
 
     /// The state after the token.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn update(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
         let smem = Self::token(token);
         // SAFETY: the caller's promise.
@@ -284,7 +284,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
 ///
 /// # Safety
 /// The sums are this warp's to write; all of its lanes call it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn leave_products<S: StateElement, const ROWS: usize, const LANES: u32>(
     states: &[[f32; 8]; ROWS],
     (k, q): ([f32; ROWS], [f32; ROWS]),
@@ -301,7 +301,7 @@ pub(crate) unsafe fn leave_products<S: StateElement, const ROWS: usize, const LA
 ///
 /// # Safety
 /// The sums are this warp's to write; all of its lanes call it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
     sk: [f32; 8],
     sq: [f32; 8],
@@ -325,7 +325,7 @@ pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
 ///
 /// # Safety
 /// They are there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
     states: &mut [[f32; 8]; ROWS],
     k: [f32; ROWS],
@@ -360,7 +360,7 @@ pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
 ///
 /// # Safety
 /// The token is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn warp_gates<G: Gating, const K: u32>(
     c: &StepConstants,
     params: &StepParams,
@@ -391,7 +391,7 @@ pub(crate) unsafe fn warp_gates<G: Gating, const K: u32>(
 }
 
 /// α of this lane's channels, padded to 4, and β, of token `t`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn channel_gates<const K: u32>(
     c: &StepConstants,
     params: &StepParams,
@@ -420,7 +420,7 @@ unsafe fn channel_gates<const K: u32>(
 
 /// This lane's channels of q, k or a gate: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros
 /// to 4.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> Raw<4> {
     let own = if K > 64 { 4 } else { 2 };
     let address = address + (lane_id() * own * bytes_of(element)) as u64;
@@ -443,7 +443,7 @@ unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) ->
 ///
 /// # Safety
 /// The places are this lane's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
     let [x, y, z, w] = values.map(f32::to_bits);
     // SAFETY: the caller's promise.
@@ -462,7 +462,7 @@ pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
 ///
 /// # Safety
 /// They are there, aligned to 16 bytes or to all of them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_rows<const ROWS: usize>(smem: u32) -> [f32; ROWS] {
     let mut values = [0.0; ROWS];
     if ROWS == 2 {

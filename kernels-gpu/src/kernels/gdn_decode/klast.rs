@@ -45,7 +45,7 @@ impl<
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         let lanes = const { lanes_of(K, PARTS) };

@@ -8,22 +8,22 @@ use crate::state::{Head, Shape, StateElement, is_fresh, is_live, slot_of};
 use crate::step::{Gate, StepConstants, StepParams};
 
 impl Row {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn q(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.q, c.q_row, self.h * c.q_head, first, c.q_element)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn k(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.k, c.k_row, self.h * c.k_head, first, c.k_element)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn v(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.v, c.v_row, self.hv * c.v_head, first, c.v_element)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn o(self, c: &StepConstants, params: &StepParams, first: u32) -> u64 {
         self.at(params.o, c.o_row, self.hv * c.o_head, first, c.o_element)
     }
@@ -37,7 +37,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
@@ -52,7 +52,7 @@ impl Slots {
 
     /// Whether the slots are there; of a fresh row that to write, whether it is written or not, since that to read is not
     /// looked at.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
         let looks_at_write = c.update_state != 0 || self.fresh;
         (self.fresh || is_live(self.read, params.read_pool_slots, c.null_slot))
@@ -60,13 +60,13 @@ impl Slots {
     }
 
     /// Whether the row starts from zeros, whatever its slot holds.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_fresh(&self) -> bool {
         self.fresh
     }
 
     /// A head of the read slot.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn read_head<S: StateElement>(
         &self,
         c: &StepConstants,
@@ -83,7 +83,7 @@ impl Slots {
     }
 
     /// A head of the write slot.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write_head<S: StateElement>(
         &self,
         c: &StepConstants,
@@ -109,7 +109,7 @@ pub struct RawGates {
 }
 
 impl RawGates {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
@@ -138,7 +138,7 @@ impl RawGates {
     }
 
     /// α and β.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values(self, c: &StepConstants) -> (f32, f32) {
         let ([a], [b]) = (self.a.to_f32(c.g_element), self.b.to_f32(c.b_element));
         let (log_decay, beta) = if c.gate == Gate::Log as u32 {

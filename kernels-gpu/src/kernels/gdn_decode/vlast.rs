@@ -56,7 +56,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_v_last(K, V, LANES, ROWS as u32) };
         let c = StepConstants::get();
@@ -191,7 +191,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
 }
 
 /// This lane's channels of q or k: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros to 4.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> [f32; 4] {
     let own = if K > 64 { 4 } else { 2 };
     let address = address + (lane_id() * own * bytes_of(element)) as u64;

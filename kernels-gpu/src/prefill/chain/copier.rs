@@ -25,7 +25,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The block's shared memory is free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn open_counters(c: &StepConstants) {
         if thread_idx_x() == Self::THREADS {
             // The warp that brings slots comes twice.
@@ -47,7 +47,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The counters are open.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn wait_for_stage(pieces: u32) {
         let (i, round) = (pieces % STAGES, pieces / STAGES);
         if round > 0 {
@@ -60,7 +60,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// As [`Self::walk`]'s; the stage of the first piece is free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_state<S: StateElement>(&self, place: &Place, progress: &Progress) {
         let (step, pieces) = (&self.params.layer.step, progress.pieces);
         // SAFETY: the caller's promise; one thread copies.
@@ -89,7 +89,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// As [`Self::walk`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy<S: StateElement>(&self, place: &Place, progress: &mut Progress) {
         let (params, span) = (self.params, &self.span);
         let copies = thread_idx_x() == Self::THREADS;
@@ -155,7 +155,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// Whether checkpoints are this warp's to look up: one that copies nothing but v.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_slots(&self) -> bool {
         self.c.checkpoint_every != 0 && thread_idx_x() / 32 == Self::THREADS / 32 + 1
     }
@@ -164,7 +164,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The tensors of `params` are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot_behind(&self, j: u32) -> u64 {
         if !self.has_slots() {
             return u64::MAX;
@@ -178,7 +178,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// Nobody reads the stage any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_slot(&self, i: u32, slot: u64) {
         if self.has_slots() {
             // SAFETY: the caller's promise; what is stored is there for whoever waits for the counter.
@@ -194,7 +194,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// Whether other launches of the prefill run beside this one, the preparation of the next stretch or rows of one
     /// token, and a copy waits for their bytes. A block of two warpgroups that walk is of a batch, which has the GPU to
     /// itself.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_company(&self) -> bool {
         let params = self.params;
         let is_stretch = params.end_piece != ALL_PIECES || params.first_piece != 0;
@@ -202,7 +202,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// Whether piece `j` is of the launch, and has operands.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_unit(&self, span: &Span, j: u32) -> bool {
         span.piece(j).count > 1 && j < self.params.end_piece
     }
@@ -213,7 +213,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the stage any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_operands(&self, j: u32, i: u32, (first, r): (u64, u32)) -> u64 {
         let (c, span) = (self.c, &self.span);
         let (stage, counter) = (Self::stage(i), Self::there(i));
@@ -248,7 +248,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// As [`Self::copy_operands`]'.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_values(&self, j: u32, i: u32) {
         let (c, params, span) = (self.c, self.params, &self.span);
         if !c.makes_values() && self.has_unit(span, j) {

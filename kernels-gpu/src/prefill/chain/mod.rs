@@ -181,7 +181,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
 
     /// That of a block that has `row`, whose tokens are `span`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &'a StepConstants, params: &'a PrefillParams, row: Row, span: Span) -> Self {
         Self {
             c,
@@ -197,7 +197,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_row(
         c: &'a StepConstants,
         params: &'a PrefillParams,
@@ -216,14 +216,14 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// Whether the row has pieces from the first one of this launch on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn has_pieces(&self) -> bool {
         self.params.first_piece == 0
             || self.span.piece(self.params.first_piece).start < self.span.count
     }
 
     /// Whether piece `j` is behind the launch's last of the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_behind(&self, span: &Span, j: u32) -> bool {
         let piece = span.piece(j);
         (piece.count == 0 && piece.start >= span.count) || j == self.params.end_piece
@@ -231,7 +231,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
 
     /// Where this thread's elements of a state are; computed where it is wanted, since there are not registers to keep
     /// it. All lanes of a warp come.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn places(&self) -> Places<K, V, V_LAST> {
         let thread = anew(thread_idx_x());
         Places::new(thread, self.first_of(thread))
@@ -239,7 +239,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
 
     /// Where this thread's warpgroup leaves its rows for the launch of the next pieces, and the thread; computed as
     /// [`Self::places`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn carried(&self) -> (u64, u32) {
         let thread = anew(thread_idx_x());
         let of = (self.row.hv, self.first_of(thread));
@@ -248,44 +248,44 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// First row of the state that this thread's warpgroup has.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first(&self) -> u32 {
         self.first_of(thread_idx_x())
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_of(&self, thread: u32) -> u32 {
         64 * (self.row.tile * GROUPS_OF_BLOCK + thread / 128)
     }
 
     /// A multiple of 128.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn base() -> u32 {
         // It is a multiple of 16.
         dynamic_shared_mem().next_multiple_of(128)
     }
 
     /// The `i`-th stage.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn stage(i: u32) -> u32 {
         Self::base() + header_bytes(Self::SUM_BYTES) + i * Self::STAGE_BYTES
     }
 
     /// Words of the norm.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums() -> u32 {
         Self::base()
     }
 
     /// Those of a cluster, of one of two pieces between which its blocks do not wait for each other.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums_of_cluster(is_second: bool) -> u32 {
         Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
     }
 
     /// Waits for the blocks of the cluster to be there, to which this one sends its sums, and for what they have read
     /// of those of a row before. All threads that have rows come, and a copier's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meet_cluster(&self) {
         if self.c.has_norm != 0 {
             cluster::arrive();
@@ -295,7 +295,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
 
     /// Whether the copier brings the state of this row, behind `progress`: of a block's first row those that walk load
     /// it themselves, as they do where a block has few others, all of which end and begin at about the same time.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn brings_state<S: StateElement>(&self, progress: &Progress) -> bool {
         Self::state_bytes::<S>() > 0
             && Places::<K, V, V_LAST>::has_runs(self.c)
@@ -309,31 +309,31 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// Where it brings it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn state() -> u32 {
         Self::stage(STAGES)
     }
 
     /// Counter of a piece that is in the `i`-th stage: the copier's threads come to it, with what they copy.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn there(i: u32) -> u32 {
         Self::sums() + Self::SUM_BYTES + SPANS_BYTES + i * COUNTER_BYTES
     }
 
     /// Counter of what reads it: the threads come to it that have rows, when they do so no more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn free(i: u32) -> u32 {
         Self::there(STAGES + i)
     }
 
     /// Where the copier leaves the slot of the checkpoint behind a piece that is in the `i`-th stage.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(i: u32) -> u32 {
         Self::there(2 * STAGES) + i * SLOT_BYTES
     }
 
     /// Where the warp keeps the row's tokens, behind the sums.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept() -> u32 {
         Self::sums() + Self::SUM_BYTES + thread_idx_x() / 32 * SPAN_BYTES
     }
@@ -342,7 +342,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     ///
     /// # Safety
     /// The place is the warp's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn keep_span(&self) {
         // The row before is read.
         sync_warp(u32::MAX);
@@ -358,7 +358,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// The row's tokens, as [`Self::keep_span`] said.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept_span() -> Span {
         // SAFETY: they are there.
         unsafe {
@@ -367,13 +367,13 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn tile(stage: u32) -> u32 {
         stage + Self::TILES + thread_idx_x() / 128 * TILE_BYTES
     }
 
     /// Which of the value heads of its query/key head.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn r(&self) -> u32 {
         let c = self.c;
         if c.tiled != 0 {
@@ -387,7 +387,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     ///
     /// # Safety
     /// The tensors of `params` are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_zeros(&self, heads: u32) {
         let mut of = 0;
         while of < heads {
@@ -399,7 +399,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
 
     /// # Safety
     /// As [`Self::store_zeros`]'.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_zeros_of_head(&self) {
         let (c, params) = (self.c, self.params);
         let width = 64 * GROUPS_OF_BLOCK;
@@ -417,7 +417,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// The same, with what its tokens are convolved from.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_inputs(&self, place: &Place) -> Self {
         Self {
             inputs: Inputs::new(self.c, self.params, place),
@@ -426,7 +426,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// Waits for all threads that have rows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sync_rows() {
         sync_barrier(output::BLOCK, Self::THREADS);
     }
@@ -435,7 +435,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     ///
     /// # Safety
     /// The tensors of `params` are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn checkpoint<S: StateElement, const IS_ONLY: bool>(
         &self,
         s: &[f32; 64],
@@ -453,7 +453,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     ///
     /// # Safety
     /// The tensors of `params` are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_checkpoint<S: StateElement>(&self, s: &[f32; 64], slot: u64) {
         if is_live(
             slot,
@@ -473,7 +473,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     ///
     /// # Safety
     /// The tensors of `params` are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn checkpoint_slot<const IS_ONLY: bool>(&self, span: &Span, piece: Piece) -> u64 {
         let (c, params) = (self.c, self.params);
         if c.checkpoint_every == 0 {
@@ -502,7 +502,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// The block's head of a checkpoint's state, in a slot that is live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn checkpoint_at<S: StateElement>(&self, slot: u64) -> Head {
         let (c, pool) = (self.c, self.params.layer.step.write_pool);
         let shape = if V_LAST { [K, V] } else { [V, K] };

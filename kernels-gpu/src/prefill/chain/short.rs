@@ -27,7 +27,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// As [`Self::walk`]'s, but for the workspace.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn walk_short<S: StateElement>(&self, place: &Place, heads: u32) {
         let has_rows = thread_idx_x() < Self::THREADS;
         let pieces = Self::pieces(&self.span);
@@ -78,7 +78,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
 
     /// Brings to L2 what is loaded late: the states of all heads of the block, long before there are registers for them;
     /// inputs and weights of a convolution, but for those of the first v; and z.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prefetch<S: StateElement>(&self, place: &Place, heads: u32) {
         let (c, params) = (self.c, self.params);
         let layer = &params.layer;
@@ -125,7 +125,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// Brings to L2 so many channels from this one on, of all tokens.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prefetch_tokens<const CHANNELS: u32>(
         &self,
         (base, strides, element): (u64, (u32, u32), u32),
@@ -141,7 +141,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// Brings to L2 the weights of so many channels from this one on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prefetch_taps<const CHANNELS: u32>(&self, channel: u32) {
         let (c, layer) = (self.c, &self.params.layer);
         let of_channel = c.conv_weight_channel * bytes_of(c.conv_weight_element);
@@ -152,7 +152,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// Pieces of a short row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pieces(span: &Span) -> u32 {
         if span.piece(0).count < span.count {
             2
@@ -162,7 +162,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// The same of the value head so many behind this one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of_head(&self, of: u32) -> Self {
         let row = if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) {
             self.row.with_head(self.c, self.r() + of)
@@ -173,13 +173,13 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// Where the scratch is that a unit is made in.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn scratch() -> u32 {
         dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK, Self::SUM_BYTES)
     }
 
     /// Operands of piece `j` of the value head so many behind the first of the block.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(j: u32, of: u32) -> u32 {
         if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) && of > 0 {
             let room = 2 * SCRATCH_BYTES + prepare::SCALE_BYTES;
@@ -193,7 +193,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// As [`Self::walk_short`]'s; the stage is free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(&self, j: u32, heads: u32, has_rows: bool) {
         let (c, params) = (self.c, self.params);
         let (piece, stage, scratch) = (self.span.piece(j), Self::stage(j), Self::scratch());
@@ -225,7 +225,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The tensors of `params` are live; the tiles are free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make_values(&self, span: &Span, j: u32) {
         let with = (span, span.piece(j), self.inputs);
         let count = 64 * GROUPS_OF_BLOCK;
@@ -250,7 +250,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the tiles of the stage any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn bring_values(&self, span: &Span, j: u32, has_rows: bool) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -269,7 +269,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// As [`Self::walk_short`]'s; the operands and v are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn advance_short<S: StateElement>(&self, of: u32) {
         let (c, layer) = (self.c, &self.params.layer);
         let shape = if V_LAST { [K, V] } else { [V, K] };

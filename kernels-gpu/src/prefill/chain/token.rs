@@ -20,7 +20,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The tensors of `params` are live, and the block's shared memory is free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn walk_single<S: StateElement>(&self, place: &Place) {
         let (c, params, span) = (self.c, self.params, self.span);
         let step = &params.layer.step;
@@ -56,7 +56,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 
     /// That of a piece that is token `t`, whose stage is free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn room(i: u32, t: u32) -> Room {
         Room {
             staged: Self::stage(i),
@@ -73,7 +73,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The tensors of `params` are live; the room is free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn advance_by_one(
         &self,
         s: &mut [f32; 64],
@@ -108,7 +108,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The tensors of `params` are live; `sums` are free.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn normed(
         &self,
         o: [f32; 2],
@@ -159,7 +159,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
 }
 
 /// Sums over the 8 rows that lanes have, neighbours first.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn butterfly_sum_of_rows(mut squares: [f32; 2]) -> [f32; 2] {
     let mut mask = 4;
     while mask < 32 {

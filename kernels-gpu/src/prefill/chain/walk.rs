@@ -29,7 +29,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// # Safety
     /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to
     /// the last piece.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn walk<S: StateElement>(&self, place: &Place, progress: &mut Progress) {
         let (c, params) = (self.c, self.params);
         let step = &params.layer.step;
@@ -123,7 +123,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// The piece is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn brought_slot(&self, i: u32) -> u64 {
         if self.c.checkpoint_every == 0 {
             return u64::MAX;
@@ -136,7 +136,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     ///
     /// # Safety
     /// Images and v are in `stage`, the other operands at `head`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn advance<const SHORT: bool>(
         &self,
         mut s: [f32; 64],
@@ -221,7 +221,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
 ///
 /// # Safety
 /// `factors` are this lane's, in shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn rest_of(
     r: &mut [u32; 16],
     first: usize,

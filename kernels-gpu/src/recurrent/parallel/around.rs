@@ -59,39 +59,39 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
     type Drafts = ();
     type Scales = ();
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> &Slots {
         &self.0
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
         self.0.live(c, params)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn makes(_: &StepConstants) -> bool {
         false
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_drafts(_: &Launch<'_, Self>) {}
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meet(_: &Launch<'_, Self>) {}
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_scales(_: &Launch<'_, Self>, _: &Worker<B, TILES16>) {}
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(_: &Launch<'_, Self>, (): ()) {}
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {
         // SAFETY: the caller's promise.
         unsafe { worker.store_outputs(launch.tokens.o, launch.c.o_element, launch.tokens.count) };
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish(_: &Launch<'_, Self>, _: &Worker<B, TILES16>, (): ()) {}
 }

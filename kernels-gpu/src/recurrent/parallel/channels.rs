@@ -33,12 +33,12 @@ pub struct DecayInputs {
 
 impl DecayInputs {
     /// log α of this lane's channels of a token, of which `g` is as it lies in memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn log_decays(&self, c: &StepConstants, g: Raw<8>) -> [f32; 8] {
         self.gates(g).log_values(c).0
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn gates(&self, g: Raw<8>) -> RawGates<8> {
         RawGates {
             g,
@@ -59,7 +59,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_decay_inputs(
         &self,
         c: &StepConstants,
@@ -89,7 +89,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// All of it is the workers' to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn prepare(
         &self,
         c: &StepConstants,
@@ -131,7 +131,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// Stores what `values` makes of tokens that `operand`'s loaders have loaded; `absent` for those past `count`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_f32(
         &self,
         channels: Channels,
@@ -164,7 +164,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// Columns `pair` and 7 − `pair` of the products, and tokens `pair` and 7 − `pair` of the operands. All lanes of the
     /// warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn columns(&self, set: Set, pair: u32, (advances, made): (bool, bool)) {
         let lane = thread_idx_x() % Self::TEAM;
         let is_new = matches!(set, Set::New);
@@ -279,13 +279,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// First channel of a lane of a team.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn channel(lane: u32) -> u32 {
         lane % Self::LANES * 8 + lane / Self::LANES * 4
     }
 
     /// Sum `i` of those that the lanes of a team have parted. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_team(sums: &[f32; 32], i: usize) -> f32 {
         let each = 32 / Self::TEAM as usize;
         let first = lane_id() / Self::TEAM * Self::TEAM;
@@ -293,7 +293,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// 4 channels of a token of an operand that meets the state, with a power of two where that is f16.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_decayed(
         &self,
         operand: Operand,
@@ -309,7 +309,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// 4 channels of a token of an operand, in split form.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_token(
         operand: Operand,
         t: u32,
@@ -332,7 +332,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn product([a, b, c, d]: [f32; 4], [e, f, g, h]: [f32; 4]) -> [f32; 4] {
     [a * e, b * f, c * g, d * h]
 }

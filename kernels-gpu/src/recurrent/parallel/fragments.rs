@@ -22,7 +22,7 @@ use crate::math::power;
 pub type Piece = [[u32; 4]; 2];
 
 /// Two values as bf16 or f16. No infinity is held, as a state's are: infinite factors make NaN.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn pack(x: f32, y: f32, is_f16: bool) -> u32 {
     if is_f16 {
         pack_f16x2(x, y)
@@ -32,7 +32,7 @@ pub fn pack(x: f32, y: f32, is_f16: bool) -> u32 {
 }
 
 /// Two values as two words of bf16, or of f16, that add up to them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn split(x: f32, y: f32, is_f16: bool) -> [u32; 2] {
     let high = pack(x, y, is_f16);
     let [x_high, y_high] = b16x2_to_f32(high, is_f16);
@@ -40,7 +40,7 @@ pub fn split(x: f32, y: f32, is_f16: bool) -> [u32; 2] {
 }
 
 /// `sum` + rows · columnsᵀ over 32 channels.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn add_products(sum: [f32; 4], rows: Piece, columns: [u32; 4], is_f16: bool) -> [f32; 4] {
     let [x, y] = rows;
     let (first, second) = ([columns[0], columns[1]], [columns[2], columns[3]]);
@@ -69,7 +69,7 @@ pub struct TokenPiece {
 }
 
 /// Whether tokens that come as `element`s have a low part.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn splits(element: u32, is_f16: bool) -> bool {
     if is_f16 {
         element == Element::F32 as u32
@@ -80,7 +80,7 @@ fn splits(element: u32, is_f16: bool) -> bool {
 
 impl Tokens8 {
     /// Of `element`s that lie as bf16 or as f16.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<B: Block>(operand: Operand, element: u32, is_f16: bool) -> Self {
         let (row, matrix) = (lane_id() % 8, lane_id() / 8);
         Self {
@@ -95,7 +95,7 @@ impl Tokens8 {
     ///
     /// # Safety
     /// The tokens are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn piece(self, piece: usize) -> TokenPiece {
         let address = self.address + 64 * piece as u32;
         // SAFETY: the caller's promise.
@@ -118,7 +118,7 @@ impl Tokens8 {
     ///
     /// # Safety
     /// The tokens are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn channels(self, piece: usize) -> TokenPiece {
         let address = self.address + 64 * piece as u32;
         // SAFETY: the caller's promise.
@@ -139,7 +139,7 @@ impl Tokens8 {
 
 impl TokenPiece {
     /// `sum` + S · tokensᵀ, of the 16 rows of S in `state`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn times_state(self, sum: [f32; 4], state: Piece) -> [f32; 4] {
         let sum = add_products(sum, state, self.high, self.is_f16);
         if self.split {
@@ -150,7 +150,7 @@ impl TokenPiece {
     }
 
     /// `sum` + [first; second] · selfᵀ: rows r are of `first`, rows r + 8 of `second`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn gram(self, sum: [f32; 4], first: Self, second: Self) -> [f32; 4] {
         let is_f16 = self.is_f16;
         let mut sum = add_products(sum, [first.high, second.high], self.high, is_f16);
@@ -180,12 +180,12 @@ impl Split {
     pub const ZERO: Self = Self([0; 4]);
 
     /// Of a product's result, in bf16.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(product: [f32; 4]) -> Self {
         Self::of(product, false)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of([a, b, c, d]: [f32; 4], is_f16: bool) -> Self {
         let [top, top_low] = split(a, b, is_f16);
         let [bottom, bottom_low] = split(c, d, is_f16);
@@ -193,7 +193,7 @@ impl Split {
     }
 
     /// `sum` + self · matrixᵀ, of what is bf16.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn times(self, sum: [f32; 4], matrix: SplitMatrix) -> [f32; 4] {
         let sum = mma_m16n8k16_bf16(self.0, [matrix.high; 2], sum);
         mma_m16n8k16_bf16(self.0, [matrix.low; 2], sum)
@@ -216,7 +216,7 @@ impl Steps {
     };
 
     /// Of a product's result. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new([a, b, c, d]: [f32; 4], k: Tokens8) -> Self {
         if !k.is_f16 {
             return Self {
@@ -237,7 +237,7 @@ impl Steps {
     }
 
     /// S diag(decays) + self · kᵀ on one piece of S, which is f16 or bf16, rounded. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn advance(self, (state, is_f16): (Piece, bool), decays: [f32; 8], k: TokenPiece) -> Piece {
         let Split(steps) = self.split;
         let mut next = [[0; 4]; 2];
@@ -279,7 +279,7 @@ impl Steps {
     }
 
     /// S diag(decays) of the `j`-th two of a lane's channels of a piece.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept(state: Piece, is_f16: bool, decays: [f32; 8], j: usize) -> [f32; 4] {
         let [a, b] = b16x2_to_f32(state[0][j], is_f16);
         let [c, d] = b16x2_to_f32(state[1][j], is_f16);
@@ -290,7 +290,7 @@ impl Steps {
 
 impl Split {
     /// S diag(decays) + Σ steps · kᵀ on one piece of S, which is bf16, rounded. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn fold<const SETS: usize>(
         state: Piece,
         decays: [f32; 8],
@@ -331,7 +331,7 @@ impl SplitMatrix {
     ///
     /// # Safety
     /// It is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(address: u32, factor: f32) -> Self {
         // SAFETY: the caller's promise: this lane's two elements.
         let [x, y] = unsafe { load_shared_b64(address + 8 * lane_id()) }.map(f32::from_bits);
@@ -345,7 +345,7 @@ impl SplitMatrix {
 ///
 /// # Safety
 /// The places are this lane's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) {
     let values = raw.to_f32(element);
     let mut j = 0;
@@ -368,7 +368,7 @@ pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) 
 ///
 /// # Safety
 /// The places are this lane's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_f16_channels(values: [f32; 8], element: u32, address: u32, low: u32) {
     let mut j = 0;
     while j < 4 {
@@ -390,7 +390,7 @@ pub unsafe fn store_f16_channels(values: [f32; 8], element: u32, address: u32, l
 ///
 /// # Safety
 /// The places are this lane's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_words([high, rest]: [u32; 2], address: u32, low: u32) {
     // SAFETY: the caller's promise.
     unsafe {

@@ -28,7 +28,7 @@ impl GateInputs {
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<B: Block>(
         c: &StepConstants,
         params: &StepParams,
@@ -64,14 +64,14 @@ impl GateInputs {
     }
 
     /// log α.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn log_decay(self, c: &StepConstants) -> f32 {
         let ([log_decay], _) = self.0.log_values(c);
         log_decay
     }
 
     /// Tokens past the `count` first decay nothing and write nothing.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values<B: Block>(self, c: &StepConstants, count: u32) -> Gates {
         let ([log_decay], beta) = self.0.log_values(c);
         let t = lane_id() % 8;

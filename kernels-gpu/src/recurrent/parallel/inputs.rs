@@ -56,7 +56,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     pub const VALUE_LANES: u32 = B::ROWS / 8;
 
     /// Token of `operand` that this lane loads in `turn`; 8 or more for none.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn token(&self, operand: Operand, turn: usize) -> u32 {
         let shift = operand as u32 * Self::LOADERS % B::WARPS;
         let warp = (self.warp + B::WARPS - shift) % B::WARPS + turn as u32 * B::WARPS;
@@ -68,7 +68,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The tokens are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_inputs(&self, set: Set, tokens: &Tokens, there: u32, made: bool) -> Inputs {
         let of_qkv = if made { 0 } else { there };
         // SAFETY: the caller's promise.
@@ -90,7 +90,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_tokens(&self, operand: Operand, run: Run, there: u32) -> RawTokens {
         let RawTokens(mut raw) = RawTokens::NONE;
         let mut turn = 0;
@@ -110,7 +110,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// Before the first barrier.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_tokens(
         &self,
         c: &StepConstants,
@@ -142,14 +142,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// The first word of this lane's channels of token `t`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn channels_place(operand: Operand, t: u32) -> u32 {
         let lane = lane_id() % Self::LANES;
         Map::<B>::operand(operand) + t * Map::<B>::ROW + lane / 4 * 64 + lane % 4 * 4
     }
 
     /// Whether a warp has tokens that are stored, where `t` is this lane's: the same for all of its lanes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_tokens(t: u32) -> bool {
         t - lane_id() / Self::LANES < TOKENS
     }
@@ -158,7 +158,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// As [`Self::store_tokens`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_f16_tokens(
         &self,
         c: &StepConstants,
@@ -183,7 +183,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// They are there, and the workers' to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn make_f16_tokens(&self, c: &StepConstants, operand: Operand) {
         let mut turn = 0;
         while turn < Self::TURNS {
@@ -211,7 +211,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The places are this lane's, and its token's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_f16_token(
         c: &StepConstants,
         operand: Operand,
@@ -236,7 +236,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// Token and first row, within the warp's, of the values that this lane loads and stores; none of token 8 or more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn value_place(&self) -> (u32, u32) {
         (
             lane_id() / Self::VALUE_LANES,
@@ -248,7 +248,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The tokens are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_values(&self, run: Run, there: u32) -> RawValues {
         let (t, row) = self.value_place();
         RawValues(if t < there {
@@ -263,7 +263,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The values are this warp's to write.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_values(&self, set: Set, inputs: &Inputs, element: u32) {
         let (t, row) = self.value_place();
         let address = self.value_address(set, t, row, element);
@@ -279,7 +279,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// Address of the value of token `t` and the warp's row `row`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn value_address(&self, set: Set, t: u32, row: u32, element: u32) -> u32 {
         Map::<B>::values(set, self.warp) + t * Map::<B>::VALUE_ROW + row * bytes_of(element)
     }
@@ -289,7 +289,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The tokens are live, and the outputs there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_outputs(&self, run: Run, element: u32, count: u32) {
         sync_warp(FULL_MASK);
         let (t, row) = self.value_place();
@@ -309,7 +309,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The tokens are live.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn zero_outputs(&self, run: Run, element: u32, count: u32) {
         let (t, row) = self.value_place();
         if t < count {
@@ -324,7 +324,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 ///
 /// # Safety
 /// The place is this lane's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_raw(raw: Raw<8>, address: u32, element: u32) {
     let [a, b, c, d, e, f, g, h] = raw.0;
     // SAFETY: the caller's promise.

@@ -71,7 +71,7 @@ pub enum Set {
 
 impl Set {
     /// Its keys.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn key(self) -> Operand {
         match self {
             Self::New => Operand::Key,

@@ -17,32 +17,32 @@ const fn block<B: Block>() -> u32 {
 }
 
 /// Workers: waits for all of them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn workers<B: Block>() {
     sync_barrier(WORKERS, 32 * B::WARPS);
 }
 
 /// Workers: the solver may read what it needs of the tokens of `set`. Behind [`workers`], not before it: racecheck sees
 /// hazards where a warp arrives at one barrier and then waits at another.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn leave_tokens<B: Block>(set: Set) {
     arrive_at_barrier(TOKENS + set as u32, block::<B>());
 }
 
 /// Solver: waits for the tokens of `set`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn take_tokens<B: Block>(set: Set) {
     sync_barrier(TOKENS + set as u32, block::<B>());
 }
 
 /// Solver: the workers may read the solution of `set`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn leave_solution<B: Block>(set: Set) {
     arrive_at_barrier(SOLUTIONS + set as u32, block::<B>());
 }
 
 /// Workers: waits for the solution of `set`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn take_solution<B: Block>(set: Set) {
     sync_barrier(SOLUTIONS + set as u32, block::<B>());
 }

@@ -52,7 +52,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
         v: V,
     });
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
@@ -68,7 +68,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
 ///
 /// # Safety
 /// `params` and the load-time constants describe live tensors.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
     params: &StepParams,
@@ -132,7 +132,7 @@ pub(crate) struct Launch<'a, A> {
 }
 
 impl<A> Launch<'_, A> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn live<B: Block, const TILES16: usize>(&self) -> bool
     where
         A: Around<B, TILES16>,
@@ -145,7 +145,7 @@ impl<A> Launch<'_, A> {
     }
 
     /// The solver: GDN's tokens of both sets come together.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn solve<B: Block, const TILES16: usize>(&self)
     where
         A: Around<B, TILES16>,
@@ -184,7 +184,7 @@ impl<A> Launch<'_, A> {
     }
 
     /// A worker: all loads, then the previous tokens, then the new ones.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn work<B: Block, const TILES16: usize>(&self)
     where
         A: Around<B, TILES16>,

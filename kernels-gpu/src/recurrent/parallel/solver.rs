@@ -32,7 +32,7 @@ struct Gram {
 pub const MOST_PIECES: usize = 4;
 
 /// Pair by pair.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn sum(parts: [[f32; 4]; MOST_PIECES]) -> [f32; 4] {
     let [a, b, c, d] = parts;
     let mut sum = [0.0; 4];
@@ -45,14 +45,14 @@ pub fn sum(parts: [[f32; 4]; MOST_PIECES]) -> [f32; 4] {
 }
 
 /// The value that the lane of token `t` on the diagonal has.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_diagonal(value: f32, t: u32) -> f32 {
     warp_shuffle_idx(value, 4 * t + t / 2)
 }
 
 impl Gram {
     /// From the tokens themselves.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_tokens<B: Block>(c: &StepConstants, set: Set) -> Self {
         let is_f16 = c.state_f16 != 0;
         let keys = Tokens8::new::<B>(set.key(), c.k_element, is_f16);
@@ -100,7 +100,7 @@ impl Gram {
     }
 
     /// From what the teams have found, decayed channel by channel.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_columns<B: Block>(c: &StepConstants, set: Set) -> Self {
         let (r, s) = (lane_id() / 4, lane_id() % 4 * 2);
         // SAFETY: the caller's promise.
@@ -120,7 +120,7 @@ impl Gram {
     }
 
     /// `query` is q · q of token r.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(
         c: &StepConstants,
         [keys, queries]: [[f32; 2]; 2],
@@ -139,7 +139,7 @@ impl Gram {
     }
 
     /// The norms are those of token r, in lane 4r + r/2 at least.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn with_norms(
         [keys, queries]: [[f32; 2]; 2],
         own_norms: [f32; 2],
@@ -162,7 +162,7 @@ impl Gram {
 ///
 /// # Safety
 /// The tokens are in shared memory, and the solution and the scratch are this warp's to write.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, count: u32) {
     let gates = inputs.values::<B>(c, count);
     // SAFETY: the caller's promise.
@@ -182,7 +182,7 @@ pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, c
 }
 
 /// The factors of each token.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_factors<B: Block>(c: &StepConstants, gram: &Gram, gates: Gates, set: Set) {
     let solution = Map::<B>::solution(set);
     let t = lane_id() % 8;
@@ -217,7 +217,7 @@ unsafe fn store_factors<B: Block>(c: &StepConstants, gram: &Gram, gates: Gates, 
 
 /// (a): M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s, and the scores e^(g_r − g_s) q̂_r·k̂_s for r ≥ s; else 0. The decay is
 /// one exponential of a difference, so that no pair of a vanishing and an overflowing one makes a NaN.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
     let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
     let [row_norm, norms @ ..] = gram.key_norms;
@@ -249,7 +249,7 @@ unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
 }
 
 /// Row `row` of an 8 × 8 matrix in shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_row(matrix: u32, row: usize) -> [f32; 8] {
     let address = matrix + 32 * row as u32;
     // SAFETY: the caller's promise.
@@ -259,7 +259,7 @@ unsafe fn load_row(matrix: u32, row: usize) -> [f32; 8] {
 }
 
 /// (a), (d): T = (I − M)⁻¹ diag(β), a column to a lane, and W = scores · T.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn substitute<B: Block>(gates: Gates, set: Set) {
     let solution = Map::<B>::solution(set);
     let column = lane_id() % 8;
@@ -301,7 +301,7 @@ unsafe fn substitute<B: Block>(gates: Gates, set: Set) {
 }
 
 /// Stores column `lane_id()` of an 8 × 8 matrix.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_column(matrix: u32, column: [f32; 8]) {
     if lane_id() < 8 {
         let mut i = 0;

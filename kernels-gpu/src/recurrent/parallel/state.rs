@@ -34,7 +34,7 @@ impl Decays {
     ///
     /// # Safety
     /// They are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_piece(&self, piece: usize) -> [f32; 8] {
         match *self {
             Self::Head(decay) => [decay; 8],
@@ -55,7 +55,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// This lane's chunk of whole rows, a row and its place in shared memory, in the `i`-th of the turns in which a warp
     /// goes through its rows: whole sectors, and lines, of global memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_rows(&self, i: u32) -> (Share, u32, u32) {
         let chunk = lane_id() % Self::CHUNKS;
         let row = i * (32 / Self::CHUNKS) + lane_id() / Self::CHUNKS;
@@ -71,7 +71,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     const ROW_TURNS: u32 = B::ROWS * Self::CHUNKS / 32;
 
     /// Where row 8 `half` + r of a tile has the channels 8c .. 8c+8 of a piece, those of this lane's fragment.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn fragment(&self, tile: usize, piece: usize, half: usize) -> u32 {
         let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
         let chunk = 4 * piece as u32 + lane_id() % 4;
@@ -82,7 +82,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The head is a live state, where the row is not fresh.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy_state(&self, head: Head, fresh: bool) {
         let mut i = 0;
         while i < Self::ROW_TURNS {
@@ -105,13 +105,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// Waits for the state's copies.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn wait_for_state() {
         copy_async_wait::<0>();
         sync_warp(FULL_MASK);
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn state(&self, tile: usize, piece: usize) -> Piece {
         // SAFETY: the caller's promise.
         unsafe { [0, 1].map(|half| load_shared_b128(self.fragment(tile, piece, half))) }
@@ -121,7 +121,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The warp's copies of the state have been waited for.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_piece(&self, tile: usize, piece: usize, next: Piece) {
         let mut half = 0;
         while half < 2 {
@@ -135,7 +135,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The solution is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn advance_by(
         &self,
         set: Set,
@@ -173,7 +173,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The solution and the tokens are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn advance_piece(
         advance: &Advance<TILES16>,
         tile: usize,
@@ -201,7 +201,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The head is a live state.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_pair(&self, head: Head, tile: usize, pair: usize, pieces: [Piece; 2]) {
         // A mask, because the assembler makes a branch of a choice.
         let odd = 0u32.wrapping_sub(lane_id() / 4 % 2);
@@ -237,7 +237,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The head is a live state.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
         let mut pair = 0;
         while pair < Self::PIECES / 2 {
@@ -263,7 +263,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The head is a live state.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_piece(&self, head: Head, tile: usize, piece: usize, next: Piece) {
         let share = Share {
             lane: lane_id() % 4,

@@ -31,7 +31,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Pieces of a row of S.
     pub const PIECES: usize = (B::K / 32) as usize;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &StepConstants, tile: u32) -> Self {
         let warp = thread_idx_x() / 32;
         Self {
@@ -48,7 +48,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The tokens are in shared memory, and the state on its way.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn key_products(&self, keys: Tokens8) -> Products<TILES16> {
         Self::wait_for_state();
         let mut products = [[0.0; 4]; TILES16];
@@ -72,7 +72,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// As [`Self::key_products`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn products(
         &self,
         keys: Tokens8,
@@ -100,7 +100,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// Token, and the warp's row, of element `i` of a product with `tile`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn place_of(tile: usize, i: usize) -> (u32, u32) {
         let t = lane_id() % 4 * 2 + i as u32 % 2;
         (t, 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4)
@@ -110,7 +110,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The solution and the values of `set` are there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn residuals(
         &self,
         set: Set,
@@ -142,7 +142,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ///
     /// # Safety
     /// The solution is there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn outputs(&self, residuals: &[Split; TILES16], sq: &Products<TILES16>) {
         let solution = Map::<B>::solution(Set::New);
         let f32s = Element::F32 as u32;
@@ -176,7 +176,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 ///
 /// # Safety
 /// It is there.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_value(address: u32, element: u32) -> f32 {
     // SAFETY: the caller's promise.
     let bits = unsafe {
@@ -191,7 +191,7 @@ pub unsafe fn load_value(address: u32, element: u32) -> f32 {
 }
 
 /// Elements of an `[8]` of tokens 2c and 2c + 1.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn token_factors(address: u32) -> [f32; 2] {
     // SAFETY: the caller's promise.
     unsafe { load_shared_b64(address + lane_id() % 4 * 8) }.map(f32::from_bits)
