@@ -113,15 +113,18 @@ impl Drop for Entered {
 }
 
 impl Thread {
+    #[inline]
     pub fn is(&self, at: At) -> bool {
         self.at.get() == at
     }
 
     /// The first of its words, all that a shuffle exchanges.
+    #[inline]
     pub(super) fn word(&self) -> &Cell<u32> {
         &self.words[0]
     }
 
+    #[inline]
     pub(super) fn words(&self) -> Words {
         let mut words = Words::default();
         for (word, value) in words.iter_mut().zip(&self.words) {
@@ -130,6 +133,7 @@ impl Thread {
         words
     }
 
+    #[inline]
     pub(super) fn set_words(&self, words: Words) {
         for (word, value) in self.words.iter().zip(words) {
             word.set(value);
@@ -205,11 +209,13 @@ impl<'a> Block<'a> {
     }
 
     /// The threads of a warp.
+    #[inline]
     pub(super) fn warp(&self, warp: usize) -> &[Thread] {
         &self.threads[warp * LANES..][..LANES]
     }
 
     /// Ends the present span of time between barriers, and returns it.
+    #[inline]
     pub(super) fn tick(&self) -> u32 {
         self.time.replace(self.time.get() + 1)
     }
@@ -247,15 +253,18 @@ impl Block<'_> {
         self.launch.shape.grid
     }
 
+    #[inline]
     pub fn thread(&self) -> u32 {
         self.running.get() as u32
     }
 
+    #[inline]
     fn running(&self) -> &Thread {
         &self.threads[self.running.get()]
     }
 
     /// Waits for a collective.
+    #[inline]
     pub fn wait(&self, at: At) {
         let thread = self.running();
         thread.at.set(at);
@@ -273,6 +282,7 @@ impl Block<'_> {
     }
 
     /// What the lane that `at` selects by `source` brought.
+    #[inline]
     pub fn shuffle(&self, value: f32, source: u32, at: At) -> f32 {
         if source >= LANES as u32 {
             let message =
@@ -286,6 +296,7 @@ impl Block<'_> {
     }
 
     /// What `at` makes of the `words` that the lanes bring, for this one.
+    #[inline]
     pub(super) fn exchange(&self, words: Words, at: At) -> Words {
         let thread = self.running();
         thread.set_words(words);
@@ -314,6 +325,7 @@ impl Block<'_> {
         self.store_shared(address, [x, y, z, w]);
     }
 
+    #[inline]
     pub(super) fn observer(&self) -> Observer<'_> {
         Observer {
             access: Access::new(self.index.get(), self.thread(), self.time.get()),
@@ -327,6 +339,7 @@ impl Block<'_> {
         }
     }
 
+    #[inline]
     fn check_global<T>(&self, address: u64, op: Op) {
         let request = Request {
             address,
@@ -341,6 +354,7 @@ impl Block<'_> {
 
     /// # Safety
     /// The regions of the launch are live.
+    #[inline]
     pub unsafe fn load_global<T: Pod>(&self, address: u64, op: Op) -> T {
         self.check_global::<T>(address, op);
         // SAFETY: aligned, inside a live region, and ordered with every store to it: just checked.
@@ -349,23 +363,27 @@ impl Block<'_> {
 
     /// # Safety
     /// The regions of the launch are live.
+    #[inline]
     pub unsafe fn store_global<T: Pod>(&self, address: u64, value: T) {
         self.check_global::<T>(address, Op::Store);
         // SAFETY: as for a load, but for all accesses, and the region is writable.
         unsafe { ptr::with_exposed_provenance_mut::<T>(address as usize).write(value) }
     }
 
+    #[inline]
     pub fn load_shared<T: Pod>(&self, address: u32) -> T {
         let loaded = self.shared.load(address, &self.observer());
         loaded.unwrap_or_else(|problem| problem.raise())
     }
 
     /// What is there, for a thread of a collective of which another one loads it.
+    #[inline]
     pub(super) fn peek_shared<T: Pod>(&self, address: u32) -> T {
         let there = self.shared.peek(address);
         there.unwrap_or_else(|problem| problem.raise())
     }
 
+    #[inline]
     pub fn store_shared<T: Pod>(&self, address: u32, value: T) {
         let stored = self.shared.store(address, value, &self.observer());
         stored.unwrap_or_else(|problem| problem.raise());

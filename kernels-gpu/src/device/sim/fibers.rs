@@ -56,6 +56,7 @@ pub enum At {
 
 impl At {
     /// The lanes of its warp that it waits for.
+    #[inline]
     fn mask(self) -> u32 {
         match self {
             Self::ShuffleXor(_)
@@ -79,6 +80,7 @@ impl At {
     }
 
     /// Whether it is of a barrier or counter, which other warps may have come to or wait for.
+    #[inline]
     fn is_of_warps(self) -> bool {
         matches!(
             self,
@@ -87,11 +89,13 @@ impl At {
     }
 
     /// Whether other blocks may let it go on.
+    #[inline]
     fn waits_for_cluster(self) -> bool {
         matches!(self, Self::ClusterWait | Self::Mailbox(_))
     }
 
     /// Whether both are the same collective.
+    #[inline]
     fn meets(self, other: Self) -> bool {
         match (self, other) {
             (Self::ShuffleXor(_), Self::ShuffleXor(_))
@@ -253,6 +257,7 @@ impl Block<'_> {
     }
 
     /// Completes the collective to which the whole warp has come, if that is where it is: the common case at its shortest.
+    #[inline]
     fn meet_all(&self, warp: &[Thread]) -> bool {
         let at = warp[0].at.get();
         let can_meet = at.mask() == u32::MAX && !at.is_of_warps();

@@ -56,6 +56,7 @@ impl<'a> GlobalMemory<'a> {
     }
 
     /// Checks an access and records it. `last_view` is where the previous one of this caller was.
+    #[inline]
     pub fn access(
         &self,
         request: Request,

@@ -29,34 +29,41 @@ impl Access {
     /// By the first mailbox of a cluster; by the others next. Later than every barrier, as the two above.
     const SENT: u32 = Self::MAILBOX - MAILBOXES;
 
+    #[inline]
     pub fn new(block: u32, thread: u32, time: u32) -> Self {
         Self(u64::from(block) << 40 | u64::from(thread) << TIME_BITS | u64::from(time))
     }
 
     /// Linear index of the block.
+    #[inline]
     pub fn block(self) -> u32 {
         (self.0 >> 40) as u32
     }
 
+    #[inline]
     pub fn thread(self) -> u32 {
         (self.0 >> TIME_BITS) as u32 % MAX_THREADS
     }
 
+    #[inline]
     pub fn time(self) -> u32 {
         self.0 as u32 & Self::IN_FLIGHT
     }
 
     /// Whether it is the write of an asynchronous copy that its thread has not waited for.
+    #[inline]
     pub fn is_in_flight(self) -> bool {
         self.time() == Self::IN_FLIGHT
     }
 
     /// Whether it made a mailbox.
+    #[inline]
     fn is_mailbox(self) -> bool {
         self.time() == Self::MAILBOX
     }
 
     /// The mailbox of the cluster to which it was sent, if it was.
+    #[inline]
     fn mailbox(self) -> Option<u32> {
         (Self::SENT..Self::MAILBOX)
             .contains(&self.time())
@@ -90,6 +97,7 @@ pub struct Observer<'a> {
 
 impl Observer<'_> {
     /// Whether `earlier` happened before.
+    #[inline]
     pub fn is_after(&self, earlier: Access) -> bool {
         if earlier == Access::NONE {
             return true;
@@ -103,6 +111,7 @@ impl Observer<'_> {
     }
 
     /// Whether `earlier`, of the same block, happened before by what the block did.
+    #[inline]
     fn is_after_in_block(&self, earlier: Access) -> bool {
         let (thread, my_thread) = (earlier.thread(), self.access.thread());
         let lane_barrier = || self.lane_barriers[thread as usize % 32].get();
@@ -113,11 +122,13 @@ impl Observer<'_> {
     }
 
     /// This access as an asynchronous copy: nobody, its thread included, is after it until the wait.
+    #[inline]
     pub fn in_flight(&self) -> Access {
         self.at(Access::IN_FLIGHT)
     }
 
     /// This access as the making of a mailbox: nobody accesses it afterwards.
+    #[inline]
     pub fn mailbox(&self) -> Access {
         self.at(Access::MAILBOX)
     }
@@ -127,6 +138,7 @@ impl Observer<'_> {
         self.at(Access::SENT + mailbox)
     }
 
+    #[inline]
     fn at(&self, time: u32) -> Access {
         Access::new(self.access.block(), self.access.thread(), time)
     }
@@ -190,6 +202,7 @@ impl Granule {
     pub const UNTOUCHED: Self = Self::written(Access::NONE);
 
     /// After a store that is ordered with all before it.
+    #[inline]
     pub const fn written(by: Access) -> Self {
         Self {
             writer: by,
@@ -198,11 +211,13 @@ impl Granule {
     }
 
     /// The last write, if there is one.
+    #[inline]
     pub fn writer(&self) -> Option<Access> {
         (self.writer != Access::NONE).then_some(self.writer)
     }
 
     /// Records a load.
+    #[inline]
     pub fn load(&mut self, by: &Observer<'_>) -> Result<(), Conflict> {
         let me = by.access;
         let [a, b] = self.readers;
@@ -223,6 +238,7 @@ impl Granule {
     }
 
     /// Records a store.
+    #[inline]
     pub fn store(&mut self, by: &Observer<'_>) -> Result<(), Conflict> {
         if !by.is_after(self.writer) {
             return Err(Conflict::Store(self.writer));
@@ -241,6 +257,7 @@ pub struct Same(Option<[Granule; 2]>);
 
 impl Same {
     /// `granule` after `change`.
+    #[inline]
     pub fn change<E>(
         &mut self,
         granule: Granule,

@@ -33,6 +33,7 @@ impl SharedMemory {
         }
     }
 
+    #[inline]
     pub fn load<T: Pod>(&self, address: u32, by: &Observer<'_>) -> Result<T, Box<Problem>> {
         let value = self.peek(address)?;
         let range = self.range::<T>("load", address)?;
@@ -54,6 +55,7 @@ impl SharedMemory {
     }
 
     /// What is there, whoever may read it.
+    #[inline]
     pub fn peek<T: Pod>(&self, address: u32) -> Result<T, Box<Problem>> {
         let mut value = T::zeroed();
         let range = self.range::<T>("load", address)?;
@@ -65,6 +67,7 @@ impl SharedMemory {
         Ok(value)
     }
 
+    #[inline]
     pub fn store<T: Pod>(
         &self,
         address: u32,
@@ -83,6 +86,7 @@ impl SharedMemory {
     }
 
     /// Records an asynchronous copy on its way to `address`; the granules that it will fill.
+    #[inline]
     pub fn start_copy<T: Pod>(
         &self,
         address: u32,
@@ -97,6 +101,7 @@ impl SharedMemory {
     }
 
     /// Lets a copy arrive in the granules that [`Self::start_copy`] gave; from now on it is a store.
+    #[inline]
     pub fn finish_copy<T: Pod>(&self, range: Range<usize>, value: T, by: &Observer<'_>) {
         for (at, half) in range.zip(bytemuck::cast_slice(&[value])) {
             self.granules[at].set(Granule::written(by.access));
@@ -132,6 +137,7 @@ impl SharedMemory {
         Ok(())
     }
 
+    #[inline]
     fn record_store<T>(
         &self,
         op: &str,
