@@ -23,21 +23,47 @@ const HOPPER: &str = "sm_90a";
 /// The ones that a quick look is at.
 const QUICK: [&str; 2] = ["sm_90", HOPPER];
 
-/// Those that `entry` is assembled for: clusters came with Hopper, and warpgroups went with it. With `only`, none unless its
-/// name contains that.
-fn architectures(entry: Entry, only: Option<&str>) -> impl Iterator<Item = &'static str> {
+/// What is assembled.
+#[derive(Clone, Copy)]
+pub enum Scope<'a> {
+    /// Every entry with every profile for every architecture.
+    All,
+    /// Every entry with every profile, for one architecture after the other of those that it is for.
+    InTurn,
+    /// Entries whose name contains this, for what a quick look is at.
+    Only(&'a str),
+}
+
+/// Those that `entry` is for: clusters came with Hopper, and warpgroups went with it.
+fn served(entry: Entry) -> Vec<&'static str> {
     let (warpgroups, clusters) = (entry.takes_warpgroups(), entry.takes_clusters());
-    let is_served = move |architecture: &&str| match *architecture {
+    let is_served = |architecture: &&str| match *architecture {
         HOPPER => warpgroups,
         "sm_80" => !warpgroups && !clusters,
         _ => !warpgroups,
     };
-    ARCHITECTURES
-        .into_iter()
-        .filter(is_served)
-        .filter(move |architecture| {
-            only.is_none_or(|only| entry.name().contains(only) && QUICK.contains(architecture))
-        })
+    ARCHITECTURES.into_iter().filter(is_served).collect()
+}
+
+impl Scope<'_> {
+    /// The profiles that the `number`-th entry is assembled with, each with its architectures.
+    fn jobs(self, number: usize, entry: Entry) -> Vec<(&'static str, &'static str)> {
+        let served = served(entry);
+        let is_taken = |profile: usize, place: usize, architecture: &str| match self {
+            Self::All => true,
+            Self::InTurn => place == (number + profile) % served.len(),
+            Self::Only(only) => entry.name().contains(only) && QUICK.contains(&architecture),
+        };
+        let mut jobs = Vec::new();
+        for (place, &architecture) in served.iter().enumerate() {
+            for (n, profile) in PROFILES.into_iter().enumerate() {
+                if is_taken(n, place, architecture) {
+                    jobs.push((architecture, profile));
+                }
+            }
+        }
+        jobs
+    }
 }
 
 /// What ptxas says of an entry.
@@ -77,9 +103,8 @@ pub fn assemble(
     Ok((object, printed.into_owned()))
 }
 
-/// Checks the text of every committed entry, assembles it with every profile for every architecture, and prints what it
-/// takes. With `only`, entries whose name contains that, for sm_90.
-pub fn check(only: Option<&str>) -> Result<()> {
+/// Checks the text of every committed entry, assembles what `scope` says, and prints what it takes.
+pub fn check(scope: Scope<'_>) -> Result<()> {
     let tools = toolchain::cuda_tools()?;
     let texts = Entry::ALL
         .iter()
@@ -87,26 +112,25 @@ pub fn check(only: Option<&str>) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let mut failures = Vec::new();
     let mut jobs = Vec::new();
-    for (&entry, text) in Entry::ALL.iter().zip(&texts) {
+    for ((number, &entry), text) in Entry::ALL.iter().enumerate().zip(&texts) {
         failures.extend(
             defects(text)
                 .into_iter()
                 .map(|defect| format!("{}: {defect}", entry.name())),
         );
-        for architecture in architectures(entry, only) {
-            jobs.extend(PROFILES.map(|profile| (entry, text, architecture, profile)));
-        }
+        let of_entry = scope.jobs(number, entry).into_iter();
+        jobs.extend(of_entry.map(|(architecture, profile)| (entry, text, architecture, profile)));
     }
 
     let results: Vec<_> = jobs
         .par_iter()
         .map(|&(entry, text, architecture, profile)| {
-            usage(
+            let usage = usage(
                 &tools,
                 &substitute(text, &values(entry, profile)?),
                 architecture,
-            )
-            .with_context(|| format!("{} for {architecture}, profile {profile}", entry.name()))
+            );
+            usage.with_context(|| format!("{} for {architecture}, profile {profile}", entry.name()))
         })
         .collect();
 
@@ -120,35 +144,35 @@ pub fn check(only: Option<&str>) -> Result<()> {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let mut by_entry = results.into_iter();
-    for entry in Entry::ALL {
-        if architectures(*entry, only).next().is_none() {
+    let mut results = jobs.iter().zip(results).peekable();
+    for &entry in Entry::ALL {
+        let mut shared = 0;
+        let mut registers: HashMap<_, Vec<(&str, u32)>> = HashMap::new();
+        while let Some((job, result)) = results.next_if(|(job, _)| job.0 == entry) {
+            match result {
+                Ok(usage) => {
+                    let of_architecture = registers.entry(job.2).or_default();
+                    of_architecture.push((job.3, usage.registers));
+                    shared = shared.max(usage.shared);
+                }
+                Err(error) => failures.push(format!("{error:#}")),
+            }
+        }
+        if registers.is_empty() {
             continue;
         }
-        let mut shared = 0;
-        let mut cells = Vec::new();
-        for architecture in ARCHITECTURES {
-            if !architectures(*entry, only).any(|own| own == architecture) {
-                cells.push("-".to_owned());
-                continue;
-            }
-            let mut registers = Vec::new();
-            for result in by_entry.by_ref().take(PROFILES.len()) {
-                match result {
-                    Ok(usage) => {
-                        registers.push(usage.registers);
-                        shared = shared.max(usage.shared);
-                    }
-                    Err(error) => failures.push(format!("{error:#}")),
-                }
-            }
-            let canonical = registers.first().map_or("-".to_owned(), u32::to_string);
-            let most = registers
+        let cells = ARCHITECTURES.map(|architecture| {
+            let Some(of_architecture) = registers.get(architecture) else {
+                return "-".to_owned();
+            };
+            let canonical = of_architecture
                 .iter()
-                .max()
-                .map_or("-".to_owned(), u32::to_string);
-            cells.push(format!("{canonical} / {most}"));
-        }
+                .find(|(name, _)| *name == PROFILES[0]);
+            let canonical =
+                canonical.map_or("-".to_owned(), |(_, registers)| registers.to_string());
+            let most = of_architecture.iter().map(|(_, registers)| registers).max();
+            format!("{canonical} / {}", most.unwrap_or(&0))
+        });
         let shared = (shared + entry.shared_bytes()).to_string();
         table.add_row(
             [entry.name().to_owned(), entry.block().to_string(), shared]
@@ -157,7 +181,7 @@ pub fn check(only: Option<&str>) -> Result<()> {
         );
     }
     println!(
-        "{table}\nregisters of a thread: profile {} / most of any profile; shared: bytes of a block",
+        "{table}\nregisters of a thread: profile {} / most of any profile that was assembled; shared: bytes of a block",
         PROFILES[0]
     );
     if !failures.is_empty() {
@@ -204,7 +228,27 @@ fn number_before(printed: &str, unit: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    #[test]
+    fn in_turn_every_profile_is_assembled_once_and_every_architecture_is() {
+        for (number, &entry) in Entry::ALL.iter().enumerate() {
+            let jobs = Scope::InTurn.jobs(number, entry);
+            let profiles: BTreeSet<_> = jobs.iter().map(|(_, profile)| *profile).collect();
+            assert_eq!(
+                (jobs.len(), profiles.len()),
+                (PROFILES.len(), PROFILES.len())
+            );
+            let taken: BTreeSet<_> = jobs.iter().map(|(architecture, _)| *architecture).collect();
+            assert_eq!(taken, served(entry).into_iter().collect(), "{entry:?}");
+            assert_eq!(
+                Scope::All.jobs(number, entry).len(),
+                taken.len() * PROFILES.len()
+            );
+        }
+    }
 
     #[test]
     fn numbers_are_read_from_what_ptxas_prints() {

@@ -36,7 +36,8 @@ enum Task {
     Toolchain,
     /// Compile kernels-gpu to host/ptx, one file per entry and a manifest, and assemble each for every architecture.
     Ptx {
-        /// Write nothing; fail where the committed files are not what these sources give.
+        /// Write nothing; fail where the committed files are not what these sources give, and assemble each entry with each profile
+        /// for one architecture.
         #[arg(long)]
         check: bool,
         /// Assemble the entries whose name contains this alone, and for sm_90 alone: a quick look while a kernel is written.

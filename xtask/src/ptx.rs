@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use crate::assemble::Scope;
 use crate::entries::{Entry, file_name};
 use crate::manifest::Manifest;
 use crate::module::{Cluster, LaunchBounds};
@@ -27,7 +28,7 @@ pub fn read(entry: Entry) -> Result<String> {
         .with_context(|| format!("{}; `cargo xtask ptx` makes it", path.display()))
 }
 
-/// Compiles, writes the files that change, and assembles all, or what [`assemble::check`] makes of `only`.
+/// Compiles, writes the files that change, and assembles all, or the entries whose name contains `only`.
 pub fn write(only: Option<&str>) -> Result<()> {
     let files = build(&toolchain::compiler()?)?;
     let directory = directory();
@@ -42,10 +43,11 @@ pub fn write(only: Option<&str>) -> Result<()> {
             fs::write(&path, text).with_context(|| path.display().to_string())?;
         }
     }
-    assemble::check(only)
+    assemble::check(only.map_or(Scope::All, Scope::Only))
 }
 
-/// Fails where the committed files are not what the sources give.
+/// Fails where the committed files are not what the sources give; assembles each entry with each profile once, since
+/// [`write()`] has assembled all.
 pub fn check() -> Result<()> {
     let committed = committed()?;
     let problems = stale_files(&committed, &hash::of_sources()?);
@@ -72,7 +74,7 @@ pub fn check() -> Result<()> {
             compiler.identity
         );
     }
-    assemble::check(None)
+    assemble::check(Scope::InTurn)
 }
 
 /// The files by name, as `compiler` makes them.
