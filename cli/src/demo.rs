@@ -18,9 +18,13 @@ use crate::{Report, note};
 
 use session::{Outcome, Session};
 
+/// Sequences where the user names none.
+const BATCH: usize = 8;
+/// The same on the simulator, so that it is a matter of seconds, here and below.
+const SIMULATED_BATCH: usize = 4;
 /// Steps where the user names none.
 const STEPS: usize = 32;
-/// The same on the simulator, so that it is a matter of seconds.
+/// The same on the simulator.
 const SIMULATED_STEPS: usize = 4;
 /// Tokens of each row's prompt.
 const PROMPT: usize = 2048;
@@ -37,7 +41,7 @@ pub struct Demo {
     /// The model whose layer it is.
     pub model: Model,
     /// B.
-    pub batch: usize,
+    pub batch: Option<usize>,
     /// Tokens of each row's prompt, on the simulator of the first one's; 0 for none.
     pub prompt: Option<usize>,
     /// Tokens of each row that are decoded one by one.
@@ -58,9 +62,9 @@ impl Demo {
             ));
         }
         let (model, layer) = self.model.layer();
-        let steps = self.steps.unwrap_or_else(|| default_steps(backend));
+        let (batch, steps) = self.size(backend);
         let cases = [DType::F32, DType::Bf16];
-        let prompt = self.prompt(layer, backend)?;
+        let prompt = self.prompt(layer, batch, backend)?;
         let launches = usize::from(prompt.is_some()) + steps + Session::SPECULATIVE_LAUNCHES;
         let bar = ProgressBar::new((cases.len() * launches) as u64);
         if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} launches, {msg}") {
@@ -75,7 +79,7 @@ impl Demo {
         for dtype in cases {
             bar.set_message(format!("{dtype} state"));
             let pool = Pool {
-                slots: self.batch,
+                slots: batch,
                 dtype,
                 layout: StateLayout::KLast,
             };
@@ -143,7 +147,7 @@ impl Demo {
             "heads": heads,
             "value_heads": value_heads,
             "dim": dim,
-            "batch": self.batch,
+            "batch": batch,
             "backend": backend.to_string(),
             "copy_gb_per_second": timer.as_ref().map(Timer::copy_gb_per_second),
             "cases": outcomes,
@@ -152,8 +156,27 @@ impl Demo {
         Ok(Report { text, json, passed })
     }
 
+    /// B, and steps of each row.
+    fn size(&self, backend: &Backend) -> (usize, usize) {
+        let (batch, steps) = match backend {
+            Backend::Simulator { .. } => (SIMULATED_BATCH, SIMULATED_STEPS),
+            _ => (BATCH, STEPS),
+        };
+        if batch < BATCH && (self.batch.is_none() || self.steps.is_none()) {
+            note(&format!(
+                "demo: less on the simulator than on a GPU (--batch {BATCH} --steps {STEPS} for all)"
+            ));
+        }
+        (self.batch.unwrap_or(batch), self.steps.unwrap_or(steps))
+    }
+
     /// Rows that have prompts, and tokens of each, where the layer and the backend have prefills.
-    fn prompt(&self, layer: Layer, backend: &Backend) -> Result<Option<[usize; 2]>, Error> {
+    fn prompt(
+        &self,
+        layer: Layer,
+        batch: usize,
+        backend: &Backend,
+    ) -> Result<Option<[usize; 2]>, Error> {
         if layer.gates.operator() == Operator::Kda || self.prompt == Some(0) {
             return Ok(None);
         }
@@ -166,7 +189,7 @@ impl Demo {
         }
         let (rows, tokens) = match backend {
             Backend::Simulator { .. } => (1, SIMULATED_PROMPT),
-            _ => (self.batch, PROMPT),
+            _ => (batch, PROMPT),
         };
         Ok(Some([rows, self.prompt.unwrap_or(tokens)]))
     }
@@ -182,7 +205,7 @@ impl Demo {
         let mut row = vec![
             pool.dtype.to_string(),
             pool.layout.to_string(),
-            self.batch.to_string(),
+            pool.slots.to_string(),
             outcome.steps.clone(),
             outcome
                 .variant
@@ -213,18 +236,6 @@ fn case(pool: Pool, outcome: &Outcome, holds: bool, timing: Option<Timing>) -> V
         "gb_per_second": timing.map(|timing| timing.gb_per_second),
         "passed": holds,
     })
-}
-
-fn default_steps(backend: &Backend) -> usize {
-    match backend {
-        Backend::Simulator { .. } => {
-            note(&format!(
-                "demo: {SIMULATED_STEPS} steps on the simulator instead of {STEPS} (--steps {STEPS} for all)"
-            ));
-            SIMULATED_STEPS
-        }
-        _ => STEPS,
-    }
 }
 
 /// Time, bandwidth and share of a copy's bandwidth; dashes where there is no time.

@@ -69,9 +69,9 @@ struct DemoArgs {
     /// Model whose layer it is
     #[arg(long, value_enum, default_value_t)]
     model: Model,
-    /// Sequences
-    #[arg(long, value_name = "B", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
-    batch: u16,
+    /// Sequences [default: 8; fewer on the simulator]
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u16).range(1..=256))]
+    batch: Option<u16>,
     /// Tokens of each sequence's prompt, 0 for none; of GDN alone [default: 2048; less on the simulator, of one]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=131072))]
     prompt: Option<u32>,
@@ -146,7 +146,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
             let backend = pick(backend)?;
             Demo {
                 model,
-                batch: batch.into(),
+                batch: batch.map(usize::from),
                 prompt: prompt.map(|tokens| tokens as usize),
                 steps: steps.map(usize::from),
                 seed,
