@@ -127,16 +127,16 @@ impl Thread {
     #[inline]
     pub(super) fn words(&self) -> Words {
         let mut words = Words::default();
-        for (word, value) in words.iter_mut().zip(&self.words) {
-            *word = value.get();
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = self.words[i].get();
         }
         words
     }
 
     #[inline]
     pub(super) fn set_words(&self, words: Words) {
-        for (word, value) in self.words.iter().zip(words) {
-            word.set(value);
+        for (i, word) in self.words.iter().enumerate() {
+            word.set(words[i]);
         }
     }
 }
@@ -306,7 +306,7 @@ impl Block<'_> {
 
     pub fn multiply(&self, a: [u32; 4], b: [u32; 2], c: [f32; 4], at: At) -> [f32; 4] {
         let [x, y, z, w, ..] = self.exchange(matrix::fragments(a, b, c), at);
-        [x, y, z, w].map(f32::from_bits)
+        bytemuck::cast([x, y, z, w])
     }
 
     /// What this lane gets of four matrices, of which it loads the row at `address`.

@@ -327,7 +327,10 @@ impl Block<'_> {
 
 /// Each lane takes the word of the lane that it names.
 fn shuffle(warp: &[Thread]) {
-    let brought: [u32; LANES] = array::from_fn(|lane| warp[lane].word().get());
+    let mut brought = [0; LANES];
+    for (lane, word) in brought.iter_mut().enumerate() {
+        *word = warp[lane].word().get();
+    }
     for (lane, thread) in warp.iter().enumerate() {
         let source = match thread.at.get() {
             At::ShuffleXor(lane_mask) => lane ^ lane_mask as usize,
@@ -340,17 +343,27 @@ fn shuffle(warp: &[Thread]) {
 
 /// Each lane takes what `at`, which all lanes have reached, makes of the words of all.
 fn exchange(warp: &[Thread], at: At) {
-    let brought: [Words; LANES] = array::from_fn(|lane| warp[lane].words());
-    let taken = match at {
-        At::Mma(element) => matrix::multiply(&brought, element),
-        At::LoadMatrices => array::from_fn(|lane| matrix::rows(lane, &brought)),
-        At::LoadMatricesTransposed => array::from_fn(|lane| matrix::columns(lane, &brought)),
-        At::StoreMatricesTransposed => array::from_fn(|lane| matrix::stored_rows(lane, &brought)),
-        At::Warpgroup => array::from_fn(|lane| matrix::left_rows(lane, &brought)),
-        _ => brought,
+    let mut brought = [Words::default(); LANES];
+    for (lane, words) in brought.iter_mut().enumerate() {
+        *words = warp[lane].words();
+    }
+    let take = |of_lane: fn(usize, &[Words; LANES]) -> Words| {
+        for (lane, thread) in warp.iter().enumerate() {
+            thread.set_words(of_lane(lane, &brought));
+        }
     };
-    for (thread, words) in warp.iter().zip(taken) {
-        thread.set_words(words);
+    match at {
+        At::Mma(element) => {
+            let products = matrix::multiply(&brought, element);
+            for (thread, words) in warp.iter().zip(products) {
+                thread.set_words(words);
+            }
+        }
+        At::LoadMatrices => take(matrix::rows),
+        At::LoadMatricesTransposed => take(matrix::columns),
+        At::StoreMatricesTransposed => take(matrix::stored_rows),
+        At::Warpgroup => take(matrix::left_rows),
+        _ => {}
     }
 }
 

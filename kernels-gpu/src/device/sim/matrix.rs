@@ -1,7 +1,5 @@
 //! What a warp makes of matrices whose elements are spread over its lanes.
 
-use std::array;
-
 use super::block::{LANES, Words};
 use super::float::b16x2_to_f32;
 use crate::constants::Element;
@@ -11,7 +9,7 @@ pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
     let mut words = Words::default();
     words[..4].copy_from_slice(&a);
     words[4..6].copy_from_slice(&b);
-    words[6..10].copy_from_slice(&c.map(f32::to_bits));
+    words[6..10].copy_from_slice(bytemuck::cast_slice(&c));
     words
 }
 
@@ -33,16 +31,18 @@ pub fn multiply(brought: &[Words; LANES], of: Element) -> [Words; LANES] {
             b[row][at..at + 2].copy_from_slice(&elements(word));
         }
     }
-    array::from_fn(|lane| {
-        let mut d = Words::default();
-        for (i, d) in d.iter_mut().take(4).enumerate() {
-            let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
-            let c = f32::from_bits(brought[lane][6 + i]);
-            let products = a[row].iter().zip(&b[column]).map(|(a, b)| a * b);
-            *d = products.fold(c, |sum, product| sum + product).to_bits();
+    let mut d = [Words::default(); LANES];
+    for (lane, d) in d.iter_mut().enumerate() {
+        for (i, d) in d[..4].iter_mut().enumerate() {
+            let (row, column) = (&a[lane / 4 + i / 2 * 8], &b[lane % 4 * 2 + i % 2]);
+            let mut sum = f32::from_bits(brought[lane][6 + i]);
+            for (k, a) in row.iter().enumerate() {
+                sum += a * column[k];
+            }
+            *d = sum.to_bits();
         }
-        d
-    })
+    }
+    d
 }
 
 fn half_of(word: u32, index: usize) -> u16 {
@@ -50,6 +50,7 @@ fn half_of(word: u32, index: usize) -> u16 {
 }
 
 /// What `lane` stores, a row of a matrix of which each lane brought two elements of a column.
+#[inline]
 pub fn stored_rows(lane: usize, brought: &[Words; LANES]) -> Words {
     let (matrix, row) = (lane / 8, lane % 8);
     let element = |column: usize| half_of(brought[4 * column + row / 2][matrix], row);
@@ -57,26 +58,38 @@ pub fn stored_rows(lane: usize, brought: &[Words; LANES]) -> Words {
 }
 
 /// The 16 columns of rows r and r + 8 of a left factor, two to a word, from the words that the lanes brought.
+#[inline]
 pub fn left_rows(lane: usize, brought: &[Words; LANES]) -> Words {
-    array::from_fn(|i| brought[lane / 4 * 4 + i % 4][i / 8 + i % 8 / 4 * 2])
+    let mut rows = Words::default();
+    for (i, word) in rows.iter_mut().enumerate() {
+        *word = brought[lane / 4 * 4 + i % 4][i / 8 + i % 8 / 4 * 2];
+    }
+    rows
 }
 
 /// What `lane` gets of four matrices, from the rows that the lanes loaded.
+#[inline]
 pub fn rows(lane: usize, loaded: &[Words; LANES]) -> Words {
     of_matrices(|matrix| loaded[8 * matrix + lane / 4][lane % 4])
 }
 
 /// [`rows`] of the transposed matrices.
+#[inline]
 pub fn columns(lane: usize, loaded: &[Words; LANES]) -> Words {
     of_matrices(|matrix| {
-        let [low, high] = [0, 1].map(|i| {
+        let half = |i: usize| {
             let row = &loaded[8 * matrix + lane % 4 * 2 + i];
             u32::from(half_of(row[lane / 4 / 2], lane / 4))
-        });
-        high << 16 | low
+        };
+        half(1) << 16 | half(0)
     })
 }
 
+#[inline]
 fn of_matrices(word: impl Fn(usize) -> u32) -> Words {
-    array::from_fn(|i| if i < 4 { word(i) } else { 0 })
+    let mut words = Words::default();
+    for (i, of_matrix) in words[..4].iter_mut().enumerate() {
+        *of_matrix = word(i);
+    }
+    words
 }

@@ -80,7 +80,8 @@ impl<'a> GlobalMemory<'a> {
         };
         let mut same = Same::default();
         self.shadows[view.shadow].with(address, size, |granules| {
-            for (at, place) in (address..).step_by(GRANULE_BYTES as usize).zip(granules) {
+            for (i, place) in granules.iter_mut().enumerate() {
+                let at = address + i as u64 * GRANULE_BYTES;
                 *place = same.change(*place, |granule| {
                     let what =
                         || format!("{request} of {view} at element {:?}", view.element(at).0);

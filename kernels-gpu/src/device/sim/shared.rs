@@ -35,36 +35,33 @@ impl SharedMemory {
 
     #[inline]
     pub fn load<T: Pod>(&self, address: u32, by: &Observer<'_>) -> Result<T, Box<Problem>> {
-        let value = self.peek(address)?;
         let range = self.range::<T>("load", address)?;
-        let mut same = Same::default();
-        for (at, place) in range.clone().zip(&self.granules[range]) {
-            let granule = same.change(place.get(), |granule| {
-                if granule.writer().is_none() {
-                    let what = describe::<T>("load", at);
-                    return Err(Problem::memory(format!(
-                        "{what}: the block has not written it"
-                    )));
-                }
-                let recorded = granule.load(by);
-                recorded.map_err(|conflict| by.race(conflict, &describe::<T>("load", at)))
-            })?;
-            place.set(granule);
-        }
-        Ok(value)
+        self.change(range.clone(), |granule, at| {
+            if granule.writer().is_none() {
+                let what = describe::<T>("load", at);
+                return Err(Problem::memory(format!(
+                    "{what}: the block has not written it"
+                )));
+            }
+            let recorded = granule.load(by);
+            recorded.map_err(|conflict| by.race(conflict, &describe::<T>("load", at)))
+        })?;
+        Ok(self.value_in(range))
     }
 
     /// What is there, whoever may read it.
     #[inline]
     pub fn peek<T: Pod>(&self, address: u32) -> Result<T, Box<Problem>> {
-        let mut value = T::zeroed();
         let range = self.range::<T>("load", address)?;
-        let values: &mut [u16] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut value));
-        let from = &self.values[range];
-        for (i, half) in values.iter_mut().enumerate() {
-            *half = from[i].get();
-        }
-        Ok(value)
+        Ok(self.value_in(range))
+    }
+
+    #[inline]
+    fn value_in<T: Pod>(&self, range: Range<usize>) -> T {
+        let halves = &self.values[range];
+        assert_eq!(size_of_val(halves), size_of::<T>());
+        // SAFETY: as many bytes as the value has, which may be any; a cell is as its content, and nobody else has this thread's.
+        unsafe { halves.as_ptr().cast::<T>().read_unaligned() }
     }
 
     #[inline]
@@ -76,12 +73,7 @@ impl SharedMemory {
     ) -> Result<(), Box<Problem>> {
         let range = self.range::<T>("store", address)?;
         self.record_store::<T>("store", range.clone(), by)?;
-        for (place, half) in self.values[range]
-            .iter()
-            .zip(bytemuck::cast_slice(&[value]))
-        {
-            place.set(*half);
-        }
+        self.set_value(range, value);
         Ok(())
     }
 
@@ -103,9 +95,23 @@ impl SharedMemory {
     /// Lets a copy arrive in the granules that [`Self::start_copy`] gave; from now on it is a store.
     #[inline]
     pub fn finish_copy<T: Pod>(&self, range: Range<usize>, value: T, by: &Observer<'_>) {
-        for (at, half) in range.zip(bytemuck::cast_slice(&[value])) {
-            self.granules[at].set(Granule::written(by.access));
-            self.values[at].set(*half);
+        for granule in &self.granules[range.clone()] {
+            granule.set(Granule::written(by.access));
+        }
+        self.set_value(range, value);
+    }
+
+    #[inline]
+    fn set_value<T: Pod>(&self, range: Range<usize>, value: T) {
+        let halves = &self.values[range];
+        assert_eq!(size_of_val(halves), size_of::<T>());
+        // SAFETY: as many bytes as the value has, of cells, which nobody else has.
+        unsafe {
+            halves
+                .as_ptr()
+                .cast::<T>()
+                .cast_mut()
+                .write_unaligned(value)
         }
     }
 
@@ -144,13 +150,23 @@ impl SharedMemory {
         range: Range<usize>,
         by: &Observer<'_>,
     ) -> Result<(), Box<Problem>> {
+        self.change(range, |granule, at| {
+            let recorded = granule.store(by);
+            recorded.map_err(|conflict| by.race(conflict, &describe::<T>(op, at)))
+        })
+    }
+
+    /// Lets `change` record an access in the granules of `range`; it gets the place of each, too.
+    #[inline]
+    fn change(
+        &self,
+        range: Range<usize>,
+        mut change: impl FnMut(&mut Granule, usize) -> Result<(), Box<Problem>>,
+    ) -> Result<(), Box<Problem>> {
         let mut same = Same::default();
-        for (at, place) in range.clone().zip(&self.granules[range]) {
-            let granule = same.change(place.get(), |granule| {
-                let recorded = granule.store(by);
-                recorded.map_err(|conflict| by.race(conflict, &describe::<T>(op, at)))
-            })?;
-            place.set(granule);
+        for (i, place) in self.granules[range.clone()].iter().enumerate() {
+            let at = range.start + i;
+            place.set(same.change(place.get(), |granule| change(granule, at))?);
         }
         Ok(())
     }

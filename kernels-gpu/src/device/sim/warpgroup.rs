@@ -4,7 +4,7 @@ use bytemuck::Pod;
 
 use super::block::{Block, Words};
 use super::fibers::At;
-use super::float::b16x2_to_f32;
+use super::float::{b16x2_to_f32, f16_to_f32};
 
 /// Which way the cores of a right factor lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,16 @@ enum Rows {
 #[inline]
 fn pair(word: u32) -> [f32; 2] {
     b16x2_to_f32(word, true)
+}
+
+/// Many f16 at once, which is faster than one after the other.
+#[inline]
+fn floats(halves: [u16; 8]) -> [f32; 8] {
+    let mut floats = [0.0; 8];
+    for (i, float) in floats.iter_mut().enumerate() {
+        *float = f16_to_f32(halves[i]);
+    }
+    floats
 }
 
 /// Byte of the core of 8 tokens and 8 channels in an image of 128 tokens.
@@ -85,25 +95,24 @@ impl Block<'_> {
 
     /// The 8 terms of columns 2c and 2c + 1 of a core.
     fn terms(&self, core: u32, rows: Rows, c: usize) -> [[f32; 8]; 2] {
-        let mut terms = [[0.0; 8]; 2];
+        let mut halves = [[0; 8]; 2];
         match rows {
             Rows::OfTerms => {
-                let [first, second] = &mut terms;
-                for (i, first) in first.iter_mut().enumerate() {
+                let [low, high] = &mut halves;
+                for (i, low) in low.iter_mut().enumerate() {
                     let word: u32 = self.row_of_core(core, i, 4 * c as u32);
-                    [*first, second[i]] = pair(word);
+                    *low = word as u16;
+                    high[i] = (word >> 16) as u16;
                 }
             }
             Rows::OfColumns => {
-                for (i, terms) in terms.iter_mut().enumerate() {
+                for (i, halves) in halves.iter_mut().enumerate() {
                     let row: [u32; 4] = self.row_of_core(core, 2 * c + i, 0);
-                    for (j, word) in row.into_iter().enumerate() {
-                        [terms[2 * j], terms[2 * j + 1]] = pair(word);
-                    }
+                    *halves = bytemuck::cast(row);
                 }
             }
         }
-        terms
+        [floats(halves[0]), floats(halves[1])]
     }
 
     pub fn by_channels(&self, a: &[u32], image: u32) -> [f32; 32] {
