@@ -10,6 +10,7 @@ use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch;
 use gated_delta_kernels::prefill::CHUNK;
+use gated_delta_test_support::backend::on_threads;
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::spec::Family;
 
@@ -558,7 +559,7 @@ fn specialisation_leaves_no_symbol() {
 /// text, differently from every other field.
 #[test]
 fn keys_that_differ_in_one_field_have_different_code() {
-    for (entry, text) in TEXTS {
+    on_threads(TEXTS, |(entry, text)| {
         let symbols = entry.symbols();
         let special = |values: &[u32]| specialise(text, symbols, values).unwrap();
         let plain = vec![7; symbols.len()];
@@ -575,5 +576,5 @@ fn keys_that_differ_in_one_field_have_different_code() {
                 );
             }
         }
-    }
+    });
 }

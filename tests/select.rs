@@ -89,7 +89,7 @@ fn thresholds() -> &'static [(Family, usize)] {
             .map(|batch| (family, batch))
             .collect::<Vec<_>>()
     };
-    THRESHOLDS.get_or_init(|| Family::all().into_iter().flat_map(of).collect())
+    THRESHOLDS.get_or_init(|| Family::of_kernels().into_iter().flat_map(of).collect())
 }
 
 /// `threshold` rows of `ratio` value heads and one more, of which the first, the middle and the last two are active.

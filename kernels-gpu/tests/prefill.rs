@@ -85,15 +85,14 @@ impl Tensor {
     fn new(element: Element, values: &[f64]) -> Self {
         let size = if element == Element::F32 { 4 } else { 2 };
         let mut bytes = vec![u128::MAX; (values.len() * size).div_ceil(16)];
-        let of: Vec<u8> = values
-            .iter()
-            .flat_map(|&value| match element {
-                Element::F32 => (value as f32).to_le_bytes().to_vec(),
-                Element::Bf16 => bf16::from_f64(value).to_le_bytes().to_vec(),
-                Element::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
-            })
-            .collect();
-        bytemuck::cast_slice_mut(&mut bytes)[..of.len()].copy_from_slice(&of);
+        let places = bytemuck::cast_slice_mut::<_, u8>(&mut bytes);
+        for (place, &value) in places.chunks_exact_mut(size).zip(values) {
+            match element {
+                Element::F32 => place.copy_from_slice(&(value as f32).to_le_bytes()),
+                Element::Bf16 => place.copy_from_slice(&bf16::from_f64(value).to_le_bytes()),
+                Element::F16 => place.copy_from_slice(&f16::from_f64(value).to_le_bytes()),
+            }
+        }
         Self {
             element,
             bytes,
@@ -891,14 +890,8 @@ fn has_layer(entry: Entry) -> bool {
 #[test]
 fn short_rows_in_one_launch_have_the_bits_of_two() {
     // With a convolution and a norm some of each K, layout and element.
-    let cases = shorts().enumerate().flat_map(|(i, entry)| {
+    for (i, entry) in shorts().enumerate() {
         let around = [0, 3, 5, 6].contains(&(i % 8));
-        [Some(false), around.then_some(true)]
-            .into_iter()
-            .flatten()
-            .map(move |around| (entry, around))
-    });
-    for (entry, around) in cases {
         let case = Case {
             positions: Some(vec![0, 63, 100, 64, 62, 7]),
             every: 64,
@@ -997,27 +990,23 @@ fn blocks_go_from_row_to_row() {
 #[test]
 fn states_are_brought_ahead() {
     let all = chains().filter(|entry| entry.min_blocks_per_sm() == 1);
-    for entry in all {
+    for (i, entry) in all.enumerate() {
         let whole = Case {
             fresh: Some(vec![0, 0, 0, 1, 0, 0, 0, 0]),
             write: vec![0, 1, 2, 3, -1, 5, 6, 7],
             ..Case::new(entry, &[65, 64, 3, 2, 30, 0, 66, 2])
         };
         let one = check(entry.name(), &whole);
-        // Four rows at once leave one more to each block, which loads its state.
-        for turns in [1, 3, 4] {
-            let on = Case {
-                turns,
-                ..whole.clone()
-            };
-            same_as(&format!("{}, {turns} turns", entry.name()), &on, &one);
-        }
+        // Of each kernel one or another. Four rows at once leave one more to each block, which loads its state.
+        let turns = [1, 3, 4][i % 3];
+        let on = Case { turns, ..whole };
+        same_as(&format!("{}, {turns} turns", entry.name()), &on, &one);
     }
 }
 
 #[test]
 fn rows_of_any_length() {
-    for entry in chains() {
+    for entry in chains().filter(|entry| !has_layer(*entry)) {
         let case = Case {
             heads: 2,
             tiled: true,
@@ -1116,7 +1105,8 @@ fn slots_fresh_rows_and_dead_ones() {
 
 #[test]
 fn checkpoints_are_final_states_of_shorter_prompts() {
-    for entry in chains() {
+    // Those of the others are compared where blocks go from row to row.
+    for entry in chains().filter(|entry| !has_layer(*entry)) {
         let case = Case {
             positions: Some(vec![0, 63, 100, 64]),
             every: 64,
@@ -1404,7 +1394,7 @@ fn from_convolution_to_norm() {
     let others = [(2, true), (4, false), (0, true), (3, true)];
     for (i, entry) in entries.into_iter().enumerate() {
         let is_short = is_short(entry);
-        for (taps, norm) in [(4, true), others[i % 4], others[(i + 1) % 4]] {
+        for (taps, norm) in [(4, true), others[i % 4]] {
             let lengths: &[usize] = if is_short {
                 &[64, 1, 2, 5, 9]
             } else {

@@ -161,9 +161,9 @@ fn every_kernel() -> Vec<Spec> {
 /// What the driver's compiler is asked for below has kernels.
 #[test]
 fn every_kernel_has_room() {
-    for spec in every_kernel() {
+    on_threads(&every_kernel(), |spec| {
         assert!(!variants(&spec.case()).is_empty(), "{spec:?}");
-    }
+    });
 }
 
 /// What the driver's compiler makes of every variant for this GPU keeps everything in registers.

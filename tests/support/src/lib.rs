@@ -106,14 +106,14 @@ pub fn differential(entry: Entry) {
 fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
     let (cases, states) = match (family.dim, family.max_tokens()) {
         // Of pieces of 64 tokens.
-        (64, _) if family.is_chunked() => (16, 4),
-        _ if family.is_chunked() => (6, 2),
-        (64, _) if family.layer => (28, 16),
-        _ if family.layer => (10, 8),
-        (64, 1) => (60, 24),
-        (_, 1) => (20, 12),
-        (64, _) => (48, 16),
-        _ => (16, 8),
+        (64, _) if family.is_chunked() => (10, 4),
+        _ if family.is_chunked() => (4, 2),
+        (64, _) if family.layer => (18, 16),
+        _ if family.layer => (6, 8),
+        (64, 1) => (36, 24),
+        (_, 1) => (12, 12),
+        (64, _) => (30, 16),
+        _ => (10, 8),
     };
     for_all(
         entry.operator(),
