@@ -85,9 +85,9 @@ fn specs(of: Spec) -> impl Strategy<Value = Spec> {
 fn differential<S: Strategy<Value = Spec>>(subject: &str, entry: Entry, specs: impl Fn(Spec) -> S) {
     for of in of_entry(entry, &[]) {
         let cases = match (of.parallel, of.dim) {
-            (false, 64) => 16,
-            (false, _) | (true, 64) => 6,
-            _ => 3,
+            (false, 64) => 12,
+            (false, _) | (true, 64) => 4,
+            _ => 2,
         };
         let specs = specs(of);
         for_all(subject, cases, &specs, |spec| {

@@ -23,7 +23,7 @@ use gated_delta_test_support::{for_all, variants};
 
 /// Checks a law on random problems of these families, made fit for it by `adjust`, on every backend.
 fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
-    for_all("laws", 12, &any_specs(families, 8), |mut spec| {
+    for_all("laws", 9, &any_specs(families, 8), |mut spec| {
         adjust(&mut spec);
         spec.fit();
         backends().iter().for_each(|backend| holds(backend, &spec));

@@ -22,7 +22,7 @@ const CHUNK: usize = 64;
 fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     let families = Family::prefills();
     let (of_64, others): (Vec<_>, Vec<_>) = families.iter().partition(|family| family.dim == 64);
-    for (families, cases) in [(of_64, 6), (others, 2)] {
+    for (families, cases) in [(of_64, 4), (others, 1)] {
         if families.is_empty() {
             continue;
         }

@@ -106,14 +106,14 @@ pub fn differential(entry: Entry) {
 fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
     let (cases, states) = match (family.dim, family.max_tokens()) {
         // Of pieces of 64 tokens.
-        (64, _) if family.is_chunked() => (10, 4),
-        _ if family.is_chunked() => (4, 2),
-        (64, _) if family.layer => (18, 16),
-        _ if family.layer => (6, 8),
-        (64, 1) => (36, 24),
-        (_, 1) => (12, 12),
-        (64, _) => (30, 16),
-        _ => (10, 8),
+        (64, _) if family.is_chunked() => (6, 4),
+        _ if family.is_chunked() => (3, 2),
+        (64, _) if family.layer => (12, 16),
+        _ if family.layer => (4, 8),
+        (64, 1) => (24, 24),
+        (_, 1) => (9, 12),
+        (64, _) => (18, 16),
+        _ => (6, 8),
     };
     for_all(
         entry.operator(),
