@@ -105,55 +105,44 @@ impl Model {
     }
 }
 
-/// Checks `make` of each model, layout and state dtype.
-fn each(make: impl Fn(&Model, StateLayout, DType) -> Spec) {
-    of_those(|_| true, make);
-}
+/// Every layout and state dtype, so that any two neighbours differ in one of them, and every other has every layout and dtype.
+const STATES: [(StateLayout, DType); 6] = [
+    (StateLayout::KLast, DType::F32),
+    (StateLayout::VLast, DType::F32),
+    (StateLayout::VLast, DType::Bf16),
+    (StateLayout::KLast, DType::Bf16),
+    (StateLayout::KLast, DType::F16),
+    (StateLayout::VLast, DType::F16),
+];
 
-/// The same of half of them.
-fn every_other(make: impl Fn(&Model, StateLayout, DType) -> Spec) {
-    of_those(|place| place % 2 == 0, make);
-}
-
-/// The same of those whose places, all in a sum, are wanted.
-fn of_those(wanted: fn(usize) -> bool, make: impl Fn(&Model, StateLayout, DType) -> Spec) {
+/// Checks `make` of each model and every `apart`-th of [`STATES`]; of the next model those behind.
+fn each(apart: usize, make: impl Fn(&Model, StateLayout, DType) -> Spec) {
     for (m, model) in MODELS.iter().enumerate() {
-        for (l, layout) in [StateLayout::KLast, StateLayout::VLast]
-            .into_iter()
-            .enumerate()
-        {
-            for (s, state) in [DType::F32, DType::Bf16, DType::F16]
-                .into_iter()
-                .enumerate()
-            {
-                if wanted(m + l + s) {
-                    println!("{}, {layout} {state}", model.name);
-                    check_everywhere(&make(model, layout, state).case(), None);
-                }
-            }
+        for &(layout, state) in STATES.iter().skip(m % apart).step_by(apart) {
+            println!("{}, {layout} {state}", model.name);
+            check_everywhere(&make(model, layout, state).case(), None);
         }
     }
 }
 
 #[test]
 fn every_models_layer_decodes() {
-    each(|model, layout, state| model.spec(layout, state, 1));
+    each(1, |model, layout, state| model.spec(layout, state, 1));
 }
 
 /// With the state and the window after each token.
 #[test]
 fn every_models_layer_verifies_drafts() {
-    each(|model, layout, state| Spec {
+    each(1, |model, layout, state| Spec {
         snapshots: Some(0),
         ..model.spec(layout, state, 3)
     });
 }
 
-/// In pieces of 64 tokens, the last of them shorter: every other state dtype and layout, those of a model's that the next one has
-/// not.
+/// In pieces of 64 tokens, the last of them shorter: of every other layout and state dtype.
 #[test]
 fn every_models_layer_takes_a_prompt() {
-    every_other(|model, layout, state| {
+    each(2, |model, layout, state| {
         let mut spec = model.spec(layout, state, 70);
         spec.options.formulation = Formulation::Chunked;
         spec.batch = 1;

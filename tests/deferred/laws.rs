@@ -209,7 +209,7 @@ fn waiting_changes_nothing_but_roundings() {
             DType::F32 => (2e-6, 8e-3),
             _ => (1.2e-2, 2e-2),
         };
-        for t in 0..10 {
+        for t in 0..20 {
             let after = problem.run(backend, None);
             let folded = always.run(backend, None);
             for b in 0..spec.slots.len() {
