@@ -40,7 +40,8 @@ enum Task {
         /// for one architecture.
         #[arg(long)]
         check: bool,
-        /// Assemble the entries whose name contains this alone, and for sm_90 alone: a quick look while a kernel is written.
+        /// Compile the entries whose name contains this alone, and assemble them for sm_90 alone: a quick look while a kernel
+        /// is written.
         #[arg(long, conflicts_with = "check")]
         only: Option<String>,
     },

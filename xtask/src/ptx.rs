@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::assemble::Scope;
 use crate::entries::{Entry, file_name};
 use crate::manifest::Manifest;
-use crate::module::{Cluster, LaunchBounds};
+use crate::module::{Cluster, LaunchBounds, Module};
 use crate::toolchain::Compiler;
 use crate::{assemble, compile, hash, manifest, shell, toolchain};
 
@@ -28,13 +28,19 @@ pub fn read(entry: Entry) -> Result<String> {
         .with_context(|| format!("{}; `cargo xtask ptx` makes it", path.display()))
 }
 
-/// Compiles, writes the files that change, and assembles all, or the entries whose name contains `only`.
+/// Compiles, writes the files that change, and assembles all. With `only` it does so with the entries whose name contains this,
+/// and leaves the others and the manifest as they are: what is left is no build that [`check`] takes.
 pub fn write(only: Option<&str>) -> Result<()> {
-    let files = build(&toolchain::compiler()?)?;
+    let compiler = toolchain::compiler()?;
+    let files = match only {
+        Some(only) => bodies(&compile::kernels(&compiler, Some(only))?, Some(only))?,
+        None => build(&compiler)?,
+    };
     let directory = directory();
     fs::create_dir_all(&directory)?;
     let committed = committed()?;
-    for name in committed.keys().filter(|name| !files.contains_key(*name)) {
+    let stale = |name: &&String| only.is_none() && !files.contains_key(*name);
+    for name in committed.keys().filter(stale) {
         fs::remove_file(directory.join(name))?;
     }
     for (name, text) in &files {
@@ -79,14 +85,29 @@ pub fn check() -> Result<()> {
 
 /// The files by name, as `compiler` makes them.
 fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
-    let module = compile::kernels(compiler)?;
+    let mut files = bodies(&compile::kernels(compiler, None)?, None)?;
+    let hash_of = |text: &String| hash::of_text(&text[TITLE.len()..]);
+    let manifest = Manifest {
+        compiler: compiler.identity.clone(),
+        sources: hash::of_sources()?,
+        bodies: files
+            .iter()
+            .map(|(name, text)| (name.clone(), hash_of(text)))
+            .collect(),
+    };
+    files.insert(manifest::NAME.to_owned(), manifest.to_text());
+    Ok(files)
+}
+
+/// The file of each entry of `module`, which has all of them, or those whose name contains `only`.
+fn bodies(module: &Module, only: Option<&str>) -> Result<BTreeMap<String, String>> {
     let known: BTreeSet<_> = Entry::ALL.iter().map(|entry| entry.name()).collect();
     if let Some(name) = module.entry_names().find(|name| !known.contains(name)) {
         bail!("the module has an entry {name} that is not in kernels-gpu/src/entries.rs");
     }
+    let is_made = |entry: &&Entry| only.is_none_or(|only| entry.name().contains(only));
     let mut files = BTreeMap::new();
-    let mut bodies = BTreeMap::new();
-    for &entry in Entry::ALL {
+    for &entry in Entry::ALL.iter().filter(is_made) {
         let bounds = LaunchBounds {
             block: entry.block_of(entry.max_heads()),
             min_blocks_per_sm: match (entry.min_blocks_by_tokens(), entry.min_blocks_per_sm()) {
@@ -102,15 +123,8 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
         };
         let body = module.extract(entry.name(), &bounds);
         let body = body.with_context(|| format!("the module lacks the entry {}", entry.name()))?;
-        bodies.insert(file_name(entry), hash::of_text(&body));
         files.insert(file_name(entry), TITLE.to_owned() + &body);
     }
-    let manifest = Manifest {
-        compiler: compiler.identity.clone(),
-        sources: hash::of_sources()?,
-        bodies,
-    };
-    files.insert(manifest::NAME.to_owned(), manifest.to_text());
     Ok(files)
 }
 
