@@ -110,6 +110,9 @@ impl Op {
 
     /// Its layer of that name.
     pub fn model(self, name: &str) -> Result<Model> {
+        if self.operator() == Operator::Gdn && name == shapes::EQUAL_HEADS.name {
+            return Ok(shapes::EQUAL_HEADS);
+        }
         let known = self.models().iter().find(|known| known.name == name);
         known.copied().with_context(|| {
             let known: Vec<&str> = self.models().iter().map(|known| known.name).collect();

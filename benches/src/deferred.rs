@@ -22,9 +22,10 @@ use gated_delta_reference::recurrent::{Previous as ReferencePrevious, Recurrent,
 use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::inputs::{EPS, TAPS};
+use crate::record::Run;
 use crate::slab::{Slab, upload};
 
 /// R, entries of a ring.
@@ -34,7 +35,7 @@ const ENTRIES: usize = 24;
 const ERRORS: [f64; 2] = [2.5e-3, 1e-5];
 
 /// How many tokens the rows of a launch have pending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Count {
     /// No ring: each step writes its states; of drafts, those that are kept of the step before.
@@ -102,7 +103,9 @@ impl Drafts {
 impl Count {
     const ALL: [Self; 4] = [Self::Today, Self::Cycle, Self::NeverFold, Self::AlwaysFold];
 
-    fn name(self) -> &'static str {
+    /// In a table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Today => "every step writes",
             Self::Cycle => "whole cycles",
@@ -113,7 +116,7 @@ impl Count {
 }
 
 /// A layer and a batch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
     /// Whose layer.
     pub operator: Operator,
@@ -159,7 +162,8 @@ const DRAFTS: [Drafts; 7] = [
     },
 ];
 
-const OF_4: Drafts = Drafts {
+/// Four tokens a step, two of which are kept.
+pub(crate) const OF_4: Drafts = Drafts {
     tokens: 4,
     kept: 2,
     most: MAX_PENDING_DRAFTS,
@@ -167,7 +171,8 @@ const OF_4: Drafts = Drafts {
     bf16_updates: false,
 };
 
-const OF_8: Drafts = Drafts {
+/// Eight tokens a step, four of which are kept.
+pub(crate) const OF_8: Drafts = Drafts {
     tokens: 8,
     kept: 4,
     ..OF_4
@@ -179,10 +184,10 @@ pub const OPERATORS: [&str; 4] = ["gdn", "kda", "gdn_layer", "kda_layer"];
 /// Qwen3-Next's heads and Kimi-Linear's, in both state dtypes, without and with a convolution and a norm; of bf16 states drafts
 /// too, but for KDA's layer, which has none.
 #[must_use]
-pub fn cases(batches: &[usize]) -> Vec<Case> {
+pub fn cases(batches: &[usize], dims: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for layer in [false, true] {
-        for (operator, heads) in [(Operator::Gdn, [16, 32]), (Operator::Kda, [32, 32])] {
+        for operator in [Operator::Gdn, Operator::Kda] {
             for state in [DType::Bf16, DType::F32] {
                 let drafts: &[Drafts] = match (layer, operator, state) {
                     (false, _, DType::Bf16) => &DRAFTS,
@@ -190,14 +195,16 @@ pub fn cases(batches: &[usize]) -> Vec<Case> {
                     _ => &[],
                 };
                 for drafts in [&[Drafts::NONE][..], drafts].concat() {
-                    cases.extend(batches.iter().map(|&batch| Case {
-                        operator,
-                        layer,
-                        heads,
-                        dim: 128,
-                        state,
-                        batch,
-                        drafts,
+                    cases.extend(dims.iter().flat_map(|&dim| {
+                        batches.iter().map(move |&batch| Case {
+                            operator,
+                            layer,
+                            heads: heads(operator),
+                            dim,
+                            state,
+                            batch,
+                            drafts,
+                        })
                     }));
                 }
             }
@@ -206,20 +213,32 @@ pub fn cases(batches: &[usize]) -> Vec<Case> {
     cases
 }
 
+/// H and HV of Qwen3-Next, and of Kimi-Linear.
+#[must_use]
+pub fn heads(operator: Operator) -> [usize; 2] {
+    match operator {
+        Operator::Gdn => [16, 32],
+        Operator::Kda => [32, 32],
+    }
+}
+
 /// A measured row.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// gdn or kda, of a layer gdn_layer or kda_layer.
-    pub operator: &'static str,
+    pub operator: String,
     /// Element of a state.
     pub state: String,
     /// B
     pub batch: usize,
-    /// T
+    /// T; like N, u and what follows µs, nothing in records of before it was written.
+    #[serde(default = "one_token")]
     pub tokens: usize,
     /// N
+    #[serde(default = "most_of_one_token")]
     pub most: usize,
     /// Element of u in the rings.
+    #[serde(default = "wide_updates")]
     pub updates: String,
     /// What the rows have pending.
     pub count: Count,
@@ -239,6 +258,59 @@ pub struct Row {
     pub us_p10: Option<f64>,
     /// Nine tenths of the replays took less.
     pub us_p90: Option<f64>,
+    /// K = V
+    #[serde(default = "recorded_dim")]
+    pub k_dim: usize,
+    /// GB/s of a copy.
+    #[serde(default)]
+    pub copy_gb_s: Option<f64>,
+    /// Name of the GPU.
+    #[serde(default)]
+    pub gpu: String,
+    /// Version of its driver.
+    #[serde(default)]
+    pub driver: String,
+    /// The commit that the bench was built from.
+    #[serde(default)]
+    pub commit: String,
+}
+
+impl Row {
+    /// Whether the case has it. Of a step of one token that writes every state, all cases have the same.
+    #[must_use]
+    pub fn is_of(&self, case: &Case) -> bool {
+        let Drafts {
+            tokens,
+            most,
+            parallel,
+            ..
+        } = case.drafts;
+        let same = self.operator == case.operator_name()
+            && self.state == case.state.to_string()
+            && (self.batch, self.tokens, self.k_dim) == (case.batch, tokens, case.dim);
+        if self.count == Count::Today && tokens == 1 {
+            return same && !parallel;
+        }
+        same && self.most == most
+            && self.updates == case.drafts.updates().to_string()
+            && self.entry.contains("_parallel") == parallel
+    }
+}
+
+fn one_token() -> usize {
+    1
+}
+
+fn most_of_one_token() -> usize {
+    MAX_PENDING
+}
+
+fn wide_updates() -> String {
+    DType::F32.to_string()
+}
+
+fn recorded_dim() -> usize {
+    128
 }
 
 /// Buffer sets of a case. All rows have the same values, but for what is pending.
@@ -818,7 +890,7 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
 /// The driver's, and results that are wrong.
 pub fn run(
     library: &Library,
-    timer: Option<&Timer>,
+    timer: Option<(&Timer, &Run)>,
     cases: &[Case],
     every_entry: bool,
     mut begins: impl FnMut(&Case),
@@ -826,60 +898,82 @@ pub fn run(
     let mut rows = Vec::new();
     for case in cases {
         begins(case);
-        for count in Count::ALL {
-            let mut buffers = Buffers::new(library, *case, count)?;
-            let selected = library.selected(&*buffers.work(0, count)?)?;
-            let entries: Vec<Entry> = match every_entry {
-                true => buffers.work(0, count)?.variants()?,
-                false => vec![selected],
-            };
-            for entry in entries {
-                let title = || format!("{}, {} of {case:?}", entry.name(), count.name());
-                let stream = timer.map_or(StreamRef::default_stream(), |it| it.stream.as_ref());
-                buffers.restore()?;
-                // SAFETY: the buffers outlive the wait.
-                unsafe { library.launch_with(stream, &*buffers.work(0, count)?, entry) }?;
-                if let Some(timer) = timer {
-                    timer.stream.synchronize()?;
-                }
-                let errors = buffers.errors(count).with_context(title)?;
-                let allowed = [ERRORS[0], ERRORS[usize::from(case.state == DType::F32)]];
-                let right = errors
-                    .iter()
-                    .zip(allowed)
-                    .all(|(error, allowed)| *error < allowed);
-                ensure!(right, "{}: errors {errors:?}", title());
-                let bytes = buffers.bytes(count);
-                let micros = match timer {
-                    Some(timer) => {
-                        let turns = (20e9 / bytes).clamp(4.0, 400.0) as usize;
-                        let turns = turns.max(buffers.sets);
-                        let launches = turns.next_multiple_of(buffers.counts.len());
-                        // SAFETY: the buffers outlive the timing, which waits for all launches.
-                        Some(timer.graph(launches, |i| unsafe {
-                            library.launch_with(stream, &*buffers.work(i, count)?, entry)
-                        })?)
-                    }
-                    None => None,
-                };
-                rows.push(Row {
-                    operator: case.operator_name(),
-                    state: case.state.to_string(),
-                    batch: case.batch,
-                    tokens: case.drafts.tokens,
-                    most: case.drafts.most,
-                    updates: case.drafts.updates().to_string(),
-                    count,
-                    entry: entry.name().to_owned(),
-                    selected: entry == selected,
-                    error_o: errors[0],
-                    error_state: errors[1],
-                    bytes,
-                    us: micros.map(|micros| micros.median),
-                    us_p10: micros.map(|micros| micros.p10),
-                    us_p90: micros.map(|micros| micros.p90),
-                });
+        rows.extend(measure(library, timer, case, every_entry)?);
+    }
+    Ok(rows)
+}
+
+/// One case of [`run`].
+///
+/// # Errors
+/// As [`run`]'s.
+pub fn measure(
+    library: &Library,
+    timer: Option<(&Timer, &Run)>,
+    case: &Case,
+    every_entry: bool,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for count in Count::ALL {
+        let mut buffers = Buffers::new(library, *case, count)?;
+        let selected = library.selected(&*buffers.work(0, count)?)?;
+        let entries: Vec<Entry> = match every_entry {
+            true => buffers.work(0, count)?.variants()?,
+            false => vec![selected],
+        };
+        for entry in entries {
+            let title = || format!("{}, {} of {case:?}", entry.name(), count.name());
+            let stream = timer.map_or(StreamRef::default_stream(), |(it, _)| it.stream.as_ref());
+            buffers.restore()?;
+            // SAFETY: the buffers outlive the wait.
+            unsafe { library.launch_with(stream, &*buffers.work(0, count)?, entry) }?;
+            if let Some((timer, _)) = timer {
+                timer.stream.synchronize()?;
             }
+            let errors = buffers.errors(count).with_context(title)?;
+            let allowed = [ERRORS[0], ERRORS[usize::from(case.state == DType::F32)]];
+            let right = errors
+                .iter()
+                .zip(allowed)
+                .all(|(error, allowed)| *error < allowed);
+            ensure!(right, "{}: errors {errors:?}", title());
+            let bytes = buffers.bytes(count);
+            let micros = match timer {
+                Some((timer, _)) => {
+                    let turns = (20e9 / bytes).clamp(4.0, 400.0) as usize;
+                    let turns = turns.max(buffers.sets);
+                    let launches = turns.next_multiple_of(buffers.counts.len());
+                    // SAFETY: the buffers outlive the timing, which waits for all launches.
+                    Some(timer.graph(launches, |i| unsafe {
+                        library.launch_with(stream, &*buffers.work(i, count)?, entry)
+                    })?)
+                }
+                None => None,
+            };
+            let run = timer.map(|(_, run)| run);
+            let of_run = |text: fn(&Run) -> &String| run.map(text).cloned().unwrap_or_default();
+            rows.push(Row {
+                operator: case.operator_name().to_owned(),
+                state: case.state.to_string(),
+                batch: case.batch,
+                tokens: case.drafts.tokens,
+                most: case.drafts.most,
+                updates: case.drafts.updates().to_string(),
+                count,
+                entry: entry.name().to_owned(),
+                selected: entry == selected,
+                error_o: errors[0],
+                error_state: errors[1],
+                bytes,
+                us: micros.map(|micros| micros.median),
+                us_p10: micros.map(|micros| micros.p10),
+                us_p90: micros.map(|micros| micros.p90),
+                k_dim: case.dim,
+                copy_gb_s: run.map(|run| run.copy.round()),
+                gpu: of_run(|run| &run.gpu),
+                driver: of_run(|run| &run.driver),
+                commit: of_run(|run| &run.commit),
+            });
         }
     }
     Ok(rows)
@@ -893,6 +987,7 @@ pub fn table(rows: &[Row], copy: f64) -> String {
     table.set_header([
         "op",
         "state",
+        "K",
         "B",
         "T",
         "N",
@@ -907,16 +1002,18 @@ pub fn table(rows: &[Row], copy: f64) -> String {
     ]);
     for row in rows {
         let today = rows.iter().find(|other| {
-            let of = |row: &Row| (row.operator, row.state.clone(), row.batch, row.tokens);
-            of(other) == of(row) && other.count == Count::Today && other.selected
+            let of = |row: &Row| (row.batch, row.tokens, row.k_dim);
+            let same = (&row.operator, &row.state) == (&other.operator, &other.state);
+            same && of(other) == of(row) && other.count == Count::Today && other.selected
         });
         let ratio = today.and_then(|today| Some(row.us? / today.us?));
         let number = |value: Option<f64>, digits| {
             value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
         };
         table.add_row([
-            row.operator.to_owned(),
+            row.operator.clone(),
             row.state.clone(),
+            row.k_dim.to_string(),
             row.batch.to_string(),
             row.tokens.to_string(),
             row.most.to_string(),
@@ -930,7 +1027,7 @@ pub fn table(rows: &[Row], copy: f64) -> String {
             number(ratio, 2),
         ]);
     }
-    for column in table.column_iter_mut().skip(8) {
+    for column in table.column_iter_mut().skip(9) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     format!(

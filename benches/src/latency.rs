@@ -1,18 +1,17 @@
 //! The bench from its options to what it shows: `cargo bench` and the command's `bench`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result};
-use gated_delta::Library;
+use anyhow::{Result, bail, ensure};
 use gated_delta::driver::{Context, Device};
+use gated_delta::{Entry, Library};
 use gated_delta_harness::timing::{Timer, copy_ceiling, empty_kernel};
 use humantime::format_rfc3339_seconds;
-use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
 
+use crate::best::{Records, Rows};
 use crate::buffers::Buffers;
 use crate::cell::Cell;
 use crate::deferred;
@@ -23,10 +22,23 @@ use crate::options::Options;
 use crate::peers::Peers;
 use crate::prefill;
 use crate::prewarm;
-use crate::record::{self, Csv, Row, Run, read};
+use crate::record::{self, Row, Run, lines, read};
 use crate::report::{Before, tables};
 use crate::shapes::{GDN, KDA};
+use crate::sweep::{Clock, Kind, Part, Sweep, progress};
+use crate::timed::{Timed, regret};
 use crate::tune::advice;
+use crate::untimed::{self, Wanted};
+
+/// Ends of the names of what a run may write.
+const SUFFIXES: [&str; 6] = [
+    "",
+    "-prefill",
+    "-deferred",
+    "-untimed",
+    "-untimed-prefill",
+    "-untimed-deferred",
+];
 
 /// What a run has to show.
 #[derive(Default)]
@@ -45,34 +57,28 @@ pub struct Outcome {
 /// # Errors
 /// Options that ask for nothing, a file that cannot be read or written, a GPU that fails before its first row.
 pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
-    let before = options.compare.as_deref().map(before).transpose()?;
+    let before = match &options.compare {
+        Some(path) if !options.compares_best() => Some(before(path)?),
+        _ => None,
+    };
     if !options.from.is_empty() {
-        let rows: Vec<Vec<Row>> = options
-            .from
-            .iter()
-            .map(|path| read(path))
-            .collect::<Result<_>>()?;
-        let mut outcome = Outcome {
-            rows: rows.concat(),
-            ..Outcome::default()
-        };
-        show(&mut outcome.text, &outcome.rows, options, before.as_ref())?;
-        return Ok(outcome);
+        return from_files(options, before.as_ref());
     }
-    let (cells, cases) = match options.deferred {
-        true => (Vec::new(), options.deferred_cases()?),
-        false => (options.cells()?, Vec::new()),
+    let (cells, cases) = match (options.deferred, options.untimed || options.prefill) {
+        (true, _) => (Vec::new(), options.deferred_cases()?),
+        (false, true) => (Vec::new(), Vec::new()),
+        (false, false) => (options.cells()?, Vec::new()),
     };
     let device = match Device::get(0) {
         Ok(device) => device,
-        Err(error) if options.deferred => {
+        Err(error) if cells.is_empty() => {
             return Ok(Outcome {
                 text: format!("{error}: no launch is timed\n"),
                 ..Outcome::default()
             });
         }
         Err(error) => {
-            let progress = progress(cells.len())?;
+            let progress = progress(cells.len());
             let table = host_parts(&cells, |cell| progress.set_message(cell.title()))?;
             progress.finish_and_clear();
             return Ok(Outcome {
@@ -83,6 +89,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
             });
         }
     };
+    let clock = Clock::new(options.budget.map(Duration::from_secs));
     let context = Context::primary(device)?;
     let library = Library::with_unproved(&context);
     if options.prewarm_once {
@@ -92,75 +99,159 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         });
     }
     let timer = Timer::new(&library, &context)?;
-    if options.deferred {
-        return deferreds(options, &cases, &library, &timer, &device.name()?);
-    }
-    if options.prefill {
-        return prefills(options, &library, &timer, &device.name()?);
-    }
     let (copy, empty) = (copy_ceiling(&context)?, empty_kernel(&timer, &context)?);
     let run = Run::now(device.name()?, copy, empty);
-    let mut kept = Vec::new();
-    let csv = match &options.save {
-        Some(path) => {
-            let path = path.clone().unwrap_or_else(|| default_record(&run.gpu, ""));
-            eprintln!("rows go to {}", path.display());
-            Some(if options.append && path.exists() {
-                kept = read(&path)?;
-                eprintln!("{} of them are there", kept.len());
-                Csv::append(&path)?
-            } else {
-                Csv::create(&path)?
-            })
+    let records = match options.compares_best() || options.untimed {
+        true => {
+            // A run is not compared with itself.
+            let own = SUFFIXES.map(|suffix| record_file(options, &run.gpu, suffix));
+            let own: Vec<PathBuf> = own.into_iter().flatten().collect();
+            let folder = options.records();
+            Some(Records::read(&folder, &run.gpu, &options.since, &own)?)
         }
-        None => None,
+        false => None,
     };
-    let missing: Vec<Cell> = cells
-        .iter()
-        .filter(|&cell| kept.iter().all(|row| row.cell != *cell))
-        .copied()
-        .collect();
-    let mut bench = Bench {
-        csv,
-        library,
-        timer,
-        tune: options.tune,
-        floors: HashMap::new(),
-        run,
-        rows: kept,
-        skipped: Vec::new(),
-        failures: Vec::new(),
+    let machine = Machine {
+        library: &library,
+        context: &context,
+        timer: &timer,
+        run: &run,
     };
-    let stopped = bench.measure_all(&context, &missing);
-    let mut text = String::new();
-    for skipped in &bench.skipped {
-        writeln!(text, "skipped: {skipped}")?;
+    let gate = records.as_ref().filter(|_| options.compares_best());
+    let mut outcome = Outcome::default();
+    if options.untimed {
+        let timed = records
+            .iter()
+            .flat_map(|records| records.timed().iter().cloned());
+        untimed(options, machine, timed.collect(), &clock, &mut outcome)?;
+    } else if options.deferred {
+        let kind = Deferreds {
+            machine,
+            every_entry: options.tune,
+        };
+        let mut sweep = Sweep::new(
+            kind,
+            record_file(options, &run.gpu, "-deferred"),
+            options.append,
+        )?;
+        sweep.measure(&cases, &clock, gate.is_some());
+        let judged = judged(&mut sweep, gate, &clock);
+        writeln!(outcome.text, "{}", deferred::table(&sweep.rows, run.copy))?;
+        outcome.text += &words(&sweep, options.tune, &judged);
+        outcome.failures = sweep.failures;
+    } else if options.prefill {
+        let kind = Prefills::new(machine, options);
+        let mut sweep = Sweep::new(
+            kind,
+            record_file(options, &run.gpu, "-prefill"),
+            options.append,
+        )?;
+        sweep.measure(&prefills(options), &clock, gate.is_some());
+        ensure!(
+            !sweep.rows.is_empty() || !sweep.failures.is_empty() || sweep.left > 0,
+            "no case has such an entry"
+        );
+        let judged = judged(&mut sweep, gate, &clock);
+        writeln!(
+            outcome.text,
+            "{}",
+            prefill::table(&sweep.rows, prefill_heads())
+        )?;
+        let many = options.tune || !options.entry.is_empty();
+        outcome.text += &words(&sweep, many, &judged);
+        outcome.failures = sweep.failures;
+    } else {
+        let kind = Steps::new(machine, options.tune);
+        let mut sweep = Sweep::new(kind, record_file(options, &run.gpu, ""), options.append)?;
+        sweep.measure(&cells, &clock, gate.is_some());
+        let judged = judged(&mut sweep, gate, &clock);
+        let shown = show(&mut outcome.text, &sweep.rows, options, before.as_ref());
+        outcome.text += &words(&sweep, options.tune, &judged);
+        outcome.failures = sweep.failures;
+        let failed = shown.err().map(|error| format!("{error:#}"));
+        outcome.failures.extend(failed);
+        outcome.rows = sweep.rows;
     }
-    let shown = show(&mut text, &bench.rows, options, before.as_ref());
-    let Run { gpu, .. } = &bench.run;
     writeln!(
-        text,
-        "{gpu}: copy {copy:.0} GB/s (2 GiB, bytes read + written), empty kernel {empty:.2} µs"
+        outcome.text,
+        "{}: copy {copy:.0} GB/s (2 GiB, bytes read + written), empty kernel {empty:.2} µs; {:.0} s",
+        run.gpu,
+        clock.elapsed().as_secs_f64()
     )?;
-    let ended = stopped.and(shown).and_then(|()| {
-        text += &bench.host_costs(&cells)?;
+    let costs = || -> Result<String> {
+        let mut text = String::new();
+        if !clock.is_over() {
+            text = host_costs(machine, &cells)?;
+        }
         if options.prewarm {
             text += &prewarm::table(again)?;
         }
-        Ok(())
-    });
-    let Bench {
-        rows, mut failures, ..
-    } = bench;
-    failures.extend(ended.err().map(|error| format!("{error:#}")));
-    for failure in &failures {
-        writeln!(text, "FAILED: {failure}")?;
+        Ok(text)
+    };
+    match costs() {
+        Ok(text) => outcome.text += &text,
+        Err(error) => outcome.failures.push(format!("{error:#}")),
     }
-    Ok(Outcome {
-        text,
-        rows,
-        failures,
-    })
+    for failure in &outcome.failures {
+        writeln!(outcome.text, "FAILED: {failure}")?;
+    }
+    Ok(outcome)
+}
+
+/// Shows the rows of files, and compares them where that is asked for: with all other files of their GPU.
+fn from_files(options: &Options, before: Option<&Before>) -> Result<Outcome> {
+    let (mut steps, mut prefills, mut deferreds) = (Vec::new(), Vec::new(), Vec::new());
+    for path in &options.from {
+        match Rows::read(path)? {
+            Some(Rows::Steps(rows)) => steps.extend(rows),
+            Some(Rows::Prefills(rows)) => prefills.extend(rows),
+            Some(Rows::Deferred(rows)) => deferreds.extend(rows),
+            None => bail!("{}: these are times of peers", path.display()),
+        }
+    }
+    let mut outcome = Outcome::default();
+    if !steps.is_empty() {
+        show(&mut outcome.text, &steps, options, before)?;
+    }
+    if !prefills.is_empty() {
+        writeln!(
+            outcome.text,
+            "{}",
+            prefill::table(&prefills, prefill_heads())
+        )?;
+    }
+    if !deferreds.is_empty() {
+        writeln!(outcome.text, "{}", deferred::table(&deferreds, f64::NAN))?;
+    }
+    from_rows(options, &mut steps, &mut outcome)?;
+    from_rows(options, &mut prefills, &mut outcome)?;
+    from_rows(options, &mut deferreds, &mut outcome)?;
+    outcome.rows = steps;
+    Ok(outcome)
+}
+
+fn from_rows<R: Timed>(options: &Options, rows: &mut [R], outcome: &mut Outcome) -> Result<()> {
+    if options.tune {
+        outcome.text += &regret(rows);
+    }
+    if !options.compares_best() || rows.is_empty() {
+        return Ok(());
+    }
+    // Rows of before their GPU was written are of the folder that they are in.
+    let of_folder = options
+        .from
+        .iter()
+        .find_map(|path| Some(path.parent()?.file_name()?.to_string_lossy().into_owned()));
+    let gpu = rows.iter().map(Timed::gpu).find(|gpu| !gpu.is_empty());
+    let gpu = gpu.map(str::to_owned).or(of_folder).unwrap_or_default();
+    let records = Records::read(&options.records(), &gpu, &options.since, &options.from)?;
+    let verdict = records.judge(rows, 0, |_| Ok(None))?;
+    outcome.text += &verdict.text();
+    if let Some(failure) = verdict.failure() {
+        writeln!(outcome.text, "FAILED: {failure}")?;
+        outcome.failures.push(failure);
+    }
+    Ok(())
 }
 
 /// Adds tables, what to select, the figures' files, and the count against the peers.
@@ -168,7 +259,11 @@ fn show(text: &mut String, rows: &[Row], options: &Options, before: Option<&Befo
     let peers = Peers::recorded()?;
     writeln!(text, "{}", tables(rows, &peers, before))?;
     if options.tune {
-        writeln!(text, "host/src/select.rs by these rows:\n{}", advice(rows))?;
+        writeln!(
+            text,
+            "host/src/step/select.rs by these rows:\n{}",
+            advice(rows)
+        )?;
     }
     *text += &peers.score(rows).text();
     if let Some(folder) = &options.svg {
@@ -187,145 +282,206 @@ fn before(path: &Path) -> Result<Before> {
     })
 }
 
-/// Measures prefills.
-fn prefills(options: &Options, library: &Library, timer: &Timer, gpu: &str) -> Result<Outcome> {
-    let context = library.context().context("a library without a GPU")?;
-    let copy = copy_ceiling(context)?;
+/// The cases of prefills that are asked for.
+fn prefills(options: &Options) -> Vec<prefill::Case> {
     let mut cases = prefill::cases();
     if !options.rows.is_empty() {
         let asked = |title: &str| {
-            options
-                .rows
-                .iter()
-                .any(|name| title.starts_with(name.as_str()))
+            let mut names = options.rows.iter();
+            names.any(|name| title.starts_with(name.as_str()))
         };
         cases.retain(|case| asked(&case.title()));
     }
-    let bench = prefill::Bench {
-        library,
-        timer: Some((timer, copy)),
-        heads: [GDN[0].head_counts(), KDA[0].head_counts()],
-        every_entry: options.tune,
-        entries: &options.entry,
+    cases
+}
+
+fn prefill_heads() -> [[usize; 2]; 2] {
+    [GDN[0].head_counts(), KDA[0].head_counts()]
+}
+
+/// Judges what a sweep measured, in words; an error is a failure of it.
+fn judged<K: Kind>(sweep: &mut Sweep<K>, gate: Option<&Records>, clock: &Clock) -> String {
+    let Some(records) = gate else {
+        return String::new();
     };
-    let progress = progress(cases.len())?;
-    let measured = bench.run(&cases, |title| {
-        progress.inc(1);
-        progress.set_message(title.to_owned());
-    })?;
-    progress.finish_and_clear();
-    let table = prefill::table(&measured.rows, bench.heads);
-    let mut text = in_words(options, (gpu, copy), "-prefill", (&measured.rows, &table))?;
-    for failure in &measured.failures {
-        writeln!(text, "FAILED: {failure}")?;
+    match sweep.judge(records, clock) {
+        Ok(text) => text,
+        Err(error) => {
+            sweep.failures.push(format!("{error:#}"));
+            String::new()
+        }
     }
-    Ok(Outcome {
-        text,
-        failures: measured.failures,
-        ..Outcome::default()
-    })
 }
 
-/// Measures steps on states that wait.
-fn deferreds(
-    options: &Options,
-    cases: &[deferred::Case],
-    library: &Library,
-    timer: &Timer,
-    gpu: &str,
-) -> Result<Outcome> {
-    let context = library.context().context("a library without a GPU")?;
-    let copy = copy_ceiling(context)?;
-    let progress = progress(cases.len())?;
-    let rows = deferred::run(library, Some(timer), cases, options.tune, |case| {
-        progress.inc(1);
-        progress.set_message(format!("{case:?}"));
-    })?;
-    progress.finish_and_clear();
-    let table = deferred::table(&rows, copy);
-    Ok(Outcome {
-        text: in_words(options, (gpu, copy), "-deferred", (&rows, &table))?,
-        ..Outcome::default()
-    })
+/// What is said below a table.
+fn words<K: Kind>(sweep: &Sweep<K>, every_variant: bool, judged: &str) -> String {
+    let regret = match every_variant {
+        true => regret(&sweep.rows),
+        false => String::new(),
+    };
+    format!("{regret}{judged}{}", sweep.notes())
 }
 
-/// A table and the copy beside it; its rows in a file, where that is asked for.
-fn in_words<T: Serialize>(
+/// Measures cells of the kernels that `timed` does not name, in two rounds: one of each kernel, then more.
+fn untimed(
     options: &Options,
-    (gpu, copy): (&str, f64),
-    suffix: &str,
-    (rows, table): (&[T], &str),
-) -> Result<String> {
-    let mut text = String::new();
-    if let Some(path) = &options.save {
-        let default = || default_record(gpu, suffix);
-        let path = path.clone().unwrap_or_else(default);
-        record::save(&path, rows)?;
-        writeln!(text, "rows are in {}", path.display())?;
+    machine: Machine<'_>,
+    mut timed: BTreeSet<String>,
+    clock: &Clock,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let file = |suffix| record_file(options, &machine.run.gpu, suffix);
+    let kind = Steps::new(machine, true);
+    let mut steps = Sweep::new(kind, file("-untimed"), options.append)?;
+    let kind = Deferreds {
+        machine,
+        every_entry: true,
+    };
+    let mut deferreds = Sweep::new(kind, file("-untimed-deferred"), options.append)?;
+    let mut kind = Prefills::new(machine, options);
+    kind.bench.every_entry = true;
+    let mut prefills = Sweep::new(kind, file("-untimed-prefill"), options.append)?;
+    let missing: Vec<Entry> = untimed::missing(&timed).collect();
+    eprintln!("{} kernels have no row", missing.len());
+    for round in 0..2 {
+        let wanted = Wanted::of(&missing, round);
+        steps.measure(&wanted.cells, clock, false);
+        deferreds.measure(&wanted.deferred, clock, false);
+        prefills.measure(&wanted.prefills, clock, false);
     }
-    writeln!(text, "{table}")?;
-    writeln!(
-        text,
-        "{gpu}: copy {copy:.0} GB/s (2 GiB, bytes read + written)"
-    )?;
-    Ok(text)
+    show(&mut outcome.text, &steps.rows, options, None)?;
+    if !deferreds.rows.is_empty() {
+        let table = deferred::table(&deferreds.rows, machine.run.copy);
+        writeln!(outcome.text, "{table}")?;
+    }
+    if !prefills.rows.is_empty() {
+        let table = prefill::table(&prefills.rows, prefill_heads());
+        writeln!(outcome.text, "{table}")?;
+    }
+    outcome.text += &words(&steps, true, "");
+    outcome.text += &words(&deferreds, true, "");
+    outcome.text += &words(&prefills, true, "");
+    timed.extend(steps.variants());
+    timed.extend(deferreds.variants());
+    timed.extend(prefills.variants());
+    outcome.failures.extend(steps.failures);
+    outcome.failures.extend(deferreds.failures);
+    outcome.failures.extend(prefills.failures);
+    let still: Vec<&str> = untimed::missing(&timed).map(Entry::name).collect();
+    match still.len() {
+        0 => outcome.text += "every kernel has a row\n",
+        count => {
+            let names = still.join(", ");
+            let failure = format!("{count} kernels have no row: {names}");
+            outcome.failures.push(failure);
+        }
+    }
+    outcome.rows = steps.rows;
+    Ok(())
 }
 
-/// `record/h200/2026-01-31.csv`.
-fn default_record(gpu: &str, suffix: &str) -> PathBuf {
-    let gpu = gpu.to_lowercase().replace("nvidia ", "");
+/// The file that rows of a table go to: where no other is named, `record/h200/2026-01-31.csv`. `suffix` tells tables apart.
+fn record_file(options: &Options, gpu: &str, suffix: &str) -> Option<PathBuf> {
+    let path = options.save.as_ref()?;
+    if let Some(path) = path {
+        // Of a run with several tables, each but the first has a file of its own beside the named one.
+        let beside = suffix
+            .strip_prefix("-untimed")
+            .filter(|rest| !rest.is_empty());
+        let Some(rest) = beside else {
+            return Some(path.clone());
+        };
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        return Some(path.with_file_name(format!("{stem}{rest}.csv")));
+    }
     let now = format_rfc3339_seconds(SystemTime::now()).to_string();
     let date = now.split('T').next().unwrap_or(&now);
-    let file = format!("{date}{suffix}.csv");
-    ["record", &gpu.replace(' ', "-"), &file].iter().collect()
+    let folder = options.saves_to().join(record::folder(gpu));
+    Some(folder.join(format!("{date}{suffix}.csv")))
 }
 
-fn progress(length: usize) -> Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {eta} {msg}")?;
-    Ok(ProgressBar::new(length as u64).with_style(style))
+/// What a run is measured by.
+#[derive(Clone, Copy)]
+struct Machine<'a> {
+    library: &'a Library,
+    context: &'a Context,
+    timer: &'a Timer,
+    run: &'a Run,
 }
 
-struct Bench {
-    library: Library,
-    timer: Timer,
-    tune: bool,
-    csv: Option<Csv>,
+/// Steps, of which each cell is a case.
+struct Steps<'a> {
+    machine: Machine<'a>,
+    every_variant: bool,
     /// µs of the floor, by cold or warm and bytes of a set's states.
     floors: HashMap<(bool, usize), f64>,
-    run: Run,
-    rows: Vec<Row>,
-    skipped: Vec<String>,
-    failures: Vec<String>,
 }
 
-impl Bench {
-    /// Measures every cell. A row that fails is kept as a failure; an error of the driver ends it.
-    fn measure_all(&mut self, context: &Context, cells: &[Cell]) -> Result<()> {
-        let progress = progress(cells.len())?;
-        for cell in cells {
-            let Cell { tokens, batch, .. } = cell;
-            let title = format!("{} T={tokens} B={batch}", cell.title());
-            progress.set_message(title.clone());
-            self.measure(cell, &title).with_context(|| title.clone())?;
-            context.synchronize().with_context(|| title)?;
-            progress.inc(1);
+impl<'a> Steps<'a> {
+    fn new(machine: Machine<'a>, every_variant: bool) -> Self {
+        Self {
+            machine,
+            every_variant,
+            floors: HashMap::new(),
         }
-        progress.finish_and_clear();
-        Ok(())
     }
 
-    fn measure(&mut self, cell: &Cell, title: &str) -> Result<()> {
-        let mut buffers = Buffers::new(&self.library, *cell)?;
+    fn floor(&mut self, buffers: &Buffers, launches: usize) -> Result<f64> {
+        let key = (buffers.cell().cold, buffers.cell().pool_bytes());
+        if let Some(&floor) = self.floors.get(&key) {
+            return Ok(floor);
+        }
+        let Machine { library, timer, .. } = self.machine;
+        let stream = timer.stream.as_ref();
+        // SAFETY: the buffers outlive the timing, which waits for all launches.
+        let micros = timer.graph(launches, |i| unsafe {
+            library.state_floor(stream, buffers.words(i)?, 1.0)
+        })?;
+        self.floors.insert(key, micros.median);
+        Ok(micros.median)
+    }
+}
+
+impl Kind for Steps<'_> {
+    type Case = Cell;
+    type Row = Row;
+
+    fn title(cell: &Cell) -> String {
+        format!("{} T={} B={}", cell.title(), cell.tokens, cell.batch)
+    }
+
+    fn batch(cell: &Cell) -> Option<usize> {
+        Some(cell.batch)
+    }
+
+    fn is_of(row: &Row, cell: &Cell) -> bool {
+        row.cell == *cell
+    }
+
+    fn read(path: &Path) -> Result<Vec<Row>> {
+        read(path)
+    }
+
+    fn measure(&mut self, cell: &Cell) -> Result<Part<Row>> {
+        let mut part = Part::default();
+        let title = Self::title(cell);
+        let Machine {
+            library,
+            context,
+            timer,
+            run,
+        } = self.machine;
+        let mut buffers = Buffers::new(library, *cell)?;
         let work = buffers.work(0)?;
-        let selected = match self.library.selected(&*work) {
+        let selected = match library.selected(&*work) {
             Ok(selected) => selected,
             Err(refusal) => {
-                self.skipped.push(format!("{title}: {refusal}"));
-                return Ok(());
+                part.skipped.push(format!("{title}: {refusal}"));
+                return Ok(part);
             }
         };
         let bytes = work.bytes()?;
-        let variants = match self.tune {
+        let variants = match self.every_variant {
             true => work.variants()?,
             false => vec![selected],
         };
@@ -340,20 +496,19 @@ impl Bench {
             false => None,
         };
         for variant in variants {
-            let stream = self.timer.stream.as_ref();
-            let error = match buffers.check(&self.library, stream, variant, &truth) {
+            let stream = timer.stream.as_ref();
+            let error = match buffers.check(library, stream, variant, &truth) {
                 Ok(error) => error,
                 Err(error) => {
-                    self.failures.push(format!("{title}: {error:#}"));
+                    part.failures.push(format!("{title}: {error:#}"));
                     continue;
                 }
             };
             // SAFETY: the buffers outlive the timing, which waits for all launches.
-            let micros = self.timer.graph(launches, |i| unsafe {
-                self.library
-                    .launch_with(stream, &*buffers.work(i)?, variant)
+            let micros = timer.graph(launches, |i| unsafe {
+                library.launch_with(stream, &*buffers.work(i)?, variant)
             })?;
-            let row = Row {
+            part.rows.push(Row {
                 cell: *cell,
                 variant: variant.name().to_owned(),
                 selected: variant == selected,
@@ -361,58 +516,133 @@ impl Bench {
                 floor,
                 bytes,
                 error,
-                run: self.run.clone(),
-            };
-            if let Some(csv) = &mut self.csv {
-                csv.write(&row)?;
-            }
-            self.rows.push(row);
+                run: run.clone(),
+            });
         }
-        Ok(())
+        context.synchronize()?;
+        Ok(part)
+    }
+}
+
+/// Prefills.
+struct Prefills<'a> {
+    bench: prefill::Bench<'a>,
+    known: prefill::Known,
+}
+
+impl<'a> Prefills<'a> {
+    fn new(machine: Machine<'a>, options: &'a Options) -> Self {
+        Self {
+            bench: prefill::Bench {
+                library: machine.library,
+                timer: Some((machine.timer, machine.run)),
+                heads: prefill_heads(),
+                every_entry: options.tune,
+                entries: &options.entry,
+            },
+            known: prefill::Known::default(),
+        }
+    }
+}
+
+impl Kind for Prefills<'_> {
+    type Case = prefill::Case;
+    type Row = prefill::Row;
+
+    fn title(case: &prefill::Case) -> String {
+        case.title()
     }
 
-    fn floor(&mut self, buffers: &Buffers, launches: usize) -> Result<f64> {
-        let key = (buffers.cell().cold, buffers.cell().pool_bytes());
-        if let Some(&floor) = self.floors.get(&key) {
-            return Ok(floor);
-        }
-        let stream = self.timer.stream.as_ref();
-        // SAFETY: the buffers outlive the timing, which waits for all launches.
-        let micros = self.timer.graph(launches, |i| unsafe {
-            self.library.state_floor(stream, buffers.words(i)?, 1.0)
-        })?;
-        self.floors.insert(key, micros.median);
-        Ok(micros.median)
+    fn batch(_: &prefill::Case) -> Option<usize> {
+        None
     }
 
-    /// What a launch of the first cell of each operator, mode and formulation costs the host, with one row.
-    fn host_costs(&self, cells: &[Cell]) -> Result<String> {
-        let mut text = String::new();
-        let mut seen = HashSet::new();
-        for cell in cells {
-            let cell = Cell {
-                batch: 1,
-                cold: false,
-                ..*cell
-            };
-            if !seen.insert((cell.op, cell.mode, cell.formulation)) {
-                continue;
-            }
-            let buffers = Buffers::new(&self.library, cell)?;
-            if buffers.work(0)?.selected().is_err() {
-                continue;
-            }
-            let cost = host_cost(&self.library, &self.timer.stream, &buffers)?;
-            writeln!(
-                text,
-                "host, {}, T={}: cuLaunchKernel {:.0} ns, plan + {:.0} ns, cache + {:.0} ns",
-                cell.title(),
-                cell.tokens,
-                cost.bare,
-                cost.plan,
-                cost.cached
-            )?;
-        }
-        Ok(text)
+    fn is_of(row: &prefill::Row, case: &prefill::Case) -> bool {
+        row.case == case.title() && row.state == case.state.to_string()
     }
+
+    fn read(path: &Path) -> Result<Vec<prefill::Row>> {
+        lines(path)
+    }
+
+    fn measure(&mut self, case: &prefill::Case) -> Result<Part<prefill::Row>> {
+        let measured = self.bench.measure(case, &mut self.known)?;
+        Ok(Part {
+            rows: measured.rows,
+            failures: measured.failures,
+            skipped: Vec::new(),
+        })
+    }
+}
+
+/// Steps on states that wait.
+struct Deferreds<'a> {
+    machine: Machine<'a>,
+    every_entry: bool,
+}
+
+impl Kind for Deferreds<'_> {
+    type Case = deferred::Case;
+    type Row = deferred::Row;
+
+    fn title(case: &deferred::Case) -> String {
+        format!("{case:?}")
+    }
+
+    fn batch(case: &deferred::Case) -> Option<usize> {
+        Some(case.batch)
+    }
+
+    fn is_of(row: &deferred::Row, case: &deferred::Case) -> bool {
+        row.is_of(case)
+    }
+
+    fn read(path: &Path) -> Result<Vec<deferred::Row>> {
+        lines(path)
+    }
+
+    fn measure(&mut self, case: &deferred::Case) -> Result<Part<deferred::Row>> {
+        let Machine {
+            library,
+            timer,
+            run,
+            ..
+        } = self.machine;
+        let rows = deferred::measure(library, Some((timer, run)), case, self.every_entry)?;
+        Ok(Part {
+            rows,
+            ..Part::default()
+        })
+    }
+}
+
+/// What a launch of the first cell of each operator, mode and formulation costs the host, with one row.
+fn host_costs(machine: Machine<'_>, cells: &[Cell]) -> Result<String> {
+    let mut text = String::new();
+    let mut seen = HashSet::new();
+    for cell in cells {
+        let cell = Cell {
+            batch: 1,
+            cold: false,
+            ..*cell
+        };
+        if !seen.insert((cell.op, cell.mode, cell.formulation)) {
+            continue;
+        }
+        let buffers = Buffers::new(machine.library, cell)?;
+        if buffers.work(0)?.selected().is_err() {
+            continue;
+        }
+        let cost = host_cost(machine.library, &machine.timer.stream, &buffers)?;
+        writeln!(
+            text,
+            "host, {}, T={}: cuLaunchKernel {:.0} ns, plan + {:.0} ns, cache + {:.0} ns",
+            cell.title(),
+            cell.tokens,
+            cost.bare,
+            cost.plan,
+            cost.cached
+        )?;
+    }
+    Ok(text)
 }

@@ -1,15 +1,19 @@
 //! Options of the bench, and the cells that they ask for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
 use gated_delta::{DType, Formulation};
 use gated_delta_harness::arguments::{KdaDecay, Operator};
 
+use crate::best::BEST;
 use crate::cell::{self, Cell, Mode, Op};
 use crate::deferred;
 use crate::suite;
+
+/// Folders of records, as they are found where the bench is started.
+const RECORDS: [&str; 2] = ["benches/record", "record"];
 
 /// Options that choose cells.
 const CHOICES: [&str; 12] = [
@@ -76,8 +80,8 @@ pub struct Options {
     /// Leave level-2 cache warm: one set of buffers instead of a rotation.
     #[arg(long)]
     pub warm: bool,
-    /// Measure every variant of a cell, not only the selected one, and print what host/src/step/select.rs should say;
-    /// of prefills, the rows.
+    /// Measure every variant of a cell, not only the selected one, and print what host/src/step/select.rs should say, and the
+    /// cells whose selected variant is more than 2 % from the best; of prefills and states that wait, the latter alone.
     #[arg(long)]
     pub tune: bool,
     /// Write the rows to a CSV file: record/GPU/DATE.csv where no other is named.
@@ -86,9 +90,23 @@ pub struct Options {
     /// Keep the rows that the file of --save has, and measure what it lacks.
     #[arg(long, requires = "save")]
     pub append: bool,
-    /// Compare with the rows of a CSV file that was saved before.
-    #[arg(long, value_name = "FILE")]
+    /// Compare with the rows of a CSV file that was saved before; with `best`, with the best row of all records of this GPU:
+    /// what is more than 1 % slower is measured again, named, and fails.
+    #[arg(long, value_name = "FILE|best")]
     pub compare: Option<PathBuf>,
+    /// Of the records that `--compare best` and --untimed read, those alone whose names do not begin with an earlier date.
+    #[arg(long, value_name = "DATE", default_value = "")]
+    pub since: String,
+    /// The folder of the records, which has one of each GPU: benches/record or record here, else the bench's own.
+    #[arg(long, value_name = "DIR")]
+    pub record_dir: Option<PathBuf>,
+    /// End after so many seconds, with the cells that count most measured first; what was left is said.
+    #[arg(long, value_name = "SECONDS")]
+    pub budget: Option<u64>,
+    /// Every variant of cells of those kernels that no record of this GPU has a row of: one cell of each first, then more
+    /// batches.
+    #[arg(long, conflicts_with_all = CHOICES, conflicts_with_all = ["all", "models", "step", "prefill", "deferred", "compare"])]
+    pub untimed: bool,
     /// Draw every table into an SVG file of this folder.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
@@ -103,7 +121,7 @@ pub struct Options {
     /// 1,024 of each model.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub prefill: bool,
-    /// Steps on states that wait instead, beside those that write every state: decodes, drafts and layers of both; --batch,
+    /// Steps on states that wait instead, beside those that write every state: decodes, drafts and layers of both; --batch, --dim,
     /// --tokens and --state, and every variant with --tune.
     #[arg(long, conflicts_with_all = ["all", "step", "prefill", "op", "model", "modes", "formulation", "gate", "layout"])]
     pub deferred: bool,
@@ -125,6 +143,30 @@ pub struct Options {
 }
 
 impl Options {
+    /// Whether `--compare` asks for all records.
+    #[must_use]
+    pub fn compares_best(&self) -> bool {
+        self.compare.as_deref() == Some(Path::new(BEST))
+    }
+
+    /// Where records are read.
+    #[must_use]
+    pub fn records(&self) -> PathBuf {
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("record");
+        let places = RECORDS.map(PathBuf::from).into_iter();
+        let mut places = places.filter(|place| place.is_dir());
+        let given = self.record_dir.clone();
+        given.or_else(|| places.next()).unwrap_or(own)
+    }
+
+    /// Where a record goes that `--save` names no file for: never among installed sources.
+    #[must_use]
+    pub fn saves_to(&self) -> PathBuf {
+        let here = RECORDS.into_iter().find(|place| Path::new(place).is_dir());
+        let given = self.record_dir.clone();
+        given.unwrap_or_else(|| here.unwrap_or(RECORDS[1]).into())
+    }
+
     /// The cells that are asked for, of those that an operator has. At least one.
     pub fn cells(&self) -> Result<Vec<Cell>> {
         if self.all {
@@ -174,7 +216,13 @@ impl Options {
         let states = self.state.iter().map(|state| cell::state(state));
         let states: Vec<DType> = states.collect::<Result<_>>()?;
         let batches = &[1, 4, 8, 16, 32, 64, 128, 256, 512];
-        let mut cases = deferred::cases(or(&self.batch, batches));
+        for dim in &self.dim {
+            ensure!(
+                [64, 128].contains(dim),
+                "--dim: wanted 64 or 128 with --deferred, got {dim}"
+            );
+        }
+        let mut cases = deferred::cases(or(&self.batch, batches), &self.dim);
         cases.retain(|case| {
             states.contains(&case.state)
                 && (self.tokens.is_empty() || self.tokens.contains(&case.drafts.tokens))

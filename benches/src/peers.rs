@@ -11,6 +11,18 @@ use crate::record::Row;
 /// A cell within this part of the best peer's is tied.
 pub const TIED: f64 = 0.02;
 
+/// The GPU that all peers were recorded on, as its driver calls it.
+pub const GPU: &str = "NVIDIA H200";
+
+/// The same in a table's head.
+pub const CARD: &str = "H200";
+
+/// Whether a time on `gpu` may be set beside a peer's.
+#[must_use]
+pub fn are_of(gpu: &str) -> bool {
+    gpu == GPU
+}
+
 const RECORDED: &str = include_str!("../record/h200/peers.csv");
 
 /// A recorded cell of another library. Its gate is not compared: a row of KDA meets the best of all gates.
@@ -90,8 +102,7 @@ impl Peers {
     /// The best peer of a row, where one was recorded on the same kind of GPU.
     #[must_use]
     pub fn best(&self, row: &Row) -> Option<&Peer> {
-        let same_gpu = row.run.gpu.contains("H200");
-        self.of(&row.cell).filter(|_| same_gpu)
+        self.of(&row.cell).filter(|_| are_of(&row.run.gpu))
     }
 
     /// Recorded cells that none of `cells` has the work of, each in words.
@@ -162,7 +173,7 @@ impl Score {
             return String::new();
         }
         let mut text = format!(
-            "best peers (benches/record/h200/peers.csv): {won} cells won, {} tied (within {:.0} %), {} lost\n",
+            "best peers on the same GPU (benches/record/h200/peers.csv): {won} cells won, {} tied (within {:.0} %), {} lost\n",
             tied.len(),
             100.0 * TIED,
             lost.len()

@@ -21,6 +21,8 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::gate_name;
+use crate::peers;
+use crate::record::Run;
 use crate::shapes::Model;
 use crate::slab::{Slab, upload};
 
@@ -46,8 +48,8 @@ struct Peer {
 pub struct Bench<'a> {
     /// Of the GPU, or the simulator's.
     pub library: &'a Library,
-    /// Without one, rows are checked alone; else with the GB/s of a copy.
-    pub timer: Option<(&'a Timer, f64)>,
+    /// Without one, rows are checked alone; else with what the rows of the run have in common.
+    pub timer: Option<(&'a Timer, &'a Run)>,
     /// H and HV of GDN, and of KDA.
     pub heads: [[usize; 2]; 2],
     /// Every entry that computes a case, not only the selected one.
@@ -57,7 +59,7 @@ pub struct Bench<'a> {
 }
 
 /// A measured row.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// Its rows, and what is not usual of them.
     pub case: String,
@@ -79,10 +81,22 @@ pub struct Row {
     pub us_p90: Option<f64>,
     /// µs that the bytes that must be moved take at a copy's rate.
     pub bytes_us: Option<f64>,
-    /// µs of the fastest other library.
+    /// µs of the fastest other library, where that was recorded on the same GPU.
     pub peer_us: Option<f64>,
     /// Its name.
     pub peer: Option<String>,
+    /// GB/s of a copy; like what follows, nothing in records of before it was written.
+    #[serde(default)]
+    pub copy_gb_s: Option<f64>,
+    /// Name of the GPU.
+    #[serde(default)]
+    pub gpu: String,
+    /// Version of its driver.
+    #[serde(default)]
+    pub driver: String,
+    /// The commit that the bench was built from.
+    #[serde(default)]
+    pub commit: String,
 }
 
 /// Rows, and what failed.
@@ -339,56 +353,92 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
     }
 }
 
+/// What cases share: values, and what becomes of them.
+#[derive(Default)]
+pub struct Known {
+    values: HashMap<([usize; 2], usize), Values>,
+    truths: HashMap<Key, Rc<Vec<Truth>>>,
+    peers: Option<Vec<Peer>>,
+}
+
+/// What a truth depends on.
+type Key = (
+    Vec<usize>,
+    usize,
+    (Operator, &'static str, bool, Option<&'static str>),
+);
+
 impl Bench<'_> {
     /// Checks every case, and times it where there is a timer; `begins` is told of each.
     ///
     /// # Errors
     /// The library's; what is wrong is a failure of the rows instead.
     pub fn run(&self, cases: &[Case], begins: impl Fn(&str)) -> Result<Measured> {
-        let peers: Vec<Peer> = csv::Reader::from_reader(RECORDED.as_bytes())
-            .deserialize()
-            .collect::<Result<_, _>>()
-            .context("record/h200/prefill_peers.csv")?;
-        let mut values = HashMap::new();
-        let mut known: HashMap<_, Rc<Vec<Truth>>> = HashMap::new();
+        let mut known = Known::default();
         let mut measured = Measured::default();
         for case in cases {
             begins(&case.title());
-            let of_operator = self.heads[usize::from(case.operator == Operator::Kda)];
-            let heads = case.model.as_ref();
-            let heads = heads.map_or(of_operator, Model::head_counts);
-            let values = values
-                .entry((heads, case.dim))
-                .or_insert_with(|| Values::new(heads, case.dim));
-            let model = case.model.map(|model| model.name);
-            let what = (case.operator, gate_name(case.gate), case.layer, model);
-            let key = (case.lengths.clone(), case.dim, what);
-            let truths = match known.get(&key) {
-                Some(truths) => Rc::clone(truths),
-                None => {
-                    let truths = Rc::new(truths(case, heads, values)?);
-                    known.insert(key, Rc::clone(&truths));
-                    truths
-                }
-            };
-            let mut buffers = Buffers::new(self.library, case, heads, values)?;
-            let selected = self.selected(&buffers)?;
-            for (entry, longest) in self.chosen(&buffers, selected)? {
-                buffers.spoil(values)?;
-                let row = self.row(&buffers, (entry, longest), &truths);
-                let mut row = row.with_context(|| format!("{}, {}", case.title(), entry.name()))?;
-                row.selected = entry == selected;
-                if let Some(peer) = peers.iter().find(|peer| case.is_peers(&peer.case)) {
-                    (row.peer_us, row.peer) = (Some(peer.us), Some(peer.peer.clone()));
-                }
-                if let Some(wrong) = wrong(&row, case.state) {
-                    measured.failures.push(wrong);
-                }
-                measured.rows.push(row);
-            }
+            let of_case = self.measure(case, &mut known)?;
+            measured.rows.extend(of_case.rows);
+            measured.failures.extend(of_case.failures);
         }
         ensure!(!measured.rows.is_empty(), "no case has such an entry");
         Ok(measured)
+    }
+
+    /// One case of [`Bench::run`]. It has no rows where it has none of the entries that are asked for.
+    ///
+    /// # Errors
+    /// As [`Bench::run`]'s.
+    pub fn measure(&self, case: &Case, known: &mut Known) -> Result<Measured> {
+        let of_operator = self.heads[usize::from(case.operator == Operator::Kda)];
+        let heads = case.model.as_ref();
+        let heads = heads.map_or(of_operator, Model::head_counts);
+        let values = known.values.entry((heads, case.dim));
+        let values = values.or_insert_with(|| Values::new(heads, case.dim));
+        let model = case.model.map(|model| model.name);
+        let what = (case.operator, gate_name(case.gate), case.layer, model);
+        let key = (case.lengths.clone(), case.dim, what);
+        let truths = match known.truths.get(&key) {
+            Some(truths) => Rc::clone(truths),
+            None => {
+                let truths = Rc::new(truths(case, heads, values)?);
+                known.truths.insert(key, Rc::clone(&truths));
+                truths
+            }
+        };
+        let peers = match &mut known.peers {
+            Some(peers) => peers,
+            none => none.insert(self.peers()?),
+        };
+        let mut measured = Measured::default();
+        let mut buffers = Buffers::new(self.library, case, heads, values)?;
+        let selected = self.selected(&buffers)?;
+        for (entry, longest) in self.chosen(&buffers, selected)? {
+            buffers.spoil(values)?;
+            let row = self.row(&buffers, (entry, longest), &truths);
+            let mut row = row.with_context(|| format!("{}, {}", case.title(), entry.name()))?;
+            row.selected = entry == selected;
+            if let Some(peer) = peers.iter().find(|peer| case.is_peers(&peer.case)) {
+                (row.peer_us, row.peer) = (Some(peer.us), Some(peer.peer.clone()));
+            }
+            if let Some(wrong) = wrong(&row, case.state) {
+                measured.failures.push(wrong);
+            }
+            measured.rows.push(row);
+        }
+        Ok(measured)
+    }
+
+    /// The recorded times, where this GPU is the one that they are of.
+    fn peers(&self) -> Result<Vec<Peer>> {
+        if !self.timer.is_some_and(|(_, run)| peers::are_of(&run.gpu)) {
+            return Ok(Vec::new());
+        }
+        csv::Reader::from_reader(RECORDED.as_bytes())
+            .deserialize()
+            .collect::<Result<_, _>>()
+            .context("record/h200/prefill_peers.csv")
     }
 
     /// What a launch takes that is told the rows' lengths.
@@ -454,11 +504,19 @@ impl Bench<'_> {
             bytes_us: None,
             peer_us: None,
             peer: None,
+            copy_gb_s: None,
+            gpu: String::new(),
+            driver: String::new(),
+            commit: String::new(),
         };
-        if let (Some((timer, copy)), None) = (self.timer, wrong(&row, case.state)) {
+        if let (Some((timer, run)), None) = (self.timer, wrong(&row, case.state)) {
             let Micros { median, p10, p90 } = timer.graph(buffers.sets.max(8), launch)?;
             (row.us, row.us_p10, row.us_p90) = (Some(median), Some(p10), Some(p90));
-            row.bytes_us = Some(buffers.step(0, longest)?.bytes()? as f64 / copy / 1e3);
+            row.bytes_us = Some(buffers.step(0, longest)?.bytes()? as f64 / run.copy / 1e3);
+            row.copy_gb_s = Some(run.copy.round());
+            row.gpu.clone_from(&run.gpu);
+            row.driver.clone_from(&run.driver);
+            row.commit.clone_from(&run.commit);
         }
         Ok(row)
     }
@@ -492,17 +550,16 @@ fn wrong(row: &Row, state: DType) -> Option<String> {
 pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN);
-    table.set_header([
-        "rows",
-        "state",
-        "kernel",
-        "error o",
-        "error S",
-        "us",
-        "of bytes",
-        "peer",
-        "ours / peer",
-    ]);
+    let head = [
+        "rows", "state", "kernel", "error o", "error S", "us", "of bytes",
+    ];
+    // Columns of peers, where there are any on this GPU.
+    let with_peers = rows.iter().any(|row| row.peer_us.is_some());
+    let of_peers = match with_peers {
+        true => vec![format!("peer ({})", peers::CARD), "ours / peer".to_owned()],
+        false => Vec::new(),
+    };
+    table.set_header(head.into_iter().map(str::to_owned).chain(of_peers));
     for row in rows {
         let number =
             |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
@@ -514,7 +571,7 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
             .us
             .zip(row.peer_us)
             .map(|(us, peer)| format!("{:.2}", us / peer));
-        table.add_row([
+        let mut cells = vec![
             row.case.clone(),
             row.state.clone(),
             short(&row.entry),
@@ -522,9 +579,11 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
             format!("{:.2e}", row.error_state),
             number(row.us),
             number(row.bytes_us),
-            peer,
-            ratio.unwrap_or("-".to_owned()),
-        ]);
+        ];
+        if with_peers {
+            cells.extend([peer, ratio.unwrap_or("-".to_owned())]);
+        }
+        table.add_row(cells);
     }
     for column in table.column_iter_mut().skip(3) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -577,7 +636,30 @@ mod tests {
             bytes_us: Some(25.0),
             peer_us: Some(160.4),
             peer: Some("FlashInfer".to_owned()),
+            copy_gb_s: Some(4238.0),
+            gpu: "NVIDIA H200".to_owned(),
+            driver: "580.1".to_owned(),
+            commit: String::new(),
         }
+    }
+
+    /// On another GPU than the peers' there is no column of them.
+    #[test]
+    fn peers_are_shown_with_their_card_or_not_at_all() {
+        let heads = [[16, 32], [32, 32]];
+        let beside = table(&[row(0.0, 0.0)], heads);
+        assert!(beside.contains("| peer (H200) "), "{beside}");
+        let alone = Row {
+            peer_us: None,
+            peer: None,
+            gpu: "NVIDIA H100 80GB HBM3".to_owned(),
+            ..row(0.0, 0.0)
+        };
+        let alone = table(&[alone], heads);
+        assert!(
+            !alone.contains("peer") && alone.contains("105.0"),
+            "{alone}"
+        );
     }
 
     #[test]

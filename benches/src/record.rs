@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_harness::timing::Micros;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::cell::{self, Cell, Mode, Op};
@@ -144,9 +145,10 @@ struct Line {
     p90_us: f64,
     empty_us: Option<f64>,
     floor_us: Option<f64>,
-    bytes: u64,
+    /// Empty in a record that was copied from a printed table, as is the error.
+    bytes: Option<u64>,
     copy_gb_s: f64,
-    error: f64,
+    error: Option<f64>,
     #[serde(default)]
     gpu: String,
     #[serde(default)]
@@ -192,9 +194,9 @@ impl From<&Row> for Line {
             p90_us: thousandths(micros.p90),
             empty_us: run.empty.map(thousandths),
             floor_us: row.floor.map(thousandths),
-            bytes: row.bytes,
+            bytes: Some(row.bytes),
             copy_gb_s: run.copy.round(),
-            error: three_digits(row.error),
+            error: Some(three_digits(row.error)),
             gpu: run.gpu.clone(),
             driver: run.driver.clone(),
             sm_mhz: run.sm_mhz,
@@ -246,8 +248,8 @@ impl TryFrom<Line> for Row {
                 p90: line.p90_us,
             },
             floor: line.floor_us,
-            bytes: line.bytes,
-            error: line.error,
+            bytes: line.bytes.unwrap_or(0),
+            error: line.error.unwrap_or(f64::NAN),
             run: Run {
                 copy: line.copy_gb_s,
                 empty: line.empty_us,
@@ -285,7 +287,7 @@ impl Csv {
     }
 
     /// Writes a row, at once.
-    pub fn write(&mut self, row: &Row) -> Result<()> {
+    pub fn write<T: Serialize>(&mut self, row: &T) -> Result<()> {
         self.0.serialize(row)?;
         Ok(self.0.flush()?)
     }
@@ -293,15 +295,33 @@ impl Csv {
 
 /// The rows of a file that [`Csv`] wrote.
 pub fn read(path: &Path) -> Result<Vec<Row>> {
-    let read = || -> Result<Vec<Row>> {
+    let rows = || -> Result<Vec<Row>> {
         let mut rows = Vec::new();
-        for (number, line) in csv::Reader::from_path(path)?.deserialize().enumerate() {
-            let line: Line = line?;
+        for (number, line) in lines::<Line>(path)?.into_iter().enumerate() {
             rows.push(Row::try_from(line).with_context(|| format!("line {}", number + 2))?);
         }
         Ok(rows)
     };
-    read().with_context(|| path.display().to_string())
+    rows().with_context(|| path.display().to_string())
+}
+
+/// The lines of a file, as they are.
+pub(crate) fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
+    let lines = csv::Reader::from_path(path)?.into_deserialize();
+    Ok(lines.collect::<Result<_, _>>()?)
+}
+
+/// The folder of the records of a GPU: its name without the maker, and without size and kind of its memory.
+#[must_use]
+pub fn folder(gpu: &str) -> String {
+    let is_memory = |word: &str| {
+        let size = word.strip_suffix("gb");
+        size.is_some_and(|size| size.parse::<u32>().is_ok()) || word.starts_with("hbm")
+    };
+    let gpu = gpu.to_lowercase();
+    let words = gpu.split_whitespace();
+    let words = words.filter(|word| *word != "nvidia" && !is_memory(word));
+    words.collect::<Vec<_>>().join("-")
 }
 
 fn named<T: ValueEnum>(column: &str, name: &str) -> Result<T> {

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 
 use crate::cell::Cell;
-use crate::peers::Peers;
+use crate::peers::{CARD, Peers};
 use crate::record::Row;
 
 /// A column of every table: its head, and a row's text in it.
@@ -58,7 +58,7 @@ pub fn tables(rows: &[Row], peers: &Peers, before: Option<&Before>) -> String {
             );
         }
         for (column, (head, _)) in table.column_iter_mut().zip(&filled) {
-            if !["variant", "best peer"].contains(head) {
+            if *head != "variant" && !head.starts_with("best peer") {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
@@ -89,10 +89,15 @@ fn columns<'a>(peers: &'a Peers, before: Option<&'a Before>) -> Vec<Column<'a>> 
             Some(format!("{low}–{high}"))
         }),
     );
-    add("GB/s", Box::new(|row| Some(format!("{:.0}", row.rate()))));
+    // A record that was copied from a printed table has no bytes.
+    let has_bytes = |row: &Row| (row.bytes > 0).then_some(());
+    add(
+        "GB/s",
+        Box::new(move |row| has_bytes(row).map(|()| format!("{:.0}", row.rate()))),
+    );
     add(
         "% copy",
-        Box::new(|row| Some(format!("{:.0}", 100.0 * row.copy_share()))),
+        Box::new(move |row| has_bytes(row).map(|()| format!("{:.0}", 100.0 * row.copy_share()))),
     );
     add(
         "÷ floor",
@@ -103,7 +108,7 @@ fn columns<'a>(peers: &'a Peers, before: Option<&'a Before>) -> Vec<Column<'a>> 
         Box::new(|row| Some(format!("{:.2}", row.kernel_over_floor()?))),
     );
     add(
-        "best peer",
+        &format!("best peer ({CARD})"),
         Box::new(|row| {
             let peer = peers.best(row)?;
             Some(format!("{} {}", digits(peer.micros), peer.name))

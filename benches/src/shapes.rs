@@ -42,18 +42,23 @@ impl Model {
     }
 }
 
-/// GDN layers.
+/// Olmo-Hybrid's layer; V is 192.
+pub const OLMO: Model = Model {
+    dim: Some(96),
+    beta: BetaScale::Two,
+    ..model("olmo-hybrid", 30, 30)
+};
+
+/// A layer of as many value heads as query/key heads, which no published model with K = V has.
+pub const EQUAL_HEADS: Model = model("gdn-equal-heads", 32, 32);
+
+/// GDN layers of published models.
 pub const GDN: [Model; 5] = [
     model("qwen3-next", 16, 32),
     model("qwen3.5-397b", 16, 64),
     model("qwen3.5-27b", 16, 48),
     model("qwen4-exp", 16, 48).normed_by(Activation::Sigmoid),
-    // V is 192.
-    Model {
-        dim: Some(96),
-        beta: BetaScale::Two,
-        ..model("olmo-hybrid", 30, 30)
-    },
+    OLMO,
 ];
 
 /// KDA layers: Kimi-Linear, a KDA layer with two value heads to a key head, a layer of which a GPU has 12 heads, and

@@ -1,4 +1,4 @@
-//! What `host/src/select.rs` should say, by rows of every variant.
+//! What `host/src/step/select.rs` should say, by rows of every variant.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ struct Choice<'a> {
     variant: &'a str,
 }
 
-/// The rows of `select.rs`, each kind of kernels with what the choice costs at worst, and, where several T were measured
-/// and want something else, their rows too.
+/// The rows of `select.rs`, each kind of kernels with what the choice costs at worst, and, where several T or states that are
+/// kept were measured and want something else, their rows too.
 #[must_use]
 pub fn advice(rows: &[Row]) -> String {
     let mut kinds = Vec::new();
@@ -33,16 +33,14 @@ pub fn advice(rows: &[Row]) -> String {
         let rows: Vec<&Row> = rows.iter().filter(|row| kind(&row.cell) == name).collect();
         let all = table(&rows);
         text += &format!("{}\n{name} => &[{}],\n", worst(&rows, &all), written(&all));
-        let tokens: BTreeSet<usize> = rows.iter().map(|row| row.cell.tokens).collect();
-        for tokens in tokens {
-            let alone: Vec<&Row> = rows
-                .iter()
-                .copied()
-                .filter(|row| row.cell.tokens == tokens)
-                .collect();
-            let of_tokens = table(&alone);
-            if written(&of_tokens) != written(&all) {
-                text += &format!("// T = {tokens} alone: {}\n", written(&of_tokens));
+        let some = |row: &Row| (row.cell.tokens, keeps(&row.cell));
+        let parts: BTreeSet<(usize, &str)> = rows.iter().map(|row| some(row)).collect();
+        for (tokens, keeps) in parts {
+            let alone = rows.iter().copied();
+            let alone: Vec<&Row> = alone.filter(|row| some(row) == (tokens, keeps)).collect();
+            let of_part = table(&alone);
+            if written(&of_part) != written(&all) {
+                text += &format!("// T = {tokens}{keeps} alone: {}\n", written(&of_part));
             }
         }
     }
@@ -167,6 +165,15 @@ fn written(choices: &[Choice<'_>]) -> String {
 /// B · HV.
 fn heads(cell: &Cell) -> u32 {
     (cell.batch * cell.model.value_heads) as u32
+}
+
+/// What a step that goes token by token keeps, as `select.rs` tells it apart.
+fn keeps(cell: &Cell) -> &'static str {
+    match (cell.formulation, cell.mode) {
+        (Formulation::Recurrent, Mode::Update) if cell.tokens > 1 => ", Keeps::Last",
+        (Formulation::Recurrent, Mode::Snapshots | Mode::TokenSlots) => ", Keeps::Each",
+        _ => "",
+    }
 }
 
 /// The left side of a row of `select.rs`.

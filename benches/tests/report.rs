@@ -88,13 +88,13 @@ fn a_table_compares_with_the_floor_the_peers_and_a_record() {
         ("% copy", "50"),
         ("÷ floor", "1.14"),
         ("kernel ÷ floor", "1.20"),
-        ("best peer", "2.83 FlashInfer"),
+        ("best peer (H200)", "2.83 FlashInfer"),
         ("vs best peer", "0.71"),
         ("÷ before", "0.800"),
     ] {
         assert_eq!(value("1", column), wanted, "{column}");
     }
-    for column in ["best peer", "vs best peer", "÷ before"] {
+    for column in ["best peer (H200)", "vs best peer", "÷ before"] {
         assert_eq!(value("3", column), "", "{column}");
     }
     let text = tables(&rows[1..], &peers, None);
@@ -103,9 +103,18 @@ fn a_table_compares_with_the_floor_the_peers_and_a_record() {
 
 #[test]
 fn peers_of_another_gpu_are_none() {
-    let mut other = row(cell(1), "tile16", 2.0);
-    other.run.gpu = "NVIDIA A100-SXM4-80GB".to_owned();
-    assert!(Peers::recorded().unwrap().best(&other).is_none());
+    let peers = Peers::recorded().unwrap();
+    let mut row = row(cell(1), "tile16", 2.0);
+    assert!(peers.best(&row).is_some());
+    for gpu in [
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200 NVL",
+        "NVIDIA GH200 480GB",
+    ] {
+        row.run.gpu = gpu.to_owned();
+        assert!(peers.best(&row).is_none(), "{gpu}");
+    }
 }
 
 #[test]

@@ -1,0 +1,329 @@
+//! The best row of each cell that any record of a GPU has, and the gate: rows that are slower are measured again, and named.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::deferred;
+use crate::prefill;
+use crate::record::{self, Row};
+use crate::timed::Timed;
+
+/// What `--compare` takes for all records instead of a file.
+pub const BEST: &str = "best";
+
+/// A row that takes more than this of its best one's µs is slower; less than the inverse, faster.
+const SLOWER: f64 = 1.01;
+
+/// How often a slower row is measured again.
+pub const AGAIN: usize = 3;
+
+/// Files from before the first graph of a process was thrown away: the first cell of each has gaps that are 0.35 µs shorter.
+const FIRST_GRAPHS: [&str; 8] = [
+    "2026-11-20-gdn-decode-k64.csv",
+    "2026-11-20-gdn-decode-qwen3-next.csv",
+    "2026-11-20-gdn-decode-qwen3.5.csv",
+    "2026-11-20-gdn-decode-warm-l2.csv",
+    "2026-11-21-gdn_mtp-bf16-klast.csv",
+    "2026-11-21-kda-t1.csv",
+    "2026-11-21-kda-t48.csv",
+    "2026-11-21-mtp-f32-klast.csv",
+];
+
+/// The rows of a file, of one of the tables.
+pub enum Rows {
+    /// Steps.
+    Steps(Vec<Row>),
+    /// Prefills.
+    Prefills(Vec<prefill::Row>),
+    /// Steps on states that wait.
+    Deferred(Vec<deferred::Row>),
+}
+
+impl Rows {
+    /// Those of a file; nothing of times that others' kernels took.
+    ///
+    /// # Errors
+    /// The system's, a line that is wrong, and columns of no table, with the path.
+    pub fn read(path: &Path) -> Result<Option<Self>> {
+        let read = || -> Result<Option<Self>> {
+            let header = csv::Reader::from_path(path)?.headers()?.clone();
+            let has = |column: &str| header.iter().any(|name| name == column);
+            let rows = if has("op") && has("variant") {
+                Self::Steps(record::read(path)?)
+            } else if has("case") && has("entry") {
+                Self::Prefills(record::lines(path)?)
+            } else if has("operator") && has("count") && has("entry") {
+                Self::Deferred(record::lines(path)?)
+            } else if has("peer") {
+                return Ok(None);
+            } else {
+                bail!(
+                    "columns: wanted those of steps (op, variant), prefills (case, entry) or states that wait (operator, count, entry)"
+                );
+            };
+            Ok(Some(rows))
+        };
+        read().with_context(|| path.display().to_string())
+    }
+}
+
+/// A row of a record.
+#[derive(Clone, Debug)]
+pub struct Best {
+    /// µs of a launch.
+    pub micros: f64,
+    /// The kernel.
+    pub variant: String,
+    /// The name of its record.
+    pub file: String,
+    /// GB/s of a copy then, where it is known.
+    pub copy: Option<f64>,
+    bytes_micros: Option<f64>,
+}
+
+/// What the records of a GPU have.
+pub struct Records {
+    folder: PathBuf,
+    files: usize,
+    /// By work, and by work and variant.
+    of_work: HashMap<String, Best>,
+    of_variant: HashMap<(String, String), Best>,
+    /// Every kernel that has a row.
+    timed: BTreeSet<String>,
+}
+
+impl Records {
+    /// All files of `folder`'s folder for the GPU, but for those of `except`; with `since` those alone whose names, which begin
+    /// with a date, are not before it.
+    ///
+    /// # Errors
+    /// As [`Rows::read`]'s; a folder that is there and cannot be listed.
+    pub fn read(folder: &Path, gpu: &str, since: &str, except: &[PathBuf]) -> Result<Self> {
+        let mut records = Self {
+            folder: folder.join(record::folder(gpu)),
+            files: 0,
+            of_work: HashMap::new(),
+            of_variant: HashMap::new(),
+            timed: BTreeSet::new(),
+        };
+        let folder = records.folder.clone();
+        if !folder.is_dir() {
+            return Ok(records);
+        }
+        let mut paths = Vec::new();
+        for file in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            paths.push(file?.path());
+        }
+        paths.sort();
+        let except: Vec<PathBuf> = except.iter().flat_map(|it| it.canonicalize()).collect();
+        for path in paths {
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let is_record = name.ends_with(".csv") && *name >= *since;
+            let is_excepted = path.canonicalize().is_ok_and(|path| except.contains(&path));
+            if is_record && !is_excepted {
+                records.add(&path, &name, gpu)?;
+            }
+        }
+        Ok(records)
+    }
+
+    fn add(&mut self, path: &Path, name: &str, gpu: &str) -> Result<()> {
+        match Rows::read(path)? {
+            None => return Ok(()),
+            Some(Rows::Steps(rows)) => self.rows(&rows, name, gpu),
+            Some(Rows::Prefills(rows)) => self.rows(&rows, name, gpu),
+            Some(Rows::Deferred(rows)) => self.rows(&rows, name, gpu),
+        }
+        self.files += 1;
+        Ok(())
+    }
+
+    /// Adds the rows of a file.
+    pub fn rows<R: Timed>(&mut self, rows: &[R], file: &str, gpu: &str) {
+        let first = rows.first().map(Timed::work);
+        for row in rows {
+            let of_gpu = row.gpu().is_empty() || row.gpu() == gpu;
+            let Some(micros) = row.micros().filter(|_| of_gpu) else {
+                continue;
+            };
+            self.timed.insert(row.variant().to_owned());
+            let work = row.work();
+            if FIRST_GRAPHS.contains(&file) && first.as_ref() == Some(&work) {
+                continue;
+            }
+            let best = || Best {
+                micros,
+                variant: row.variant().to_owned(),
+                file: file.to_owned(),
+                copy: row.copy(),
+                bytes_micros: row.bytes_micros(),
+            };
+            let lower = |known: &mut Best| {
+                if micros < known.micros {
+                    *known = best();
+                }
+            };
+            let of_variant = (work.clone(), row.variant().to_owned());
+            (self.of_work.entry(work).and_modify(lower)).or_insert_with(best);
+            (self.of_variant.entry(of_variant).and_modify(lower)).or_insert_with(best);
+        }
+    }
+
+    /// Every kernel that has a row.
+    #[must_use]
+    pub fn timed(&self) -> &BTreeSet<String> {
+        &self.timed
+    }
+
+    /// What a row is compared with: what a launch takes with the best of all variants, another variant with its own best.
+    #[must_use]
+    pub fn best(&self, row: &impl Timed) -> Option<&Best> {
+        match row.selected() {
+            true => self.of_work.get(&row.work()),
+            false => {
+                let key = (row.work(), row.variant().to_owned());
+                self.of_variant.get(&key)
+            }
+        }
+    }
+
+    /// Compares rows with their best ones. What is slower is measured again by `again`, up to so many `times`, while it is: the
+    /// row that took least stays in `rows`.
+    ///
+    /// # Errors
+    /// Those of `again`; where no row has a best one, so that nothing is compared.
+    pub fn judge<R: Timed>(
+        &self,
+        rows: &mut [R],
+        times: usize,
+        mut again: impl FnMut(&R) -> Result<Option<R>>,
+    ) -> Result<Verdict> {
+        let mut verdict = Verdict::default();
+        for row in rows {
+            let Some(micros) = row.micros() else { continue };
+            let Some(best) = self.best(row) else {
+                verdict.unrecorded += 1;
+                continue;
+            };
+            let (mut least, mut count) = (micros, 1);
+            while least > SLOWER * best.micros && count <= times {
+                let Some(repeated) = again(row)? else { break };
+                count += 1;
+                if let Some(micros) = repeated.micros().filter(|&micros| micros < least) {
+                    (least, *row) = (micros, repeated);
+                    verdict.replaced += 1;
+                }
+            }
+            let ratio = least / best.micros;
+            verdict.ratios.push(ratio);
+            if ratio > SLOWER {
+                let line = line(row, best, least, count);
+                verdict.slower.push((ratio, line));
+            } else if ratio * SLOWER < 1.0 {
+                verdict.faster += 1;
+            } else {
+                verdict.equal += 1;
+            }
+        }
+        ensure!(
+            !verdict.ratios.is_empty(),
+            "--compare {BEST}: {} record files in {}, none of which has a row of the same work",
+            self.files,
+            self.folder.display()
+        );
+        verdict.slower.sort_by(|one, two| two.0.total_cmp(&one.0));
+        verdict.files = self.files;
+        verdict.folder = self.folder.display().to_string();
+        Ok(verdict)
+    }
+}
+
+fn line<R: Timed>(row: &R, best: &Best, micros: f64, count: usize) -> String {
+    let copy = |copy: Option<f64>| copy.map_or_else(|| "?".to_owned(), |it| format!("{it:.0}"));
+    // The bytes of the same work are the same.
+    let by_bytes = || Some(row.copy()? * row.bytes_micros()? / best.bytes_micros?);
+    let tune = match best.variant == row.variant() {
+        true => String::new(),
+        false => format!(" of {}", best.variant),
+    };
+    format!(
+        "{:+.1} %  {}, {}: {micros:.2} µs (least of {count}, copy {} GB/s), best {:.2}{tune} ({}, copy {} GB/s)",
+        100.0 * (micros / best.micros - 1.0),
+        row.work(),
+        row.variant(),
+        copy(row.copy()),
+        best.micros,
+        best.file,
+        copy(best.copy.or_else(by_bytes)),
+    )
+}
+
+/// What became of compared rows.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// Each in words, with now ÷ best, worst first.
+    pub slower: Vec<(f64, String)>,
+    /// Rows that take more than 1 % less.
+    pub faster: usize,
+    /// Rows between.
+    pub equal: usize,
+    /// Rows without a recorded one of the same work.
+    pub unrecorded: usize,
+    /// Rows in whose place a repeated measurement is now.
+    pub replaced: usize,
+    ratios: Vec<f64>,
+    files: usize,
+    folder: String,
+}
+
+impl Verdict {
+    /// How many rows were compared.
+    #[must_use]
+    pub fn compared(&self) -> usize {
+        self.ratios.len()
+    }
+
+    /// Counts, and a line for every row that is slower.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut ratios = self.ratios.clone();
+        ratios.sort_by(f64::total_cmp);
+        let median = ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN);
+        let mut text = format!(
+            "best of {} record files of {}: {} cells compared, {} faster, {} equal (within {:.0} %), {} slower; {} without a record; \
+             median {median:.3} of the best\n",
+            self.files,
+            self.folder,
+            self.compared(),
+            self.faster,
+            self.equal,
+            100.0 * (SLOWER - 1.0),
+            self.slower.len(),
+            self.unrecorded
+        );
+        for (_, line) in &self.slower {
+            let _ = writeln!(text, "slower: {line}");
+        }
+        text
+    }
+
+    /// What fails of it.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let count = self.slower.len();
+        (count > 0).then(|| {
+            let cells = if count == 1 { "cell is" } else { "cells are" };
+            format!(
+                "{count} {cells} slower than the best record by more than {:.0} %",
+                100.0 * (SLOWER - 1.0)
+            )
+        })
+    }
+}

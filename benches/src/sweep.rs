@@ -1,0 +1,254 @@
+//! A run through the cases of a table: a row is written as soon as it is measured, a budget ends it, a gate judges it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::best::{AGAIN, Records};
+use crate::record::{self, Csv};
+use crate::timed::Timed;
+
+/// Batches that say most come first where not all may have their turn.
+const RANKS: [usize; 5] = [64, 256, 1, 16, 4];
+
+/// When a run began, and when it ends.
+pub struct Clock {
+    start: Instant,
+    end: Option<Instant>,
+}
+
+impl Clock {
+    /// A clock that begins now, and ends after `budget`.
+    #[must_use]
+    pub fn new(budget: Option<Duration>) -> Self {
+        let start = Instant::now();
+        Self {
+            start,
+            end: budget.map(|budget| start + budget),
+        }
+    }
+
+    /// Since it began.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Whether there is no time left.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.end.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// The same for what leaves a fifth of the time to what comes behind it.
+    fn is_nearly_over(&self) -> bool {
+        self.end
+            .is_some_and(|end| self.start.elapsed() >= (end - self.start) * 4 / 5)
+    }
+}
+
+/// What a case came to.
+pub struct Part<R> {
+    /// Timed rows.
+    pub rows: Vec<R>,
+    /// What is wrong, in words.
+    pub failures: Vec<String>,
+    /// What this GPU does not have, in words.
+    pub skipped: Vec<String>,
+}
+
+impl<R> Default for Part<R> {
+    fn default() -> Self {
+        Self {
+            rows: Vec::new(),
+            failures: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+}
+
+/// A table.
+pub trait Kind {
+    /// What its rows are measured of.
+    type Case: Clone;
+    /// Of a variant.
+    type Row: Timed + Clone + Serialize;
+
+    /// In words.
+    fn title(case: &Self::Case) -> String;
+
+    /// B, where cases differ in it.
+    fn batch(case: &Self::Case) -> Option<usize>;
+
+    /// Whether a row is of the case.
+    fn is_of(row: &Self::Row, case: &Self::Case) -> bool;
+
+    /// The rows of a file.
+    ///
+    /// # Errors
+    /// The system's, and a line that is wrong.
+    fn read(path: &Path) -> Result<Vec<Self::Row>>;
+
+    /// Measures a case.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn measure(&mut self, case: &Self::Case) -> Result<Part<Self::Row>>;
+}
+
+/// The rows of a table on their way.
+pub struct Sweep<K: Kind> {
+    /// What measures.
+    pub kind: K,
+    /// Kept and measured.
+    pub rows: Vec<K::Row>,
+    /// What went wrong, in words.
+    pub failures: Vec<String>,
+    /// What this GPU does not have, in words.
+    pub skipped: Vec<String>,
+    /// Cases that the budget left out.
+    pub left: usize,
+    cases: Vec<K::Case>,
+    /// Rows that were there before.
+    kept: usize,
+    file: Option<(PathBuf, Csv)>,
+}
+
+impl<K: Kind> Sweep<K> {
+    /// An empty one, whose rows go to a file. With `append` the rows that it has are kept.
+    ///
+    /// # Errors
+    /// Of a file that cannot be read or written.
+    pub fn new(kind: K, file: Option<PathBuf>, append: bool) -> Result<Self> {
+        let mut rows = Vec::new();
+        let file = match file {
+            Some(path) => {
+                eprintln!("rows go to {}", path.display());
+                let csv = if append && path.exists() {
+                    rows = K::read(&path).with_context(|| path.display().to_string())?;
+                    eprintln!("{} of them are there", rows.len());
+                    Csv::append(&path)?
+                } else {
+                    Csv::create(&path)?
+                };
+                Some((path, csv))
+            }
+            None => None,
+        };
+        Ok(Self {
+            kind,
+            kept: rows.len(),
+            rows,
+            failures: Vec::new(),
+            skipped: Vec::new(),
+            left: 0,
+            cases: Vec::new(),
+            file,
+        })
+    }
+
+    /// Measures the cases that have no row yet, those that count most first where there is a budget; an error of the driver
+    /// ends it, and is a failure.
+    pub fn measure(&mut self, cases: &[K::Case], clock: &Clock, is_judged: bool) {
+        let lacks = |case: &&K::Case| self.rows.iter().all(|row| !K::is_of(row, case));
+        let mut cases: Vec<K::Case> = cases.iter().filter(lacks).cloned().collect();
+        if clock.end.is_some() {
+            let rank = |batch| RANKS.iter().position(|&it| it == batch);
+            cases.sort_by_key(|case| K::batch(case).map(|it| rank(it).unwrap_or(RANKS.len())));
+        }
+        let progress = progress(cases.len());
+        for (done, case) in cases.iter().enumerate() {
+            if clock.is_over() || (is_judged && clock.is_nearly_over()) {
+                self.left += cases.len() - done;
+                break;
+            }
+            let title = K::title(case);
+            progress.set_message(title.clone());
+            if let Err(error) = self.one(case).with_context(|| title) {
+                self.failures.push(format!("{error:#}"));
+                break;
+            }
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+        self.cases.extend(cases);
+    }
+
+    fn one(&mut self, case: &K::Case) -> Result<()> {
+        let Part {
+            rows,
+            failures,
+            skipped,
+        } = self.kind.measure(case)?;
+        self.failures.extend(failures);
+        self.skipped.extend(skipped);
+        if let Some((_, csv)) = &mut self.file {
+            for row in &rows {
+                csv.write(row)?;
+            }
+        }
+        self.rows.extend(rows);
+        Ok(())
+    }
+
+    /// Judges what was measured by records, in words. Slower rows are measured again while there is time; the file has the rows that
+    /// took least.
+    ///
+    /// # Errors
+    /// The driver's, and those of [`Records::judge`].
+    pub fn judge(&mut self, records: &Records, clock: &Clock) -> Result<String> {
+        let Self {
+            kind,
+            rows,
+            cases,
+            kept,
+            ..
+        } = self;
+        let again = |row: &K::Row| -> Result<Option<K::Row>> {
+            let case = cases.iter().find(|case| K::is_of(row, case));
+            let Some(case) = case.filter(|_| !clock.is_over()) else {
+                return Ok(None);
+            };
+            let same =
+                |other: &K::Row| (other.work(), other.variant()) == (row.work(), row.variant());
+            Ok(kind.measure(case)?.rows.into_iter().find(same))
+        };
+        let verdict = records.judge(&mut rows[*kept..], AGAIN, again)?;
+        if let (Some((path, _)), true) = (&self.file, verdict.replaced > 0) {
+            record::save(path, &self.rows)?;
+        }
+        self.failures.extend(verdict.failure());
+        Ok(verdict.text())
+    }
+
+    /// What was skipped and left out, in words.
+    #[must_use]
+    pub fn notes(&self) -> String {
+        let skipped = self.skipped.iter().map(|it| format!("skipped: {it}\n"));
+        let left = (self.left > 0).then(|| {
+            format!(
+                "{} cells were not measured: the budget was spent\n",
+                self.left
+            )
+        });
+        skipped.chain(left).collect()
+    }
+
+    /// The kernels of the rows.
+    pub fn variants(&self) -> impl Iterator<Item = String> {
+        self.rows.iter().map(|row| row.variant().to_owned())
+    }
+}
+
+/// A bar.
+pub fn progress(length: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {eta} {msg}");
+    let bar = ProgressBar::new(length as u64);
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,202 @@
+//! What rows of every table have in common, and the cells whose selected variant is not their best.
+
+use std::collections::HashMap;
+
+use crate::cell::{Op, gate_name};
+use crate::deferred;
+use crate::prefill;
+use crate::record::{Row, Run};
+
+/// A cell whose selected variant takes more than this of its best variant's µs is shown.
+const REGRET: f64 = 1.02;
+
+/// A timed variant.
+pub trait Timed {
+    /// What a launch does: rows with the same words did the same work, whatever their variant.
+    fn work(&self) -> String;
+    /// The kernel.
+    fn variant(&self) -> &str;
+    /// Whether a launch takes it.
+    fn selected(&self) -> bool;
+    /// µs of a launch; nothing where it was checked alone.
+    fn micros(&self) -> Option<f64>;
+    /// GB/s of a copy in the same run, where the row says so.
+    fn copy(&self) -> Option<f64>;
+    /// µs that the bytes take at the copy's rate, where the row says so.
+    fn bytes_micros(&self) -> Option<f64>;
+    /// Name of the GPU; empty where the row does not say so.
+    fn gpu(&self) -> &str;
+}
+
+impl Timed for Row {
+    fn work(&self) -> String {
+        let cell = &self.cell;
+        // A table's title leaves the gate of a layer out.
+        let gate = match cell.op == Op::KdaLayer {
+            true => format!(" gate={}", gate_name(cell.gate)),
+            false => String::new(),
+        };
+        format!("{}{gate} T={} B={}", cell.title(), cell.tokens, cell.batch)
+    }
+
+    fn variant(&self) -> &str {
+        &self.variant
+    }
+
+    fn selected(&self) -> bool {
+        self.selected
+    }
+
+    fn micros(&self) -> Option<f64> {
+        Some(self.micros.median)
+    }
+
+    fn copy(&self) -> Option<f64> {
+        let Run { copy, .. } = self.run;
+        Some(copy)
+    }
+
+    fn bytes_micros(&self) -> Option<f64> {
+        None
+    }
+
+    fn gpu(&self) -> &str {
+        &self.run.gpu
+    }
+}
+
+impl Timed for prefill::Row {
+    fn work(&self) -> String {
+        format!("prefill {} {}", self.case, self.state)
+    }
+
+    fn variant(&self) -> &str {
+        &self.entry
+    }
+
+    fn selected(&self) -> bool {
+        self.selected
+    }
+
+    fn micros(&self) -> Option<f64> {
+        self.us
+    }
+
+    fn copy(&self) -> Option<f64> {
+        self.copy_gb_s
+    }
+
+    fn bytes_micros(&self) -> Option<f64> {
+        self.bytes_us
+    }
+
+    fn gpu(&self) -> &str {
+        &self.gpu
+    }
+}
+
+impl Timed for deferred::Row {
+    fn work(&self) -> String {
+        // Without a ring N and u mean nothing.
+        let ring = match self.count {
+            deferred::Count::Today => String::new(),
+            _ => format!(" N={} u={}", self.most, self.updates),
+        };
+        let formulation = match self.entry.contains("_parallel") {
+            true => " parallel",
+            false => "",
+        };
+        format!(
+            "deferred {} K={} {} {}{formulation}{ring} T={} B={}",
+            self.operator,
+            self.k_dim,
+            self.state,
+            self.count.name(),
+            self.tokens,
+            self.batch
+        )
+    }
+
+    fn variant(&self) -> &str {
+        &self.entry
+    }
+
+    fn selected(&self) -> bool {
+        self.selected
+    }
+
+    fn micros(&self) -> Option<f64> {
+        self.us
+    }
+
+    fn copy(&self) -> Option<f64> {
+        self.copy_gb_s
+    }
+
+    fn bytes_micros(&self) -> Option<f64> {
+        None
+    }
+
+    fn gpu(&self) -> &str {
+        &self.gpu
+    }
+}
+
+fn micros(row: &impl Timed) -> f64 {
+    row.micros().unwrap_or(f64::INFINITY)
+}
+
+/// The row that takes least.
+fn least<'a, R: Timed>(rows: impl Iterator<Item = &'a &'a R>) -> Option<&'a R> {
+    let least = rows.min_by(|one, two| micros(**one).total_cmp(&micros(**two)));
+    least.copied()
+}
+
+/// The cells whose selected variant takes more than 2 % longer than their best one, worst first. Empty where no cell has
+/// two variants.
+#[must_use]
+pub fn regret<R: Timed>(rows: &[R]) -> String {
+    let mut cells: Vec<(String, Vec<&R>)> = Vec::new();
+    let mut places = HashMap::new();
+    for row in rows.iter().filter(|row| row.micros().is_some()) {
+        let work = row.work();
+        let place = *places.entry(work.clone()).or_insert(cells.len());
+        match cells.get_mut(place) {
+            Some((_, rows)) => rows.push(row),
+            None => cells.push((work, vec![row])),
+        }
+    }
+    let (mut measured, mut worse) = (0, Vec::new());
+    for (work, rows) in &cells {
+        let selected = least(rows.iter().filter(|row| row.selected()));
+        let (Some(selected), Some(best)) = (selected, least(rows.iter())) else {
+            continue;
+        };
+        if rows.iter().all(|row| row.variant() == selected.variant()) {
+            continue;
+        }
+        measured += 1;
+        let ratio = micros(selected) / micros(best);
+        if ratio > REGRET {
+            let line = format!(
+                "  {:+.1} %  {work}: {} {:.2} µs is selected, {} takes {:.2}\n",
+                100.0 * (ratio - 1.0),
+                selected.variant(),
+                micros(selected),
+                best.variant(),
+                micros(best)
+            );
+            worse.push((ratio, line));
+        }
+    }
+    if measured == 0 {
+        return String::new();
+    }
+    worse.sort_by(|one, two| two.0.total_cmp(&one.0));
+    let lines: String = worse.iter().map(|(_, line)| line.as_str()).collect();
+    format!(
+        "{} of {measured} cells with several variants are more than {:.0} % from their best one\n{lines}",
+        worse.len(),
+        100.0 * (REGRET - 1.0)
+    )
+}

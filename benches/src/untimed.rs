@@ -1,0 +1,206 @@
+//! Cells for entries that no record of a GPU has a row of.
+
+use std::collections::BTreeSet;
+
+use gated_delta::{DType, Entry, Formulation, StateLayout};
+use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_kernels::constants::Element;
+use gated_delta_kernels::launch::{Computes, Family, Layout};
+
+use crate::cell::{Cell, Mode, Op};
+use crate::deferred::{self, Drafts, OF_4, OF_8};
+use crate::prefill;
+use crate::shapes::{self, Model};
+
+/// Batches of steps: the first round's, and the second's.
+const BATCHES: [&[usize]; 2] = [&[64], &[256, 16, 4, 1]];
+
+/// What is measured, each table's.
+#[derive(Default)]
+pub struct Wanted {
+    /// Steps.
+    pub cells: Vec<Cell>,
+    /// Steps on states that wait.
+    pub deferred: Vec<deferred::Case>,
+    /// Prefills.
+    pub prefills: Vec<prefill::Case>,
+}
+
+/// The entries that compute something of states and that `timed` does not name.
+pub fn missing(timed: &BTreeSet<String>) -> impl Iterator<Item = Entry> {
+    Entry::ALL.iter().copied().filter(|entry| {
+        let computes = entry.computes();
+        computes.is_some_and(|it| it.family.knows_states()) && !timed.contains(entry.name())
+    })
+}
+
+impl Wanted {
+    /// In the first round a cell for each entry, some for several of them; in the second one other batches, tokens and modes.
+    #[must_use]
+    pub fn of(entries: &[Entry], round: usize) -> Self {
+        let mut wanted = Self::default();
+        for &entry in entries {
+            if let Some(computes) = entry.computes() {
+                wanted.add(entry, computes, round);
+            }
+        }
+        wanted
+    }
+
+    fn add(&mut self, entry: Entry, computes: Computes, round: usize) {
+        let family = computes.family;
+        let state = match computes.state {
+            Element::F32 => DType::F32,
+            Element::Bf16 => DType::Bf16,
+            Element::F16 => DType::F16,
+        };
+        let layout = match computes.layout {
+            Layout::KLast => StateLayout::KLast,
+            Layout::VLast => StateLayout::VLast,
+        };
+        let operator = match family.decays_channels() {
+            true => Operator::Kda,
+            false => Operator::Gdn,
+        };
+        let dim = computes.k as usize;
+        if family.is_chunked() {
+            let case = |name: &'static str, lengths: Vec<usize>| prefill::Case {
+                operator,
+                state,
+                layout,
+                dim,
+                ..prefill::Case::new(name, lengths)
+            };
+            for case in prefills(family, round, case) {
+                let same = |known: &prefill::Case| {
+                    (known.title(), known.state) == (case.title(), case.state)
+                };
+                if !self.prefills.iter().any(same) {
+                    self.prefills.push(case);
+                }
+            }
+        } else if family.is_deferred() {
+            let layer = matches!(
+                family,
+                Family::GdnDeferredLayer
+                    | Family::KdaDeferredLayer
+                    | Family::GdnDeferredLayerParallel
+                    | Family::KdaDeferredLayerParallel
+            );
+            let drafts: &[Drafts] = match (family.is_parallel(), round) {
+                (false, _) => &[Drafts::NONE],
+                (true, 0) => &[OF_4],
+                (true, _) => &[OF_4, OF_8],
+            };
+            for &drafts in drafts {
+                for &batch in BATCHES[round] {
+                    let case = deferred::Case {
+                        operator,
+                        layer,
+                        heads: deferred::heads(operator),
+                        dim,
+                        state,
+                        batch,
+                        drafts,
+                    };
+                    if !self.deferred.contains(&case) {
+                        self.deferred.push(case);
+                    }
+                }
+            }
+        } else {
+            for (op, mode, tokens) in steps(family, round) {
+                for &batch in BATCHES[round] {
+                    let cell = Cell {
+                        op,
+                        mode,
+                        formulation: match family.is_parallel() {
+                            true => Formulation::Parallel,
+                            false => Formulation::Recurrent,
+                        },
+                        gate: match (operator, op.is_layer()) {
+                            (Operator::Kda, true) => KdaDecay::Softplus,
+                            _ => KdaDecay::Log,
+                        },
+                        model: model(entry, operator, dim),
+                        dim,
+                        batch,
+                        tokens,
+                        state,
+                        layout,
+                        slots: false,
+                        cold: true,
+                    };
+                    if cell.exists() && !self.cells.contains(&cell) {
+                        self.cells.push(cell);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A model that the entry takes the heads of.
+fn model(entry: Entry, operator: Operator, dim: usize) -> Model {
+    match operator {
+        Operator::Kda => shapes::KDA[0],
+        Operator::Gdn if dim == 96 => shapes::OLMO,
+        Operator::Gdn if entry.max_ratio() == 1 => shapes::EQUAL_HEADS,
+        Operator::Gdn => shapes::GDN[0],
+    }
+}
+
+/// Operator, mode and T of the steps of a family.
+fn steps(family: Family, round: usize) -> Vec<(Op, Mode, usize)> {
+    let op = match family {
+        Family::GdnDecode => Op::GdnDecode,
+        Family::GdnMtp | Family::GdnMtpParallel => Op::GdnMtp,
+        Family::KdaRecurrent | Family::KdaRecurrentParallel => Op::KdaRecurrent,
+        Family::GdnLayer | Family::GdnLayerMtp | Family::GdnLayerParallel => Op::GdnLayer,
+        Family::KdaLayer | Family::KdaLayerMtp | Family::KdaLayerParallel => Op::KdaLayer,
+        _ => return Vec::new(),
+    };
+    if family.max_tokens() == 1 {
+        return vec![(op, Mode::Update, 1)];
+    }
+    let modes: &[Mode] = match (family.is_parallel(), op.is_layer(), round) {
+        (true, _, 0) => &[Mode::Resume],
+        (true, true, _) => &[Mode::Resume, Mode::Update],
+        (true, false, _) => &[Mode::Resume, Mode::Verify, Mode::Update],
+        (false, _, 0) => &[Mode::Snapshots],
+        (false, ..) => &[Mode::Snapshots, Mode::Update],
+    };
+    let tokens: &[usize] = match round {
+        0 => &[4],
+        _ => &[4, 8],
+    };
+    let mut steps: Vec<_> = modes
+        .iter()
+        .flat_map(|&mode| tokens.iter().map(move |&tokens| (op, mode, tokens)))
+        .collect();
+    if round > 0 && op == Op::KdaRecurrent {
+        steps.push((op, Mode::Update, 1));
+    }
+    steps
+}
+
+/// Rows of the prefills of a family, by `case` of name and lengths.
+fn prefills(
+    family: Family,
+    round: usize,
+    case: impl Fn(&'static str, Vec<usize>) -> prefill::Case,
+) -> Vec<prefill::Case> {
+    let tails = || vec![37, 64, 12, 51, 30, 7, 60, 21];
+    match (family, round) {
+        (Family::GdnPrefillChain | Family::KdaPrefillChain, 0) => vec![case("1x1024", vec![1024])],
+        (Family::GdnPrefillChain | Family::KdaPrefillChain, _) => {
+            vec![case("8x1024", vec![1024; 8]), case("1x4096", vec![4096])]
+        }
+        (Family::GdnPrefillShort | Family::KdaPrefillShort, 0) => vec![case("8 tails", tails())],
+        (Family::GdnPrefillShort | Family::KdaPrefillShort, _) => vec![case("1x64", vec![64])],
+        (Family::GdnPrefillSingle | Family::KdaPrefillSingle, 0) => {
+            vec![case("63x1", vec![1; 63])]
+        }
+        _ => Vec::new(),
+    }
+}
