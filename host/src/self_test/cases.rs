@@ -4,7 +4,7 @@
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::prefill::units;
 
-use crate::step::select::{Kind, Mode, Operator};
+use crate::step::select::{Keeps, Kind, Mode, Operator};
 use crate::step::{HeadMap, StateLayout};
 use crate::tensor::DType;
 
@@ -488,6 +488,7 @@ fn family(
         v_dim,
         ratio: 1,
         tokens: 1,
+        keeps: Keeps::Other,
         norm: false,
     });
     // With two value heads to a query/key head where the entry takes them.

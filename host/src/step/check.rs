@@ -7,7 +7,7 @@ use super::layer_check::FoundConvolution;
 use super::pending::FoundPending;
 use super::problem::Problem;
 use super::request::Request;
-use super::select::{Kind, Operator};
+use super::select::{Keeps, Kind, Operator};
 use crate::error::Error;
 use crate::shapes::{Named, range};
 
@@ -78,6 +78,7 @@ impl Request<'_> {
                 true => 0,
                 false => (found.extents.new.tokens + found.extents.previous.tokens) as u32,
             },
+            keeps: self.keeps(),
             norm: self.is_chunked() && self.norm.is_some(),
         };
         kind.check_dims()?;
@@ -86,6 +87,19 @@ impl Request<'_> {
             kind,
             constants: self.constants(&found),
         })
+    }
+
+    /// Which states are kept, where a choice depends on it.
+    fn keeps(&self) -> Keeps {
+        if self.previous.is_some() {
+            Keeps::Other
+        } else if self.snapshots.is_some() || self.token_slots.is_some() {
+            Keeps::Each
+        } else if self.read_only {
+            Keeps::Other
+        } else {
+            Keeps::Last
+        }
     }
 
     /// Checks everything.

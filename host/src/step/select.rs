@@ -144,6 +144,17 @@ pub(crate) enum Mode {
     NarrowResume,
 }
 
+/// Which states a step that goes token by token keeps, where a choice depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Keeps {
+    /// That after the last token: an update without previous tokens.
+    Last,
+    /// That after each token: snapshots or token slots, without previous tokens.
+    Each,
+    /// None, or that after the previous tokens.
+    Other,
+}
+
 /// Kernels that compute the same: what remains to be chosen is the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kind {
@@ -157,6 +168,7 @@ pub(crate) struct Kind {
     pub ratio: u32,
     /// T + T'
     pub tokens: u32,
+    pub keeps: Keeps,
     /// Of a prefill: there is a norm.
     pub norm: bool,
 }
@@ -291,10 +303,13 @@ impl Kind {
             (GdnMtp, KLast, Bf16, [64, 64]) => &[(64, E::gdn_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_mtp_klast_bf16_k64_tile32)],
             (GdnMtp, KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_klast_bf16_k128_tile16), (ANY, E::gdn_mtp_klast_bf16_k128_tile16_warps2)],
             (GdnMtp, KLast, F32, [64, 64]) => &[(128, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
+            (GdnMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(64, E::gdn_mtp_klast_f32_k128_tile16), (256, E::gdn_mtp_klast_f32_k128_tile16_warps2), (ANY, E::gdn_mtp_klast_f32_k128_tile16)],
             (GdnMtp, KLast, F32, [128, 128]) => &[(64, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile16_warps2)],
             (GdnMtp, VLast, Bf16, [64, 64]) => &[(ANY, E::gdn_mtp_vlast_bf16_k64_tile32)],
+            (GdnMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 8 => &[(1024, E::gdn_mtp_vlast_bf16_k128_tile32), (ANY, E::gdn_mtp_vlast_bf16_k128_tile64)],
             (GdnMtp, VLast, Bf16, [128, 128]) => &[(ANY, E::gdn_mtp_vlast_bf16_k128_tile32)],
             (GdnMtp, VLast, F32, [64, 64]) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
+            (GdnMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 4 => &[(1024, E::gdn_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_mtp_vlast_f32_k128_tile64)],
             (GdnMtp, VLast, F32, [128, 128]) => &[(ANY, E::gdn_mtp_vlast_f32_k128_tile32)],
             (GdnMtpParallel(Mode::NarrowResume), KLast, Bf16, [64, 64]) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
             (GdnMtpParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
@@ -313,9 +328,11 @@ impl Kind {
             (KdaRecurrent, KLast, Bf16, [128, 128]) if self.tokens == 2 => &[(ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
             (KdaRecurrent, KLast, Bf16, [128, 128]) => &[(32, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
             (KdaRecurrent, KLast, F32, [64, 64]) => &[(64, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
+            (KdaRecurrent, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(64, E::kda_recurrent_klast_f32_k128_tile16), (256, E::kda_recurrent_klast_f32_k128_tile16_warps2), (ANY, E::kda_recurrent_klast_f32_k128_tile16)],
             (KdaRecurrent, KLast, F32, [128, 128]) => &[(64, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile16_warps2)],
             (KdaDecode | KdaRecurrent, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
             (KdaDecode, VLast, Bf16, [128, 128]) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
+            (KdaRecurrent, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 8 => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
             (KdaRecurrent, VLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_bf16_k128_tile32)],
             (KdaDecode | KdaRecurrent, VLast, F32, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
             (KdaDecode | KdaRecurrent, VLast, F32, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
@@ -376,6 +393,7 @@ impl Kind {
             (GdnLayerMtp, KLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
             (GdnLayerMtp, KLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (2048, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
             (GdnLayerMtp, VLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_bf16_k128_tile128)],
+            (GdnLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Each && self.tokens == 4 => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (256, E::gdn_layer_mtp_vlast_f32_k128_tile64), (16384, E::gdn_layer_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
             (GdnLayerMtp, VLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (2048, E::gdn_layer_mtp_vlast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
             (KdaLayerMtp, KLast, Bf16, [128, 128]) => &[(256, E::kda_layer_mtp_klast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_klast_bf16_k128_tile128)],
             (KdaLayerMtp, KLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
@@ -816,9 +834,70 @@ mod tests {
                     v_dim,
                     ratio: 1,
                     tokens: 1,
+                    keeps: Keeps::Other,
                     norm: false,
                 })
             })
+            .flat_map(|kind| {
+                // Those that have a table of their own besides.
+                let others = [(8, Keeps::Last), (4, Keeps::Each), (8, Keeps::Each)];
+                let others = others.map(|(tokens, keeps)| Kind {
+                    tokens,
+                    keeps,
+                    ..kind
+                });
+                let others = others
+                    .into_iter()
+                    .filter(move |other| other.rows() != kind.rows());
+                [kind].into_iter().chain(others)
+            })
+    }
+
+    /// What a step keeps has a table of its own: f32 K-last updates of eight tokens, V-last states after each of many.
+    #[test]
+    fn what_is_kept_chooses() {
+        let kind = |layout, state, tokens, keeps| Kind {
+            operator: Operator::GdnMtp,
+            layout,
+            state,
+            k_dim: 128,
+            v_dim: 128,
+            ratio: 2,
+            tokens,
+            keeps,
+            norm: false,
+        };
+        let (k_last, v_last) = (StateLayout::KLast, StateLayout::VLast);
+        let (each, last, other) = (Keeps::Each, Keeps::Last, Keeps::Other);
+        for (kind, heads, wanted) in [
+            (kind(k_last, DType::F32, 8, last), 512, "f32_k128_tile16"),
+            (
+                kind(k_last, DType::F32, 8, last),
+                128,
+                "f32_k128_tile16_warps2",
+            ),
+            (
+                kind(k_last, DType::F32, 8, other),
+                512,
+                "f32_k128_tile16_warps2",
+            ),
+            (
+                kind(k_last, DType::F32, 4, last),
+                512,
+                "f32_k128_tile16_warps2",
+            ),
+            (kind(v_last, DType::Bf16, 8, each), 2048, "bf16_k128_tile64"),
+            (kind(v_last, DType::F16, 8, each), 512, "bf16_k128_tile32"),
+            (kind(v_last, DType::Bf16, 8, last), 2048, "bf16_k128_tile32"),
+            (kind(v_last, DType::Bf16, 4, each), 2048, "bf16_k128_tile32"),
+        ] {
+            let entry = kind.entry(heads, MEASURED_ON).unwrap();
+            assert!(
+                entry.name().ends_with(&format!("_{wanted}")),
+                "{kind:?}: {}",
+                entry.name()
+            );
+        }
     }
 
     #[test]
@@ -1017,6 +1096,7 @@ mod tests {
             v_dim: 192,
             ratio: 1,
             tokens: 1,
+            keeps: Keeps::Other,
             norm: false,
         };
         assert_eq!(

@@ -9,6 +9,7 @@ mod refused;
 
 use gated_delta_kernels::step::{StepConstants, StepParams};
 
+use super::select::Keeps;
 use super::work::sealed::Work as _;
 use super::*;
 use crate::DType::{self, Bf16, F16, F32, I32, I64, U32};
@@ -321,4 +322,17 @@ fn a_family_follows_from_t_and_options() {
     }
     assert!(selected(&commit().options(parallel)).starts_with("gdn_mtp_parallel_"));
     assert_eq!(family(&kda(KdaGate::Log)), "kda_recurrent");
+}
+
+/// What is selected may depend on which states a step keeps.
+#[test]
+fn what_is_kept_follows_from_states() {
+    let keeps = |work: &dyn Work| work.request().check().unwrap().kind.keeps;
+    assert_eq!(keeps(&gdn()), Keeps::Last);
+    assert_eq!(keeps(&gdn().snapshots(snapshots())), Keeps::Each);
+    assert_eq!(keeps(&token_slots()), Keeps::Each);
+    let verify = with_states(gdn(), States::read_only(pool()));
+    assert_eq!(keeps(&verify), Keeps::Other);
+    assert_eq!(keeps(&resume()), Keeps::Other);
+    assert_eq!(keeps(&commit()), Keeps::Other);
 }
