@@ -43,7 +43,7 @@ pub enum Rows {
 }
 
 impl Rows {
-    /// Those of a file; nothing of times that others' kernels took.
+    /// Those of a file; nothing of times that others' kernels took, and of a run that ended before its first row.
     ///
     /// # Errors
     /// The system's, a line that is wrong, and columns of no table, with the path.
@@ -57,7 +57,7 @@ impl Rows {
                 Self::Prefills(record::lines(path)?)
             } else if has("operator") && has("count") && has("entry") {
                 Self::Deferred(record::lines(path)?)
-            } else if has("peer") {
+            } else if has("peer") || header.is_empty() {
                 return Ok(None);
             } else {
                 bail!(

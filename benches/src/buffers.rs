@@ -84,7 +84,11 @@ impl TokenSlabs {
 impl Buffers {
     /// Allocates and fills every set where `library` runs.
     pub fn new(library: &Library, cell: Cell) -> Result<Self> {
-        let inputs = Inputs::of(&cell);
+        Self::with(library, cell, Inputs::of(&cell))
+    }
+
+    /// The same of inputs that are drawn already.
+    pub fn with(library: &Library, cell: Cell, inputs: Inputs) -> Result<Self> {
         let state_bytes = cell.pool_bytes() + cell.snapshot_bytes();
         let sets = if cell.cold { cold_sets(state_bytes) } else { 1 };
         let states = inputs.state_bytes(cell.state);

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 
 use crate::buffers::Buffers;
 use crate::cell::{Cell, Mode};
-use crate::inputs::{Around, DISTINCT_SLOTS, EPS, TAPS, Tokens};
+use crate::inputs::{Around, DISTINCT_SLOTS, EPS, Inputs, TAPS, Tokens};
 use crate::slab::Slab;
 
 /// What the rows that are checked have to hold.
@@ -81,9 +81,19 @@ impl Wide {
     }
 }
 
-impl Buffers {
-    /// Computes what the first and the last row have to hold after a launch on new buffers.
-    pub fn truth(&self) -> Result<Truth> {
+/// Computes what the first and the last row of a cell have to hold after a launch on new buffers.
+pub fn truth(cell: &Cell, inputs: &Inputs) -> Result<Truth> {
+    Given { cell, inputs }.truth()
+}
+
+/// What a launch is given.
+struct Given<'a> {
+    cell: &'a Cell,
+    inputs: &'a Inputs,
+}
+
+impl Given<'_> {
+    fn truth(&self) -> Result<Truth> {
         let Cell {
             mode,
             model,
@@ -92,8 +102,8 @@ impl Buffers {
             tokens,
             state,
             ..
-        } = self.cell;
-        let inputs = &self.inputs;
+        } = *self.cell;
+        let inputs = self.inputs;
         let mut rows = vec![0, batch - 1];
         rows.dedup();
         let new = Wide::of(&inputs.tokens, &rows, batch);
@@ -112,7 +122,7 @@ impl Buffers {
             tokens,
             k: &wide.k,
             v: &wide.v,
-            gates: wide.gates(&self.cell, &a_log, &dt_bias),
+            gates: wide.gates(self.cell, &a_log, &dt_bias),
             keep: &keep,
         });
         let slots = self.slots_of(&rows);
@@ -157,7 +167,7 @@ impl Buffers {
                 [rows.len(), if commit { 0 } else { tokens }],
                 [model.heads, model.value_heads],
                 [dim, self.cell.value_dim()],
-                new.gates(&self.cell, &a_log, &dt_bias),
+                new.gates(self.cell, &a_log, &dt_bias),
             )
         };
         if let Some(around) = &inputs.around {
@@ -188,7 +198,7 @@ impl Buffers {
         around: &Around,
         (start, snapshots): (&[f64], Option<&[f64]>),
     ) -> Result<Truth> {
-        let cell = &self.cell;
+        let cell = self.cell;
         let (batch, channels) = (cell.batch, cell.channels());
         let projection = wide(&around.projection, &rows, batch);
         let token = projection.len() / rows.len() / cell.tokens;
@@ -257,6 +267,31 @@ impl Buffers {
             windows: output.windows.unwrap_or_default(),
             window_snapshots: output.window_snapshots.unwrap_or_default(),
         })
+    }
+
+    /// The slots of the pool that rows read or write.
+    fn slots_of(&self, rows: &[usize]) -> Vec<usize> {
+        let tokens = self.cell.tokens;
+        let slots = |row: &usize| match self.cell.mode {
+            Mode::TokenSlots => &self.inputs.token_slots[row * tokens..][..tokens],
+            _ => &self.inputs.slots[*row..=*row],
+        };
+        rows.iter()
+            .flat_map(slots)
+            .map(|&slot| slot as usize)
+            .collect()
+    }
+}
+
+impl Buffers {
+    /// [`truth`] of these.
+    pub fn truth(&self) -> Result<Truth> {
+        truth(&self.cell, &self.inputs)
+    }
+
+    fn slots_of(&self, rows: &[usize]) -> Vec<usize> {
+        let (cell, inputs) = (&self.cell, &self.inputs);
+        Given { cell, inputs }.slots_of(rows)
     }
 
     /// Launches `variant` once on the first set, made new, and compares it with the truth. Returns the largest of the
@@ -337,19 +372,6 @@ impl Buffers {
         };
         gate().with_context(|| variant.name())?;
         Ok(worst)
-    }
-
-    /// The slots of the pool that rows read or write.
-    fn slots_of(&self, rows: &[usize]) -> Vec<usize> {
-        let tokens = self.cell.tokens;
-        let slots = |row: &usize| match self.cell.mode {
-            Mode::TokenSlots => &self.inputs.token_slots[row * tokens..][..tokens],
-            _ => &self.inputs.slots[*row..=*row],
-        };
-        rows.iter()
-            .flat_map(slots)
-            .map(|&slot| slot as usize)
-            .collect()
     }
 }
 

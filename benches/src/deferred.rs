@@ -1,7 +1,10 @@
 //! Decodes, verifies of drafts and layer steps of both on states that wait, beside those that write every state: µs a step, over
 //! whole cycles from one fold to the next.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use std::collections::BTreeSet;
+use std::thread;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::step::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
 use gated_delta::{
@@ -340,6 +343,16 @@ struct Buffers {
     base: Slab,
     /// Tokens of the step before that are kept.
     keep: Slab,
+}
+
+/// What a row has to hold.
+struct Truth {
+    b: usize,
+    o: Vec<f64>,
+    /// Where it is written.
+    states: Option<Vec<f64>>,
+    /// Windows, and inputs of the ring.
+    copies: [Option<Vec<f64>>; 2],
 }
 
 /// Those of a row, exact in their dtypes: q, k and v, or x and what else is of a layer.
@@ -718,9 +731,9 @@ impl Buffers {
         self.case.batch as f64 * of_rows / self.counts.len() as f64
     }
 
-    /// Relative errors of o and of written states of some rows after the first launch, each row by the reference. Windows, and
-    /// inputs that are pending, are copies: they are what they must be, whether they are written or not.
-    fn errors(&self, count: Count) -> Result<[f64; 2]> {
+    /// What some rows have to hold after the first launch, each by the reference, on a thread of its own.
+    fn truths(&self, count: Count) -> Result<Vec<Truth>> {
+        let (case, counts, values) = (self.case, &self.counts[..], &self.values);
         let Case {
             operator,
             heads: [h, hv],
@@ -729,7 +742,7 @@ impl Buffers {
             batch,
             layer: is_layer,
             drafts,
-        } = self.case;
+        } = case;
         let exact = |values: &[f32]| -> Vec<f64> { values.iter().map(|&x| x.into()).collect() };
         let Values {
             q, k, v, g, beta, ..
@@ -749,7 +762,7 @@ impl Buffers {
             keys: exact(&self.values.keys),
             updates: exact(&self.values.updates),
             decays: exact(&self.values.decays),
-            inputs: (self.case.windows_wait()).then(|| exact(&self.values.inputs)),
+            inputs: (case.windows_wait()).then(|| exact(&self.values.inputs)),
         };
         let gates = match operator {
             Operator::Gdn => TokenGates::Gdn(GdnReference::Given { g: &g, beta: &beta }),
@@ -760,13 +773,9 @@ impl Buffers {
                 beta_kind: kda::KdaBeta::Given,
             }),
         };
-        let (mut worst, keep) = ([0.0f64; 2], [drafts.kept as i64]);
-        // The row of the last count, which folds in a cycle, among them.
-        for b in [0, 1, 6, 7, self.counts.len() - 1, batch - 1] {
-            let Some(b) = Some(b).filter(|&b| b < batch) else {
-                continue;
-            };
-            let len = self.counts[b % self.counts.len()];
+        let keep = [drafts.kept as i64];
+        let of_row = |b: usize| -> Result<Truth> {
+            let len = counts[b % counts.len()];
             let base = 5 * b % ENTRIES;
             let step = Recurrent {
                 q: &q,
@@ -785,7 +794,7 @@ impl Buffers {
                         x: &x,
                         previous: (count == Count::Today && drafts.tokens > 1).then_some(&x),
                         conv: Conv {
-                            channels: self.case.channels(),
+                            channels: case.channels(),
                             width: TAPS,
                             weight: &conv_weight,
                             bias: None,
@@ -796,7 +805,7 @@ impl Buffers {
                         z: &z,
                         weight: &norm_weight,
                         eps: EPS.into(),
-                        activation: self.case.activation().into(),
+                        activation: case.activation().into(),
                     }),
                     fresh: None,
                     checkpoints: None,
@@ -806,13 +815,13 @@ impl Buffers {
                 len: &[len as i64],
                 base: &[base as i64],
             };
-            let pool = exact(&self.values.state);
+            let pool = exact(&values.state);
             let pools = Pools {
                 states: &pool,
                 windows: is_layer.then_some(&windows),
                 ..Pools::default()
             };
-            let (o, states, copies, writes) = if count == Count::Today {
+            let truth = if count == Count::Today {
                 let mut today = problem.layer;
                 if drafts.tokens > 1 {
                     today.step.previous = Some(ReferencePrevious {
@@ -825,16 +834,56 @@ impl Buffers {
                 }
                 let wanted = layer(&today, &pools)?;
                 let inputs = rings.inputs.clone();
-                (wanted.o, wanted.states, [wanted.windows, inputs], true)
+                Truth {
+                    b,
+                    o: wanted.o,
+                    states: Some(wanted.states),
+                    copies: [wanted.windows, inputs],
+                }
             } else {
                 let wanted = deferred(&problem, &pools, &rings)?;
-                (
-                    wanted.o,
-                    wanted.pool,
-                    [wanted.windows, wanted.rings.inputs],
-                    folds(len, drafts.tokens, drafts.most),
-                )
+                let writes = folds(len, drafts.tokens, drafts.most);
+                Truth {
+                    b,
+                    o: wanted.o,
+                    states: writes.then_some(wanted.pool),
+                    copies: [wanted.windows, wanted.rings.inputs],
+                }
             };
+            Ok(truth)
+        };
+        // The row of the last count, which folds in a cycle, among them.
+        let rows = [0, 1, 6, 7, counts.len() - 1, batch - 1];
+        let rows: BTreeSet<usize> = rows.into_iter().filter(|&b| b < batch).collect();
+        thread::scope(|scope| {
+            let of_row = &of_row;
+            let started = rows.into_iter().map(|b| scope.spawn(move || of_row(b)));
+            let started: Vec<_> = started.collect();
+            let ended = started.into_iter().map(|thread| {
+                let ended = thread.join();
+                ended.map_err(|_| anyhow!("the reference of a row panicked"))?
+            });
+            ended.collect()
+        })
+    }
+
+    /// Relative errors of o and of written states after the first launch. Windows, and inputs that are pending, are copies: they
+    /// are what they must be, whether they are written or not.
+    fn errors(&self, truths: &[Truth]) -> Result<[f64; 2]> {
+        let Case {
+            heads: [_, hv],
+            dim,
+            state,
+            ..
+        } = self.case;
+        let mut worst = [0.0f64; 2];
+        for Truth {
+            b,
+            o,
+            states,
+            copies,
+        } in truths
+        {
             let slabs = [("windows", &self.windows), ("inputs", &self.inputs)];
             for ((name, slab), wanted) in slabs.into_iter().zip(copies) {
                 let Some(wanted) = wanted else {
@@ -844,7 +893,7 @@ impl Buffers {
                 let got = floats(&slab.read(b * len, len)?, DType::Bf16);
                 let off = got
                     .iter()
-                    .zip(&wanted)
+                    .zip(wanted)
                     .position(|(got, wanted)| got != wanted);
                 if let Some(i) = off {
                     let (got, wanted) = (got[i], wanted[i]);
@@ -853,11 +902,11 @@ impl Buffers {
             }
             let row = self.case.outputs();
             let got = floats(&self.o.read(b * row * 2, row * 2)?, DType::Bf16);
-            worst[0] = worst[0].max(compare::relative_error(&got, &o));
-            if writes {
+            worst[0] = worst[0].max(compare::relative_error(&got, o));
+            if let Some(states) = states {
                 let len = hv * dim * dim * state.size_of();
                 let got = floats(&self.pool.read(b * len, len)?, state);
-                worst[1] = worst[1].max(compare::relative_error(&got, &states));
+                worst[1] = worst[1].max(compare::relative_error(&got, states));
             }
         }
         Ok(worst)
@@ -921,6 +970,7 @@ pub fn measure(
             true => buffers.work(0, count)?.variants()?,
             false => vec![selected],
         };
+        let truths = buffers.truths(count)?;
         for entry in entries {
             let title = || format!("{}, {} of {case:?}", entry.name(), count.name());
             let stream = timer.map_or(StreamRef::default_stream(), |(it, _)| it.stream.as_ref());
@@ -930,7 +980,7 @@ pub fn measure(
             if let Some((timer, _)) = timer {
                 timer.stream.synchronize()?;
             }
-            let errors = buffers.errors(count).with_context(title)?;
+            let errors = buffers.errors(&truths).with_context(title)?;
             let allowed = [ERRORS[0], ERRORS[usize::from(case.state == DType::F32)]];
             let right = errors
                 .iter()

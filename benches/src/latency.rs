@@ -14,10 +14,12 @@ use humantime::format_rfc3339_seconds;
 use crate::best::{Records, Rows};
 use crate::buffers::Buffers;
 use crate::cell::Cell;
+use crate::check::{Truth, truth};
 use crate::deferred;
 use crate::figures::draw_all;
 use crate::host_cost::host_cost;
 use crate::host_parts::host_parts;
+use crate::inputs::Inputs;
 use crate::options::Options;
 use crate::peers::Peers;
 use crate::prefill;
@@ -444,6 +446,7 @@ impl<'a> Steps<'a> {
 
 impl Kind for Steps<'_> {
     type Case = Cell;
+    type Prepared = (Inputs, Truth);
     type Row = Row;
 
     fn title(cell: &Cell) -> String {
@@ -462,7 +465,13 @@ impl Kind for Steps<'_> {
         read(path)
     }
 
-    fn measure(&mut self, cell: &Cell) -> Result<Part<Row>> {
+    fn prepare(cell: &Cell) -> Result<(Inputs, Truth)> {
+        let inputs = Inputs::of(cell);
+        let truth = truth(cell, &inputs)?;
+        Ok((inputs, truth))
+    }
+
+    fn measure(&mut self, cell: &Cell, (inputs, truth): (Inputs, Truth)) -> Result<Part<Row>> {
         let mut part = Part::default();
         let title = Self::title(cell);
         let Machine {
@@ -471,7 +480,7 @@ impl Kind for Steps<'_> {
             timer,
             run,
         } = self.machine;
-        let mut buffers = Buffers::new(library, *cell)?;
+        let mut buffers = Buffers::with(library, *cell, inputs)?;
         let work = buffers.work(0)?;
         let selected = match library.selected(&*work) {
             Ok(selected) => selected,
@@ -486,7 +495,6 @@ impl Kind for Steps<'_> {
             false => vec![selected],
         };
         drop(work);
-        let truth = buffers.truth()?;
         let launches = buffers
             .sets()
             .max(40.min((20_000_000_000 / bytes.max(1)) as usize).max(4))
@@ -547,6 +555,7 @@ impl<'a> Prefills<'a> {
 
 impl Kind for Prefills<'_> {
     type Case = prefill::Case;
+    type Prepared = ();
     type Row = prefill::Row;
 
     fn title(case: &prefill::Case) -> String {
@@ -565,7 +574,11 @@ impl Kind for Prefills<'_> {
         lines(path)
     }
 
-    fn measure(&mut self, case: &prefill::Case) -> Result<Part<prefill::Row>> {
+    fn prepare(_: &prefill::Case) -> Result<()> {
+        Ok(())
+    }
+
+    fn measure(&mut self, case: &prefill::Case, (): ()) -> Result<Part<prefill::Row>> {
         let measured = self.bench.measure(case, &mut self.known)?;
         Ok(Part {
             rows: measured.rows,
@@ -583,6 +596,7 @@ struct Deferreds<'a> {
 
 impl Kind for Deferreds<'_> {
     type Case = deferred::Case;
+    type Prepared = ();
     type Row = deferred::Row;
 
     fn title(case: &deferred::Case) -> String {
@@ -601,7 +615,11 @@ impl Kind for Deferreds<'_> {
         lines(path)
     }
 
-    fn measure(&mut self, case: &deferred::Case) -> Result<Part<deferred::Row>> {
+    fn prepare(_: &deferred::Case) -> Result<()> {
+        Ok(())
+    }
+
+    fn measure(&mut self, case: &deferred::Case, (): ()) -> Result<Part<deferred::Row>> {
         let Machine {
             library,
             timer,

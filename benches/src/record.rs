@@ -282,8 +282,9 @@ impl Csv {
     pub fn append(path: &Path) -> Result<Self> {
         let file = File::options().append(true).open(path);
         let file = file.with_context(|| path.display().to_string())?;
+        let is_empty = file.metadata().is_ok_and(|it| it.len() == 0);
         let mut writer = csv::WriterBuilder::new();
-        Ok(Self(writer.has_headers(false).from_writer(file)))
+        Ok(Self(writer.has_headers(is_empty).from_writer(file)))
     }
 
     /// Writes a row, at once.

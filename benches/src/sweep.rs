@@ -1,6 +1,8 @@
 //! A run through the cases of a table: a row is written as soon as it is measured, a budget ends it, a gate judges it.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -73,7 +75,9 @@ impl<R> Default for Part<R> {
 /// A table.
 pub trait Kind {
     /// What its rows are measured of.
-    type Case: Clone;
+    type Case: Clone + Sync;
+    /// What of a case needs no GPU.
+    type Prepared: Send;
     /// Of a variant.
     type Row: Timed + Clone + Serialize;
 
@@ -92,11 +96,41 @@ pub trait Kind {
     /// The system's, and a line that is wrong.
     fn read(path: &Path) -> Result<Vec<Self::Row>>;
 
+    /// Prepares a case, while those before it are measured.
+    ///
+    /// # Errors
+    /// The reference's.
+    fn prepare(case: &Self::Case) -> Result<Self::Prepared>;
+
     /// Measures a case.
     ///
     /// # Errors
     /// The driver's.
-    fn measure(&mut self, case: &Self::Case) -> Result<Part<Self::Row>>;
+    fn measure(&mut self, case: &Self::Case, prepared: Self::Prepared) -> Result<Part<Self::Row>>;
+}
+
+/// Most threads that prepare cases: each has one ready and one in work, of up to 200 MB.
+const MOST_THREADS: usize = 6;
+
+/// Prepares cases on some threads; case i comes from the receiver i modulo their number. They end with their receivers.
+fn prepared<'scope, 'env, K: Kind>(
+    scope: &'scope Scope<'scope, 'env>,
+    cases: &'scope [K::Case],
+) -> Vec<Receiver<Result<K::Prepared>>>
+where
+    K::Prepared: 'scope,
+{
+    let threads = thread::available_parallelism().map_or(1, |count| count.get() / 2);
+    let threads = threads.clamp(1, MOST_THREADS);
+    let start = |first: usize| {
+        let (sender, receiver) = sync_channel(1);
+        scope.spawn(move || {
+            let mut cases = cases.iter().skip(first).step_by(threads);
+            cases.all(|case| sender.send(K::prepare(case)).is_ok())
+        });
+        receiver
+    };
+    (0..threads).map(start).collect()
 }
 
 /// The rows of a table on their way.
@@ -160,29 +194,35 @@ impl<K: Kind> Sweep<K> {
             cases.sort_by_key(|case| K::batch(case).map(|it| rank(it).unwrap_or(RANKS.len())));
         }
         let progress = progress(cases.len());
-        for (done, case) in cases.iter().enumerate() {
-            if clock.is_over() || (is_judged && clock.is_nearly_over()) {
-                self.left += cases.len() - done;
-                break;
+        thread::scope(|scope| {
+            let receivers = prepared::<K>(scope, &cases);
+            for (done, case) in cases.iter().enumerate() {
+                if clock.is_over() || (is_judged && clock.is_nearly_over()) {
+                    self.left += cases.len() - done;
+                    break;
+                }
+                let title = K::title(case);
+                progress.set_message(title.clone());
+                let prepared = receivers[done % receivers.len()].recv();
+                let prepared = prepared.context("its preparation ended early");
+                let one = prepared.and_then(|prepared| self.one(case, prepared?));
+                if let Err(error) = one.context(title) {
+                    self.failures.push(format!("{error:#}"));
+                    break;
+                }
+                progress.inc(1);
             }
-            let title = K::title(case);
-            progress.set_message(title.clone());
-            if let Err(error) = self.one(case).with_context(|| title) {
-                self.failures.push(format!("{error:#}"));
-                break;
-            }
-            progress.inc(1);
-        }
+        });
         progress.finish_and_clear();
         self.cases.extend(cases);
     }
 
-    fn one(&mut self, case: &K::Case) -> Result<()> {
+    fn one(&mut self, case: &K::Case, prepared: K::Prepared) -> Result<()> {
         let Part {
             rows,
             failures,
             skipped,
-        } = self.kind.measure(case)?;
+        } = self.kind.measure(case, prepared)?;
         self.failures.extend(failures);
         self.skipped.extend(skipped);
         if let Some((_, csv)) = &mut self.file {
@@ -214,7 +254,8 @@ impl<K: Kind> Sweep<K> {
             };
             let same =
                 |other: &K::Row| (other.work(), other.variant()) == (row.work(), row.variant());
-            Ok(kind.measure(case)?.rows.into_iter().find(same))
+            let part = kind.measure(case, K::prepare(case)?)?;
+            Ok(part.rows.into_iter().find(same))
         };
         let verdict = records.judge(&mut rows[*kept..], AGAIN, again)?;
         if let (Some((path, _)), true) = (&self.file, verdict.replaced > 0) {
