@@ -11,7 +11,7 @@ use gated_delta::{Entry, Library};
 use gated_delta_harness::timing::{Timer, copy_ceiling, empty_kernel};
 use humantime::format_rfc3339_seconds;
 
-use crate::best::{Records, Rows};
+use crate::best::{BEST, Records, Rows};
 use crate::buffers::Buffers;
 use crate::cell::Cell;
 use crate::check::{Truth, truth};
@@ -73,6 +73,8 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     };
     let device = match Device::get(0) {
         Ok(device) => device,
+        // A gate that measures nothing lets nothing through.
+        Err(error) if options.compares_best() => bail!("--compare {BEST}: {error}"),
         Err(error) if cells.is_empty() => {
             return Ok(Outcome {
                 text: format!("{error}: no launch is timed\n"),
