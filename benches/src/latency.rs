@@ -1,6 +1,6 @@
 //! The bench from its options to what it shows: `cargo bench` and the command's `bench`.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ use crate::cell::Cell;
 use crate::check::{Truth, truth};
 use crate::deferred;
 use crate::figures::draw_all;
-use crate::host_cost::host_cost;
+use crate::host_cost::host_costs;
 use crate::host_parts::host_parts;
 use crate::inputs::Inputs;
 use crate::options::Options;
@@ -75,7 +75,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         Ok(device) => device,
         // A gate that measures nothing lets nothing through.
         Err(error) if options.compares_best() => bail!("--compare {BEST}: {error}"),
-        Err(error) if cells.is_empty() => {
+        Err(error) if cells.is_empty() || options.host => {
             return Ok(Outcome {
                 text: format!("{error}: no launch is timed\n"),
                 ..Outcome::default()
@@ -103,6 +103,12 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         });
     }
     let timer = Timer::new(&library, &context)?;
+    if options.host {
+        return Ok(Outcome {
+            text: host_costs(&library, &timer.stream)?,
+            ..Outcome::default()
+        });
+    }
     let (copy, empty) = (copy_ceiling(&context)?, empty_kernel(&timer, &context)?);
     let run = Run::now(device.name()?, copy, empty);
     let records = match options.compares_best() || options.untimed {
@@ -185,7 +191,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     let costs = || -> Result<String> {
         let mut text = String::new();
         if !clock.is_over() {
-            text = host_costs(machine, &cells)?;
+            text = host_costs(&library, &timer.stream)?;
         }
         if options.prewarm {
             text += &prewarm::table(again)?;
@@ -634,35 +640,4 @@ impl Kind for Deferreds<'_> {
             ..Part::default()
         })
     }
-}
-
-/// What a launch of the first cell of each operator, mode and formulation costs the host, with one row.
-fn host_costs(machine: Machine<'_>, cells: &[Cell]) -> Result<String> {
-    let mut text = String::new();
-    let mut seen = HashSet::new();
-    for cell in cells {
-        let cell = Cell {
-            batch: 1,
-            cold: false,
-            ..*cell
-        };
-        if !seen.insert((cell.op, cell.mode, cell.formulation)) {
-            continue;
-        }
-        let buffers = Buffers::new(machine.library, cell)?;
-        if buffers.work(0)?.selected().is_err() {
-            continue;
-        }
-        let cost = host_cost(machine.library, &machine.timer.stream, &buffers)?;
-        writeln!(
-            text,
-            "host, {}, T={}: cuLaunchKernel {:.0} ns, plan + {:.0} ns, cache + {:.0} ns",
-            cell.title(),
-            cell.tokens,
-            cost.bare,
-            cost.plan,
-            cost.cached
-        )?;
-    }
-    Ok(text)
 }

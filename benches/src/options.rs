@@ -117,6 +117,10 @@ pub struct Options {
     /// and with it.
     #[arg(long)]
     pub prewarm: bool,
+    /// What a launch costs the host instead, over a bare launch of the same kernels: of a decode, of layers, of drafts, of a
+    /// prefill.
+    #[arg(long, conflicts_with_all = CHOICES)]
+    pub host: bool,
     /// Prefills of Qwen3-Next's layer instead: prompts and batches of them, beside the fastest other library; and a prompt of
     /// 1,024 of each model.
     #[arg(long, conflicts_with_all = CHOICES)]
