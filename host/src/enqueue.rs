@@ -17,10 +17,11 @@ use crate::stream::StreamRef;
 /// # Safety
 /// `params` are what the function was compiled for, its context is current, and the tensors that they name stay
 /// valid until the stream has passed the launch.
+#[inline]
 pub(crate) unsafe fn enqueue(
     driver: &Driver,
     function: RawFunction,
-    shape: LaunchShape,
+    shape: &LaunchShape,
     stream: StreamRef<'_>,
     params: &[u8],
 ) -> Result<(), Error> {

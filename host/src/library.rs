@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
 
-use crate::driver::{Context, Module, RawFunction, attribute};
+use crate::driver::{Context, Current, Driver, Module, RawFunction, attribute};
 use crate::enqueue::enqueue;
 #[cfg(feature = "simulator")]
 use crate::enqueue::simulate;
@@ -16,13 +16,15 @@ use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
 use crate::shapes::{Named, check_memory};
-use crate::step::WHOLE_BYTES;
 use crate::step::select::{Gpu, MEASURED_ON};
+use crate::step::{Argument, WHOLE_BYTES};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
 
 /// Most tensors of a launch.
-pub(crate) const TENSORS: usize = 36;
+pub(crate) const TENSORS: usize = Argument::ALL.len();
+
+const _: () = assert!(TENSORS <= 64, "a bit for each");
 
 /// Dynamic shared memory that a launch may have without asking first, bytes.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -206,6 +208,7 @@ impl Library {
     }
 
     /// The last launch of this sort.
+    #[inline]
     pub(crate) fn last(&self, sort: Sort) -> &Last<TENSORS> {
         match sort {
             Sort::Decode => &self.0.last_decode,
@@ -236,7 +239,7 @@ impl Library {
             Target::Gpu(_) => {
                 let function = self.function(entry, constants, shape.shared_bytes)?;
                 // SAFETY: the caller's promise.
-                unsafe { self.launch_function(stream, function, shape, params) }?;
+                unsafe { self.enter()?.launch(stream, function, &shape, params) }?;
                 Ok(Some(function))
             }
             #[cfg(feature = "simulator")]
@@ -248,23 +251,16 @@ impl Library {
         }
     }
 
-    /// Launches a function of this library.
-    ///
-    /// # Safety
-    /// As [`Library::launch_entry`]'s, for the entry and constants that the function was compiled for.
-    pub(crate) unsafe fn launch_function(
-        &self,
-        stream: StreamRef<'_>,
-        function: RawFunction,
-        shape: LaunchShape,
-        params: &[u8],
-    ) -> Result<(), Error> {
-        let Some(context) = self.context() else {
-            return Err(nothing_compiled());
-        };
-        let _current = context.enter()?;
-        // SAFETY: the caller's promise; the function's context is current.
-        unsafe { enqueue(context.driver(), function, shape, stream, params) }
+    /// Makes the context current for launches; an error in the simulator.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
+        match self.context() {
+            Some(context) => Ok(Entered {
+                driver: context.driver(),
+                _current: context.enter()?,
+            }),
+            None => Err(nothing_compiled()),
+        }
     }
 
     /// The compiled `entry`, from the cache or the driver's compiler; the constants settle its shared memory.
@@ -329,6 +325,30 @@ impl Library {
     }
 }
 
+/// A library whose context is current on this thread: the one way of a launch to the driver.
+pub(crate) struct Entered<'a> {
+    driver: &'static Driver,
+    _current: Current<'a>,
+}
+
+impl Entered<'_> {
+    /// Launches a function of the library.
+    ///
+    /// # Safety
+    /// As [`Library::launch_entry`]'s, for the entry and constants that the function was compiled for.
+    #[inline]
+    pub unsafe fn launch(
+        &self,
+        stream: StreamRef<'_>,
+        function: RawFunction,
+        shape: &LaunchShape,
+        params: &[u8],
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise; the function's context is current.
+        unsafe { enqueue(self.driver, function, shape, stream, params) }
+    }
+}
+
 /// Writes the constants into the entry's PTX and has the driver compile and load it.
 fn compile(
     context: &Context,
@@ -366,6 +386,7 @@ pub(crate) fn unproved(entry: Entry) -> Error {
 }
 
 /// What the simulator says to whoever asks for a compiled kernel.
+#[cold]
 pub(crate) fn nothing_compiled() -> Error {
     Error::Unsupported {
         what: "a compiled kernel",

@@ -107,7 +107,7 @@ impl Recipe {
         let Self {
             params, deferred, ..
         } = *self;
-        self.launches.in_order().map(move |launch| {
+        self.launches.in_order().into_iter().map(move |launch| {
             let mut params = params;
             launch.say(&mut params);
             Launch {

@@ -3,37 +3,30 @@
 use std::sync::Mutex;
 
 use crate::driver::RawFunction;
-use crate::shapes::Named;
 use crate::step::Launches;
-use crate::tensor::{DType, Dims, Memory, Tensor};
+use crate::tensor::{Layout, Tensor};
 
 /// Words of [`Switches`].
-pub(crate) const SWITCHES: usize = 18;
+pub(crate) const SWITCHES: usize = 8;
 
 /// All that a check looks at besides tensors, floats by their bits.
 pub(crate) type Switches = [u64; SWITCHES];
 
-/// What was launched last, of arguments with up to `N` tensors.
+/// What was launched last, of arguments with up to `N` tensors, at most 64.
 ///
 /// A thread that finds another one at it does without.
 pub(crate) struct Last<const N: usize>(Mutex<Option<Launched<N>>>);
 
 struct Launched<const N: usize> {
     switches: Switches,
-    layouts: [Option<Layout>; N],
+    /// Bit i: there is a layout at i.
+    present: u64,
+    layouts: [Layout; N],
     launches: Launches<RawFunction>,
 }
 
-/// All that a check looks at in a tensor.
-struct Layout {
-    dtype: DType,
-    dims: Dims,
-    strides: Dims,
-    memory: Memory,
-    is_writable: bool,
-    /// Bytes past a multiple of 16: no check asks for more.
-    misalignment: u64,
-}
+/// The tensors of arguments, and a bit for each that there is.
+pub(crate) type Present<'r, 'a, const N: usize> = (u64, &'r [Option<&'a Tensor<'a>>; N]);
 
 impl<const N: usize> Default for Last<N> {
     fn default() -> Self {
@@ -42,33 +35,54 @@ impl<const N: usize> Default for Last<N> {
 }
 
 impl<const N: usize> Last<N> {
-    /// What to launch, where the last launch was one of these layouts.
-    pub fn recall(
+    /// What `read` takes of what to launch, where the last launch was one of these layouts.
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "nothing of an iterator is left to be inlined where a build has no link-time optimisation"
+    )]
+    #[inline]
+    pub fn recall<R>(
         &self,
         switches: &Switches,
-        tensors: &[Option<Named<'_>>; N],
-    ) -> Option<Launches<RawFunction>> {
+        (present, tensors): Present<'_, '_, N>,
+        read: impl FnOnce(&Launches<RawFunction>) -> R,
+    ) -> Option<R> {
         let last = self.0.try_lock().ok()?;
-        let last = last.as_ref().filter(|last| last.switches == *switches)?;
-        let same = |(layout, named): (&Option<Layout>, &Option<Named<'_>>)| match (layout, named) {
-            (Some(layout), Some(named)) => layout.is_of(named.tensor),
-            (None, None) => true,
-            _ => false,
-        };
-        let recalled = last.layouts.iter().zip(tensors).all(same);
-        recalled.then_some(last.launches)
+        let last = last.as_ref()?;
+        // All that differs in one word: a branch for each costs more than to compare them all.
+        let mut differ = last.present ^ present;
+        for at in 0..SWITCHES {
+            differ |= last.switches[at] ^ switches[at];
+        }
+        if differ != 0 {
+            return None;
+        }
+        let (mut left, mut words) = (present, Layout::NONE);
+        while left != 0 {
+            let at = left.trailing_zeros() as usize;
+            left &= left - 1;
+            match (last.layouts.get(at), tensors.get(at)) {
+                (Some(layout), Some(Some(tensor))) => layout.differs(tensor, &mut words),
+                _ => return None,
+            }
+        }
+        if !words.is_none() {
+            return None;
+        }
+        Some(read(&last.launches))
     }
 
     /// Remembers a launch of checked arguments.
     pub fn remember(
         &self,
         switches: Switches,
-        tensors: &[Option<Named<'_>>; N],
+        (present, tensors): Present<'_, '_, N>,
         launches: Launches<RawFunction>,
     ) {
         let launched = Launched {
             switches,
-            layouts: tensors.map(|named| named.map(|named| Layout::of(named.tensor))),
+            present,
+            layouts: tensors.map(|tensor| tensor.map_or(Layout::NONE, Tensor::layout)),
             launches,
         };
         if let Ok(mut last) = self.0.try_lock() {
@@ -77,35 +91,12 @@ impl<const N: usize> Last<N> {
     }
 }
 
-impl Layout {
-    fn of(tensor: &Tensor<'_>) -> Self {
-        Self {
-            dtype: tensor.dtype(),
-            dims: *tensor.dims(),
-            strides: *tensor.strides(),
-            memory: tensor.memory(),
-            is_writable: tensor.is_writable(),
-            misalignment: tensor.address() % 16,
-        }
-    }
-
-    fn is_of(&self, tensor: &Tensor<'_>) -> bool {
-        // Without a branch for each, which costs more than to compare them all.
-        (self.dims == *tensor.dims())
-            & (self.strides == *tensor.strides())
-            & (self.dtype == tensor.dtype())
-            & (self.memory == tensor.memory())
-            & (self.is_writable == tensor.is_writable())
-            & (self.misalignment == tensor.address() % 16)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use gated_delta_kernels::launch::LaunchShape;
 
     use super::*;
-    use crate::shapes::named;
+    use crate::tensor::DType;
 
     const FUNCTION: RawFunction = RawFunction::NULL;
     const SHAPE: LaunchShape = LaunchShape {
@@ -133,16 +124,17 @@ mod tests {
         asked: (u64, [Option<Tensor<'_>>; 2]),
     ) -> bool {
         let last = Last::<2>::default();
-        let tensors = launched
-            .1
-            .each_ref()
-            .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.remember([launched.0; SWITCHES], &tensors, launches());
-        let tensors = asked
-            .1
-            .each_ref()
-            .map(|tensor| tensor.as_ref().map(|tensor| named("a", tensor)));
-        last.recall(&[asked.0; SWITCHES], &tensors) == Some(launches())
+        let present = |tensors: &[Option<Tensor<'_>>; 2]| {
+            let [first, second] = tensors.each_ref().map(|it| u64::from(it.is_some()));
+            first | second << 1
+        };
+        let tensors = launched.1.each_ref().map(Option::as_ref);
+        let of = (present(&launched.1), &tensors);
+        last.remember([launched.0; SWITCHES], of, launches());
+        let tensors = asked.1.each_ref().map(Option::as_ref);
+        let asked = (present(&asked.1), &tensors, [asked.0; SWITCHES]);
+        let recalled = last.recall(&asked.2, (asked.0, asked.1), |launches| *launches);
+        recalled == Some(launches())
     }
 
     #[test]
@@ -198,8 +190,13 @@ mod tests {
             (1, [Some(device), None]),
             (1, [Some(shared), None])
         ));
-        let shared = Layout::of(&shared);
+        let shared = shared.layout();
         let exclusive = Tensor::from_slice_mut(&mut numbers, &[4]).unwrap();
-        assert!(!shared.is_of(&exclusive) && Layout::of(&exclusive).is_of(&exclusive));
+        let differs = |layout: Layout| {
+            let mut words = Layout::NONE;
+            layout.differs(&exclusive, &mut words);
+            !words.is_none()
+        };
+        assert!(differs(shared) && !differs(exclusive.layout()));
     }
 }

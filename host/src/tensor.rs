@@ -250,6 +250,23 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| range("dim", format!("below {dims}"), dim))
     }
 
+    /// All that a check of a launch looks at.
+    #[inline(always)]
+    pub(crate) fn layout(&self) -> Layout {
+        let mut words = [0; LAYOUT];
+        for dim in 0..MAX_DIMS {
+            words[dim] = self.dims.values[dim] as u64;
+            words[MAX_DIMS + dim] = self.strides.values[dim] as u64;
+        }
+        // There are as many strides as dims. No check asks for an address that is a multiple of more than 16.
+        words[2 * MAX_DIMS] = self.dims.len as u64
+            | (self.dtype as u64) << 8
+            | (self.memory as u64) << 16
+            | u64::from(self.writable) << 24
+            | (self.address % 16) << 32;
+        Layout(words)
+    }
+
     /// Checks that the furthest element lies in the storage.
     fn fits(self) -> Result<Self, Error> {
         if self.dims.contains(&0) {
@@ -274,6 +291,41 @@ impl<'a> Tensor<'a> {
                 format!("dims {} at strides {}", self.dims, self.strides),
             )),
         }
+    }
+}
+
+/// Words of a [`Layout`].
+const LAYOUT: usize = 2 * MAX_DIMS + 1;
+
+/// Dims, strides, dtype, memory, borrow and alignment of a tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout([u64; LAYOUT]);
+
+impl Layout {
+    /// That of no tensor.
+    pub const NONE: Self = Self([0; LAYOUT]);
+
+    /// Adds the bits that differ from the tensor's.
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "nothing of an iterator is left to be inlined where a build has no link-time optimisation"
+    )]
+    #[inline(always)]
+    pub fn differs(&self, tensor: &Tensor<'_>, bits: &mut Self) {
+        let Self(words) = tensor.layout();
+        for at in 0..LAYOUT {
+            bits.0[at] |= self.0[at] ^ words[at];
+        }
+    }
+
+    /// Whether it is [`Self::NONE`].
+    #[inline(always)]
+    pub fn is_none(&self) -> bool {
+        let mut all = 0;
+        for at in 0..LAYOUT {
+            all |= self.0[at];
+        }
+        all == 0
     }
 }
 

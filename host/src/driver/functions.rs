@@ -77,6 +77,7 @@ macro_rules! functions {
                 /// # Errors
                 /// [`Error::Driver`], or [`Error::MissingSymbol`].
                 #[allow(clippy::too_many_arguments, reason = "the driver's own signatures")]
+                #[inline]
                 pub unsafe fn $method(&self, $($argument: $type),*) -> Result<(), Error> {
                     let call = stringify!($symbol);
                     let function =
@@ -280,6 +281,7 @@ impl Driver {
     }
 
     /// A result code as an error that names it.
+    #[inline]
     pub(crate) fn check(&self, call: &'static str, result: i32) -> Result<(), Error> {
         if result == code::SUCCESS {
             Ok(())

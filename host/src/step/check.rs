@@ -1,6 +1,7 @@
 //! Arguments → what to compile, or an error that names the tensor.
 
 use super::StateLayout;
+use super::argument::Argument;
 use super::checks::{self, Pools, Strides, indices, parameter, same_dtype};
 use super::extent::{Extents, TokenStrides};
 use super::layer_check::FoundConvolution;
@@ -70,7 +71,7 @@ impl Request<'_> {
                 operator
             },
             layout: self.options.state_layout,
-            state: self.pool.tensor.dtype(),
+            state: self.pool().tensor.dtype(),
             k_dim: found.extents.heads.k_dim as u32,
             v_dim: found.extents.heads.v_dim as u32,
             ratio: found.extents.heads.ratio as u32,
@@ -91,9 +92,9 @@ impl Request<'_> {
 
     /// Which states are kept, where a choice depends on it.
     fn keeps(&self) -> Keeps {
-        if self.previous.is_some() {
+        if self.stored.is_some() {
             Keeps::Other
-        } else if self.snapshots.is_some() || self.token_slots.is_some() {
+        } else if self.has(Argument::Snapshots) || self.has(Argument::TokenSlots) {
             Keeps::Each
         } else if self.read_only {
             Keeps::Other
@@ -111,8 +112,8 @@ impl Request<'_> {
         checks::batch(extents.rows)?;
         self.check_chunked()?;
         let operator = self.check_formulation(
-            self.new.as_ref().map(|_| extents.new.tokens),
-            self.previous.as_ref().map(|_| extents.previous.tokens),
+            self.inputs.map(|_| extents.new.tokens),
+            self.stored.map(|_| extents.previous.tokens),
         )?;
         found.null_slot = checks::null_slot(options.null_slot)?;
         found.scale = checks::scale(options.scale, extents.heads.k_dim)?;
@@ -140,17 +141,18 @@ impl Request<'_> {
                 bound,
             ));
         }
-        let first = gates.a_log.or(gates.dt_bias);
+        let [a_log, dt_bias] = [Argument::ALog, Argument::DtBias].map(|it| self.get(it));
+        let first = a_log.or(dt_bias);
         let of_h = |named: Named<'_>| named.tensor.dims().first() == Some(&heads.h);
         found.gate_rows_h = per_channel && heads.h != heads.hv && first.is_some_and(of_h);
         let rows = if found.gate_rows_h { heads.h } else { heads.hv };
-        if let Some(a_log) = gates.a_log {
+        if let Some(a_log) = a_log {
             let letters = if per_channel { &["H or HV"] } else { &["HV"] };
             parameter(a_log, letters, &[rows])?;
         }
-        match gates.dt_bias {
+        match dt_bias {
             Some(dt_bias) if per_channel => {
-                let letters = match gates.a_log {
+                let letters = match a_log {
                     Some(_) => &["rows of A_log", "K"],
                     None => &["H or HV", "K"],
                 };
@@ -168,19 +170,25 @@ impl Request<'_> {
     fn check_states(&self, found: &mut Found) -> Result<(), Error> {
         let (rows, tokens) = (found.extents.rows, found.extents.new.tokens);
         let (layout, heads) = (self.options.state_layout, found.extents.heads);
-        found.pools.of(self.pool, self.write_pool, heads, layout)?;
-        for tensor in [&self.read_slots, &self.write_slots, &self.accepted] {
-            if let Some(tensor) = *tensor {
+        found
+            .pools
+            .of(self.pool(), self.get(Argument::WritePool), heads, layout)?;
+        for argument in [
+            Argument::ReadSlots,
+            Argument::WriteSlots,
+            Argument::Accepted,
+        ] {
+            if let Some(tensor) = self.get(argument) {
                 indices(tensor, &["B"], &[rows])?;
             }
         }
-        if let Some(token_slots) = self.token_slots {
+        if let Some(token_slots) = self.get(Argument::TokenSlots) {
             indices(token_slots, &["B", "T"], &[rows, tokens])?;
             found.token_slots_row = token_slots.rank::<2>("[B, T]")?.row_stride()?;
-        } else if self.read_slots.is_none() {
+        } else if !self.has(Argument::ReadSlots) {
             found.pools.one_for_each(rows, "B without read_slots")?;
         }
-        let Some(snapshots) = self.snapshots else {
+        let Some(snapshots) = self.get(Argument::Snapshots) else {
             return Ok(());
         };
         let [_, steps, ..] = *snapshots.rank::<5>("[B, steps, HV, V, K]")?.dims;
@@ -197,7 +205,7 @@ impl Request<'_> {
         };
         let [outer, inner] = heads.state_dims(layout);
         let view = snapshots.dims(letters, &[rows, steps, heads.hv, outer, inner])?;
-        same_dtype(snapshots, self.pool, "the dtype of pool")?;
+        same_dtype(snapshots, self.pool(), "the dtype of pool")?;
         view.inner_contiguous(3, "contiguous states (strides of rows and steps are free)")?;
         snapshots.natural()?;
         view.distinct(3, "states that do not overlap, since they are written")?;

@@ -346,14 +346,37 @@ pub(crate) fn aligned<const N: usize>(
     bytes: usize,
     addresses: [(&'static str, u64); N],
 ) -> Result<(), Error> {
+    aligned_of(bytes, || addresses)
+}
+
+/// [`aligned`], for a launch: names are not looked at where the addresses are good.
+#[inline(always)]
+pub(crate) fn aligned_of<const N: usize>(
+    bytes: usize,
+    addresses: impl Fn() -> [(&'static str, u64); N],
+) -> Result<(), Error> {
     let low = bytes as u64 - 1;
-    match addresses.iter().find(|(_, address)| address & low != 0) {
-        Some(&(tensor, address)) => Err(Error::Alignment {
-            tensor,
-            wanted: bytes,
-            got: 1 << address.trailing_zeros(),
-        }),
-        None => Ok(()),
+    if addresses().iter().fold(0, |all, (_, one)| all | one) & low == 0 {
+        Ok(())
+    } else {
+        Err(misaligned(bytes, addresses))
+    }
+}
+
+/// The first that is not a multiple of so many bytes.
+#[cold]
+fn misaligned<const N: usize>(
+    bytes: usize,
+    addresses: impl Fn() -> [(&'static str, u64); N],
+) -> Error {
+    let low = bytes as u64 - 1;
+    let addresses = addresses();
+    let first = addresses.iter().find(|(_, address)| address & low != 0);
+    let (tensor, address) = first.copied().unwrap_or(("tensor", 0));
+    Error::Alignment {
+        tensor,
+        wanted: bytes,
+        got: 1 << address.trailing_zeros().min(63),
     }
 }
 

@@ -3,9 +3,10 @@
 use gated_delta_kernels::constants::{Element, Index};
 use gated_delta_kernels::step::StepConstants;
 
+use super::argument::Argument;
 use super::check::Found;
 use super::request::Request;
-use super::{Checkpoints, Convolution, HeadMap, Inputs, Norm, Pending};
+use super::{Convolution, HeadMap, Inputs, Norm, Pending};
 use crate::shapes::Named;
 use crate::tensor::DType;
 
@@ -36,7 +37,7 @@ impl Request<'_> {
     /// What is compiled in, by what the checks have found.
     pub(super) fn constants(&self, found: &Found) -> StepConstants {
         let (heads, gates, options) = (&found.extents.heads, &self.gates, self.options);
-        let (new, previous) = (&self.new, &self.previous);
+        let (new, previous) = (&self.new_tokens(), &self.previous_tokens());
         let [q, k, v] = match (new.map(|new| new.inputs), previous) {
             (Some(inputs @ Inputs::Qkv { .. }), _) => inputs.named().map(Some),
             (None, Some(previous)) => {
@@ -53,7 +54,7 @@ impl Request<'_> {
         let (conv, norm) = (self.conv(), self.norm);
         let pending = self.pending.map(Pending::named);
         let of_conv = &found.conv;
-        let update = !self.read_only && previous.is_none() && self.token_slots.is_none();
+        let update = !self.read_only && previous.is_none() && !self.has(Argument::TokenSlots);
         let constants = StepConstants {
             h: heads.h as u32,
             ratio: heads.ratio as u32,
@@ -62,8 +63,8 @@ impl Request<'_> {
             scale: new.as_ref().map_or(0, |_| found.scale.to_bits()),
             gate: gates.kind as u32,
             lower_bound: gates.lower_bound.unwrap_or(0.0).to_bits(),
-            has_a_log: flag(gates.a_log.is_some()),
-            has_dt_bias: flag(gates.dt_bias.is_some()),
+            has_a_log: flag(self.has(Argument::ALog)),
+            has_dt_bias: flag(self.has(Argument::DtBias)),
             gate_rows_h: flag(found.gate_rows_h),
             beta_logit: flag(gates.beta_logit),
             beta_scale: gates.beta_scale.to_bits(),
@@ -73,13 +74,13 @@ impl Request<'_> {
             },
             previous_tokens: found.extents.previous.tokens as u32,
             update_state: flag(update),
-            has_snapshots: flag(self.snapshots.is_some()),
+            has_snapshots: flag(self.has(Argument::Snapshots)),
             null_slot: found.null_slot,
-            read_index: index(self.read_slots),
-            write_index: index(self.write_slots),
-            token_index: index(self.token_slots),
-            accepted_index: index(self.accepted),
-            cu_seqlens_index: index(self.cu_seqlens),
+            read_index: index(self.get(Argument::ReadSlots)),
+            write_index: index(self.get(Argument::WriteSlots)),
+            token_index: index(self.get(Argument::TokenSlots)),
+            accepted_index: index(self.get(Argument::Accepted)),
+            cu_seqlens_index: index(self.get(Argument::CuSeqlens)),
             keep_index: index(previous.as_ref().map(|previous| previous.keep)),
             q_element: element(q),
             k_element: element(k),
@@ -122,7 +123,7 @@ impl Request<'_> {
             snapshot_row: found.snapshot_row,
             snapshot_token: found.snapshot_token,
             token_slots_row: found.token_slots_row,
-            fresh_index: index(self.fresh),
+            fresh_index: index(self.get(Argument::Fresh)),
             taps: of_conv.taps,
             conv_activation: conv.map_or(0, |conv| conv.activation.code()),
             has_conv_bias: flag(conv.is_some_and(|conv| conv.bias.is_some())),
@@ -141,7 +142,7 @@ impl Request<'_> {
             write_windows_input: of_conv.write.input,
             previous_x_row: of_conv.previous_x.row,
             previous_x_token: of_conv.previous_x.token,
-            has_window_snapshots: flag(self.window_snapshots().is_some()),
+            has_window_snapshots: flag(self.has(Argument::WindowSnapshots)),
             window_snapshot_row: of_conv.snapshots.row,
             window_snapshot_token: of_conv.snapshots.token,
             window_snapshot_channel: of_conv.snapshots.channel,
@@ -155,8 +156,8 @@ impl Request<'_> {
             z_row: found.z.row,
             z_token: found.z.token,
             z_head: found.z.head,
-            positions_index: index(self.positions),
-            checkpoint_index: index(self.checkpoints.map(Checkpoints::named)),
+            positions_index: index(self.get(Argument::Positions)),
+            checkpoint_index: index(self.get(Argument::CheckpointSlots)),
             checkpoint_every: self.checkpoint_every() as u32,
             pending: found.pending.most,
             ring: found.pending.entries,
@@ -168,7 +169,7 @@ impl Request<'_> {
             inputs_slot: found.pending.inputs_slot,
             pending_len_index: index(pending.map(|[.., len, _]| len)),
             pending_base_index: index(pending.map(|[.., base]| base)),
-            state_f16: flag(self.pool.tensor.dtype() == DType::F16),
+            state_f16: flag(self.pool().tensor.dtype() == DType::F16),
             blocks_per_sm: 0,
         };
         StepConstants {

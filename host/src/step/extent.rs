@@ -1,5 +1,6 @@
 //! Rows and tokens of tensors, and the strides to them.
 
+use super::argument::Argument;
 use super::checks::{Heads, Rows, Strides, indices};
 use super::request::{KeptInputs, Request};
 use super::{Inputs, StateLayout};
@@ -84,8 +85,8 @@ impl Extents {
     /// As the first tensors of `request` have them.
     pub fn find(&mut self, request: &Request<'_>) -> Result<(), Error> {
         let mut sizes = [0; 4];
-        if let Some(given) = &request.new {
-            let (x_dims, q_dims, v_dims) = match request.cu_seqlens {
+        if let Some(given) = &request.new_tokens() {
+            let (x_dims, q_dims, v_dims) = match request.get(Argument::CuSeqlens) {
                 Some(_) => ("[1, total, D]", "[1, total, H, K]", "[1, total, HV, V]"),
                 None => ("[B, T, D]", "[B, T, H, K]", "[B, T, HV, V]"),
             };
@@ -105,7 +106,7 @@ impl Extents {
                     sizes = [conv.heads, k_dim, hv, v_dim];
                 }
             }
-            match request.cu_seqlens {
+            match request.get(Argument::CuSeqlens) {
                 Some(cu_seqlens) => {
                     self.rows = packed_rows(cu_seqlens, tokens)?;
                     self.new.packed(request.max_tokens, tokens);
@@ -117,7 +118,7 @@ impl Extents {
             }
             self.new.lie.any_length = request.is_chunked();
         }
-        if let Some(given) = &request.previous {
+        if let Some(given) = &request.previous_tokens() {
             let (rows, tokens, kept_sizes);
             match given.inputs {
                 KeptInputs::Kv([k, v]) => {
@@ -160,7 +161,7 @@ impl Extents {
 
 /// HV, K and V, as the pool has them.
 fn of_states(request: &Request<'_>) -> Result<[usize; 3], Error> {
-    let [_, hv, outer, inner] = *request.pool.rank("[P, HV, V, K]")?.dims;
+    let [_, hv, outer, inner] = *request.pool().rank("[P, HV, V, K]")?.dims;
     Ok(match request.options.state_layout {
         StateLayout::KLast => [hv, inner, outer],
         StateLayout::VLast => [hv, outer, inner],

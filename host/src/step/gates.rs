@@ -2,7 +2,6 @@
 
 use gated_delta_kernels::step::Gate;
 
-use crate::shapes::{Named, named};
 use crate::tensor::Tensor;
 
 /// Factor of sigmoid(b).
@@ -171,44 +170,53 @@ pub(crate) mod sealed {
 }
 
 /// Gates of any operator.
-#[derive(Clone, Copy)]
 pub struct GateParts<'a> {
+    pub(super) form: GateForm,
+    /// `a` or `g`.
+    pub(super) gate: &'a Tensor<'a>,
+    /// `b` or `beta`.
+    pub(super) beta: &'a Tensor<'a>,
+    pub(super) a_log: Option<&'a Tensor<'a>>,
+    pub(super) dt_bias: Option<&'a Tensor<'a>>,
+}
+
+/// What gates are, besides their tensors.
+#[derive(Clone, Copy)]
+pub struct GateForm {
     /// A decay for each key channel.
     pub(super) per_channel: bool,
     pub(super) kind: Gate,
     pub(super) lower_bound: Option<f32>,
-    /// `a` or `g`.
-    pub(super) gate: Named<'a>,
-    /// `b` or `beta`.
-    pub(super) beta: Named<'a>,
-    pub(super) a_log: Option<Named<'a>>,
-    pub(super) dt_bias: Option<Named<'a>>,
     pub(super) beta_logit: bool,
     pub(super) beta_scale: f32,
-    /// What the previous tokens' `gate` and `beta` are called.
-    pub(super) previous_names: [&'static str; 2],
+    /// What the gate and the beta of the tokens are called, and those of previous ones.
+    pub(super) names: &'static [&'static str; 4],
 }
 
-impl<'a> GateParts<'a> {
-    /// Of no tokens: of what has left `decays` in a ring, GDN's `[P, HV, R]` or KDA's `[P, HV, R, K]`. `gate` and `beta`
-    /// are those of no launch.
-    pub(super) fn of_none(decays: Named<'a>) -> Self {
+const RAW_NAMES: &[&str; 4] = &["a", "b", "previous a", "previous b"];
+const GIVEN_NAMES: &[&str; 4] = &["g", "beta", "previous g", "previous beta"];
+
+impl GateForm {
+    /// Log decays and betas.
+    pub(super) const fn given(per_channel: bool) -> Self {
         Self {
-            per_channel: decays.tensor.dims().len() == 4,
+            per_channel,
             kind: Gate::Log,
             lower_bound: None,
-            gate: decays,
-            beta: decays,
-            a_log: None,
-            dt_bias: None,
             beta_logit: false,
             beta_scale: 1.0,
-            previous_names: ["previous g", "previous beta"],
+            names: GIVEN_NAMES,
         }
+    }
+
+    /// Of no tokens: of what has left `decays` in a ring, GDN's `[P, HV, R]` or KDA's `[P, HV, R, K]`.
+    pub(super) fn of_none(decays: &Tensor<'_>) -> Self {
+        Self::given(decays.dims().len() == 4)
     }
 }
 
 impl sealed::Gates for GdnGates<'_> {
+    #[inline]
     fn parts(&self) -> GateParts<'_> {
         match self {
             GdnGates::Raw {
@@ -218,34 +226,32 @@ impl sealed::Gates for GdnGates<'_> {
                 dt_bias,
                 beta_scale,
             } => GateParts {
-                per_channel: false,
-                kind: Gate::Softplus,
-                lower_bound: None,
-                gate: named("a", a),
-                beta: named("b", b),
-                a_log: Some(named("A_log", a_log)),
-                dt_bias: Some(named("dt_bias", dt_bias)),
-                beta_logit: true,
-                beta_scale: beta_scale.factor(),
-                previous_names: ["previous a", "previous b"],
+                form: GateForm {
+                    per_channel: false,
+                    kind: Gate::Softplus,
+                    lower_bound: None,
+                    beta_logit: true,
+                    beta_scale: beta_scale.factor(),
+                    names: RAW_NAMES,
+                },
+                gate: a,
+                beta: b,
+                a_log: Some(a_log),
+                dt_bias: Some(dt_bias),
             },
             GdnGates::Given { g, beta } => GateParts {
-                per_channel: false,
-                kind: Gate::Log,
-                lower_bound: None,
-                gate: named("g", g),
-                beta: named("beta", beta),
+                form: GateForm::given(false),
+                gate: g,
+                beta,
                 a_log: None,
                 dt_bias: None,
-                beta_logit: false,
-                beta_scale: 1.0,
-                previous_names: ["previous g", "previous beta"],
             },
         }
     }
 }
 
 impl sealed::Gates for KdaGates<'_> {
+    #[inline]
     fn parts(&self) -> GateParts<'_> {
         let (kind, lower_bound, a_log, dt_bias) = match &self.kind {
             KdaGate::Log => (Gate::Log, None, None, None),
@@ -264,16 +270,16 @@ impl sealed::Gates for KdaGates<'_> {
             ),
         };
         GateParts {
-            per_channel: true,
-            kind,
-            lower_bound,
-            gate: named("g", &self.g),
-            beta: named("beta", &self.beta),
-            a_log: a_log.map(|tensor| named("A_log", tensor)),
-            dt_bias: dt_bias.map(|tensor| named("dt_bias", tensor)),
-            beta_logit: self.beta_kind == KdaBeta::Logit,
-            beta_scale: 1.0,
-            previous_names: ["previous g", "previous beta"],
+            form: GateForm {
+                kind,
+                lower_bound,
+                beta_logit: self.beta_kind == KdaBeta::Logit,
+                ..GateForm::given(true)
+            },
+            gate: &self.g,
+            beta: &self.beta,
+            a_log,
+            dt_bias,
         }
     }
 }

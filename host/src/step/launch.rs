@@ -1,16 +1,24 @@
 //! Launches: through the cache of compiled kernels, with the variant that is selected or one of the caller's choice.
 
-use super::Plan;
+use std::mem::MaybeUninit;
+
+use bytemuck::bytes_of;
+use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::step::PrefillParams;
+
+use super::argument::Argument;
 use super::checks::one_of;
-use super::launches::{Launches, Parameter};
+use super::launches::Launches;
 use super::problem::Problem;
 use super::request::Request;
 use super::work::Work;
+use super::{Pending, Plan};
 use crate::Entry;
 use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
+use crate::recall::Switches;
 use crate::stream::StreamRef;
 
 impl Library {
@@ -32,7 +40,7 @@ impl Library {
         work: &W,
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_request(stream, &work.request(), None) }
+        unsafe { self.launch_request(stream, work.describe(&mut MaybeUninit::uninit()), None) }
     }
 
     /// As [`Library::launch`], with a variant of the caller's choice, for tuning and tests.
@@ -50,7 +58,13 @@ impl Library {
         variant: Entry,
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_request(stream, &work.request(), Some(variant)) }
+        unsafe {
+            self.launch_request(
+                stream,
+                work.describe(&mut MaybeUninit::uninit()),
+                Some(variant),
+            )
+        }
     }
 
     /// Checks `work` and compiles its kernels; the plan is then launched with other addresses, B and P.
@@ -131,25 +145,70 @@ impl Library {
         problem.entry(&request.lengths(), self.gpu())
     }
 
-    /// Enqueues compiled functions, one after the other.
+    /// Enqueues the only function of `request`, with its parameter.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; `parameter` is what the functions were compiled for.
-    pub(super) unsafe fn launch_all(
+    /// As [`Library::launch`]'s; the function was compiled for these arguments, and `request` is no prefill.
+    #[inline]
+    pub(super) unsafe fn launch_one(
         &self,
         stream: StreamRef<'_>,
-        launches: Launches<RawFunction>,
-        mut parameter: Parameter,
+        (function, shape): (RawFunction, LaunchShape),
+        request: &Request<'_>,
     ) -> Result<(), Error> {
-        for launch in launches.in_order() {
-            let bytes = parameter.bytes(&launch);
-            // SAFETY: the caller's promise.
-            unsafe { self.launch_function(stream, launch.of, launch.shape, bytes) }?;
+        match request.pending {
+            None => {
+                let params = bytes_of(request.params());
+                // SAFETY: the caller's promise.
+                unsafe { self.enter()?.launch(stream, function, &shape, params) }
+            }
+            // SAFETY: as above.
+            Some(pending) => unsafe {
+                self.launch_pending(stream, (function, &shape), request, pending)
+            },
         }
-        Ok(())
     }
 
-    /// Checks and enqueues `request`, with `variant` or the selected one.
+    /// [`Library::launch_one`] where states wait.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn launch_pending(
+        &self,
+        stream: StreamRef<'_>,
+        (function, shape): (RawFunction, &LaunchShape),
+        request: &Request<'_>,
+        pending: &Pending<'_>,
+    ) -> Result<(), Error> {
+        let params = request.deferred_params(*request.params(), pending);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.enter()?
+                .launch(stream, function, shape, bytes_of(&params))
+        }
+    }
+
+    /// Enqueues the functions of a prefill, one after the other.
+    ///
+    /// # Safety
+    /// As [`Library::launch`]'s; `params` are what the functions were compiled for.
+    pub(super) unsafe fn launch_several(
+        &self,
+        stream: StreamRef<'_>,
+        launches: &Launches<RawFunction>,
+        mut params: PrefillParams,
+    ) -> Result<(), Error> {
+        let entered = self.enter()?;
+        launches.try_each(|launch| {
+            launch.say(&mut params);
+            // SAFETY: the caller's promise.
+            unsafe { entered.launch(stream, launch.of, &launch.shape, bytes_of(&params)) }
+        })
+    }
+
+    /// Checks and enqueues `request`, with `variant` or the selected one: where it is like the last of its sort, what that
+    /// launched.
     ///
     /// # Safety
     /// As [`Library::launch`]'s.
@@ -159,13 +218,58 @@ impl Library {
         request: &Request<'_>,
         variant: Option<Entry>,
     ) -> Result<(), Error> {
-        let (switches, tensors) = (request.switches(variant), request.tensors());
-        let mut parameter = request.parameter();
-        let last = self.last(request.sort());
-        if let Some(launches) = last.recall(&switches, &tensors) {
-            // SAFETY: the caller's promise; the functions were compiled for these layouts.
-            return unsafe { self.launch_all(stream, launches, parameter) };
+        if request.is_chunked() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch_prefill(stream, request, variant) };
         }
+        let switches = request.switches(variant);
+        let last = self.last(request.sort());
+        match last.recall(&switches, request.present(), |launches| launches.main) {
+            // SAFETY: the caller's promise; the function was compiled for these layouts.
+            Some(main) => unsafe { self.launch_one(stream, main, request) },
+            // SAFETY: the caller's promise.
+            None => unsafe { self.launch_checked(stream, request, switches, variant) },
+        }
+    }
+
+    /// [`Library::launch_request`] of a prefill.
+    ///
+    /// # Safety
+    /// As [`Library::launch`]'s.
+    #[inline(never)]
+    unsafe fn launch_prefill(
+        &self,
+        stream: StreamRef<'_>,
+        request: &Request<'_>,
+        variant: Option<Entry>,
+    ) -> Result<(), Error> {
+        let switches = request.switches(variant);
+        let last = self.last(request.sort());
+        match last.recall(&switches, request.present(), |launches| *launches) {
+            Some(launches) => {
+                let params = request.prefill_params(*request.params());
+                // SAFETY: the caller's promise; the functions were compiled for these layouts.
+                unsafe { self.launch_several(stream, &launches, params) }
+            }
+            // SAFETY: the caller's promise.
+            None => unsafe { self.launch_checked(stream, request, switches, variant) },
+        }
+    }
+
+    /// [`Library::launch_request`] of what was not launched last: everything is checked, and remembered.
+    ///
+    /// # Safety
+    /// As [`Library::launch`]'s.
+    #[cold]
+    #[inline(never)]
+    unsafe fn launch_checked(
+        &self,
+        stream: StreamRef<'_>,
+        request: &Request<'_>,
+        switches: Switches,
+        variant: Option<Entry>,
+    ) -> Result<(), Error> {
+        let tensors = request.tensors();
         let problem = request.check()?;
         let lengths = request.lengths();
         let entry = match variant {
@@ -173,7 +277,7 @@ impl Library {
             None => problem.entry(&lengths, self.gpu())?,
         };
         self.check_memory(&tensors, |name| request.writes(&problem, name))?;
-        problem.check_workspace(&lengths, request.workspace)?;
+        problem.check_workspace(&lengths, request.get(Argument::Workspace))?;
         if lengths.are_nothing(&problem) {
             return Ok(());
         }
@@ -184,11 +288,19 @@ impl Library {
             let launches = launches.try_map(|entry| {
                 self.function(entry, problem.words(), problem.shared_bytes(entry))
             })?;
-            // SAFETY: the caller's promise; the parameter is that of the entry's operator.
-            unsafe { self.launch_all(stream, launches, parameter) }?;
-            last.remember(switches, &tensors, launches);
+            if problem.is_chunked() {
+                let params = request.prefill_params(*request.params());
+                // SAFETY: the caller's promise; the parameter is that of the entry's operator.
+                unsafe { self.launch_several(stream, &launches, params) }?;
+            } else {
+                // SAFETY: as above.
+                unsafe { self.launch_one(stream, launches.main, request) }?;
+            }
+            self.last(request.sort())
+                .remember(switches, request.present(), launches);
             return Ok(());
         }
+        let mut parameter = request.parameter();
         for launch in launches.in_order() {
             let (entry, shape) = (launch.of, launch.shape);
             let (words, bytes) = (problem.words(), parameter.bytes(&launch));

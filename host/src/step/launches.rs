@@ -1,5 +1,7 @@
 //! What is launched for a request, in order, on one stream.
 
+use std::convert::Infallible;
+
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::prefill::ALL_PIECES;
 use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams};
@@ -93,14 +95,6 @@ impl Cuts {
         firsts: [0; MOST_STRETCHES - 1],
     };
 
-    /// In order; one of all pieces where there is no cut.
-    fn stretches(self) -> impl Iterator<Item = Stretch> {
-        let firsts = self.firsts.into_iter().take_while(|&first| first != 0);
-        let ends = firsts.clone().chain([ALL_PIECES]);
-        let firsts = [0].into_iter().chain(firsts);
-        firsts.zip(ends).map(|(first, end)| Stretch { first, end })
-    }
-
     /// The shape of a preparation of all units, of those of a stretch. It overlaps the chain before it where that may overlap
     /// it: that chain lets it, and it waits for it at its end.
     fn shape_of(self, shape: LaunchShape, stretch: Stretch, overlaps: bool) -> LaunchShape {
@@ -136,29 +130,53 @@ impl<T: Copy> Launches<T> {
         }
     }
 
-    /// The first one first.
-    pub fn in_order(self) -> impl Iterator<Item = Launch<T>> {
+    /// Does `f` with each, the first one first, up to the first error.
+    pub fn try_each<E>(&self, mut f: impl FnMut(Launch<T>) -> Result<(), E>) -> Result<(), E> {
         let has_singles = self.beside.single.is_some();
-        let launch = move |(of, shape), stretch| Launch {
-            of,
-            shape,
-            stretch,
-            has_singles,
+        let mut launch = |of: T, shape: LaunchShape, stretch: Stretch| {
+            f(Launch {
+                of,
+                shape,
+                stretch,
+                has_singles,
+            })
         };
-        let whole = move |it| launch(it, Stretch::ALL);
-        let of_stretch = move |stretch| {
-            let overlaps = self.main.1.overlaps;
-            let prepare = self.beside.prepare.map(|(of, shape)| {
-                let shape = self.cuts.shape_of(shape, stretch, overlaps);
-                launch((of, shape), stretch)
-            });
-            prepare.into_iter().chain([launch(self.main, stretch)])
-        };
-        let convolve = self.beside.convolve.map(whole);
-        let stretches = self.cuts.stretches().flat_map(of_stretch);
-        let behind = [self.beside.single, self.beside.finish];
-        let behind = behind.into_iter().flatten().map(whole);
-        convolve.into_iter().chain(stretches).chain(behind)
+        if let Some((of, shape)) = self.beside.convolve {
+            launch(of, shape, Stretch::ALL)?;
+        }
+        let (main, overlaps) = (self.main, self.main.1.overlaps);
+        let mut stretch = Stretch::ALL;
+        for cut in 0..MOST_STRETCHES {
+            let next = self.cuts.firsts.get(cut).copied().unwrap_or(0);
+            stretch.end = if next == 0 { ALL_PIECES } else { next };
+            if let Some((of, shape)) = self.beside.prepare {
+                launch(of, self.cuts.shape_of(shape, stretch, overlaps), stretch)?;
+            }
+            launch(main.0, main.1, stretch)?;
+            if next == 0 {
+                break;
+            }
+            stretch.first = next;
+        }
+        if let Some((of, shape)) = self.beside.single {
+            launch(of, shape, Stretch::ALL)?;
+        }
+        if let Some((of, shape)) = self.beside.finish {
+            launch(of, shape, Stretch::ALL)?;
+        }
+        Ok(())
+    }
+
+    /// All of them, the first one first.
+    pub fn in_order(&self) -> Vec<Launch<T>> {
+        let mut all = Vec::new();
+        let pushed = self.try_each(|launch| {
+            all.push(launch);
+            Ok::<_, Infallible>(())
+        });
+        match pushed {
+            Ok(()) => all,
+        }
     }
 
     /// The same launches of what `f` makes of each.
@@ -208,7 +226,7 @@ impl Parameter {
 impl Request<'_> {
     /// What its launches get.
     pub(super) fn parameter(&self) -> Parameter {
-        let params = self.params();
+        let params = *self.params();
         match self.pending {
             _ if self.is_chunked() => Parameter::Prefill(self.prefill_params(params)),
             Some(pending) => Parameter::Deferred(self.deferred_params(params, pending)),

@@ -191,11 +191,6 @@ impl<'a> Convolution<'a> {
     pub(super) fn named_window_snapshots(&'a self) -> Option<Named<'a>> {
         optional("window_snapshots", &self.window_snapshots)
     }
-
-    /// Those that are written.
-    pub(super) fn written_windows(&'a self) -> Named<'a> {
-        self.named_write_windows().unwrap_or(self.named_windows())
-    }
 }
 
 /// What becomes of the outputs: a root mean square norm of each token's value heads, gated by z.

@@ -1,5 +1,6 @@
 //! What a convolution, its windows, a norm and fresh rows have to be.
 
+use super::argument::Argument;
 use super::check::Found;
 use super::checks::{Strides, floats, indices, same_dtype};
 use super::layer::{Activation, Convolution};
@@ -149,7 +150,7 @@ impl Request<'_> {
             self.check_convolution(conv, found)?;
         }
         self.check_norm(found)?;
-        match self.fresh {
+        match self.get(Argument::Fresh) {
             Some(fresh) => indices(fresh, &["B"], &[found.extents.rows]),
             None => Ok(()),
         }
@@ -186,11 +187,11 @@ impl Request<'_> {
         }
 
         let slots = |pool: Named<'_>| pool.tensor.dims()[0];
-        let (read, written) = (slots(self.pool), slots(self.written_pool()));
+        let (read, written) = (slots(self.pool()), slots(self.written_pool()));
         let windows = conv.named_windows();
         let in_place = conv.write_windows.is_none();
         let tokens = found.extents.new.tokens;
-        let (inputs, [letters, of_write_pool]) = match self.token_slots {
+        let (inputs, [letters, of_write_pool]) = match self.get(Argument::TokenSlots) {
             Some(_) => (taps - 2 + tokens, &OF_TOKEN_SLOTS),
             None => (taps - 1, &OF_SLOTS),
         };
@@ -200,7 +201,7 @@ impl Request<'_> {
         same_dtype(windows, conv.named_x(), "the dtype of x")?;
         match conv.named_write_windows() {
             Some(write_windows) => {
-                let letters = match self.write_pool {
+                let letters = match self.get(Argument::WritePool) {
                     Some(_) => of_write_pool,
                     None => letters,
                 };

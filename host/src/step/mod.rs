@@ -71,11 +71,13 @@
 //! # Ok::<(), gated_delta::Error>(())
 //! ```
 
+mod argument;
 mod check;
 mod checks;
 mod constants;
 mod extent;
 mod gates;
+mod given;
 mod launch;
 mod launches;
 mod layer;
@@ -94,6 +96,7 @@ mod tests;
 mod tokens;
 mod work;
 
+pub(crate) use argument::Argument;
 pub use checks::MAX_BATCH;
 pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
 pub(crate) use launches::{Launches, Parameter};

@@ -3,11 +3,10 @@
 use gated_delta_kernels::deferred;
 use gated_delta_kernels::step::{DeferredParams, LayerParams};
 
+use super::argument::Argument;
 use super::check::Found;
-use super::checks::{aligned, floats_of_slots, indices, same_dtype, wide_floats_of_slots};
-use super::gates::GateParts;
+use super::checks::{aligned_of, floats_of_slots, indices, same_dtype, wide_floats_of_slots};
 use super::request::Request;
-use super::work::sealed;
 use super::{Formulation, Inputs, Options, StateLayout, Update};
 use crate::error::{Error, excludes};
 use crate::shapes::{Named, named, optional, range};
@@ -215,17 +214,6 @@ impl<'a> Flush<'a> {
     }
 }
 
-impl sealed::Work for Flush<'_> {
-    fn request(&self) -> Request<'_> {
-        let [_, _, decays, ..] = self.pending.named();
-        Request {
-            pending: Some(&self.pending),
-            windows: optional("windows", &self.windows),
-            ..Request::update(&self.states, GateParts::of_none(decays), &self.options)
-        }
-    }
-}
-
 /// Elements between slots of the rings.
 #[derive(Default)]
 pub(super) struct FoundPending {
@@ -242,7 +230,7 @@ pub(super) struct FoundPending {
 impl Request<'_> {
     /// Whether pending tokens are folded, and no others are there.
     pub(super) fn is_flush(&self) -> bool {
-        self.new.is_none() && self.previous.is_none()
+        self.inputs.is_none() && self.stored.is_none()
     }
 
     /// What states that wait do not go with, by name.
@@ -251,11 +239,11 @@ impl Request<'_> {
         excludes(
             pending,
             &[
-                (self.previous.is_some(), "previous"),
-                (self.token_slots.is_some(), "token_slots"),
+                (self.stored.is_some(), "previous"),
+                (self.has(Argument::TokenSlots), "token_slots"),
                 (self.read_only, "read-only states"),
-                (self.snapshots.is_some(), "snapshots"),
-                (self.cu_seqlens.is_some(), "packed rows"),
+                (self.has(Argument::Snapshots), "snapshots"),
+                (self.has(Argument::CuSeqlens), "packed rows"),
             ],
             "the tokens since the state are in its slot's ring, and rejected by its length",
         )?;
@@ -263,8 +251,8 @@ impl Request<'_> {
         excludes(
             pending,
             &[
-                (self.write_slots.is_some(), "write_slots"),
-                (self.write_pool.is_some(), "write_pool"),
+                (self.has(Argument::WriteSlots), "write_slots"),
+                (self.has(Argument::WritePool), "write_pool"),
                 (write_windows, "write_windows"),
             ],
             "a state is folded, and a window moves, where the ring is",
@@ -296,7 +284,7 @@ impl Request<'_> {
         let heads = found.extents.heads;
         let [keys, updates, decays, len, base] = pending.named();
         let [slots, _, entries, _] = *keys.rank::<4>("[P, H, R, K]")?.dims;
-        let pool_slots = self.pool.tensor.dims()[0];
+        let pool_slots = self.pool().tensor.dims()[0];
         if slots != pool_slots {
             return Err(range("P of keys", format!("P = {pool_slots}"), slots));
         }
@@ -309,7 +297,7 @@ impl Request<'_> {
         (of.most, of.entries) = (pending.most as u32, entries as u32);
         let sizes = [slots, heads.h, entries, heads.k_dim];
         of.keys_slot = wide_floats_of_slots(keys, &["P", "H", "R", "K"], &sizes)?;
-        match self.new.map(|new| new.inputs) {
+        match self.inputs {
             Some(Inputs::Qkv { k, .. }) => same_dtype(keys, named("k", k), "the dtype of k")?,
             Some(Inputs::Conv(_)) => {
                 keys.dtype(&[DType::F32], "f32, as k is that a convolution makes")?
@@ -345,14 +333,17 @@ impl Request<'_> {
     ) -> Result<(), Error> {
         let is_parallel = self.options.formulation == Formulation::Parallel;
         let inputs = pending.named_inputs();
-        let no_windows = self.new.is_some() && self.conv().is_none();
+        let no_windows = self.inputs.is_some() && self.conv().is_none();
         excludes(
             (inputs.is_some(), "inputs"),
             &[(!is_parallel, "formulation = recurrent"), (no_windows, "q")],
             "they are of windows that wait, with formulation = parallel and a convolution",
         )?;
         excludes(
-            (self.windows.is_some(), "windows of a flush"),
+            (
+                self.is_flush() && self.has(Argument::Windows),
+                "windows of a flush",
+            ),
             &[(!is_parallel, "formulation = recurrent")],
             "they move with every token",
         )?;
@@ -375,7 +366,7 @@ impl Request<'_> {
         let channels = found.extents.heads.channels();
         let sizes = [slots, entries, channels];
         found.pending.inputs_slot = floats_of_slots(inputs, &["P", "R", "D"], &sizes)?;
-        if let Some(windows) = self.windows {
+        if self.is_flush() {
             found.conv.find_flushed(windows, slots, channels)?;
         }
         same_dtype(inputs, windows, "the dtype of the windows")
@@ -400,11 +391,14 @@ impl Request<'_> {
 }
 
 /// The addresses of rings are as aligned as kernels take them.
-pub(super) fn check_rings_aligned(params: &DeferredParams, per_channel: bool) -> Result<(), Error> {
-    aligned(
-        ALIGNMENT,
-        [("keys", params.keys), ("updates", params.updates)],
-    )?;
+#[inline]
+pub(super) fn check_rings_aligned(pending: &Pending<'_>, per_channel: bool) -> Result<(), Error> {
+    aligned_of(ALIGNMENT, || {
+        [
+            ("keys", pending.keys.address()),
+            ("updates", pending.updates.address()),
+        ]
+    })?;
     let of_decays = if per_channel { ALIGNMENT } else { 4 };
-    aligned(of_decays, [("decays", params.decays)])
+    aligned_of(of_decays, || [("decays", pending.decays.address())])
 }

@@ -1,14 +1,19 @@
 //! Plans: everything but addresses and sizes is settled before the first launch.
 
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex};
+
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
-use super::checks::{self, aligned};
-use super::launches::{Launches, Parameter};
+use super::argument::Argument;
+use super::checks::{self, aligned_of};
+use super::launches::Launches;
 use super::pending::check_rings_aligned;
-use super::prefill::{Lengths, WORKSPACE_ALIGNMENT};
-use super::problem::Problem;
+use super::prefill::{Lengths, WORKSPACE_ALIGNMENT, check_workspace};
+use super::problem::{ByRows, Problem};
+use super::request::Request;
 use super::work::Work;
 use crate::Entry;
 use crate::driver::RawFunction;
@@ -43,16 +48,43 @@ pub struct Plan {
     problem: Problem,
     /// Every kernel that some batch size gets; none in the simulator.
     functions: Vec<(Entry, RawFunction)>,
+    /// Those of what is no prefill by B.
+    by_rows: Vec<ByRows<RawFunction>>,
+    /// Of a prefill: of the last rows.
+    of_last: Arc<Mutex<Option<OfLengths>>>,
+}
+
+/// What rows of some lengths take.
+#[derive(Clone, Copy, Debug)]
+struct OfLengths {
+    lengths: Lengths,
+    workspace_bytes: u64,
+    launches: Launches<RawFunction>,
 }
 
 impl Plan {
     pub(super) fn new(library: &Library, problem: Problem) -> Result<Self, Error> {
         let functions = library.functions(std::slice::from_ref(&problem))?;
-        Ok(Self {
+        let mut plan = Self {
             library: library.clone(),
             problem,
             functions,
-        })
+            by_rows: Vec::new(),
+            of_last: Arc::default(),
+        };
+        if library.context().is_some() && !problem.is_chunked() {
+            let compiled = |step: ByRows<Entry>| {
+                let lengths = Lengths::of_rows(step.last);
+                let of = plan.function(step.of, &lengths).ok()?;
+                let ByRows { last, shape, .. } = step;
+                Some(ByRows { last, of, shape })
+            };
+            // Where one has no kernel, a launch says so.
+            plan.by_rows = (problem.by_rows(library.gpu()))
+                .map_while(compiled)
+                .collect();
+        }
+        Ok(plan)
     }
 
     /// The compiled function for `batch` rows and its launch shape, for an engine that launches by itself: one
@@ -112,40 +144,121 @@ impl Plan {
         stream: StreamRef<'_>,
         work: &W,
     ) -> Result<(), Error> {
-        let request = work.request();
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_request(stream, work.describe(&mut MaybeUninit::uninit())) }
+    }
+
+    /// [`Plan::launch`] of what `work` comes down to.
+    ///
+    /// # Safety
+    /// As [`Plan::launch`]'s.
+    unsafe fn launch_request(
+        &self,
+        stream: StreamRef<'_>,
+        request: &Request<'_>,
+    ) -> Result<(), Error> {
         if self.library.context().is_none() {
-            if request.check()? != self.problem {
-                return Err(Error::Contradiction {
-                    one: "the plan",
-                    other: "these arguments",
-                    why: "they differ in a shape (besides B and P), a stride, a dtype or an option",
-                });
-            }
             // SAFETY: the caller's promise.
-            return unsafe { self.library.launch_request(stream, &request, None) };
+            return unsafe { self.simulate(stream, request) };
         }
-        checks::batch(request.batch() as usize)?;
-        let lengths = request.lengths();
+        let rows = request.batch();
+        checks::batch(rows as usize)?;
+        if request.is_chunked() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch_prefill(stream, request, rows) };
+        }
+        if rows == 0 {
+            return Ok(());
+        }
+        let params = request.params();
+        self.problem.check_aligned(params)?;
+        let (function, shape) = self.of_rows(rows)?;
+        if let Some(pending) = request.pending {
+            check_rings_aligned(pending, self.problem.kind.operator.per_channel())?;
+        }
+        // SAFETY: the caller's promise; the function was compiled for these constants.
+        unsafe { self.library.launch_one(stream, (function, shape), request) }
+    }
+
+    /// [`Plan::launch`] in the simulator.
+    ///
+    /// # Safety
+    /// As [`Plan::launch`]'s.
+    #[cold]
+    #[inline(never)]
+    unsafe fn simulate(&self, stream: StreamRef<'_>, request: &Request<'_>) -> Result<(), Error> {
+        if request.check()? != self.problem {
+            return Err(Error::Contradiction {
+                one: "the plan",
+                other: "these arguments",
+                why: "they differ in a shape (besides B and P), a stride, a dtype or an option",
+            });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.library.launch_request(stream, request, None) }
+    }
+
+    /// [`Plan::launch`] of a prefill.
+    ///
+    /// # Safety
+    /// As [`Plan::launch`]'s.
+    #[inline(never)]
+    unsafe fn launch_prefill(
+        &self,
+        stream: StreamRef<'_>,
+        request: &Request<'_>,
+        rows: u32,
+    ) -> Result<(), Error> {
+        let lengths = request.lengths_of(rows);
         if lengths.are_nothing(&self.problem) {
             return Ok(());
         }
-        let parameter = request.parameter();
-        let per_channel = self.problem.kind.operator.per_channel();
-        match &parameter {
-            Parameter::Layer(params) => self.problem.check_aligned(params)?,
-            Parameter::Deferred(params) => {
-                self.problem.check_aligned(&params.layer)?;
-                check_rings_aligned(params, per_channel)?;
-            }
-            Parameter::Prefill(params) => {
-                self.problem.check_aligned(&params.layer)?;
-                aligned(WORKSPACE_ALIGNMENT, [("workspace", params.workspace)])?;
-                self.problem.check_workspace(&lengths, request.workspace)?;
+        let params = request.prefill_params(*request.params());
+        self.problem.check_aligned(&params.layer)?;
+        aligned_of(WORKSPACE_ALIGNMENT, || [("workspace", params.workspace)])?;
+        let of = self.of_lengths(lengths)?;
+        check_workspace(of.workspace_bytes, request.get(Argument::Workspace))?;
+        // SAFETY: the caller's promise; the functions were compiled for these constants.
+        unsafe { self.library.launch_several(stream, &of.launches, params) }
+    }
+
+    /// What rows of these lengths take: that of the last ones, where they are as long, as those of all layers of a step are.
+    fn of_lengths(&self, lengths: Lengths) -> Result<OfLengths, Error> {
+        // A thread that finds another one at it does without.
+        let mut last = self.of_last.try_lock().ok();
+        if let Some(Some(last)) = last.as_deref()
+            && last.lengths == lengths
+        {
+            return Ok(*last);
+        }
+        let of = OfLengths {
+            lengths,
+            workspace_bytes: self.problem.workspace_bytes(&lengths),
+            launches: self.launches(&lengths)?,
+        };
+        if let Some(last) = last.as_deref_mut() {
+            *last = Some(of);
+        }
+        Ok(of)
+    }
+
+    /// The compiled function of so many rows of what is no prefill, at least 1.
+    #[inline]
+    fn of_rows(&self, rows: u32) -> Result<(RawFunction, LaunchShape), Error> {
+        for step in &self.by_rows {
+            if rows <= step.last {
+                let mut shape = step.shape;
+                shape.grid[2] = rows;
+                return Ok((step.of, shape));
             }
         }
-        let launches = self.launches(&lengths)?;
-        // SAFETY: the caller's promise; the functions were compiled for these constants.
-        unsafe { self.library.launch_all(stream, launches, parameter) }
+        self.of_other_rows(rows)
+    }
+
+    /// [`Plan::of_rows`] where some have no kernel.
+    #[cold]
+    fn of_other_rows(&self, rows: u32) -> Result<(RawFunction, LaunchShape), Error> {
+        Ok(self.launches(&Lengths::of_rows(rows))?.main)
     }
 }
 
@@ -154,8 +267,7 @@ impl Problem {
     pub(super) fn check_aligned(&self, params: &LayerParams) -> Result<(), Error> {
         let step = &params.step;
         if self.constants.wide_io != 0 {
-            aligned(
-                16,
+            aligned_of(16, || {
                 [
                     ("q", step.q),
                     ("k", step.k),
@@ -163,35 +275,33 @@ impl Problem {
                     ("o", step.o),
                     ("previous k", step.previous_k),
                     ("previous v", step.previous_v),
-                ],
-            )?;
+                ]
+            })?;
             if self.is_chunked() {
-                aligned(16, [("x", params.x)])?;
+                aligned_of(16, || [("x", params.x)])?;
             }
             if self.kind.operator.per_channel() {
-                aligned(
-                    16,
+                aligned_of(16, || {
                     [
                         ("g", step.g),
                         ("previous g", step.previous_g),
                         ("dt_bias", step.dt_bias),
-                    ],
-                )?;
+                    ]
+                })?;
             }
         }
         if self.constants.wide_state != 0 {
-            aligned(
-                16,
+            aligned_of(16, || {
                 [
                     ("pool", step.read_pool),
                     ("write_pool", step.write_pool),
                     ("snapshots", step.snapshots),
-                ],
-            )?;
+                ]
+            })?;
         }
         if self.constants.wide_conv_weight != 0 {
             let bytes = self.constants.taps as usize * self.conv_weight_bytes();
-            aligned(bytes, [("conv_weight", params.conv_weight)])?;
+            aligned_of(bytes, || [("conv_weight", params.conv_weight)])?;
         }
         Ok(())
     }

@@ -1,19 +1,21 @@
 //! What a prefill has besides: lengths that are no constants, positions, checkpoints, a workspace.
 
+use bytemuck::Zeroable;
 use gated_delta_kernels::prefill::workspace::carried_bytes;
 use gated_delta_kernels::prefill::{ALL_PIECES, CHUNK, units};
 use gated_delta_kernels::step::{LayerParams, PrefillParams};
 
+use super::Formulation;
+use super::argument::Argument;
 use super::check::Found;
 use super::checks::{aligned, indices};
 use super::launches::Beside;
 use super::problem::Problem;
 use super::request::Request;
 use super::select::{Gpu, STRETCHED_FROM};
-use super::{Checkpoints, Formulation, Inputs};
 use crate::Entry;
 use crate::error::{Error, excludes};
-use crate::shapes::{Named, named, range};
+use crate::shapes::{Named, range};
 use crate::tensor::DType;
 
 /// Shared memory of which a multiprocessor has no two.
@@ -56,13 +58,7 @@ impl Lengths {
     }
 }
 
-impl<'a> Checkpoints<'a> {
-    pub(crate) fn named(&'a self) -> Named<'a> {
-        named("checkpoint_slots", &self.slots)
-    }
-}
-
-impl<'a> Request<'a> {
+impl Request<'_> {
     /// Whether it is a prefill.
     pub(crate) fn is_chunked(&self) -> bool {
         self.options.formulation == Formulation::Chunked
@@ -70,15 +66,15 @@ impl<'a> Request<'a> {
 
     /// Whether the caller says of packed rows that each has at most 64 tokens.
     pub(super) fn promises_short_rows(&self) -> bool {
-        self.cu_seqlens.is_some() && self.max_tokens <= CHUNK as usize
+        self.has(Argument::CuSeqlens) && self.max_tokens <= CHUNK as usize
     }
 
     /// T; of packed rows what the caller says. The check has seen every rank.
     pub(crate) fn most_tokens(&self) -> usize {
-        match (self.cu_seqlens, self.new) {
-            (Some(_), _) => self.max_tokens,
-            (None, Some(new)) => new.o.tensor.dims()[1],
-            (None, None) => 0,
+        match (self.has(Argument::CuSeqlens), self.get(Argument::O)) {
+            (true, _) => self.max_tokens,
+            (false, Some(o)) => o.tensor.dims()[1],
+            (false, None) => 0,
         }
     }
 
@@ -92,36 +88,35 @@ impl<'a> Request<'a> {
 
     /// How long the rows are. The check has seen every rank.
     pub(crate) fn lengths(&self) -> Lengths {
-        let rows = self.batch();
+        self.lengths_of(self.batch())
+    }
+
+    /// [`Self::lengths`] of so many rows.
+    pub(super) fn lengths_of(&self, rows: u32) -> Lengths {
         if !self.is_chunked() {
             return Lengths::of_rows(rows);
         }
         let total = self.tokens();
-        let longest = match self.cu_seqlens {
-            Some(_) => total.min(self.max_tokens as u64),
-            None => self.most_tokens() as u64,
+        let longest = match self.has(Argument::CuSeqlens) {
+            true => total.min(self.max_tokens as u64),
+            false => self.most_tokens() as u64,
         };
         Lengths {
             rows,
             total,
             longest,
-            positions: self.positions.is_some(),
+            positions: self.has(Argument::Positions),
         }
-    }
-
-    /// Tokens from one checkpoint to the next; 0: there are none.
-    pub(crate) fn checkpoint_every(&self) -> usize {
-        self.checkpoints.map_or(0, |checkpoints| checkpoints.every)
     }
 
     /// Most checkpoints that rows which begin their sequences may write.
     pub(super) fn most_checkpoints(&self) -> u64 {
-        self.checkpoints.map_or(0, |checkpoints| {
-            let [rows, of_row] = [0, 1].map(|dim| checkpoints.slots.dims()[dim] as u64);
-            let every = checkpoints.every as u64;
-            match self.cu_seqlens {
-                Some(_) => (self.tokens() / every).min(rows * of_row),
-                None => rows * (self.most_tokens() as u64 / every).min(of_row),
+        self.get(Argument::CheckpointSlots).map_or(0, |slots| {
+            let [rows, of_row] = [0, 1].map(|dim| slots.tensor.dims()[dim] as u64);
+            let every = self.checkpoint_every() as u64;
+            match self.has(Argument::CuSeqlens) {
+                true => (self.tokens() / every).min(rows * of_row),
+                false => rows * (self.most_tokens() as u64 / every).min(of_row),
             }
         })
     }
@@ -129,9 +124,9 @@ impl<'a> Request<'a> {
     /// What a prefill is not for, by name, and what is of a prefill alone.
     pub(super) fn check_chunked(&self) -> Result<(), Error> {
         let of_prefill = [
-            (self.positions.is_some(), "positions"),
-            (self.checkpoints.is_some(), "checkpoints"),
-            (self.workspace.is_some(), "workspace"),
+            (self.has(Argument::Positions), "positions"),
+            (self.has(Argument::CheckpointSlots), "checkpoints"),
+            (self.has(Argument::Workspace), "workspace"),
         ];
         let other = match self.options.formulation {
             Formulation::Recurrent => "formulation = recurrent",
@@ -151,15 +146,15 @@ impl<'a> Request<'a> {
             chunked,
             &[
                 (self.is_commit(), "a commit"),
-                (self.previous.is_some(), "previous"),
+                (self.stored.is_some(), "previous"),
             ],
             "a prefill has new tokens and no others",
         )?;
         excludes(
             chunked,
             &[
-                (self.snapshots.is_some(), "snapshots"),
-                (self.token_slots.is_some(), "token_slots"),
+                (self.has(Argument::Snapshots), "snapshots"),
+                (self.has(Argument::TokenSlots), "token_slots"),
             ],
             "it keeps states at multiples of 64 tokens alone: Step::checkpoints",
         )?;
@@ -176,21 +171,20 @@ impl<'a> Request<'a> {
             return Ok(());
         }
         let (rows, tokens) = (found.extents.rows, found.extents.new.tokens);
-        if self.cu_seqlens.is_none() && !fits(rows, tokens) {
+        if !self.has(Argument::CuSeqlens) && !fits(rows, tokens) {
             let wanted = "below 2^32".to_owned();
             return Err(range("B * T", wanted, rows as u128 * tokens as u128));
         }
-        if let Some(positions) = self.positions {
+        if let Some(positions) = self.get(Argument::Positions) {
             indices(positions, &["B"], &[rows])?;
         }
-        if let Some(checkpoints) = self.checkpoints {
+        if let Some(slots) = self.get(Argument::CheckpointSlots) {
             let chunk = CHUNK as usize;
-            let every = checkpoints.every;
+            let every = self.checkpoint_every();
             if every == 0 || !every.is_multiple_of(chunk) || every > u32::MAX as usize {
                 let wanted = "a multiple of 64 below 2^32".to_owned();
                 return Err(range("every of checkpoints", wanted, every));
             }
-            let slots = checkpoints.named();
             let [_, of_row] = *slots.rank("[B, C]")?.dims;
             indices(slots, &["B", "C"], &[rows, of_row])?;
             slots.rank::<2>("[B, C]")?.row_stride()?;
@@ -198,7 +192,7 @@ impl<'a> Request<'a> {
                 return Err(range("C", "below 2^32".to_owned(), of_row));
             }
         }
-        match self.workspace {
+        match self.get(Argument::Workspace) {
             Some(workspace) => check_workspace_view(workspace),
             None => Ok(()),
         }
@@ -206,44 +200,41 @@ impl<'a> Request<'a> {
 
     /// What a kernel of a prefill gets; others get what it begins with.
     pub(crate) fn prefill_params(&self, layer: LayerParams) -> PrefillParams {
-        let address = |named: Option<Named<'_>>| named.map_or(0, |named| named.tensor.address());
-        let is_packed = self.cu_seqlens.is_some();
-        let row = |named: Option<Named<'_>>| match named {
-            Some(named) if !is_packed => {
-                named.tensor.strides().first().map_or(0, |&row| row as u32)
-            }
+        use Argument as A;
+        if !self.is_chunked() {
+            return PrefillParams {
+                layer,
+                end_piece: ALL_PIECES,
+                ..Zeroable::zeroed()
+            };
+        }
+        let is_packed = self.has(A::CuSeqlens);
+        let size = |dims: &[usize], dim: usize| dims.get(dim).map_or(0, |&size| size as u32);
+        let row = |argument: A| match self.tensor(argument) {
+            Some(tensor) if !is_packed => size(tensor.strides(), 0),
             _ => 0,
         };
-        let new = self.new.filter(|_| self.is_chunked());
-        let qkv = match new.map(|new| new.inputs) {
-            Some(inputs @ Inputs::Qkv { .. }) => inputs.named().map(Some),
-            _ => [None; 3],
-        };
-        let slots = self.checkpoints.map(Checkpoints::named);
-        let of_slots = |dims: &[usize], dim: usize| dims.get(dim).map_or(0, |&size| size as u32);
-        let rows = new.map_or(0, |_| self.batch());
+        let (slots, rows) = (self.tensor(A::CheckpointSlots), self.batch());
         PrefillParams {
-            positions: address(self.positions),
-            checkpoint_slots: address(slots),
-            workspace: address(self.workspace),
+            positions: self.address(A::Positions),
+            checkpoint_slots: self.address(A::CheckpointSlots),
+            workspace: self.address(A::Workspace),
             rows,
-            tokens: new.map_or(0, |new| match is_packed {
+            tokens: match is_packed {
                 true if self.promises_short_rows() => CHUNK,
                 true => u32::MAX,
-                false => of_slots(new.o.tensor.dims(), 1),
-            }),
-            checkpoints: slots.map_or(0, |slots| of_slots(slots.tensor.dims(), 1)),
-            checkpoint_slots_row: slots.map_or(0, |slots| of_slots(slots.tensor.strides(), 0)),
-            q_row: row(qkv[0]),
-            k_row: row(qkv[1]),
-            v_row: row(qkv[2]),
-            o_row: row(new.map(|new| new.o)),
-            g_row: row(new.map(|new| new.gates[0])),
-            b_row: row(new.map(|new| new.gates[1])),
-            x_row: row(new
-                .and_then(|_| self.conv())
-                .map(super::Convolution::named_x)),
-            z_row: row(new.and(self.norm).map(super::Norm::named_z)),
+                false => self.tensor(A::O).map_or(0, |o| size(o.dims(), 1)),
+            },
+            checkpoints: slots.map_or(0, |slots| size(slots.dims(), 1)),
+            checkpoint_slots_row: slots.map_or(0, |slots| size(slots.strides(), 0)),
+            q_row: row(A::Q),
+            k_row: row(A::K),
+            v_row: row(A::V),
+            o_row: row(A::O),
+            g_row: row(A::Gate),
+            b_row: row(A::Beta),
+            x_row: row(A::X),
+            z_row: row(A::Z),
             first_piece: 0,
             end_piece: ALL_PIECES,
             turns: rows,
@@ -357,18 +348,25 @@ impl Problem {
         lengths: &Lengths,
         workspace: Option<Named<'_>>,
     ) -> Result<(), Error> {
-        let wanted = self.workspace_bytes(lengths);
-        if wanted == 0 {
-            return Ok(());
+        check_workspace(self.workspace_bytes(lengths), workspace)
+    }
+}
+
+/// There is a workspace of so many bytes, where these are any.
+pub(super) fn check_workspace(wanted: u64, workspace: Option<Named<'_>>) -> Result<(), Error> {
+    if wanted == 0 {
+        return Ok(());
+    }
+    let bytes = workspace.map(|workspace| {
+        let mut bytes = workspace.tensor.dtype().size_of();
+        for &dim in &workspace.tensor.dims()[..] {
+            bytes *= dim;
         }
-        let bytes = workspace.map(|workspace| {
-            let elements: usize = workspace.tensor.dims().iter().product();
-            (elements * workspace.tensor.dtype().size_of()) as u64
-        });
-        match bytes {
-            Some(bytes) if bytes >= wanted => Ok(()),
-            _ => Err(no_workspace(wanted, bytes)),
-        }
+        bytes as u64
+    });
+    match bytes {
+        Some(bytes) if bytes >= wanted => Ok(()),
+        _ => Err(no_workspace(wanted, bytes)),
     }
 }
 

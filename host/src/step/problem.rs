@@ -4,6 +4,7 @@ use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::StepConstants;
 
+use super::MAX_BATCH;
 use super::prefill::{ALONE_BYTES, Lengths, WHOLE_BYTES};
 use super::select::{Gpu, Kind};
 use crate::Entry;
@@ -18,6 +19,14 @@ const PAIRED_FROM: u32 = 132;
 pub struct Problem {
     pub kind: Kind,
     pub constants: StepConstants,
+}
+
+/// What is launched up to so many rows, but for the z of its grid, which they are.
+#[derive(Clone, Copy, Debug)]
+pub struct ByRows<T> {
+    pub last: u32,
+    pub of: T,
+    pub shape: LaunchShape,
 }
 
 /// Blocks of a launch.
@@ -67,6 +76,23 @@ impl Problem {
         let entries = kinds.iter().flat_map(|kind| kind.entries(gpu));
         let beside = self.kind.beside(self.constants.taps > 0);
         entries.chain(beside).collect()
+    }
+
+    /// What is launched for 1 row and more, of what is no prefill, where nothing but the grid's z goes with B. It ends where a
+    /// GPU has no kernel.
+    pub fn by_rows(&self, gpu: Gpu) -> impl Iterator<Item = ByRows<Entry>> {
+        let heads = self.kind.last_heads(gpu).chain([PAIRED_FROM]);
+        let rows = heads.map(|heads| heads / self.value_heads());
+        let most = MAX_BATCH as u32;
+        let mut rows: Vec<u32> = rows.map(|last| last.clamp(1, most)).chain([most]).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows.into_iter().map_while(move |last| {
+            let lengths = Lengths::of_rows(last);
+            let entry = self.entry(&lengths, gpu).ok()?;
+            let (of, shape) = self.launches(entry, &lengths, gpu, true).main;
+            Some(ByRows { last, of, shape })
+        })
     }
 
     pub fn kernel(&self, entry: Entry) -> Kernel {

@@ -1,21 +1,19 @@
 //! What a step and a commit of either operator come down to.
 
-use gated_delta_kernels::step::{LayerParams, StepParams};
+use bytemuck::Zeroable;
+use gated_delta_kernels::step::LayerParams;
 
-use super::gates::{GateParts, Gates};
+use super::argument::Argument;
+use super::gates::GateForm;
 use super::problem::Problem;
 use super::select::{Gpu, MEASURED_ON};
-use super::work::sealed;
-use super::{
-    Activation, Checkpoints, Commit, Convolution, Inputs, Norm, Options, Pending, States, Step,
-    Stored, Update,
-};
+use super::{Activation, Convolution, Inputs, Norm, Options, Pending, Stored};
 use crate::Entry;
 use crate::error::Error;
 use crate::library::{Sort, TENSORS, unproved};
 use crate::raw::Recipe;
 use crate::recall::{SWITCHES, Switches};
-use crate::shapes::{Named, check_memory, named, optional};
+use crate::shapes::{Named, check_memory, named};
 use crate::tensor::{Memory, Tensor};
 
 /// Tokens that are read from the state.
@@ -71,37 +69,31 @@ impl<'a> KeptInputs<'a> {
             Self::Conv(conv) => conv.named_x(),
         }
     }
-
-    /// What is convolved.
-    fn x(&self) -> Option<Named<'a>> {
-        match self {
-            Self::Kv(_) => None,
-            Self::X(_) | Self::Conv(_) => Some(self.first()),
-        }
-    }
 }
 
 /// New tokens, previous ones or both, and where their states are.
+///
+/// Made for every launch: it borrows the arguments, and what has to be checked is looked at in [`Request::check`] alone.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
-    pub(super) new: Option<New<'a>>,
-    pub(super) previous: Option<Kept<'a>>,
-    pub(super) gates: GateParts<'a>,
-    pub(crate) pool: Named<'a>,
-    pub(super) write_pool: Option<Named<'a>>,
-    pub(crate) read_slots: Option<Named<'a>>,
-    pub(crate) write_slots: Option<Named<'a>>,
-    pub(crate) token_slots: Option<Named<'a>>,
-    pub(crate) accepted: Option<Named<'a>>,
-    pub(crate) snapshots: Option<Named<'a>>,
-    pub(crate) cu_seqlens: Option<Named<'a>>,
+    /// By [`Argument`].
+    pub(super) given: [Option<&'a Tensor<'a>>; TENSORS],
+    /// Bit i: there is a tensor at i.
+    pub(super) present: u64,
+    /// As far as tensors have been given.
+    pub(super) params: LayerParams,
+    pool: &'a Tensor<'a>,
+    /// Of the new tokens.
+    pub(super) inputs: Option<&'a Inputs<'a>>,
+    /// Of the previous tokens, or of those of a commit.
+    pub(super) stored: Option<&'a Stored<'a>>,
+    /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
+    pub(super) conv: Option<&'a Convolution<'a>>,
     pub(super) norm: Option<&'a Norm<'a>>,
-    pub(crate) fresh: Option<Named<'a>>,
-    pub(crate) positions: Option<Named<'a>>,
-    pub(crate) checkpoints: Option<&'a Checkpoints<'a>>,
+    pub(super) gates: GateForm,
     pub(crate) pending: Option<&'a Pending<'a>>,
-    /// Those of a flush: of tokens they are the convolution's.
-    pub(super) windows: Option<Named<'a>>,
-    pub(crate) workspace: Option<Named<'a>>,
+    /// Tokens from one checkpoint to the next; 0: there are none.
+    pub(super) checkpoint_every: usize,
     /// T where there are `cu_seqlens`.
     pub(crate) max_tokens: usize,
     /// Whether the states are [`States::ReadOnly`].
@@ -119,266 +111,206 @@ impl<'a> Inputs<'a> {
     }
 }
 
-impl<G: Gates> sealed::Work for Step<'_, G> {
-    fn request(&self) -> Request<'_> {
-        let gates = self.gates.parts();
-        Request {
-            new: Some(New {
-                inputs: &self.inputs,
-                gates: [gates.gate, gates.beta],
-                o: named("o", &self.o),
-            }),
-            previous: self.previous.as_ref().map(|previous| {
-                let names = ["previous k", "previous v", "previous x"];
-                let [gate, beta] = gates.previous_names;
-                Kept {
-                    inputs: KeptInputs::of(&previous.stored, names),
-                    gates: [named(gate, &previous.gate), named(beta, &previous.beta)],
-                    keep: named("keep", &previous.keep),
-                }
-            }),
-            norm: self.norm.as_ref(),
-            fresh: optional("fresh", &self.fresh),
-            positions: optional("positions", &self.positions),
-            checkpoints: self.checkpoints.as_ref(),
-            pending: self.pending.as_ref(),
-            workspace: optional("workspace", &self.workspace),
-            snapshots: optional("snapshots", &self.snapshots),
-            cu_seqlens: (self.packed.as_ref())
-                .map(|packed| named("cu_seqlens", &packed.cu_seqlens)),
-            max_tokens: self.packed.as_ref().map_or(0, |packed| packed.max_tokens),
-            ..match &self.states {
-                States::Update(states) => Request::update(states, gates, &self.options),
-                States::ReadOnly(states) => Request {
-                    read_slots: optional("read_slots", &states.read_slots),
-                    read_only: true,
-                    ..Request::of_pool(&states.pool, gates, &self.options)
-                },
-                States::PerToken(states) => Request {
-                    write_pool: optional("write_pool", &states.write_pool),
-                    token_slots: Some(named("token_slots", &states.token_slots)),
-                    accepted: optional("accepted", &states.accepted),
-                    ..Request::of_pool(&states.pool, gates, &self.options)
-                },
-            }
-        }
-    }
-}
-
-impl<G: Gates> sealed::Work for Commit<'_, G> {
-    fn request(&self) -> Request<'_> {
-        let gates = self.gates.parts();
-        Request {
-            previous: Some(Kept {
-                inputs: KeptInputs::of(&self.stored, ["k", "v", "x"]),
-                gates: [gates.gate, gates.beta],
-                keep: named("keep", &self.keep),
-            }),
-            fresh: optional("fresh", &self.fresh),
-            ..Request::update(&self.states, gates, &self.options)
-        }
-    }
-}
-
 impl<'a> Request<'a> {
-    /// Of no tokens.
-    fn of_pool(pool: &'a Tensor<'a>, gates: GateParts<'a>, options: &'a Options) -> Self {
+    /// Of nothing yet but a pool.
+    #[inline(always)]
+    pub(super) fn new(pool: &'a Tensor<'a>, gates: GateForm, options: &'a Options) -> Self {
         Self {
-            new: None,
-            previous: None,
-            gates,
-            pool: named("pool", pool),
-            write_pool: None,
-            read_slots: None,
-            write_slots: None,
-            token_slots: None,
-            accepted: None,
-            snapshots: None,
-            cu_seqlens: None,
+            given: [None; TENSORS],
+            present: 0,
+            params: Zeroable::zeroed(),
+            pool,
+            inputs: None,
+            stored: None,
+            conv: None,
             norm: None,
-            fresh: None,
-            positions: None,
-            checkpoints: None,
+            gates,
             pending: None,
-            windows: None,
-            workspace: None,
+            checkpoint_every: 0,
             max_tokens: 0,
             read_only: false,
             options,
         }
     }
 
-    /// The same with its states.
-    pub(super) fn update(
-        states: &'a Update<'a>,
-        gates: GateParts<'a>,
-        options: &'a Options,
-    ) -> Self {
-        Self {
-            write_pool: optional("write_pool", &states.write_pool),
-            read_slots: optional("read_slots", &states.read_slots),
-            write_slots: optional("write_slots", &states.write_slots),
-            ..Self::of_pool(&states.pool, gates, options)
+    /// The tensors by number, and a bit for each that there is.
+    pub(crate) fn present(&self) -> (u64, &[Option<&'a Tensor<'a>>; TENSORS]) {
+        (self.present, &self.given)
+    }
+
+    /// A tensor, where there is one.
+    #[inline(always)]
+    pub(super) fn tensor(&self, argument: Argument) -> Option<&'a Tensor<'a>> {
+        self.given[argument as usize]
+    }
+
+    /// Whether there is such a tensor.
+    #[inline(always)]
+    pub(crate) fn has(&self, argument: Argument) -> bool {
+        self.given[argument as usize].is_some()
+    }
+
+    /// A tensor under its name, where there is one.
+    pub(crate) fn get(&self, argument: Argument) -> Option<Named<'a>> {
+        let tensor = self.given[argument as usize];
+        tensor.map(|tensor| named(self.name(argument), tensor))
+    }
+
+    /// The address of a tensor; 0 where there is none.
+    #[inline(always)]
+    pub(super) fn address(&self, argument: Argument) -> u64 {
+        self.given[argument as usize].map_or(0, |tensor| tensor.address())
+    }
+
+    /// What a tensor is called in these arguments.
+    pub(crate) fn name(&self, argument: Argument) -> &'static str {
+        let [gate, beta, previous_gate, previous_beta] = *self.gates.names;
+        // The tokens of a commit are no previous ones of others.
+        match (argument, self.is_commit()) {
+            (Argument::Gate, _) | (Argument::PreviousGate, true) => gate,
+            (Argument::Beta, _) | (Argument::PreviousBeta, true) => beta,
+            (Argument::PreviousGate, false) => previous_gate,
+            (Argument::PreviousBeta, false) => previous_beta,
+            (Argument::PreviousK, true) => Argument::K.name(),
+            (Argument::PreviousV, true) => Argument::V.name(),
+            (Argument::PreviousX, true) => Argument::X.name(),
+            _ => argument.name(),
         }
     }
 
+    /// The tokens that are read from the state.
+    pub(super) fn new_tokens(&self) -> Option<New<'a>> {
+        Some(New {
+            inputs: self.inputs?,
+            gates: [self.get(Argument::Gate)?, self.get(Argument::Beta)?],
+            o: self.get(Argument::O)?,
+        })
+    }
+
+    /// The tokens of which the first ones are committed.
+    pub(super) fn previous_tokens(&self) -> Option<Kept<'a>> {
+        let [k, v, x] = [
+            Argument::PreviousK,
+            Argument::PreviousV,
+            Argument::PreviousX,
+        ];
+        Some(Kept {
+            inputs: KeptInputs::of(self.stored?, [k, v, x].map(|argument| self.name(argument))),
+            gates: [
+                self.get(Argument::PreviousGate)?,
+                self.get(Argument::PreviousBeta)?,
+            ],
+            keep: self.get(Argument::Keep)?,
+        })
+    }
+
     /// B; parameters have it before the check has seen any rank.
+    #[inline]
     pub(crate) fn batch(&self) -> u32 {
-        let first = |named: Named<'_>| named.tensor.dims().first().copied().unwrap_or(0);
-        let rows = match (self.cu_seqlens, self.new, self.previous) {
-            (Some(cu_seqlens), ..) => first(cu_seqlens).saturating_sub(1),
-            (None, Some(new), _) => first(new.o),
-            (None, None, Some(previous)) => first(previous.inputs.first()),
-            (None, None, None) => self.pending.map_or(0, |pending| first(pending.named_len())),
+        let first = |tensor: &Tensor<'_>| tensor.dims().first().copied().unwrap_or(0);
+        let of = |argument: Argument| self.given[argument as usize].map_or(0, first);
+        let rows = if self.has(Argument::CuSeqlens) {
+            of(Argument::CuSeqlens).saturating_sub(1)
+        } else if self.inputs.is_some() {
+            of(Argument::O)
+        } else if let Some(stored) = self.stored {
+            match stored {
+                Stored::Kv { k: first_one, .. } | Stored::X { x: first_one } => first(first_one),
+                Stored::Conv(conv) => first(&conv.x),
+            }
+        } else {
+            of(Argument::PendingLen)
         };
         rows as u32
     }
 
     /// Tokens of the `[1, total, …]` tensors, where there are `cu_seqlens`.
     pub(crate) fn total(&self) -> Option<usize> {
-        let o = self.new?.o.tensor;
-        self.cu_seqlens.and(o.dims().get(1).copied())
+        match self.has(Argument::CuSeqlens) {
+            true => self.given[Argument::O as usize]?.dims().get(1).copied(),
+            false => None,
+        }
     }
 
     /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
     pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
-        match (self.new, self.previous) {
-            (Some(new), _) => match new.inputs {
-                Inputs::Conv(conv) => Some(conv),
-                Inputs::Qkv { .. } => None,
-            },
-            (None, Some(previous)) => match previous.inputs {
-                KeptInputs::Conv(conv) => Some(conv),
-                KeptInputs::Kv(_) | KeptInputs::X(_) => None,
-            },
-            (None, None) => None,
-        }
+        self.conv
     }
 
     /// Whether nothing but a commit is asked for.
     pub(super) fn is_commit(&self) -> bool {
-        self.new.is_none()
+        self.inputs.is_none()
+    }
+
+    /// The pool that states start from.
+    pub(crate) fn pool(&self) -> Named<'a> {
+        named(Argument::Pool.name(), self.pool)
     }
 
     /// The pool that is written.
     pub(crate) fn written_pool(&self) -> Named<'a> {
-        self.write_pool.unwrap_or(self.pool)
+        self.get(Argument::WritePool).unwrap_or(self.pool())
     }
 
     /// The windows of the convolution, and those that are written where states are.
     pub(crate) fn windows(&self) -> Option<[Named<'a>; 2]> {
-        match self.conv() {
-            Some(conv) => Some([conv.named_windows(), conv.written_windows()]),
-            None => self.windows.map(|windows| [windows; 2]),
-        }
+        let windows = self.get(Argument::Windows)?;
+        Some([windows, self.get(Argument::WriteWindows).unwrap_or(windows)])
     }
 
-    /// The windows after every token.
-    pub(crate) fn window_snapshots(&self) -> Option<Named<'a>> {
-        self.conv().and_then(Convolution::named_window_snapshots)
-    }
-
-    /// Of the previous tokens.
-    pub(crate) fn keep(&self) -> Option<Named<'a>> {
-        self.previous.map(|previous| previous.keep)
+    /// Tokens from one checkpoint to the next; 0: there are none.
+    pub(crate) fn checkpoint_every(&self) -> usize {
+        self.checkpoint_every
     }
 
     /// All but the tensors that [`Request::check`] and the choice of a variant look at. Floats by their bits: −0 is
     /// another constant than 0.
     pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
-        let (gates, options, conv) = (&self.gates, self.options, self.conv());
+        let (gates, options, conv) = (&self.gates, self.options, self.conv);
         // 0 where there is none.
         let activation = |one: Option<Activation>| one.map_or(0, |one| 1 + u64::from(one.code()));
-        let scale = options
-            .scale
-            .map_or(u64::MAX, |scale| scale.to_bits().into());
+        let bits = |one: Option<f32>| u64::from(one.map_or(0, f32::to_bits));
+        // Each has the bits up to the next one.
+        let flags = u64::from(gates.per_channel)
+            | u64::from(gates.beta_logit) << 1
+            | u64::from(options.qk_l2norm) << 2
+            | u64::from(self.read_only) << 3
+            | u64::from(gates.lower_bound.is_some()) << 4
+            | u64::from(options.scale.is_some()) << 5
+            | u64::from(options.null_slot.is_some()) << 6
+            | (gates.kind as u64) << 8
+            | (options.state_layout as u64) << 12
+            | (options.head_map as u64) << 14
+            | (options.formulation as u64) << 16
+            | activation(conv.map(|conv| conv.activation)) << 20
+            | activation(self.norm.map(|norm| norm.activation)) << 24
+            | variant.map_or(u64::from(u32::MAX), |entry| entry as u64) << 32;
+        let norm_eps = self.norm.map(|norm| norm.eps);
         let switches: [u64; SWITCHES] = [
-            u64::from(gates.per_channel),
-            gates.kind as u64,
-            gates.lower_bound.map_or(0, f32::to_bits).into(),
-            u64::from(gates.beta_logit) << 32 | u64::from(gates.beta_scale.to_bits()),
-            options.state_layout as u64,
-            options.head_map as u64,
-            u64::from(options.qk_l2norm),
-            scale,
-            options.null_slot.map_or(u64::MAX, u64::from),
-            options.formulation as u64,
-            u64::from(self.read_only),
-            self.max_tokens as u64,
-            self.checkpoint_every() as u64,
+            flags,
+            bits(gates.lower_bound) << 32 | u64::from(gates.beta_scale.to_bits()),
+            bits(options.scale) << 32 | u64::from(options.null_slot.unwrap_or(0)),
+            bits(norm_eps),
             conv.map_or(0, |conv| conv.heads as u64),
-            activation(conv.map(|conv| conv.activation)) << 32
-                | activation(self.norm.map(|norm| norm.activation)),
-            self.norm.map_or(0, |norm| norm.eps.to_bits()).into(),
+            self.max_tokens as u64,
+            self.checkpoint_every as u64,
             self.pending.map_or(0, |pending| pending.most as u64),
-            variant.map_or(u64::MAX, |entry| entry as u64),
         ];
         switches
     }
 
     /// Every tensor under its name, where there is one.
     pub(crate) fn tensors(&self) -> [Option<Named<'a>>; TENSORS] {
-        let new = self.new.as_ref();
-        let previous = self.previous.as_ref();
-        let (conv, norm) = (self.conv(), self.norm);
-        let [keys, updates, decays, pending_len, pending_base] = match self.pending {
-            Some(pending) => pending.named().map(Some),
-            None => [None; 5],
-        };
-        let ring_of_inputs = self.pending.and_then(Pending::named_inputs);
-        // Switches tell q, k and v from what they are made of.
-        let inputs = match new {
-            Some(new) => Some(new.inputs.named()),
-            None => conv.map(Convolution::named),
-        };
-        let [previous_k, previous_v] = match previous.map(|previous| previous.inputs) {
-            Some(KeptInputs::X(x)) => [Some(x), None],
-            Some(inputs) => inputs.kv(),
-            None => [None; 2],
-        };
-        [
-            inputs.map(|[first, ..]| first),
-            inputs.map(|[_, second, _]| second),
-            inputs.map(|[.., third]| third).or(self.windows),
-            new.map(|new| new.gates[0]),
-            new.map(|new| new.gates[1]),
-            previous_k,
-            previous_v,
-            previous.map(|previous| previous.gates[0]),
-            previous.map(|previous| previous.gates[1]),
-            new.map(|new| new.o),
-            previous.map(|previous| previous.keep),
-            conv.and_then(Convolution::named_bias),
-            conv.and_then(Convolution::named_write_windows),
-            norm.map(Norm::named_z),
-            norm.map(Norm::named_weight),
-            self.fresh,
-            self.gates.a_log,
-            self.gates.dt_bias,
-            Some(self.pool),
-            self.write_pool,
-            self.read_slots,
-            self.write_slots,
-            self.token_slots,
-            self.accepted,
-            self.snapshots,
-            self.window_snapshots(),
-            self.cu_seqlens,
-            self.positions,
-            self.checkpoints.map(Checkpoints::named),
-            keys,
-            updates,
-            decays,
-            ring_of_inputs,
-            pending_len,
-            pending_base,
-            self.workspace,
-        ]
+        let mut tensors = [None; TENSORS];
+        for (tensor, &argument) in tensors.iter_mut().zip(Argument::ALL) {
+            *tensor = self.get(argument);
+        }
+        tensors
     }
 
     /// Whether the tensor of this name is written.
     pub(crate) fn writes(&self, problem: &Problem, name: &str) -> bool {
-        let writes_slots = problem.writes_final() || self.token_slots.is_some();
+        let writes_slots = problem.writes_final() || self.has(Argument::TokenSlots);
         match name {
             "o" | "snapshots" | "window_snapshots" | "workspace" => true,
             "keys" | "updates" | "decays" | "inputs" => !self.is_flush(),
@@ -393,10 +325,11 @@ impl<'a> Request<'a> {
 
     /// Which of a library's last launches it may be like, as far as that is seen before a check.
     pub(super) fn sort(&self) -> Sort {
-        let tokens = self.new.and_then(|new| new.o.tensor.dims().get(1).copied());
+        let o = self.given[Argument::O as usize];
+        let is_one = o.and_then(|o| o.dims().get(1)) == Some(&1);
         if self.is_chunked() {
             Sort::Prefill
-        } else if self.previous.is_none() && self.cu_seqlens.is_none() && tokens == Some(1) {
+        } else if is_one && self.stored.is_none() && !self.has(Argument::CuSeqlens) {
             Sort::Decode
         } else {
             Sort::Other
@@ -410,7 +343,7 @@ impl<'a> Request<'a> {
             self.writes(&problem, name)
         })?;
         let lengths = self.lengths();
-        problem.check_workspace(&lengths, self.workspace)?;
+        problem.check_workspace(&lengths, self.get(Argument::Workspace))?;
         let entry = problem.entry(&lengths, gpu)?;
         // Who launches by itself has no library to take what is not proved.
         if !entry.is_proved() {
@@ -456,8 +389,9 @@ impl<'a> Request<'a> {
             };
             entries * pending.entry_bytes()
         });
-        let of_each_token = [self.snapshots, self.token_slots];
-        let written = final_ones + tokens * of_each_token.into_iter().flatten().count() as u64;
+        let of_each_token = [Argument::Snapshots, Argument::TokenSlots];
+        let of_each_token = of_each_token.into_iter().filter(|&it| self.has(it));
+        let written = final_ones + tokens * of_each_token.count() as u64;
         let others: u64 = self
             .tensors()
             .into_iter()
@@ -471,13 +405,13 @@ impl<'a> Request<'a> {
         let states = (rows + written).saturating_mul(problem.state_bytes());
         let windows = self.windows().map_or(0, |[read, _]| {
             let taps = u64::from(problem.constants.taps);
-            let (window, of_each_token) = (taps - 1, self.window_snapshots().is_some());
+            let (window, of_each_token) = (taps - 1, self.has(Argument::WindowSnapshots));
             // With token slots, a window without its oldest input, and the row's own.
-            let in_slots = match (self.token_slots, self.pending) {
-                (Some(_), _) => rows * (window - 1) + tokens,
+            let in_slots = match (self.has(Argument::TokenSlots), self.pending) {
+                (true, _) => rows * (window - 1) + tokens,
                 // They move, whether a state is written or not, but for drafts.
-                (None, Some(pending)) if pending.inputs.is_none() => rows * window,
-                (None, _) => final_ones * window,
+                (false, Some(pending)) if pending.inputs.is_none() => rows * window,
+                (false, _) => final_ones * window,
             };
             let inputs = rows * window + in_slots + u64::from(of_each_token) * tokens * window;
             let (channels, element) = (read.tensor.dims()[1], read.tensor.dtype().size_of());
@@ -488,63 +422,8 @@ impl<'a> Request<'a> {
     }
 
     /// Addresses and sizes, as a launch takes them.
-    pub(crate) fn params(&self) -> LayerParams {
-        let address = |named: Option<Named<'_>>| named.map_or(0, |named| named.tensor.address());
-        let slots = |named: Named<'_>| named.tensor.dims().first().map_or(0, |&slots| slots as u32);
-        let (new, previous) = (self.new, self.previous);
-        let (conv, norm) = (self.conv(), self.norm);
-        let [q, k, v] = match new.map(|new| new.inputs) {
-            Some(Inputs::Qkv { q, k, v }) => [q.address(), k.address(), v.address()],
-            _ => [0; 3],
-        };
-        let kept = previous.map(|previous| previous.inputs);
-        let [previous_k, previous_v] = kept.map_or([None; 2], |inputs| inputs.kv());
-        let step = StepParams {
-            q,
-            k,
-            v,
-            g: address(new.map(|new| new.gates[0])),
-            b: address(new.map(|new| new.gates[1])),
-            o: address(new.map(|new| new.o)),
-            previous_k: address(previous_k),
-            previous_v: address(previous_v),
-            previous_g: address(previous.map(|previous| previous.gates[0])),
-            previous_b: address(previous.map(|previous| previous.gates[1])),
-            keep: address(previous.map(|previous| previous.keep)),
-            a_log: address(self.gates.a_log),
-            dt_bias: address(self.gates.dt_bias),
-            read_pool: self.pool.tensor.address(),
-            write_pool: self.written_pool().tensor.address(),
-            snapshots: address(self.snapshots),
-            read_slots: address(self.read_slots),
-            write_slots: address(self.write_slots),
-            token_slots: address(self.token_slots),
-            accepted: address(self.accepted),
-            cu_seqlens: address(self.cu_seqlens),
-            read_pool_slots: slots(self.pool),
-            write_pool_slots: slots(self.written_pool()),
-            total_tokens: self.total().unwrap_or(0) as u32,
-            reserved: 0,
-            fresh: address(self.fresh),
-        };
-        let [read_windows, write_windows] = match self.windows() {
-            Some(windows) => windows.map(Some),
-            None => [None; 2],
-        };
-        LayerParams {
-            step,
-            // Of a commit, they are previous tokens.
-            x: address(new.and(conv).map(Convolution::named_x)),
-            conv_weight: conv.map_or(0, |conv| conv.weight.address()),
-            conv_bias: address(conv.and_then(Convolution::named_bias)),
-            read_windows: address(read_windows),
-            write_windows: address(write_windows),
-            z: norm.map_or(0, |norm| norm.z.address()),
-            norm_weight: norm.map_or(0, |norm| norm.weight.address()),
-            read_windows_slots: read_windows.map_or(0, slots),
-            write_windows_slots: write_windows.map_or(0, slots),
-            previous_x: address(kept.and_then(|inputs| inputs.x())),
-            window_snapshots: address(self.window_snapshots()),
-        }
+    #[inline]
+    pub(crate) fn params(&self) -> &LayerParams {
+        &self.params
     }
 }

@@ -697,6 +697,16 @@ impl Kind {
         last.ok_or_else(|| self.no_entry(gpu))
     }
 
+    /// The most states that each of its entries but the last is selected for.
+    pub fn last_heads(self, gpu: Gpu) -> impl Iterator<Item = u32> {
+        let up_to = self.rows().iter().map(|&(up_to, _)| up_to);
+        up_to.filter(|&up_to| up_to != ANY).map(move |up_to| {
+            let filled = u64::from(up_to) * u64::from(gpu.multiprocessors);
+            let heads = filled / u64::from(MEASURED_ON.multiprocessors);
+            u32::try_from(heads).unwrap_or(u32::MAX)
+        })
+    }
+
     #[cold]
     fn no_entry(self, gpu: Gpu) -> Error {
         if self.operator.is_chunked() && !gpu.is_hopper() {

@@ -1,5 +1,6 @@
 //! Which ways of keeping states exclude each other, and what a formulation computes.
 
+use super::argument::Argument;
 use super::request::{KeptInputs, Request};
 use super::select::{Mode, Operator};
 use super::{Formulation, MAX_TOKENS, StateLayout};
@@ -15,11 +16,11 @@ impl Request<'_> {
     pub(super) fn check_switches(&self) -> Result<(), Error> {
         self.check_deferred()?;
         excludes(
-            (self.previous.is_some() && self.new.is_some(), "previous"),
+            (self.stored.is_some() && self.inputs.is_some(), "previous"),
             &[
-                (self.token_slots.is_some(), "token_slots"),
+                (self.has(Argument::TokenSlots), "token_slots"),
                 (self.read_only, "read-only states"),
-                (self.snapshots.is_some(), "snapshots"),
+                (self.has(Argument::Snapshots), "snapshots"),
             ],
             "the state after the kept tokens is written, and no other",
         )?;
@@ -31,15 +32,15 @@ impl Request<'_> {
             "windows are written where states are",
         )?;
         excludes(
-            (self.window_snapshots().is_some(), "window_snapshots"),
-            &[(self.snapshots.is_none(), "a launch without snapshots")],
+            (self.has(Argument::WindowSnapshots), "window_snapshots"),
+            &[(!self.has(Argument::Snapshots), "a launch without snapshots")],
             "windows after each token are of no use without the states",
         )
     }
 
     /// Previous tokens come as the new ones do, those of a commit with their own convolution.
     fn check_kept_inputs(&self) -> Result<(), Error> {
-        let Some(previous) = &self.previous else {
+        let Some(previous) = self.previous_tokens() else {
             return Ok(());
         };
         let (given, x, conv) = match previous.inputs {
@@ -80,7 +81,7 @@ impl Request<'_> {
                 true => Operator::KdaPrefill,
             });
         }
-        let is_layer = self.conv().is_some() || self.norm.is_some() || self.windows.is_some();
+        let is_layer = self.conv().is_some() || self.norm.is_some() || self.has(Argument::Windows);
         if self.options.formulation == Formulation::Recurrent {
             if self.pending.is_some() {
                 up_to(
@@ -124,15 +125,15 @@ impl Request<'_> {
         excludes(
             parallel,
             &[
-                (self.snapshots.is_some(), "snapshots"),
-                (self.token_slots.is_some(), "token_slots"),
+                (self.has(Argument::Snapshots), "snapshots"),
+                (self.has(Argument::TokenSlots), "token_slots"),
             ],
             "it has no state after each token",
         )?;
         excludes(
             parallel,
             &[
-                (self.pool.tensor.dtype() == DType::F32, "an f32 state"),
+                (self.pool().tensor.dtype() == DType::F32, "an f32 state"),
                 (
                     self.options.state_layout == StateLayout::VLast,
                     "a v_last state",
@@ -155,7 +156,7 @@ impl Request<'_> {
         if self.pending.is_some() {
             excludes(
                 (true, "pending with formulation = parallel"),
-                &[(self.pool.tensor.dtype() == DType::F16, "an f16 state")],
+                &[(self.pool().tensor.dtype() == DType::F16, "an f16 state")],
                 "with formulation = recurrent such steps are of one token",
             )?;
             return Ok(match (self.gates.per_channel, is_layer) {
@@ -181,7 +182,9 @@ impl Request<'_> {
 
     /// Dense rows, whose states go to one place at most.
     fn is_plain(&self) -> bool {
-        self.snapshots.is_none() && self.token_slots.is_none() && self.cu_seqlens.is_none()
+        !self.has(Argument::Snapshots)
+            && !self.has(Argument::TokenSlots)
+            && !self.has(Argument::CuSeqlens)
     }
 }
 

@@ -267,6 +267,55 @@ fn a_plan_names_the_address_that_is_less_aligned() {
     problem.check_aligned(&params).unwrap();
 }
 
+/// What a plan has by B is what a launch of that B selects, on GPUs of several sizes.
+#[test]
+fn a_plan_has_the_launches_of_every_b() {
+    let mut steps = 0;
+    let one = |heads: [usize; 2]| {
+        let [h, hv] = heads;
+        let (qk, v) = (
+            tensor(Bf16, &[1, 1, h, 128]),
+            tensor(Bf16, &[1, 1, hv, 128]),
+        );
+        let gate = tensor(F32, &[1, 1, hv]);
+        let states = States::update(tensor(Bf16, &[5, hv, 128, 128]));
+        Gdn::new(
+            Inputs::qkv(qk, qk, v),
+            GdnGates::given(gate, gate),
+            v,
+            states,
+        )
+    };
+    for work in [
+        &one([16, 32]) as &dyn Work,
+        &one([1, 2]),
+        &gdn(),
+        &resume(),
+        &commit(),
+    ] {
+        let problem = work.request().check().unwrap();
+        for multiprocessors in [20, 132, 160] {
+            let gpu = select::Gpu {
+                multiprocessors,
+                ..select::MEASURED_ON
+            };
+            let by_rows: Vec<_> = problem.by_rows(gpu).collect();
+            assert_eq!(by_rows.last().map(|step| step.last), Some(MAX_BATCH as u32));
+            steps += by_rows.len();
+            for rows in (1..600).chain([MAX_BATCH as u32 - 1, MAX_BATCH as u32]) {
+                let lengths = crate::step::prefill::Lengths::of_rows(rows);
+                let entry = problem.entry(&lengths, gpu).unwrap();
+                let wanted = problem.launches(entry, &lengths, gpu, true).main;
+                let step = by_rows.iter().find(|step| rows <= step.last).unwrap();
+                let mut shape = step.shape;
+                shape.grid[2] = rows;
+                assert_eq!((step.of, shape), wanted, "B = {rows}, {multiprocessors}");
+            }
+        }
+    }
+    assert!(steps > 5 * 3, "nothing goes with B");
+}
+
 #[test]
 fn bytes_are_each_start_state_each_kept_state_and_every_other_tensor() {
     const STATE: u64 = 4 * 64 * 64 * 2;

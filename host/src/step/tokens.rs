@@ -9,7 +9,7 @@ use crate::error::Error;
 impl Request<'_> {
     /// The new tokens, where there are such.
     pub(super) fn check_new(&self, per_channel: bool, found: &mut Found) -> Result<(), Error> {
-        let Some(New { inputs, gates, o }) = &self.new else {
+        let Some(New { inputs, gates, o }) = self.new_tokens() else {
             return Ok(());
         };
         let (extent, heads) = (&found.extents.new, found.extents.heads);
@@ -19,8 +19,8 @@ impl Request<'_> {
             extent.keys(k, heads, &mut found.new.k)?;
             extent.values(v, heads, &mut found.new.v)?;
         }
-        extent.gates(*gates, heads, per_channel, &mut found.new)?;
-        extent.values(*o, heads, &mut found.o)?;
+        extent.gates(gates, heads, per_channel, &mut found.new)?;
+        extent.values(o, heads, &mut found.o)?;
         o.rank::<4>("[B, T, HV, V]")?.distinct(
             1,
             "rows, tokens and heads that do not overlap, since it is written",
@@ -33,36 +33,36 @@ impl Request<'_> {
             inputs,
             gates,
             keep,
-        }) = &self.previous
+        }) = self.previous_tokens()
         else {
             return Ok(());
         };
         let (extent, heads) = (&found.extents.previous, found.extents.heads);
         match inputs {
             KeptInputs::Kv([k, v]) => {
-                extent.keys(*k, heads, &mut found.previous.k)?;
-                extent.values(*v, heads, &mut found.previous.v)?;
+                extent.keys(k, heads, &mut found.previous.k)?;
+                extent.values(v, heads, &mut found.previous.v)?;
             }
             KeptInputs::X(_) | KeptInputs::Conv(_) => {
                 extent.inputs(inputs.first(), heads.channels(), &mut found.conv.previous_x)?;
             }
         }
-        extent.gates(*gates, heads, per_channel, &mut found.previous)?;
-        if let Some(new) = &self.new {
+        extent.gates(gates, heads, per_channel, &mut found.previous)?;
+        if let Some(new) = self.new_tokens() {
             // The switches have seen that they come alike.
             let [first, second, third] = new.inputs.named();
             match inputs {
                 KeptInputs::Kv([k, v]) => {
-                    same_dtype(*k, second, "the dtype of k")?;
-                    same_dtype(*v, third, "the dtype of v")?;
+                    same_dtype(k, second, "the dtype of k")?;
+                    same_dtype(v, third, "the dtype of v")?;
                 }
-                KeptInputs::X(x) => same_dtype(*x, first, "the dtype of x")?,
+                KeptInputs::X(x) => same_dtype(x, first, "the dtype of x")?,
                 KeptInputs::Conv(_) => {}
             }
             for (gate, like) in gates.iter().zip(new.gates) {
                 same_dtype(*gate, like, "the dtype of the new gates")?;
             }
         }
-        indices(*keep, &["B"], &[found.extents.rows])
+        indices(keep, &["B"], &[found.extents.rows])
     }
 }

@@ -54,7 +54,7 @@ pub trait Work: sealed::Work {
 
     /// Addresses and sizes, as a kernel takes them; of a prefill what these begin with: all are [`Recipe::params`].
     fn params(&self) -> LayerParams {
-        self.request().params()
+        *self.request().params()
     }
 
     /// Checks the arguments, and says how to launch them by other means than [`Library`](crate::Library), on an H200 or
@@ -86,10 +86,18 @@ pub trait Work: sealed::Work {
 impl<W: sealed::Work> Work for W {}
 
 pub(crate) mod sealed {
+    use std::mem::MaybeUninit;
+
     use crate::step::request::Request;
 
     /// Says what the arguments come down to.
     pub trait Work {
-        fn request(&self) -> Request<'_>;
+        /// Makes a request of the arguments where the caller wants it: for a launch, which does not move it.
+        fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a>;
+
+        /// The same by value.
+        fn request(&self) -> Request<'_> {
+            *self.describe(&mut MaybeUninit::uninit())
+        }
     }
 }

@@ -11,22 +11,11 @@ use crate::error::Error;
 pub const MAX_DIMS: usize = 5;
 
 /// Up to [`MAX_DIMS`] numbers, one for each dim: the dims themselves, or strides in elements.
-#[derive(Clone, Copy, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
     /// 0 behind the last.
     pub(super) values: [usize; MAX_DIMS],
-    len: usize,
-}
-
-/// A launch compares those of every tensor with the last one's: all words at once, without a call.
-impl PartialEq for Dims {
-    #[inline]
-    fn eq(&self, other: &Self) -> bool {
-        let pairs = self.values.iter().zip(&other.values);
-        pairs.fold(self.len ^ other.len, |differ, (one, other)| {
-            differ | (one ^ other)
-        }) == 0
-    }
+    pub(super) len: usize,
 }
 
 impl Hash for Dims {
@@ -73,6 +62,7 @@ impl Dims {
 impl Deref for Dims {
     type Target = [usize];
 
+    #[inline]
     fn deref(&self) -> &[usize] {
         &self.values[..self.len]
     }

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::shapes::Named;
-use crate::step::{Checkpoints, Pending, Request};
+use crate::step::{Argument, Request};
 
 /// Everything that says where states start and go; `I` is an index tensor, or its numbers.
 pub struct Switches<'a, I> {
@@ -81,9 +81,9 @@ impl<'a> Switches<'a, Named<'a>> {
     /// Of `request`, which is checked as a launch would.
     pub fn of(request: &Request<'a>) -> Result<Self, Error> {
         let problem = request.check()?;
-        problem.check_workspace(&request.lengths(), request.workspace)?;
+        problem.check_workspace(&request.lengths(), request.get(Argument::Workspace))?;
         let total = request.total().unwrap_or(0);
-        let tokens = match (problem.is_chunked(), request.cu_seqlens) {
+        let tokens = match (problem.is_chunked(), request.get(Argument::CuSeqlens)) {
             (false, _) => problem.constants.tokens as usize,
             (true, None) => request.most_tokens(),
             // More than there are say nothing.
@@ -96,23 +96,23 @@ impl<'a> Switches<'a, Named<'a>> {
             previous_tokens: problem.constants.previous_tokens as usize,
             writes_final: problem.writes_final(),
             null_slot: request.options.null_slot,
-            pool: request.pool,
+            pool: request.pool(),
             write_pool: request.written_pool(),
-            snapshots: request.snapshots,
+            snapshots: request.get(Argument::Snapshots),
             windows: request.windows(),
-            window_snapshots: request.window_snapshots(),
-            read_slots: request.read_slots,
-            write_slots: request.write_slots,
-            token_slots: request.token_slots,
-            accepted: request.accepted,
-            cu_seqlens: request.cu_seqlens,
-            keep: request.keep(),
-            fresh: request.fresh,
-            positions: request.positions,
-            checkpoint_slots: request.checkpoints.map(Checkpoints::named),
+            window_snapshots: request.get(Argument::WindowSnapshots),
+            read_slots: request.get(Argument::ReadSlots),
+            write_slots: request.get(Argument::WriteSlots),
+            token_slots: request.get(Argument::TokenSlots),
+            accepted: request.get(Argument::Accepted),
+            cu_seqlens: request.get(Argument::CuSeqlens),
+            keep: request.get(Argument::Keep),
+            fresh: request.get(Argument::Fresh),
+            positions: request.get(Argument::Positions),
+            checkpoint_slots: request.get(Argument::CheckpointSlots),
             every: request.checkpoint_every(),
-            pending_len: request.pending.map(Pending::named_len),
-            pending_base: request.pending.map(Pending::named_base),
+            pending_len: request.get(Argument::PendingLen),
+            pending_base: request.get(Argument::PendingBase),
             ring: [problem.constants.pending, problem.constants.ring].map(|n| n as usize),
         })
     }

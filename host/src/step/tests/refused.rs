@@ -23,11 +23,11 @@ pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: 
     };
     let switches = request.switches(None);
     let launches = Launches::alone(RawFunction::NULL, shape);
-    last.remember(switches, &request.tensors(), launches);
-    assert!(last.recall(&switches, &request.tensors()).is_some());
+    last.remember(switches, request.present(), launches);
+    assert!(last.recall(&switches, request.present(), |_| ()).is_some());
     change(&mut args);
     let request = args.request();
-    let recalled = last.recall(&request.switches(None), &request.tensors());
+    let recalled = last.recall(&request.switches(None), request.present(), |_| ());
     assert!(recalled.is_none(), "recalled, not refused: {parts:?}");
     let message = args.request().check().unwrap_err().to_string();
     assert!(

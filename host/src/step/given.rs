@@ -1,0 +1,260 @@
+//! What the arguments of a launch give to a request, before every launch: each tensor's place and address, and nothing that is
+//! not there.
+
+use std::mem::MaybeUninit;
+
+use super::argument::Argument;
+use super::gates::{GateForm, GateParts, Gates};
+use super::pending::Flush;
+use super::request::Request;
+use super::work::sealed;
+use super::{
+    Commit, Convolution, Inputs, Options, Pending, PerToken, ReadOnly, States, Step, Stored, Update,
+};
+use crate::tensor::Tensor;
+
+/// A request that is being made where it stays.
+struct Given<'r, 'a> {
+    request: &'r mut Request<'a>,
+    /// [`Request::present`] so far: a number, not a place in memory that every tensor waits for.
+    present: u64,
+}
+
+impl<G: Gates> sealed::Work for Step<'_, G> {
+    #[inline]
+    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
+        let gates = self.gates.parts();
+        let pool = match &self.states {
+            States::Update(Update { pool, .. })
+            | States::ReadOnly(ReadOnly { pool, .. })
+            | States::PerToken(PerToken { pool, .. }) => pool,
+        };
+        let mut given = Given::new(at, pool, gates.form, &self.options);
+        match &self.states {
+            States::Update(states) => given.update(states),
+            States::ReadOnly(states) => {
+                given.request.read_only = true;
+                given.maybe(Argument::ReadSlots, &states.read_slots);
+            }
+            States::PerToken(states) => {
+                given.write_pool(&states.write_pool);
+                given.give(Argument::TokenSlots, &states.token_slots);
+                given.maybe(Argument::Accepted, &states.accepted);
+            }
+        }
+        given.request.inputs = Some(&self.inputs);
+        match &self.inputs {
+            Inputs::Qkv { q, k, v } => {
+                given.give(Argument::Q, q);
+                given.give(Argument::K, k);
+                given.give(Argument::V, v);
+            }
+            Inputs::Conv(conv) => {
+                given.give(Argument::X, &conv.x);
+                given.convolve(conv);
+            }
+        }
+        given.give(Argument::Gate, gates.gate);
+        given.give(Argument::Beta, gates.beta);
+        given.parameters(&gates);
+        given.give(Argument::O, &self.o);
+        if let Some(previous) = &self.previous {
+            given.keep(&previous.stored, &previous.keep);
+            given.give(Argument::PreviousGate, &previous.gate);
+            given.give(Argument::PreviousBeta, &previous.beta);
+        }
+        if let Some(norm) = &self.norm {
+            given.request.norm = Some(norm);
+            given.give(Argument::Z, &norm.z);
+            given.give(Argument::NormWeight, &norm.weight);
+        }
+        if let Some(packed) = &self.packed {
+            given.give(Argument::CuSeqlens, &packed.cu_seqlens);
+            given.request.max_tokens = packed.max_tokens;
+            let total = self.o.dims().get(1).map_or(0, |&total| total as u32);
+            given.request.params.step.total_tokens = total;
+        }
+        if let Some(checkpoints) = &self.checkpoints {
+            given.give(Argument::CheckpointSlots, &checkpoints.slots);
+            given.request.checkpoint_every = checkpoints.every;
+        }
+        if let Some(pending) = &self.pending {
+            given.wait(pending);
+        }
+        given.maybe(Argument::Fresh, &self.fresh);
+        given.maybe(Argument::Snapshots, &self.snapshots);
+        given.maybe(Argument::Positions, &self.positions);
+        given.maybe(Argument::Workspace, &self.workspace);
+        given.all()
+    }
+}
+
+impl<G: Gates> sealed::Work for Commit<'_, G> {
+    #[inline]
+    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
+        let gates = self.gates.parts();
+        let mut given = Given::new(at, &self.states.pool, gates.form, &self.options);
+        given.update(&self.states);
+        given.keep(&self.stored, &self.keep);
+        if let Stored::Conv(conv) = &self.stored {
+            given.give(Argument::PreviousX, &conv.x);
+            given.convolve(conv);
+        }
+        given.give(Argument::PreviousGate, gates.gate);
+        given.give(Argument::PreviousBeta, gates.beta);
+        given.parameters(&gates);
+        given.maybe(Argument::Fresh, &self.fresh);
+        given.all()
+    }
+}
+
+impl sealed::Work for Flush<'_> {
+    #[inline]
+    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
+        let gates = GateForm::of_none(&self.pending.decays);
+        let mut given = Given::new(at, &self.states.pool, gates, &self.options);
+        given.update(&self.states);
+        given.wait(&self.pending);
+        if let Some(windows) = &self.windows {
+            given.windows_of(windows, &None);
+        }
+        given.all()
+    }
+}
+
+impl<'r, 'a> Given<'r, 'a> {
+    /// With a pool, and no tokens.
+    #[inline(always)]
+    fn new(
+        at: &'r mut MaybeUninit<Request<'a>>,
+        pool: &'a Tensor<'a>,
+        gates: GateForm,
+        options: &'a Options,
+    ) -> Self {
+        let mut given = Self {
+            request: at.write(Request::new(pool, gates, options)),
+            present: 0,
+        };
+        given.give(Argument::Pool, pool);
+        // Where nothing else is given, that which is read is written; windows as well.
+        given.write(Argument::WritePool, pool);
+        let slots = slots(pool);
+        let step = &mut given.request.params.step;
+        (step.read_pool_slots, step.write_pool_slots) = (slots, slots);
+        given
+    }
+
+    /// The request.
+    #[inline(always)]
+    fn all(self) -> &'r Request<'a> {
+        self.request.present = self.present;
+        self.request
+    }
+
+    /// Sets the parameter that is a tensor's address.
+    #[inline(always)]
+    fn write(&mut self, argument: Argument, tensor: &'a Tensor<'a>) {
+        argument.set(&mut self.request.params, tensor.address());
+    }
+
+    /// With a tensor.
+    #[inline(always)]
+    fn give(&mut self, argument: Argument, tensor: &'a Tensor<'a>) {
+        self.request.given[argument as usize] = Some(tensor);
+        self.present |= 1 << argument as u32;
+        self.write(argument, tensor);
+    }
+
+    /// With another pool that is written, where there is one.
+    #[inline(always)]
+    fn write_pool(&mut self, pool: &'a Option<Tensor<'a>>) {
+        if let Some(pool) = pool {
+            self.give(Argument::WritePool, pool);
+            self.request.params.step.write_pool_slots = slots(pool);
+        }
+    }
+
+    /// With windows, and others that are written, where there are such.
+    #[inline(always)]
+    fn windows_of(&mut self, windows: &'a Tensor<'a>, write_windows: &'a Option<Tensor<'a>>) {
+        self.give(Argument::Windows, windows);
+        self.write(Argument::WriteWindows, windows);
+        self.maybe(Argument::WriteWindows, write_windows);
+        let written = write_windows.as_ref().unwrap_or(windows);
+        let (read, written) = (slots(windows), slots(written));
+        let layer = &mut self.request.params;
+        (layer.read_windows_slots, layer.write_windows_slots) = (read, written);
+    }
+
+    /// With a tensor, where there is one.
+    #[inline(always)]
+    fn maybe(&mut self, argument: Argument, tensor: &'a Option<Tensor<'a>>) {
+        if let Some(tensor) = tensor {
+            self.give(argument, tensor);
+        }
+    }
+
+    /// With where its states go.
+    #[inline(always)]
+    fn update(&mut self, states: &'a Update<'a>) {
+        self.write_pool(&states.write_pool);
+        self.maybe(Argument::ReadSlots, &states.read_slots);
+        self.maybe(Argument::WriteSlots, &states.write_slots);
+    }
+
+    /// With a convolution, but for what it is of.
+    #[inline(always)]
+    fn convolve(&mut self, conv: &'a Convolution<'a>) {
+        self.request.conv = Some(conv);
+        self.give(Argument::ConvWeight, &conv.weight);
+        self.windows_of(&conv.windows, &conv.write_windows);
+        self.maybe(Argument::ConvBias, &conv.bias);
+        self.maybe(Argument::WindowSnapshots, &conv.window_snapshots);
+    }
+
+    /// With tokens of which the first ones are committed, but for their gates and a convolution of their own.
+    #[inline(always)]
+    fn keep(&mut self, stored: &'a Stored<'a>, keep: &'a Tensor<'a>) {
+        self.request.stored = Some(stored);
+        match stored {
+            Stored::Kv { k, v } => {
+                self.give(Argument::PreviousK, k);
+                self.give(Argument::PreviousV, v);
+            }
+            Stored::X { x } => self.give(Argument::PreviousX, x),
+            Stored::Conv(_) => {}
+        }
+        self.give(Argument::Keep, keep);
+    }
+
+    /// With the parameters of the gates.
+    #[inline(always)]
+    fn parameters(&mut self, gates: &GateParts<'a>) {
+        for (argument, tensor) in [
+            (Argument::ALog, gates.a_log),
+            (Argument::DtBias, gates.dt_bias),
+        ] {
+            if let Some(tensor) = tensor {
+                self.give(argument, tensor);
+            }
+        }
+    }
+
+    /// With tokens that are pending.
+    #[inline(always)]
+    fn wait(&mut self, pending: &'a Pending<'a>) {
+        self.request.pending = Some(pending);
+        self.give(Argument::Keys, &pending.keys);
+        self.give(Argument::Updates, &pending.updates);
+        self.give(Argument::Decays, &pending.decays);
+        self.maybe(Argument::Inputs, &pending.inputs);
+        self.give(Argument::PendingLen, &pending.len);
+        self.give(Argument::PendingBase, &pending.base);
+    }
+}
+
+/// P of a pool, or of windows; parameters have it before the check has seen any rank.
+#[inline(always)]
+fn slots(pool: &Tensor<'_>) -> u32 {
+    pool.dims().first().map_or(0, |&slots| slots as u32)
+}
