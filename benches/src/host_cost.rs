@@ -236,6 +236,13 @@ impl<'a> Bare<'a> {
         self.launches.len()
     }
 
+    /// Bytes of the parameter of each.
+    #[must_use]
+    pub fn parameter_bytes(&self) -> Vec<usize> {
+        let launches = self.launches.iter();
+        launches.map(|(.., parameter)| parameter.len()).collect()
+    }
+
     /// Launches all of them, and does nothing else.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::time::Instant;
 use std::{env, fs, io};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gated_delta::driver::{Context, Device};
+use gated_delta::driver::{Context, Device, Driver};
 use gated_delta::{Error, Library, StreamRef};
 use gated_delta_benches::host_cost::{Bare, Case, cases};
 
@@ -84,6 +84,15 @@ fn launch(case: usize) -> Result<()> {
         // SAFETY: as above.
         &|| unsafe { library.launch(stream, work) },
     ];
+    let lengths = bare.parameter_bytes();
+    let [wanted, planned, cached] = ways.map(|way| noted(context.driver(), &lengths, way));
+    let wanted = wanted?;
+    ensure!(planned? == wanted, "a plan launches something else");
+    ensure!(cached? == wanted, "the first launch is of something else");
+    ensure!(
+        noted(context.driver(), &lengths, ways[2])? == wanted,
+        "the cache launches something else"
+    );
     let mut nanos = [f64::INFINITY; WAYS];
     for _ in 0..ROUNDS {
         for (way, nanos) in ways.iter().zip(&mut nanos) {
@@ -110,6 +119,34 @@ fn launch(case: usize) -> Result<()> {
         bare.kernels()
     );
     Ok(())
+}
+
+/// What `way` launches, as the stand-in notes it: parameters of these lengths.
+fn noted(
+    driver: &Driver,
+    lengths: &[usize],
+    way: &dyn Fn() -> Result<(), Error>,
+) -> Result<Vec<u8>> {
+    const MOST: usize = 1 << 14;
+    type Note = unsafe extern "C" fn(*const usize, usize);
+    type Noted = unsafe extern "C" fn(*mut u8, usize) -> usize;
+    // SAFETY: the stand-in has functions of these types.
+    let (note, noted) = unsafe {
+        (
+            driver.optional::<Note>("idle_note"),
+            driver.optional::<Noted>("idle_noted"),
+        )
+    };
+    let (note, noted) = note.zip(noted).context("the driver is another one")?;
+    let mut bytes = vec![0; MOST];
+    // SAFETY: there are so many lengths.
+    unsafe { note(lengths.as_ptr(), lengths.len()) };
+    way()?;
+    // SAFETY: there is room for so many bytes.
+    let count = unsafe { noted(bytes.as_mut_ptr(), MOST) };
+    ensure!((1..MOST).contains(&count), "{count} bytes are noted");
+    bytes.truncate(count);
+    Ok(bytes)
 }
 
 /// Rounds whose fastest is taken.
