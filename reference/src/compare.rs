@@ -87,13 +87,19 @@ impl DType {
         }
     }
 
-    /// As [`Self::round`], of an element of a state: one of f16 is held within ±65504, so that no infinity comes into a
-    /// state from finite values. NaN stays NaN.
+    /// As [`Self::round`], of an element of a state.
     #[must_use]
     pub fn round_state(self, x: f64) -> f64 {
+        self.round(self.held(x))
+    }
+
+    /// An element of a state as it is stored, but for its rounding: one of f16 is held within ±65504, so that no infinity
+    /// comes into a state from finite values. NaN stays NaN.
+    #[must_use]
+    pub fn held(self, x: f64) -> f64 {
         match self {
-            Self::F16 => self.round(x.clamp(-MOST_F16, MOST_F16)),
-            Self::Bf16 | Self::F32 => self.round(x),
+            Self::F16 => x.clamp(-MOST_F16, MOST_F16),
+            Self::Bf16 | Self::F32 => x,
         }
     }
 }
@@ -109,21 +115,27 @@ pub struct Tolerance {
     pub state: f64,
     /// Of o, as a part of the norms of q̂ and of the state that it is read from.
     pub output: f64,
-    /// Of a state, and of an output, there times the norm of q̂ where that is more than 1, however small states are,
-    /// among values around 1: what is lost below the smallest normal numbers of f16.
+    /// Of a state, and of an output, there times the norm of q̂ where that is more than 1, however small states are, as a
+    /// part of the largest of the norms of the row's v and S k̂: what is lost below the smallest normal numbers of f16.
     pub least: f64,
     /// Of a state, and of an output, there times the norm of q̂: so many times [`of_keys`], where that is more than the
     /// part of the norm; 0 where it never is.
     pub keys: f64,
+    /// By how much of a part of the norm of a state [`of_terms`] counts, where that is more than the norm.
+    pub terms: f64,
 }
 
 impl Tolerance {
     /// Token by token: f32 arithmetic, with approximate exponentials and roots.
+    ///
+    /// Of an output `terms` is three units in the last place of f32. It counts where most of what a state is added up from has
+    /// cancelled.
     pub const RECURRENT: Self = Self {
         state: 1e-5,
         output: 1e-6,
         least: 0.0,
         keys: 0.0,
+        terms: 0.2,
     };
 
     /// Tokens at once: products of bf16, or of f32 in two parts of bf16, summed in f32.
@@ -132,6 +144,7 @@ impl Tolerance {
         output: 3e-4,
         least: 0.0,
         keys: 0.0,
+        terms: 0.1,
     };
 
     /// In chunks: products of f16, summed in f32, each chunk's after the state that the one before left in f32.
@@ -140,9 +153,10 @@ impl Tolerance {
     /// they are. P and T of a chunk of 64 tokens have decays in them, and T has β: where the tokens since have put
     /// nothing into a state (β, k or v of 0), all that there is of it is what such factors leave. Of values around 1, V
     /// = 128 and β up to 2, a token's δ has norm 2√128; errors of even distribution, 2⁻²⁵ / √3 each, add up over 64
-    /// tokens to √64 · 2⁻²⁵ / √3 · 2√128 = 3.1e-6 by P or by δ's own decay, and half of that by T: 4e-6 with both. P
-    /// has q̂ in it: its part of o stays where q̂ is short. It is no more than `state` of a state of norm 4e-3, whose
-    /// elements are around 2⁻¹⁵, and then only where larger ones have decayed to that.
+    /// tokens to √64 · 2⁻²⁵ / √3 · 2√128 = 3.1e-6 by P or by δ's own decay, and half of that by T: 4e-6 with both, where
+    /// v that are evenly distributed have norm √(128 / 3) = 6.5. P has q̂ in it: its part of o stays where q̂ is short. It is
+    /// no more than `state` of a state of norm 4e-3, whose elements are around 2⁻¹⁵, and then only where larger ones have
+    /// decayed to that.
     ///
     /// `keys` is the same bound as `state` where nothing cancels: 4 · 2⁻¹² of the norm. Where β is near 2, keys resemble
     /// each other and nothing decays, what tokens add to a state cancels, and roundings of it do not: they are as large
@@ -150,8 +164,9 @@ impl Tolerance {
     pub const CHUNKED: Self = Self {
         state: 1e-3,
         output: 1e-3,
-        least: 4e-6,
+        least: 6e-7,
         keys: 4.0,
+        terms: 0.0,
     };
 }
 
@@ -176,6 +191,27 @@ pub fn of_keys(exact: &[f64], keys_off: &[f64]) -> f64 {
     change(exact, keys_off)
 }
 
+/// By what part of what it is added up from each element of a state is larger or smaller, at random, after every token in
+/// the second states of [`of_terms`].
+pub const TERM: f64 = 1.0 / 4096.0;
+
+/// How far a state comes from `exact` by [`TERM`], as a part of that: the norm of all terms' errors, were each as large as
+/// its term. `terms_off` is the state of the same tokens with every element larger or smaller by that part of |s α| + β (|v| +
+/// |S k̂|) |k|.
+///
+/// Where terms cancel, their roundings do not: a key that comes again with another v leaves those of the first.
+#[must_use]
+pub fn of_terms(exact: &[f64], terms_off: &[f64]) -> f64 {
+    change(exact, terms_off) / TERM
+}
+
+/// By what part of it each tap of a convolution, and each bias, is larger or smaller, at random, where results of a convolution
+/// that is not exact are judged.
+pub const TAP: f64 = 1.0 / 4096.0;
+
+/// How far from the truth sums of a convolution are, and what an activation makes of them, as a part of each of their terms: f32.
+pub const CONVOLVED: f64 = 1e-6;
+
 /// How far a state may be from `exact` by [`LOG_DECAY`], where `decaying_more` is the state of the same tokens with
 /// every log decay larger by [`MORE_DECAY`] of it.
 ///
@@ -186,8 +222,9 @@ pub fn of_decays(exact: &[f64], decaying_more: &[f64]) -> f64 {
     LOG_DECAY * change(exact, decaying_more) / MORE_DECAY
 }
 
-/// The norm of what two states differ by, of what is finite.
-fn change(exact: &[f64], other: &[f64]) -> f64 {
+/// The norm of what two results differ by, of what is finite.
+#[must_use]
+pub fn change(exact: &[f64], other: &[f64]) -> f64 {
     let changes = exact.iter().zip(other).map(|(x, y)| x - y);
     let changes: Vec<f64> = changes.filter(|change| change.is_finite()).collect();
     norm(&changes)
@@ -214,6 +251,9 @@ pub fn of_norm(gated: &GatedNorm, o: &[f64], off: f64) -> Result<f64, Error> {
         .fold(0.0, f64::max);
     Ok(2.0 * largest * off + NORM * norm(&results))
 }
+
+/// What is no difference in an element of any size: products in f32 that are smaller than its smallest normal number are 0.
+pub const UNDERFLOW: f64 = 1e-36;
 
 /// What is no difference in so many elements, among values around 1: in each 1e-12, below which f32 exponentials are
 /// denormal, or inexact by their argument.

@@ -1,5 +1,6 @@
 //! States that wait for the tokens of a ring, which a step folds in where there is no room for its own.
 
+use crate::compare::norm;
 use crate::error::{Error, check_length};
 use crate::layer::{Layer, Pools};
 use crate::recurrence::recurrence;
@@ -75,22 +76,24 @@ pub fn deferred(problem: &Deferred, pools: &Pools, rings: &Rings) -> Result<Afte
             return Err(Error::Contradiction { name, with });
         }
     }
-    let slots = step.sizes().slots_of("pool", pools.states)?;
-    let waited = match (&rings.inputs, pools.windows) {
-        (Some(inputs), Some(windows)) => Some(problem.wait(inputs, windows, slots)?),
-        _ => None,
-    };
-    let pools = &Pools {
-        windows: waited
-            .as_ref()
-            .map_or(pools.windows, |waited| Some(&waited.before)),
-        ..*pools
-    };
-    let mut after = problem.surrounded(pools, rings, slots)?;
-    if let Some(waited) = waited {
-        (after.windows, after.rings.inputs) = (Some(waited.after), Some(waited.inputs));
-    }
+    let (after, _) = problem.run(pools, rings)?;
     Ok(after)
+}
+
+/// A row that is active.
+pub(crate) struct Live {
+    /// Its number.
+    pub b: usize,
+    /// Its slot.
+    pub slot: usize,
+    /// Its pending tokens.
+    pub len: usize,
+    /// The entry of the first of them.
+    pub base: usize,
+    /// Whether it starts from zeros.
+    pub is_fresh: bool,
+    /// Whether it writes its state.
+    pub folds: bool,
 }
 
 /// Windows that wait.
@@ -104,6 +107,49 @@ struct Waited {
 }
 
 impl Deferred<'_> {
+    /// What the launch leaves behind, and the norms of q̂, `[B, T, HV]`: 0 of rows that are inactive.
+    pub(crate) fn run(&self, pools: &Pools, rings: &Rings) -> Result<(After, Vec<f64>), Error> {
+        let slots = self.slots(pools)?;
+        let waited = match (&rings.inputs, pools.windows) {
+            (Some(inputs), Some(windows)) => Some(self.wait(inputs, windows, slots)?),
+            _ => None,
+        };
+        let pools = &Pools {
+            windows: waited
+                .as_ref()
+                .map_or(pools.windows, |waited| Some(&waited.before)),
+            ..*pools
+        };
+        let (mut after, queries) = self.surrounded(pools, rings, slots)?;
+        if let Some(waited) = waited {
+            (after.windows, after.rings.inputs) = (Some(waited.after), Some(waited.inputs));
+        }
+        Ok((after, queries))
+    }
+
+    /// P
+    pub(crate) fn slots(&self, pools: &Pools) -> Result<usize, Error> {
+        self.layer.step.sizes().slots_of("pool", pools.states)
+    }
+
+    /// The rows that are active.
+    pub(crate) fn active(&self, pools: &Pools) -> Result<Vec<Live>, Error> {
+        let slots = self.slots(pools)?;
+        let row = |b| {
+            let [slot, len, base] = self.live(b, slots)?;
+            let is_fresh = self.is_fresh(b);
+            Some(Live {
+                b,
+                slot,
+                len,
+                base,
+                is_fresh,
+                folds: is_fresh || (len > 0 && self.must_fold(len)),
+            })
+        };
+        Ok((0..self.layer.step.batch).filter_map(row).collect())
+    }
+
     /// What the launch makes of a ring of inputs `[P, R, D]` and windows `[P, D, W − 1]`.
     fn wait(&self, inputs: &[f64], windows: &[f64], slots: usize) -> Result<Waited, Error> {
         let step = &self.layer.step;
@@ -143,22 +189,28 @@ impl Deferred<'_> {
         Ok(waited)
     }
 
-    fn surrounded(&self, pools: &Pools, rings: &Rings, slots: usize) -> Result<After, Error> {
+    fn surrounded(
+        &self,
+        pools: &Pools,
+        rings: &Rings,
+        slots: usize,
+    ) -> Result<(After, Vec<f64>), Error> {
         let layer = &self.layer;
         if layer.projection.is_none() && layer.norm.is_none() {
             return self.recur(&layer.step, pools.states, rings);
         }
         let live = |b: usize| self.live(b, slots).is_some();
-        let (o, after, convolved) = layer.surround(pools, live, |step, _, _| {
-            let mut after = self.recur(step, pools.states, rings)?;
-            Ok((std::mem::take(&mut after.o), after))
+        let (o, (after, queries), convolved) = layer.surround(pools, live, |step, _, _| {
+            let (mut after, queries) = self.recur(step, pools.states, rings)?;
+            Ok((std::mem::take(&mut after.o), (after, queries)))
         })?;
         let windows = convolved.map(|convolved| convolved.windows);
-        Ok(After {
+        let after = After {
             o,
             windows,
             ..after
-        })
+        };
+        Ok((after, queries))
     }
 
     fn must_fold(&self, len: usize) -> bool {
@@ -186,8 +238,13 @@ impl Deferred<'_> {
         ])
     }
 
-    /// What the recurrence makes of `step`, which has q, k and v.
-    fn recur(&self, step: &Recurrent, pool: &[f64], rings: &Rings) -> Result<After, Error> {
+    /// What the recurrence makes of `step`, which has q, k and v, and the norms of q̂.
+    fn recur(
+        &self,
+        step: &Recurrent,
+        pool: &[f64],
+        rings: &Rings,
+    ) -> Result<(After, Vec<f64>), Error> {
         let entries = self.entries;
         let heads = step.sizes();
         let slots = heads.slots_of("pool", pool)?;
@@ -212,6 +269,7 @@ impl Deferred<'_> {
             windows: None,
             rings: rings.clone(),
         };
+        let mut queries = vec![0.0; step.batch * step.tokens * step.value_heads];
         for b in 0..step.batch {
             let Some([slot, len, base]) = self.live(b, slots) else {
                 continue;
@@ -248,8 +306,9 @@ impl Deferred<'_> {
                 for t in 0..step.tokens {
                     let token = b * step.tokens + t;
                     let of_token = step.token(token, hv);
+                    queries[token * step.value_heads + hv] = norm(&of_token.q);
                     let raw = &step.k[(token * step.heads + h) * step.key_dim..][..step.key_dim];
-                    let norm = match step.l2norm {
+                    let key_length = match step.l2norm {
                         true => (raw.iter().map(|k| k * k).sum::<f64>() + 1e-6).sqrt(),
                         false => 1.0,
                     };
@@ -259,7 +318,7 @@ impl Deferred<'_> {
                     });
                     let u: Vec<f64> = decayed
                         .zip(&of_token.v)
-                        .map(|(sk, v)| of_token.beta * (v - sk) / norm)
+                        .map(|(sk, v)| of_token.beta * (v - sk) / key_length)
                         .collect();
                     let left = &mut after.rings;
                     left.keys[at(h, keys, len + t)..][..step.key_dim].copy_from_slice(raw);
@@ -275,6 +334,6 @@ impl Deferred<'_> {
                 }
             }
         }
-        Ok(after)
+        Ok((after, queries))
     }
 }

@@ -113,7 +113,7 @@ pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
 
 impl<'a> Pools<'a> {
     /// Those that are read, and those that may be written.
-    fn states(&self) -> (&'a [f64], &'a [f64]) {
+    pub(crate) fn states(&self) -> (&'a [f64], &'a [f64]) {
         (self.states, self.write_states.unwrap_or(self.states))
     }
 }
@@ -295,7 +295,7 @@ pub(crate) struct Convolved {
     /// Columns of a slot of windows.
     columns: usize,
     /// Afterwards, where there are any.
-    window_snapshots: Option<Vec<f64>>,
+    pub window_snapshots: Option<Vec<f64>>,
     /// Snapshots of a row.
     steps: usize,
 }

@@ -278,7 +278,7 @@ impl Recurrent<'_> {
     }
 
     /// A previous token; nothing is read by its query.
-    fn previous_token(&self, previous: &Previous, token: usize, hv: usize) -> Token {
+    pub(crate) fn previous_token(&self, previous: &Previous, token: usize, hv: usize) -> Token {
         self.keys_and_values(previous.k, previous.v, &previous.gates, token, hv)
     }
 

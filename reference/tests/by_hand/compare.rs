@@ -1,8 +1,8 @@
 //! The comparisons: what passes, what does not, and that nothing slips through.
 
 use gated_delta_reference::compare::{
-    COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, DType, KEY, MORE_DECAY, Tolerance, excess, norm,
-    of_decays, of_keys, of_underflow, relative_error, relative_error_of, within,
+    COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, CONVOLVED, DType, KEY, MORE_DECAY, Tolerance, UNDERFLOW,
+    excess, norm, of_decays, of_keys, of_underflow, relative_error, relative_error_of, within,
 };
 use half::{bf16, f16};
 
@@ -200,8 +200,10 @@ fn tolerances() {
         Tolerance::PARALLEL,
         Tolerance::CHUNKED,
     ];
-    assert_eq!(all.map(|of| of.least), [0.0, 0.0, 4e-6]);
+    assert_eq!(all.map(|of| of.least), [0.0, 0.0, 6e-7]);
+    assert_eq!(all.map(|of| of.terms), [0.2, 0.1, 0.0]);
     assert_eq!(all.map(|of| of.keys * KEY), [0.0, 0.0, 4.0 / 4096.0]);
     assert_eq!(of_underflow(4), 2e-12);
+    assert_eq!([CONVOLVED, UNDERFLOW], [1e-6, 1e-36]);
     assert_eq!([COMPUTED_IN_F32, COMPUTED_IN_CHUNKS], [1e-6, 5e-6]);
 }

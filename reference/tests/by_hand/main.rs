@@ -4,6 +4,7 @@ mod compare;
 mod conv;
 mod gdn_decode;
 mod gdn_slots;
+mod judge;
 mod kda;
 mod laws;
 mod layer;

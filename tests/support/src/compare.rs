@@ -2,13 +2,14 @@
 
 use gated_delta::{DType, Entry};
 pub use gated_delta_reference::compare::norm;
-use gated_delta_reference::compare::{MOST_F16, of_underflow, within};
+use gated_delta_reference::compare::{of_underflow, within};
+use gated_delta_reference::judge::{Allowed, Judgement};
 
 use crate::backend::backends;
 use crate::buffer::View;
 use crate::case::Case;
 use crate::problem::{Sizes, conv, window_snapshots};
-use crate::truth::{self, Allowed, Truth, truth};
+use crate::truth::{self, truth};
 
 /// Panics unless `got` is the rounding of something whose distance to `exact` is at most `allowed`; NaN of what was read
 /// must be in the same places.
@@ -72,7 +73,7 @@ pub fn check(before: &Case, after: &Case) {
                 &format!("slot {slot}"),
                 &pool,
                 &[slot],
-                (&wanted.pool, &allowed.pool),
+                (&wanted.states, &allowed.states),
             );
         }
         if let (Some(view), Some(exact)) = (&after.snapshots, &wanted.snapshots) {
@@ -92,7 +93,7 @@ pub fn check(before: &Case, after: &Case) {
 /// Panics unless every window that is written, in the pool or as a snapshot, is the inputs of it and the row's that come
 /// last, bit for bit. Returns what is written of windows.
 #[track_caller]
-fn check_windows(before: &Case, after: &Case, wanted: &Truth) -> Vec<View> {
+fn check_windows(before: &Case, after: &Case, wanted: &Judgement) -> Vec<View> {
     let (Some(conv), Some([read, write])) = (conv(before), before.windows()) else {
         return Vec::new();
     };
@@ -206,11 +207,7 @@ impl States<'_> {
             panic!("a state has three dims")
         };
         let len = value_dim * key_dim;
-        // States of f16 stop at the largest one, where o is infinite.
-        let held = |x: &f64| match dtype {
-            DType::F16 => x.clamp(-MOST_F16, MOST_F16),
-            _ => *x,
-        };
+        let held = |x: &f64| gated_delta_reference::compare::DType::from(dtype).held(*x);
         for hv in 0..heads {
             let state = view.entry(index).entry(&[hv]);
             let i = first * heads + hv;
@@ -240,11 +237,15 @@ pub fn reference(case: &Case, states: &[f64]) -> (Vec<f64>, Vec<f64>) {
 /// on `before` may be that differ in rounding alone. The two may have different layouts.
 #[track_caller]
 pub fn assert_near(before: &Case, one: &Case, other: &Case) {
-    let Allowed { o, pool, snapshots } = truth(before, None).allowed;
+    let Allowed {
+        o,
+        states: of_states,
+        snapshots,
+    } = truth(before, None).allowed;
     let states = |case: &Case| Some(case.as_klast(case.written_pool()));
     let o_of = |case: &Case| case.outputs().cloned();
     near("o", [one, other], o_of, &o);
-    near("state", [one, other], states, &pool);
+    near("state", [one, other], states, &of_states);
     let of = |case: &Case| Some(case.as_klast(case.snapshots.as_ref()?));
     near("snapshot", [one, other], of, &snapshots);
 }

@@ -9,10 +9,11 @@ use gated_delta_harness::arguments::{
 };
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::Family;
-use gated_delta_reference::compare::{COMPUTED_IN_F32, LOG_DECAY, Tolerance, norm, of_norm};
-use gated_delta_reference::conv::{Conv, convolve};
-use gated_delta_reference::deferred::{After, Deferred as Reference, Rings, deferred};
+use gated_delta_reference::compare::{CONVOLVED, Tolerance};
+use gated_delta_reference::conv::Conv;
+use gated_delta_reference::deferred::{After, Deferred as Reference, Rings};
 use gated_delta_reference::gdn::Gates;
+use gated_delta_reference::judge::{AllowedOfRings, judge_deferred};
 use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, Pools, Projection};
 use gated_delta_reference::norm::GatedNorm as NormOfReference;
@@ -884,20 +885,6 @@ impl Problem {
         })
     }
 
-    /// q of token t of a row that is live, of all heads.
-    fn queries(&self, b: usize, t: usize) -> Vec<f64> {
-        let conv = [CONV_WEIGHT, CONV_BIAS].map(|i| self.floats(i));
-        let (Some(conv), Some([slot, ..])) = (self.conv(&conv), self.spec.live(b)) else {
-            return self.floats_at(Q, &[b, t]);
-        };
-        let window = self.window(b, slot).into_iter().flatten();
-        let float = |(buffer, i): (usize, usize)| self.buffers[buffer].float(i);
-        let window: Vec<f64> = window.map(|place| place.map_or(0.0, float)).collect();
-        let y = convolve(&conv, &window, &self.floats_at(X, &[b]));
-        let y = y.unwrap_or_else(|error| panic!("{error}"));
-        y[t * conv.channels..][..self.spec.heads[0] * self.spec.dim].to_vec()
-    }
-
     /// The norm, where there is one; `z` and `weight` are its numbers.
     fn norm<'a>(&self, [z, weight]: &'a [Vec<f64>; 2]) -> Option<NormOfReference<'a>> {
         let norm = self.spec.norm.filter(|_| self.spec.tokens > 0)?;
@@ -953,9 +940,9 @@ impl Problem {
             .collect()
     }
 
-    /// What the reference makes of it, of rows with these pending tokens and bases, from these states and rings; `normed` or as
-    /// it is before the norm.
-    fn reference(&self, from: &Self, len: &[i64], base: &[i64], normed: bool) -> After {
+    /// What the reference makes of it, where new tokens of rows that fold start from the states of `after`, and how far from that
+    /// results may be.
+    fn judged(&self, after: &Self) -> (After, AllowedOfRings) {
         let spec = &self.spec;
         let [h, ratio] = spec.heads;
         let [q, k, v, g, beta] = [Q, K, V, G, BETA].map(|i| self.floats(i));
@@ -990,7 +977,7 @@ impl Problem {
         let dims = [spec.dim; 2];
         let [conv, of_norm] =
             [[CONV_WEIGHT, CONV_BIAS], [Z, NORM_WEIGHT]].map(|of| of.map(|i| self.floats(i)));
-        let (x, windows) = (self.floats(X), from.floats(WINDOWS));
+        let (x, windows) = (self.floats(X), self.floats(WINDOWS));
         let conv = self.conv(&conv);
         let given = |x: &[f64]| if conv.is_some() { 0 } else { of_tokens(x) };
         let step = Recurrent {
@@ -1010,10 +997,10 @@ impl Problem {
             .map(|b| i64::from(spec.is_fresh(b)))
             .collect();
         let rings = Rings {
-            keys: from.floats(KEYS),
-            updates: from.floats(UPDATES),
-            decays: from.floats(DECAYS),
-            inputs: spec.windows_wait().then(|| from.floats(INPUTS)),
+            keys: self.floats(KEYS),
+            updates: self.floats(UPDATES),
+            decays: self.floats(DECAYS),
+            inputs: spec.windows_wait().then(|| self.floats(INPUTS)),
         };
         let problem = Reference {
             layer: Layer {
@@ -1023,22 +1010,33 @@ impl Problem {
                     previous: None,
                     conv,
                 }),
-                norm: self.norm(&of_norm).filter(|_| normed),
+                norm: self.norm(&of_norm),
                 fresh: Some(&fresh),
                 checkpoints: None,
             },
             most: spec.ring[0],
             entries: spec.ring[1],
-            len,
-            base,
+            len: &spec.len,
+            base: &spec.base,
         };
-        let pool = from.floats(POOL);
+        let pool = self.floats(POOL);
         let pools = Pools {
             states: &pool,
             windows: (conv.is_some() || spec.windows_wait()).then_some(&windows[..]),
             ..Pools::default()
         };
-        deferred(&problem, &pools, &rings).unwrap_or_else(|error| panic!("{error}"))
+        let tolerance = match spec.parallel {
+            true => Tolerance::PARALLEL,
+            false => Tolerance::RECURRENT,
+        };
+        // Sums of a convolution are exact, and what is made of them is not.
+        let taps = match spec.conv {
+            Some(conv) if conv.activation != Activation::None => CONVOLVED,
+            _ => 0.0,
+        };
+        let stored = after.floats(POOL);
+        judge_deferred(&problem, &pools, &rings, Some(&stored), &tolerance, taps)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Panics unless `after` is what a launch on this must leave: o, folded states and entries within bounds of the
@@ -1048,41 +1046,8 @@ impl Problem {
         let spec = &self.spec;
         let [h, ratio] = spec.heads;
         let (hv_count, dim, entries) = (h * ratio, spec.dim, spec.ring[1]);
-        let folded = self.reference(self, &spec.len, &spec.base, false);
-        // Of a row that folds, the rest starts from the state as it was stored.
-        let [mut len, mut base] = [spec.len.clone(), spec.base.clone()];
-        let mut from = self.clone();
-        for b in 0..spec.slots.len() {
-            let Some([slot, of_row, first]) = spec.live(b) else {
-                continue;
-            };
-            if spec.writes(b) && !spec.is_fresh(b) {
-                (len[b], base[b]) = (0, ((first + of_row) % entries) as i64);
-                for i in self.views[POOL].entry(&[slot]).positions() {
-                    from.buffers[POOL].set_bits(i, after.buffers[POOL].bits(i));
-                }
-                if spec.windows_wait() {
-                    for i in self.views[WINDOWS].entry(&[slot]).positions() {
-                        from.buffers[WINDOWS].set_bits(i, after.buffers[WINDOWS].bits(i));
-                    }
-                }
-            }
-        }
-        let wanted = match spec.tokens {
-            0 => folded.clone(),
-            _ => self.reference(&from, &len, &base, false),
-        };
-        let normed = match spec.norm {
-            Some(_) if spec.tokens > 0 => self.reference(&from, &len, &base, true).o,
-            _ => wanted.o.clone(),
-        };
+        let (wanted, allowed) = self.judged(after);
         let convolves = spec.conv.is_some() && spec.tokens > 0;
-        // Sums of a convolution are exact, and what is made of them is not.
-        let of_conv = match spec.conv {
-            Some(conv) if convolves && conv.activation != Activation::None => COMPUTED_IN_F32,
-            _ => 0.0,
-        };
-        let z = [Z, NORM_WEIGHT].map(|i| self.floats(i));
         let mut rest = after.clone();
         let mut seen = |views: Vec<View>| {
             for view in views {
@@ -1094,10 +1059,6 @@ impl Problem {
         };
         let is_kda = spec.operator == Operator::Kda;
         let channels = if is_kda { dim } else { 1 };
-        let tolerance = match spec.parallel {
-            true => Tolerance::PARALLEL,
-            false => Tolerance::RECURRENT,
-        };
         for b in 0..spec.slots.len() {
             let live = spec.live(b);
             let moves = match spec.windows_wait() {
@@ -1108,11 +1069,7 @@ impl Problem {
                 let window = self.window_after(b, slot);
                 let got = after.bits_at(WINDOWS, &[slot]);
                 assert!(got == window, "the window of row {b}, {spec:?}");
-                let after_step = match spec.windows_wait() {
-                    true => &folded,
-                    false => &wanted,
-                };
-                let exact = after_step.windows.as_ref().expect("there are windows");
+                let exact = wanted.windows.as_ref().expect("there are windows");
                 let exact = &exact[slot * got.len()..][..got.len()];
                 assert_eq!(after.floats_at(WINDOWS, &[slot]), exact, "{spec:?}");
                 seen(vec![self.views[WINDOWS].entry(&[slot])]);
@@ -1143,22 +1100,10 @@ impl Problem {
                     true => hv % h,
                     false => hv / ratio,
                 };
-                // What the state is made of, and how much decays.
-                let mut size = match spec.is_fresh(b) {
-                    true => 0.0,
-                    false => norm(&self.floats_at(POOL, &[slot, hv])),
-                };
-                let mut decays = 0.0f64;
-                for j in 0..pending {
-                    let entry = (first + j) % entries;
-                    let of = |i, head| self.floats_at(i, &[slot, head, entry]);
-                    size += norm(&of(KEYS, head)) * norm(&of(UPDATES, hv));
-                    decays += of(DECAYS, hv).iter().fold(0.0, |max, g| g.abs().max(max));
-                }
                 let state = self.views[POOL].entry(&[slot, hv]);
                 if spec.writes(b) {
-                    let allowed = (tolerance.state + LOG_DECAY * decays) * size;
-                    let exact = &folded.pool[(slot * hv_count + hv) * dim * dim..][..dim * dim];
+                    let allowed = allowed.states[slot * hv_count + hv];
+                    let exact = &wanted.pool[(slot * hv_count + hv) * dim * dim..][..dim * dim];
                     let got = after.floats_at(POOL, &[slot, hv]);
                     assert_close(&format!("state {what}"), &got, exact, spec.state, allowed);
                     seen(vec![state]);
@@ -1177,54 +1122,29 @@ impl Problem {
                         of[first..][..of_entry].to_vec()
                     };
                     let log_decays = ring_at(DECAYS, hv, channels);
-                    decays += log_decays.iter().fold(0.0, |max, g| g.abs().max(max));
                     let k = ring_at(KEYS, head, dim);
-                    let key_length = if spec.l2norm {
-                        (norm(&k).powi(2) + 1e-6).sqrt()
-                    } else {
-                        1.0
-                    };
                     let u = ring_at(UPDATES, hv, dim);
-                    size += norm(&k) * norm(&u);
-                    let bound = tolerance.output + LOG_DECAY * decays + 4.0 * of_conv;
-                    let queries = self.queries(b, t);
-                    let q = &queries[head * dim..][..dim];
-                    let q_length = match spec.l2norm {
-                        true => 1.0,
-                        false => norm(q).max(1.0),
-                    } / (dim as f64).sqrt();
-                    let k_length = if spec.l2norm { 1.0 } else { norm(&k).max(1.0) };
-                    let token = b * spec.tokens + t;
-                    let of_head = (token * hv_count + hv) * dim..(token * hv_count + hv + 1) * dim;
-                    let mut allowed = bound * size * q_length * k_length.powi(2);
-                    if let Some(gated) = self.norm(&z) {
-                        let of_row = NormOfReference {
-                            z: &z[0][of_head.clone()],
-                            ..gated
-                        };
-                        let off = of_norm(&of_row, &wanted.o[of_head.clone()], allowed);
-                        allowed = off.unwrap_or_else(|error| panic!("{error}"));
-                    }
+                    let token = (b * spec.tokens + t) * hv_count + hv;
+                    let of_entry = (slot * hv_count + hv) * entries + left;
                     let got = after.floats_at(O, &[b, t, hv]);
-                    let exact = &normed[of_head];
-                    assert_close(&format!("o {what}"), &got, exact, spec.io, allowed);
+                    let exact = &wanted.o[token * dim..][..dim];
+                    assert_close(&format!("o {what}"), &got, exact, spec.io, allowed.o[token]);
                     let got_u = after.floats_at(UPDATES, &[slot, hv, left]);
-                    let allowed = bound * size * k_length / key_length + 1e-6 * norm(&u);
-                    assert_close(&format!("u {what}"), &got_u, &u, spec.updates, allowed);
+                    let of_update = allowed.updates[of_entry];
+                    assert_close(&format!("u {what}"), &got_u, &u, spec.updates, of_update);
                     let got_decays = after.floats_at(DECAYS, &[slot, hv, left]);
-                    let allowed = LOG_DECAY * norm(&log_decays);
                     assert_close(
                         &format!("log decay {what}"),
                         &got_decays,
                         &log_decays,
                         DType::F32,
-                        allowed,
+                        allowed.decays[of_entry],
                     );
                     let got_k = after.bits_at(KEYS, &[slot, head, left]);
                     if convolves {
                         let got = after.floats_at(KEYS, &[slot, head, left]);
-                        let allowed = of_conv * norm(&k);
-                        assert_close(&format!("k {what}"), &got, &k, DType::F32, allowed);
+                        let of_key = allowed.keys[(slot * h + head) * entries + left];
+                        assert_close(&format!("k {what}"), &got, &k, DType::F32, of_key);
                     } else {
                         assert!(got_k == self.bits_at(K, &[b, t, head]), "k {what}");
                     }

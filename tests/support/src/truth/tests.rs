@@ -7,7 +7,7 @@ use gated_delta_harness::arguments::Operator;
 use proptest::prelude::Strategy;
 use proptest::sample::select;
 
-use super::{Pools, Truth, Values, problem, run, truth};
+use super::{Judgement, Values, run, truth};
 use crate::buffer::View;
 use crate::case::Case;
 use crate::compare::check;
@@ -44,15 +44,19 @@ fn write(case: &mut Case, view: Option<&View>, values: Option<&[f64]>) {
 /// What is left by a launch that is right.
 fn left(before: &Case) -> Case {
     let mut after = before.clone();
-    let Truth {
-        pool,
+    let Judgement {
+        states,
         snapshots,
         windows,
         window_snapshots: after_tokens,
         ..
     } = truth(before, None);
     let klast = |view: &View| before.as_klast(view);
-    write(&mut after, Some(&klast(before.written_pool())), Some(&pool));
+    write(
+        &mut after,
+        Some(&klast(before.written_pool())),
+        Some(&states),
+    );
     let view = before.snapshots.as_ref().map(klast);
     write(&mut after, view.as_ref(), snapshots.as_deref());
     let view = before.windows().map(|[_, written]| written);
@@ -87,23 +91,18 @@ fn the_truth_passes_and_no_other_window_does() {
     });
 }
 
-/// Where previous tokens leave states that are not rounded, too; and of what is NaN nothing is read by an active row.
+/// Bit for bit, where previous tokens leave states that are not rounded, too; and of what is NaN nothing is read by an active
+/// row.
 #[test]
-fn the_recurrence_of_what_is_convolved_is_the_layer() {
+fn the_truth_that_bounds_belong_to_is_the_layer() {
     for_all("truth", 60, &layers(), |spec| {
         let before = spec.case();
         let values = Values::of(&before);
-        let conv = problem::conv(&values.floats);
-        let pools = Pools {
-            windows: conv.as_ref().map(|conv| &**conv.windows),
-            write_windows: conv.and_then(|conv| conv.write_windows.map(|windows| &**windows)),
-            ..values.pools()
-        };
-        let whole = run(&values.whole(&before), &pools);
-        let Truth { o, pool, .. } = truth(&before, None);
+        let whole = run(&values.whole(&before), &values.pools());
+        let Judgement { o, states, .. } = truth(&before, None);
         let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&whole.o) == bits(&o), "o differs");
-        assert!(bits(&whole.states) == bits(&pool), "states differ");
+        assert!(bits(&whole.states) == bits(&states), "states differ");
 
         let token = spec.value_heads() * spec.dim;
         let live = before.rows().into_iter().filter(|row| row.live.is_some());

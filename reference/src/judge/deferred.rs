@@ -1,0 +1,262 @@
+//! The same of states that wait for the tokens of a ring.
+//!
+//! What a state is read as is added up anew in every launch, from the state as it is stored and from what is pending: errors are
+//! parts of the norms of these terms, each of them decayed.
+
+use super::{change, finite_norm, normed, off};
+use crate::compare::{LOG_DECAY, TAP, Tolerance};
+use crate::conv::Conv;
+use crate::deferred::{After, Deferred, Live, Rings};
+use crate::error::Error;
+use crate::layer::{Layer, Pools, Projection};
+use crate::recurrent::Recurrent;
+
+/// How far results may be from the truth before they are rounded to their dtype: norms of differences; 0 of what is not written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AllowedOfRings {
+    /// `[B, T, HV]`
+    pub o: Vec<f64>,
+    /// `[P, HV]`
+    pub states: Vec<f64>,
+    /// `[P, H, R]`: of k.
+    pub keys: Vec<f64>,
+    /// `[P, HV, R]`: of u.
+    pub updates: Vec<f64>,
+    /// `[P, HV, R]`: of log decays.
+    pub decays: Vec<f64>,
+}
+
+/// As [`judge`](super::judge()), of states that wait: what they have to leave behind, not rounded, and how far it may be off. The new tokens
+/// of rows that fold start from the states of `stored`.
+///
+/// # Errors
+/// Those of [`deferred`](crate::deferred::deferred()).
+pub fn judge_deferred(
+    problem: &Deferred,
+    pools: &Pools,
+    rings: &Rings,
+    stored: Option<&[f64]>,
+    tolerance: &Tolerance,
+    taps: f64,
+) -> Result<(After, AllowedOfRings), Error> {
+    let problem = Deferred {
+        layer: Layer {
+            step: Recurrent {
+                round_state: |s| s,
+                ..problem.layer.step
+            },
+            ..problem.layer
+        },
+        ..*problem
+    };
+    let (mut after, queries) = from_stored(&problem, pools, rings, stored)?;
+    let terms = Judged {
+        problem: &problem,
+        pools,
+        rings,
+        after: &after,
+        queries: &queries,
+        tolerance,
+    };
+    let mut allowed = terms.allowed()?;
+    if let (Some(projection), true) = (&problem.layer.projection, taps > 0.0) {
+        let [weight, bias] = off(&projection.conv);
+        let conv = Conv {
+            weight: &weight,
+            bias: projection.conv.bias.map(|_| &*bias),
+            ..projection.conv
+        };
+        let problem = Deferred {
+            layer: Layer {
+                projection: Some(Projection {
+                    conv,
+                    ..*projection
+                }),
+                ..problem.layer
+            },
+            ..problem
+        };
+        let (other, _) = from_stored(&problem, pools, rings, stored)?;
+        for (allowed, exact, other) in [
+            (&mut allowed.o, &after.o, &other.o),
+            (&mut allowed.keys, &after.rings.keys, &other.rings.keys),
+            (
+                &mut allowed.updates,
+                &after.rings.updates,
+                &other.rings.updates,
+            ),
+        ] {
+            add_changes(allowed, exact, other, taps / TAP);
+        }
+    }
+    if let Some(norm) = &problem.layer.norm {
+        let step = &problem.layer.step;
+        let tokens = problem.active(pools)?;
+        let tokens = tokens
+            .iter()
+            .flat_map(|live| live.b * step.tokens..(live.b + 1) * step.tokens);
+        normed(norm, tokens, step.value_heads, &mut after.o, &mut allowed.o)?;
+    }
+    Ok((after, allowed))
+}
+
+/// Adds so many times what each part of two results differs by.
+pub(super) fn add_changes(allowed: &mut [f64], exact: &[f64], other: &[f64], times: f64) {
+    let len = exact.len() / allowed.len().max(1);
+    for (i, allowed) in allowed.iter_mut().enumerate() {
+        let own = i * len..(i + 1) * len;
+        *allowed += change(&exact[own.clone()], &other[own]) * times;
+    }
+}
+
+/// What a launch leaves, o as it is before the norm, and the norms of q̂, `[B, T, HV]`.
+fn from_stored(
+    problem: &Deferred,
+    pools: &Pools,
+    rings: &Rings,
+    stored: Option<&[f64]>,
+) -> Result<(After, Vec<f64>), Error> {
+    let alone = Deferred {
+        layer: Layer {
+            norm: None,
+            ..problem.layer
+        },
+        ..*problem
+    };
+    let folded = alone.run(pools, rings)?;
+    let (true, Some(stored)) = (problem.layer.step.tokens > 0, stored) else {
+        return Ok(folded);
+    };
+    let (mut states, mut windows) = (pools.states.to_vec(), pools.windows.map(<[f64]>::to_vec));
+    let (mut len, mut base) = (problem.len.to_vec(), problem.base.to_vec());
+    let slots = problem.slots(pools)?;
+    for live in problem.active(pools)? {
+        if live.is_fresh || !live.folds {
+            continue;
+        }
+        (len[live.b], base[live.b]) = (0, ((live.base + live.len) % problem.entries) as i64);
+        let own = |all: &[f64]| {
+            let of_slot = all.len() / slots;
+            live.slot * of_slot..(live.slot + 1) * of_slot
+        };
+        let of_state = own(&states);
+        states[of_state.clone()].copy_from_slice(&stored[of_state]);
+        if let (Some(windows), Some(_), Some(after)) =
+            (&mut windows, &rings.inputs, &folded.0.windows)
+        {
+            let of_window = own(after);
+            windows[of_window.clone()].copy_from_slice(&after[of_window]);
+        }
+    }
+    let rest = Deferred {
+        len: &len,
+        base: &base,
+        ..alone
+    };
+    let pools = Pools {
+        states: &states,
+        windows: windows.as_deref(),
+        ..*pools
+    };
+    let (rest, queries) = rest.run(&pools, rings)?;
+    let (folded, _) = folded;
+    let after = After {
+        o: rest.o,
+        rings: rest.rings,
+        ..folded
+    };
+    Ok((after, queries))
+}
+
+struct Judged<'a> {
+    problem: &'a Deferred<'a>,
+    pools: &'a Pools<'a>,
+    rings: &'a Rings,
+    after: &'a After,
+    /// Norms of q̂.
+    queries: &'a [f64],
+    tolerance: &'a Tolerance,
+}
+
+impl Judged<'_> {
+    fn allowed(&self) -> Result<AllowedOfRings, Error> {
+        let (problem, step) = (self.problem, &self.problem.layer.step);
+        let slots = problem.slots(self.pools)?;
+        let zeros = |heads: usize| vec![0.0; slots * heads * problem.entries];
+        let mut allowed = AllowedOfRings {
+            o: vec![0.0; self.queries.len()],
+            states: vec![0.0; slots * step.value_heads],
+            keys: zeros(step.heads),
+            updates: zeros(step.value_heads),
+            decays: zeros(step.value_heads),
+        };
+        for live in problem.active(self.pools)? {
+            for hv in 0..step.value_heads {
+                self.head(&live, hv, &mut allowed);
+            }
+        }
+        Ok(allowed)
+    }
+
+    fn head(&self, live: &Live, hv: usize, allowed: &mut AllowedOfRings) {
+        let (problem, step, tolerance) = (self.problem, &self.problem.layer.step, self.tolerance);
+        let heads = step.sizes();
+        let (value_heads, entries) = (step.value_heads, problem.entries);
+        let channels = if step.gates.per_channel() {
+            step.key_dim
+        } else {
+            1
+        };
+        let entry = |j: usize| (live.base + j) % entries;
+        let of = |ring: &[f64], head: usize, of_slot: usize, len: usize, j: usize| {
+            let first = ((live.slot * of_slot + head) * entries + entry(j)) * len;
+            ring[first..first + len].to_vec()
+        };
+        let token = |rings: &Rings, j: usize| {
+            let k = of(&rings.keys, heads.of(hv), step.heads, step.key_dim, j);
+            let u = of(&rings.updates, hv, value_heads, step.value_dim, j);
+            (k, u, of(&rings.decays, hv, value_heads, channels, j))
+        };
+        // The norms of what a state is added up from, and the largest log decays.
+        let mut size = match live.is_fresh {
+            true => 0.0,
+            false => finite_norm(&heads.load(self.pools.states, live.slot, hv)),
+        };
+        let mut decays = 0.0;
+        let mut add = |(k, u, log_decay): (&[f64], &[f64], &[f64])| {
+            let least = log_decay.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            size = size * least.exp() + finite_norm(k) * finite_norm(u);
+            decays += log_decay.iter().fold(0.0, |most, g| g.abs().max(most));
+            (size, decays)
+        };
+        let mut of_state = (0.0, 0.0);
+        for j in 0..live.len {
+            let (k, u, decay) = token(self.rings, j);
+            of_state = add((&k, &u, &decay));
+        }
+        if live.folds {
+            let (size, decays) = of_state;
+            allowed.states[live.slot * value_heads + hv] =
+                (tolerance.state + LOG_DECAY * decays) * size;
+        }
+        for t in 0..step.tokens {
+            let (k, u, decay) = token(&self.after.rings, live.len + t);
+            let (size, decays) = add((&k, &u, &decay));
+            let bound = (tolerance.output + LOG_DECAY * decays) * size;
+            let i = (live.b * step.tokens + t) * value_heads + hv;
+            let k_norm = finite_norm(&k);
+            let (k_length, key_length) = match step.l2norm {
+                true => (1.0, (k_norm.powi(2) + 1e-6).sqrt()),
+                false => (k_norm.max(1.0), 1.0),
+            };
+            let q_length = self.queries[i].max(step.scale.abs());
+            allowed.o[i] = bound * q_length * k_length.powi(2);
+            let of_entry = (live.slot * value_heads + hv) * entries + entry(live.len + t);
+            allowed.updates[of_entry] = bound * k_length / key_length + UPDATE * finite_norm(&u);
+            allowed.decays[of_entry] = LOG_DECAY * finite_norm(&decay);
+        }
+    }
+}
+
+/// What the factors of u may add to it, as a part of it: f32, with an approximate root.
+const UPDATE: f64 = 1e-6;
