@@ -39,6 +39,7 @@ impl Problem {
         let view = |name: &&'static str| views.get(name).copied().ok_or_else(|| self.missing(name));
         let arguments = self.places().map(&view)?;
         self.check_decode(&arguments)?;
+        check_empty(&arguments)?;
         Ok(arguments)
     }
 
@@ -258,6 +259,12 @@ impl Problem {
             }
             Unsupported { what, .. } | Range { what, .. } => {
                 *what = match *what {
+                    "eps of the norm" => "norm_eps",
+                    "activation of the norm" => "norm_activation",
+                    "activation of the convolution" => "conv_activation",
+                    "every of checkpoints" => "checkpoint_every",
+                    "C" => "C of checkpoint_slots",
+                    "H" if self.convolves() => "heads",
                     "most of pending" => "max_pending",
                     "P of keys" => "P of pending.keys",
                     "W - 1 of windows" => "W - 1 of conv_state",
@@ -292,4 +299,20 @@ impl Problem {
             _ => name,
         }
     }
+}
+
+/// The library takes what q has as what is wanted of k: an empty q would be k's fault.
+fn check_empty(arguments: &Arguments<Tensor<'_>>) -> Result<(), Error> {
+    let Some(new) = &arguments.new else {
+        return Ok(());
+    };
+    let (q, k) = (new.q.dims(), new.tokens.k.dims());
+    if q.contains(&0) && !k.contains(&0) {
+        return Err(Error::Shape {
+            tensor: "q",
+            wanted: format!("[B, T, H, K] as k, {k:?}"),
+            got: *q,
+        });
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use gated_delta::DType;
+use gated_delta::{DType, MAX_TOKENS};
 
 use crate::backend::Outputs;
 use crate::container::{self, Reader};
@@ -206,31 +206,51 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
         norm_activation,
     };
     let of_file = |error| Error::file(reader.path(), error);
-    let validate = |problem: &Problem| problem.validate().map_err(of_file);
     if let Some(o) = problem.output().map_err(of_file)? {
         problem.tensors.insert("o", o);
     }
-    problem.add_workspace()?;
-    validate(&problem)?;
     if metadata.snapshots {
-        let state = problem.tensor("state")?;
-        let mut dims = vec![problem.tokens().len(), problem.max_tokens()];
-        dims.extend(&state.dims()[1..]);
-        let snapshots = HostTensor::new(state.dtype(), &dims)?;
-        problem.tensors.insert("snapshots", snapshots);
-        if let Some(windows) = problem.tensors.get("conv_state") {
-            let inputs = problem.dim("conv_weight", 1).saturating_sub(1);
-            let channels = problem.dim("conv_state", 1);
-            let dims = [
-                problem.tokens().len(),
-                problem.max_tokens(),
-                channels,
-                inputs,
-            ];
-            let snapshots = HostTensor::new(windows.dtype(), &dims)?;
-            problem.tensors.insert("conv_snapshots", snapshots);
-        }
-        validate(&problem)?;
+        add_snapshots(&mut problem)?;
     }
+    problem.add_workspace()?;
+    problem.validate().map_err(of_file)?;
     Ok(problem)
 }
+
+/// Adds what states and windows after every token go to, which says which kernels there are for the problem. Where the shapes
+/// contradict each other there is none: [`Problem::validate`] says so, and nothing is allocated by them.
+fn add_snapshots(problem: &mut Problem) -> Result<(), Error> {
+    let state = problem.tensor("state")?;
+    let (rows, tokens) = (problem.tokens().len(), problem.max_tokens());
+    let [key_dim, value_dim] = problem.state_dims();
+    let is_whole = match problem.tensors.get("o").map(HostTensor::dims) {
+        Some([.., heads, dim]) => {
+            [*heads, *dim] == [problem.dim("state", 1), value_dim]
+                && state.dims().len() == 4
+                && key_dim <= MOST_KEYS
+                && tokens <= MAX_TOKENS
+        }
+        _ => tokens == 0,
+    };
+    if !is_whole {
+        return Ok(());
+    }
+    let mut dims = vec![rows, tokens];
+    dims.extend(state.dims().iter().skip(1));
+    let snapshots = HostTensor::new(state.dtype(), &dims)?;
+    problem.tensors.insert("snapshots", snapshots);
+    if let Some(windows) = problem.tensors.get("conv_state") {
+        let inputs = problem.dim("conv_weight", 1).saturating_sub(1);
+        let dims = [rows, tokens, problem.dim("conv_state", 1), inputs];
+        if inputs >= MOST_TAPS || dims[2] != problem.dim("x", 2) {
+            return Ok(());
+        }
+        let snapshots = HostTensor::new(windows.dtype(), &dims)?;
+        problem.tensors.insert("conv_snapshots", snapshots);
+    }
+    Ok(())
+}
+
+/// The largest K, and W, of any kernel.
+const MOST_KEYS: usize = 128;
+const MOST_TAPS: usize = 4;

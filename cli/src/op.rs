@@ -65,7 +65,7 @@ const INPUTS: [(&str, &[Op]); 38] = [
     ("pending.keys", DEFERRED),
     ("pending.updates", DEFERRED),
     ("pending.decays", DEFERRED),
-    ("pending.inputs", &[GdnMtp]),
+    ("pending.inputs", SEVERAL_TOKENS),
     ("pending.len", DEFERRED),
     ("pending.base", DEFERRED),
 ];
@@ -80,7 +80,7 @@ const OUTPUTS: [(&str, &[Op]); 9] = [
     ("pending.keys", DEFERRED),
     ("pending.updates", DEFERRED),
     ("pending.decays", DEFERRED),
-    ("pending.inputs", &[GdnMtp]),
+    ("pending.inputs", SEVERAL_TOKENS),
 ];
 
 impl Op {

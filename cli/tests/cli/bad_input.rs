@@ -302,6 +302,10 @@ fn tensors_that_are_unknown_missing_or_wrong_are_refused() {
             reshaped("q", &[6, 128]),
         ),
         ("k: wanted shape", reshaped("k", &[3, 2, 1, 128])),
+        (
+            "q: wanted shape [B, T, H, K] as k, [3, 1, 2, 128], got [3, 1, 0, 128]",
+            fixture().with("q", Dtype::BF16, &[3, 1, 0, 128], Vec::new()),
+        ),
         ("state: wanted shape", reshaped("state", &[5, 4, 64, 256])),
         (
             "q: wanted shape [B, T = 1, H, K] with op = gdn_decode, got [1, 3, 2, 128]",

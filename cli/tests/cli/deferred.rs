@@ -452,10 +452,6 @@ fn what_contradicts_windows_that_wait_is_refused_by_name() {
                 .with_metadata("op", "gdn_decode"),
         ),
         (
-            "tensor pending.inputs: kda_recurrent takes none",
-            waiting(KDA).with_floats("pending.inputs", &[1], &[0.0]),
-        ),
-        (
             "tensor expected.pending.inputs: wanted f32 [5, 24, 1024], got f32 [5, 24]",
             drafts().with_floats("expected.pending.inputs", &[5, 24], &[0.0; 5 * 24]),
         ),

@@ -166,7 +166,7 @@ fn checkpoints_of_a_file_are_written() {
         }
     }
     for (part, contents) in [
-        ("every of checkpoints: wanted a multiple of 64", with("96")),
+        ("checkpoint_every: wanted a multiple of 64", with("96")),
         (
             "checkpoint_every: wanted a multiple of 64 with checkpoint_slots, got none",
             with("64").without_metadata("checkpoint_every"),
@@ -438,7 +438,7 @@ fn what_contradicts_a_layer_is_refused_by_name() {
             layer().without(&["z"]),
         ),
         (
-            "eps of the norm: wanted a finite number above 0, got 0",
+            ": norm_eps: wanted a finite number above 0, got 0",
             meta("norm_eps", "0"),
         ),
         (
