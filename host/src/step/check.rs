@@ -82,7 +82,6 @@ impl Request<'_> {
             keeps: self.keeps(),
             norm: self.is_chunked() && self.norm.is_some(),
         };
-        kind.check_dims()?;
         kind.check_room()?;
         Ok(Problem {
             kind,

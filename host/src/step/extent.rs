@@ -3,9 +3,9 @@
 use super::argument::Argument;
 use super::checks::{Heads, Rows, Strides, indices};
 use super::request::{KeptInputs, Request};
-use super::{Inputs, StateLayout};
+use super::{Formulation, Inputs, StateLayout};
 use crate::error::Error;
-use crate::shapes::{Named, range};
+use crate::shapes::{Named, range, unsupported};
 
 /// Tokens of some tensors.
 pub(super) struct Extent {
@@ -154,9 +154,22 @@ impl Extents {
             sizes = [h, k_dim, hv, v_dim];
         }
         let [h, k_dim, hv, v_dim] = sizes;
+        if k_dim == 96 {
+            check_narrow_keys(request)?;
+        }
         self.heads = Heads::new(h, k_dim, hv, v_dim)?;
         Ok(())
     }
+}
+
+/// K = 96 has kernels of GDN that go token by token, and in chunks, and no others. What V is with it does not matter to them.
+fn check_narrow_keys(request: &Request<'_>) -> Result<(), Error> {
+    let with = match (request.gates.per_channel, request.options.formulation) {
+        (true, _) => "64 or 128 with KDA",
+        (_, Formulation::Parallel) => "64 or 128 with formulation = parallel",
+        _ => return Ok(()),
+    };
+    Err(unsupported("K", 96, with))
 }
 
 /// HV, K and V, as the pool has them.

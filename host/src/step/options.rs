@@ -21,7 +21,8 @@ pub struct Options {
     pub qk_l2norm: bool,
     /// Factor of q; 1/√K where `None`.
     pub scale: Option<f32>,
-    /// A slot that makes its row inactive, besides those out of range (vLLM's slot 0).
+    /// A slot that makes its row inactive, besides those out of range (vLLM's slot 0). As these do, of one token of
+    /// [`States::per_token`](super::States::per_token) or a checkpoint it skips that store alone.
     pub null_slot: Option<u32>,
     /// How the tokens of a row are computed.
     pub formulation: Formulation,
@@ -127,6 +128,10 @@ pub enum Formulation {
     /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill, with [`States::update`]. It takes a
     /// GPU of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a
     /// [workspace](super::Step::workspace).
+    ///
+    /// Within a piece products are of f16, summed in f32: finite input gives what the recurrence gives in f32, but for 1e-3 of
+    /// the norms of q̂ and of the state, and not its bits. Where what tokens add to a state cancels, as with keys that resemble
+    /// each other, β near 2 and no decay, it is 1e-3 of what is added up. An output depends on no later token.
     ///
     /// Pieces end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)), states
     /// between them are f32, and a piece of one token has the bits of a decode of f32 states. So a prompt that is cut

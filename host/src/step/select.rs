@@ -6,7 +6,7 @@ use gated_delta_kernels::launch::{Family, Layout};
 
 use super::{StateLayout, checks};
 use crate::error::Error;
-use crate::shapes::{range, unsupported};
+use crate::shapes::range;
 use crate::tensor::DType;
 
 /// A family of kernels, or a use of one that has thresholds of its own.
@@ -622,20 +622,6 @@ impl Kind {
             entry.shared_bytes_per_head() + entry.shared_bytes_per_token_of_head() * self.tokens;
         let of_block = entry.shared_bytes() + entry.shared_bytes_per_token() * self.tokens;
         of_block.saturating_add(of_head.saturating_mul(self.ratio))
-    }
-
-    /// K = 96 has kernels of GDN that go token by token, and in chunks, and no others.
-    pub fn check_dims(self) -> Result<(), Error> {
-        if self.k_dim != 96 {
-            return Ok(());
-        }
-        let family = self.operator.family();
-        let with = match (family.decays_channels(), family.is_parallel()) {
-            (true, _) => "64 or 128 with KDA",
-            (_, true) => "64 or 128 with formulation = parallel",
-            _ => return Ok(()),
-        };
-        Err(unsupported("K", self.k_dim as usize, with))
     }
 
     /// Some variant has room for these tokens and value heads, where any is compiled.

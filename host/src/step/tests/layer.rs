@@ -560,6 +560,11 @@ fn heads_are_those_of_the_states_and_outputs() {
     step.states = States::update(tensor(Bf16, &[5, 4, 64, 96])).into();
     let message = step.request().check().unwrap_err().to_string();
     assert_eq!(message, "V = 64 is not supported: 192 with K = 96");
+    let mut kda = kda_layer();
+    kda.o = tensor(Bf16, &[2, 1, 4, 96]);
+    kda.states = States::update(tensor(Bf16, &[5, 4, 96, 96])).into();
+    let message = kda.request().check().unwrap_err().to_string();
+    assert_eq!(message, "K = 96 is not supported: 64 or 128 with KDA");
     step.states = States::update(tensor(Bf16, &[5, 4, 64])).into();
     let message = step.request().check().unwrap_err().to_string();
     assert_eq!(message, "pool: wanted shape [P, HV, V, K], got [5, 4, 64]");
