@@ -180,7 +180,7 @@ impl Backend {
                         variant.name()
                     )));
                 }
-                None => (reference::run(problem)?, None),
+                None => (reference::run(problem, &rows)?, None),
             },
         };
         Outputs::of(after, ran, rows)

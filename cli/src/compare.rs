@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use gated_delta_reference::compare::relative_error_of;
+use gated_delta_reference::compare::{DType, TooFar, UNDERFLOW, relative_error_of, within};
 
 /// The outcome of a comparison. NaN agrees with NaN and an infinity with the same one; they are counted, and agreement
 /// in nothing else is none.
@@ -118,6 +118,104 @@ pub fn compare(elements: impl Iterator<Item = (usize, f64, f64)>, dims: &[usize]
     let error = relative_error_of(finite);
     comparison.error = error;
     comparison
+}
+
+/// The outcome of a comparison unit by unit, each of which has a bound of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Units {
+    /// Of all elements together.
+    pub all: Comparison,
+    /// What is the largest part of its bound, as a part of that, and its unit.
+    pub worst: (f64, usize),
+    /// The first unit that is too far off.
+    too_far: Option<(usize, TooFar)>,
+    /// Dims of the units, and what they are called; some have no name.
+    dims: Vec<usize>,
+    names: &'static [&'static str],
+}
+
+impl Units {
+    /// What does not hold, if anything.
+    pub fn failure(&self) -> Option<String> {
+        let too_far = self
+            .too_far
+            .as_ref()
+            .map(|(unit, too_far)| format!("above tolerance at {}: {too_far}", self.place(*unit)));
+        // What is not finite says itself where.
+        self.all.failure(f64::INFINITY).or(too_far)
+    }
+
+    /// The indices of a unit.
+    pub fn position(&self, unit: usize) -> Vec<usize> {
+        position(unit, &self.dims)
+    }
+
+    /// The same in words.
+    pub fn place(&self, unit: usize) -> String {
+        let indices = self.position(unit);
+        let named = self.names.iter().zip(indices);
+        let named = named.filter(|(name, _)| !name.is_empty());
+        let named: Vec<_> = named
+            .map(|(name, index)| format!("{name} {index}"))
+            .collect();
+        named.join(", ")
+    }
+}
+
+/// Compares a result of `dtype` and dims `dims`, of which the elements that `is_compared` are, in as many equal parts as there
+/// are bounds. Their dims are the first of the result's, and called `names`. What is wanted is not rounded.
+pub(crate) fn units(
+    [got, wanted]: [&[f64]; 2],
+    dtype: DType,
+    bounds: &[f64],
+    (dims, names): (&[usize], &'static [&'static str]),
+    is_compared: impl Fn(usize) -> bool,
+) -> Units {
+    // What is infinite in the dtype agrees with an infinity.
+    let rounded = |wanted: f64| match dtype.round(wanted) {
+        infinite if infinite.is_infinite() => infinite,
+        _ => wanted,
+    };
+    let wanted: Vec<f64> = wanted.iter().copied().map(rounded).collect();
+    let compared = pairs(got, &wanted).filter(|(index, ..)| is_compared(*index));
+    let all = compare(compared, dims);
+    let len = (got.len() / bounds.len().max(1)).max(1);
+    let (mut worst, mut too_far) = ((0.0, 0), None);
+    for (unit, bound) in bounds.iter().enumerate() {
+        let own = unit * len..(unit + 1) * len;
+        if !is_compared(own.start) {
+            continue;
+        }
+        let finite = |index: &usize| got[*index].is_finite() && wanted[*index].is_finite();
+        let indices: Vec<usize> = own.clone().filter(finite).collect();
+        let of = |values: &[f64]| indices.iter().map(|&i| values[i]).collect::<Vec<f64>>();
+        // What is exactly zero is made of zeros.
+        let bound = match *bound {
+            0.0 => 0.0,
+            bound => bound + UNDERFLOW * (len as f64).sqrt(),
+        };
+        let share = match within(&of(got), &of(&wanted), dtype, bound) {
+            Ok(share) => share,
+            Err(mut far) => {
+                let share = far.off / far.allowed;
+                far.element = indices
+                    .get(far.element)
+                    .map_or(0, |index| index - own.start);
+                too_far.get_or_insert((unit, far));
+                share
+            }
+        };
+        if share > worst.0 {
+            worst = (share, unit);
+        }
+    }
+    Units {
+        all,
+        worst,
+        too_far,
+        dims: dims[..names.len().min(dims.len())].to_vec(),
+        names,
+    }
 }
 
 /// The position in a tensor of the element of that number.

@@ -20,6 +20,7 @@ pub mod reference;
 pub mod table;
 pub mod tensor;
 pub mod timing;
+mod written;
 
 use std::io::Write;
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use gated_delta::{DType, KdaBeta};
+use gated_delta::{DType, IndexReport, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay};
-use gated_delta_reference::compare::DType as Stored;
+use gated_delta_reference::compare::{CONVOLVED, DType as Stored, Tolerance};
 use gated_delta_reference::conv::Conv;
-use gated_delta_reference::deferred::{Deferred, Rings, deferred};
+use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
 use gated_delta_reference::gdn::Gates;
+use gated_delta_reference::judge::{judge, judge_deferred};
 use gated_delta_reference::kda::{self, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
@@ -18,6 +19,7 @@ use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGa
 use crate::error::Error;
 use crate::op::previous_gates;
 use crate::problem::{Problem, RINGS};
+use crate::written::Written;
 
 /// What a launch is to leave behind, not rounded. What is not written keeps its value.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,86 +38,115 @@ pub struct Truth {
     pub rings: [Option<Vec<f64>>; 4],
 }
 
+/// How far results may be from the truth before they are rounded to their dtype: norms of differences.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Allowed {
+    /// `[B, T, HV]`
+    pub o: Vec<f64>,
+    /// `[P, HV]`
+    pub state: Vec<f64>,
+    /// `[B, T, HV]`
+    pub snapshots: Vec<f64>,
+    /// `[P, H, R]` of keys, `[P, HV, R]` of updates and decays; none of inputs, which are copies.
+    pub rings: [Vec<f64>; 4],
+}
+
 /// The truth of a problem that [`Problem::validate`] has passed, from the values as they are stored.
 ///
 /// # Errors
 /// [`gated_delta::Error::MissingTensor`], or what the reference finds.
 pub fn truth(problem: &Problem) -> Result<Truth, Error> {
-    let values = Values::of(problem);
-    let heads = match problem.heads {
-        Some(heads) => heads,
-        None if problem.is_commit() => problem.dim("prev.k", 2),
-        None if problem.is_flush() => problem.dim("pending.keys", 1),
-        None => problem.dim("q", 2),
-    };
-    let (options, [key_dim, value_dim]) = (&problem.options, problem.state_dims());
-    let previous = || {
-        Ok::<_, Error>(Previous {
-            tokens: problem.dim(problem.previous_tokens(), 1),
-            k: values.floats("prev.k"),
-            v: values.floats("prev.v"),
-            gates: values.gates(problem.gates, previous_gates(problem.gates))?,
-            keep: values.indices("keep").unwrap_or_default(),
+    Values::of(problem).with(problem, |step, values| {
+        if problem.has_pending() {
+            let after = deferred(
+                &values.waiting(problem, step),
+                &values.pools(),
+                &values.rings(),
+            )?;
+            return Ok(of_rings(after));
+        }
+        let after = layer(&values.layer(problem, step), &values.pools())?;
+        Ok(Truth {
+            o: after.o,
+            pool: after.states,
+            windows: after.windows,
+            snapshots: after.snapshots,
+            window_snapshots: after.window_snapshots,
+            rings: [const { None }; 4],
         })
-    };
-    let previous = problem.has_previous().then(previous).transpose()?;
-    let step = Recurrent {
-        batch: problem.tokens().len(),
-        tokens: problem.max_tokens(),
-        heads,
-        value_heads: problem.dim("state", 1),
-        key_dim,
-        value_dim,
-        q: values.floats("q"),
-        k: values.floats("k"),
-        v: values.floats("v"),
-        gates: values.gates(problem.gates, problem.gates.names())?,
-        l2norm: options.qk_l2norm,
-        scale: options
-            .scale
-            .map_or_else(|| default_scale(key_dim), f64::from),
-        head_map: options.head_map.into(),
-        layout: options.state_layout.into(),
-        read_slots: values.indices("read_slots"),
-        write_slots: values.indices("write_slots"),
-        token_slots: values.indices("token_slots"),
-        accepted: values.indices("accepted"),
-        cu_seqlens: values.indices("cu_seqlens"),
-        null_slot: options.null_slot.map(i64::from),
-        update_state: problem.update_state,
-        snapshot_steps: values
-            .optional("snapshots")
-            .map(|_| problem.dim("snapshots", 1)),
-        previous,
-        round_state: match problem.tensor("state")?.dtype() {
-            DType::Bf16 => |s| Stored::Bf16.round_state(s),
-            DType::F16 => |s| Stored::F16.round_state(s),
-            _ => |s| f64::from(s as f32),
-        },
-    };
-    if problem.has_pending() {
-        return values.deferred(problem, step);
-    }
-    let pools = Pools {
-        states: values.floats("state"),
-        windows: values.optional("conv_state"),
-        snapshots: values.optional("snapshots"),
-        window_snapshots: values.optional("conv_snapshots"),
-        ..Pools::default()
-    };
-    let after = layer(&values.layer(problem, step), &pools)?;
-    Ok(Truth {
-        o: after.o,
-        pool: after.states,
-        windows: after.windows,
-        snapshots: after.snapshots,
-        window_snapshots: after.window_snapshots,
-        rings: [const { None }; 4],
     })
 }
 
-/// Runs a problem that [`Problem::validate`] has passed and rounds the results where a kernel stores them.
-pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
+/// The same, with how far from it a launch may be, where new tokens that come after committed or folded ones start from the states
+/// of `stored`, the pool after the launch; without it from the true ones, which are not rounded.
+///
+/// # Errors
+/// As [`truth`]'s.
+pub(crate) fn judged(problem: &Problem, stored: Option<&[f64]>) -> Result<(Truth, Allowed), Error> {
+    let tolerance = Tolerance::from(problem.options.formulation);
+    Values::of(problem).with(problem, |step, values| {
+        if problem.has_pending() {
+            let (after, allowed) = judge_deferred(
+                &values.waiting(problem, step),
+                &values.pools(),
+                &values.rings(),
+                stored,
+                &tolerance,
+                CONVOLVED,
+            )?;
+            let allowed = Allowed {
+                o: allowed.o,
+                state: allowed.states,
+                snapshots: Vec::new(),
+                rings: [allowed.keys, allowed.updates, allowed.decays, Vec::new()],
+            };
+            return Ok((of_rings(after), allowed));
+        }
+        let after = judge(
+            &values.layer(problem, step),
+            &values.pools(),
+            stored,
+            &tolerance,
+            CONVOLVED,
+        )?;
+        let truth = Truth {
+            o: after.o,
+            pool: after.states,
+            windows: after.windows,
+            snapshots: after.snapshots,
+            window_snapshots: after.window_snapshots,
+            rings: [const { None }; 4],
+        };
+        let allowed = Allowed {
+            o: after.allowed.o,
+            state: after.allowed.states,
+            snapshots: after.allowed.snapshots,
+            rings: [const { Vec::new() }; 4],
+        };
+        Ok((truth, allowed))
+    })
+}
+
+/// The truth of what waits.
+fn of_rings(after: After) -> Truth {
+    Truth {
+        o: after.o,
+        pool: after.pool,
+        windows: after.windows,
+        snapshots: None,
+        window_snapshots: None,
+        rings: [
+            Some(after.rings.keys),
+            Some(after.rings.updates),
+            Some(after.rings.decays),
+            after.rings.inputs,
+        ],
+    }
+}
+
+/// Runs a problem that [`Problem::validate`] has passed and rounds the results where a kernel stores them. What no row writes
+/// keeps its bits.
+pub(crate) fn run(problem: &Problem, rows: &IndexReport) -> Result<Problem, Error> {
     let truth = truth(problem)?;
     let mut after = problem.clone();
     let results = [
@@ -126,14 +157,15 @@ pub(crate) fn run(problem: &Problem) -> Result<Problem, Error> {
         ("conv_snapshots", truth.window_snapshots.as_ref()),
     ];
     let rings = truth.rings.iter().map(Option::as_ref);
+    let written = Written::of(problem, rows);
     for (name, values) in results.into_iter().chain(RINGS.into_iter().zip(rings)) {
         if let (Some(tensor), Some(values)) = (after.tensors.get_mut(name), values) {
-            if tensor.dtype() == DType::F16 && matches!(name, "state" | "snapshots") {
-                let held: Vec<f64> = values.iter().map(|&s| Stored::F16.round_state(s)).collect();
-                tensor.fill(&held)?;
-                continue;
-            }
-            tensor.fill(values)?;
+            let is_state = matches!(name, "state" | "snapshots");
+            let held: Vec<f64> = match tensor.dtype() {
+                DType::F16 if is_state => values.iter().map(|&s| Stored::F16.held(s)).collect(),
+                _ => values.clone(),
+            };
+            tensor.fill_units(&held, written.units(name))?;
         }
     }
     Ok(after)
@@ -177,42 +209,96 @@ impl Values {
         self.indices.get(name).map(Vec::as_slice)
     }
 
-    /// The truth of a step or a flush of states that wait.
-    fn deferred(&self, problem: &Problem, step: Recurrent<'_>) -> Result<Truth, Error> {
+    /// What `of` makes of the problem's rows.
+    fn with<R>(
+        &self,
+        problem: &Problem,
+        of: impl FnOnce(Recurrent<'_>, &Self) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let heads = match problem.heads {
+            Some(heads) => heads,
+            None if problem.is_commit() => problem.dim("prev.k", 2),
+            None if problem.is_flush() => problem.dim("pending.keys", 1),
+            None => problem.dim("q", 2),
+        };
+        let (options, [key_dim, value_dim]) = (&problem.options, problem.state_dims());
+        let previous = || {
+            Ok::<_, Error>(Previous {
+                tokens: problem.dim(problem.previous_tokens(), 1),
+                k: self.floats("prev.k"),
+                v: self.floats("prev.v"),
+                gates: self.gates(problem.gates, previous_gates(problem.gates))?,
+                keep: self.indices("keep").unwrap_or_default(),
+            })
+        };
+        let previous = problem.has_previous().then(previous).transpose()?;
+        let step = Recurrent {
+            batch: problem.tokens().len(),
+            tokens: problem.max_tokens(),
+            heads,
+            value_heads: problem.dim("state", 1),
+            key_dim,
+            value_dim,
+            q: self.floats("q"),
+            k: self.floats("k"),
+            v: self.floats("v"),
+            gates: self.gates(problem.gates, problem.gates.names())?,
+            l2norm: options.qk_l2norm,
+            scale: options
+                .scale
+                .map_or_else(|| default_scale(key_dim), f64::from),
+            head_map: options.head_map.into(),
+            layout: options.state_layout.into(),
+            read_slots: self.indices("read_slots"),
+            write_slots: self.indices("write_slots"),
+            token_slots: self.indices("token_slots"),
+            accepted: self.indices("accepted"),
+            cu_seqlens: self.indices("cu_seqlens"),
+            null_slot: options.null_slot.map(i64::from),
+            update_state: problem.update_state,
+            snapshot_steps: self
+                .optional("snapshots")
+                .map(|_| problem.dim("snapshots", 1)),
+            previous,
+            round_state: match problem.tensor("state")?.dtype() {
+                DType::Bf16 => |s| Stored::Bf16.round_state(s),
+                DType::F16 => |s| Stored::F16.round_state(s),
+                _ => |s| f64::from(s as f32),
+            },
+        };
+        of(step, self)
+    }
+
+    fn pools(&self) -> Pools<'_> {
+        Pools {
+            states: self.floats("state"),
+            windows: self.optional("conv_state"),
+            snapshots: self.optional("snapshots"),
+            window_snapshots: self.optional("conv_snapshots"),
+            ..Pools::default()
+        }
+    }
+
+    fn rings(&self) -> Rings {
         let [keys, updates, decays, inputs] =
             RINGS.map(|name| self.optional(name).map(<[f64]>::to_vec));
-        let rings = Rings {
+        Rings {
             keys: keys.unwrap_or_default(),
             updates: updates.unwrap_or_default(),
             decays: decays.unwrap_or_default(),
             inputs,
-        };
-        let waiting = Deferred {
+        }
+    }
+
+    /// A step or a flush of states that wait.
+    fn waiting<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Deferred<'a> {
+        Deferred {
             layer: self.layer(problem, step),
             most: problem.most_pending(),
             entries: problem.dim("pending.updates", 2),
             len: self.indices("pending.len").unwrap_or_default(),
             base: self.indices("pending.base").unwrap_or_default(),
-        };
-        let pools = Pools {
-            states: self.floats("state"),
-            windows: self.optional("conv_state"),
-            ..Pools::default()
-        };
-        let after = deferred(&waiting, &pools, &rings)?;
-        Ok(Truth {
-            o: after.o,
-            pool: after.pool,
-            windows: after.windows,
-            snapshots: None,
-            window_snapshots: None,
-            rings: [
-                Some(after.rings.keys),
-                Some(after.rings.updates),
-                Some(after.rings.decays),
-                after.rings.inputs,
-            ],
-        })
+        }
     }
 
     /// What there is around a recurrence.

@@ -198,6 +198,14 @@ impl HostTensor {
     /// # Errors
     /// [`Error::Input`] where there are more or fewer values than elements.
     pub fn fill(&mut self, values: &[f64]) -> Result<(), Error> {
+        self.fill_units(values, &[true])
+    }
+
+    /// The same of a tensor in as many equal parts as `filled` has: of those that it says.
+    ///
+    /// # Errors
+    /// As [`HostTensor::fill`]'s.
+    pub(crate) fn fill_units(&mut self, values: &[f64], filled: &[bool]) -> Result<(), Error> {
         if values.len() != self.elements() {
             return Err(Error::Input(format!(
                 "a tensor of shape {:?}: wanted {} values, got {}",
@@ -207,12 +215,12 @@ impl HostTensor {
             )));
         }
         match self.dtype {
-            DType::F32 => self.set(values, |x| x as f32),
-            DType::Bf16 => self.set(values, |x| bf16::from_f32(x as f32)),
-            DType::F16 => self.set(values, |x| f16::from_f32(x as f32)),
-            DType::I32 => self.set(values, |x| x as i32),
-            DType::I64 => self.set(values, |x| x as i64),
-            DType::U32 => self.set(values, |x| x as u32),
+            DType::F32 => self.set(values, filled, |x| x as f32),
+            DType::Bf16 => self.set(values, filled, |x| bf16::from_f32(x as f32)),
+            DType::F16 => self.set(values, filled, |x| f16::from_f32(x as f32)),
+            DType::I32 => self.set(values, filled, |x| x as i32),
+            DType::I64 => self.set(values, filled, |x| x as i64),
+            DType::U32 => self.set(values, filled, |x| x as u32),
         }
         Ok(())
     }
@@ -222,11 +230,19 @@ impl HostTensor {
         self.positions().map(|at| widen(elements[at])).collect()
     }
 
-    fn set<T: Pod>(&mut self, values: &[f64], narrow: impl Fn(f64) -> T) {
+    fn set<T: Pod>(&mut self, values: &[f64], filled: &[bool], narrow: impl Fn(f64) -> T) {
         let positions: Vec<usize> = self.positions().collect();
         let elements = bytemuck::cast_slice_mut::<u8, T>(self.bytes_mut());
-        for (at, value) in positions.into_iter().zip(values) {
-            elements[at] = narrow(*value);
+        let unit = positions
+            .len()
+            .checked_div(filled.len())
+            .unwrap_or(0)
+            .max(1);
+        let units = positions.chunks(unit).zip(values.chunks(unit)).zip(filled);
+        for ((positions, values), _) in units.filter(|(_, filled)| **filled) {
+            for (at, value) in positions.iter().zip(values) {
+                elements[*at] = narrow(*value);
+            }
         }
     }
 

@@ -349,7 +349,6 @@ fn failures_are_coloured_where_colours_are_wanted() {
 #[test]
 fn a_failed_check_says_what_would_hold() {
     let folder = folder();
-    let sim = ["--backend", "sim"];
     let failed = |contents: Contents, said: &str| {
         let file = contents.write(&folder, "in");
         for backend in ["sim", "reference"] {
@@ -361,15 +360,7 @@ fn a_failed_check_says_what_would_hold() {
     failed(fixture().with_metadata("state_layout", "k_last"), layout);
     let neither = "no other state_layout or head_map would hold what the file expects\n";
     failed(fixture().with_float_at("expected.o", 7, 1e3), neither);
-    let expected = |contents: Contents| {
-        let output = folder.path().join("out");
-        run(&contents.write(&folder, "in"), &output, &sim).succeeds();
-        let out = Contents::read(&output);
-        out.tensors.keys().fold(contents, |contents, name| {
-            let shape = &out.tensors[name].1;
-            contents.with_floats(&format!("expected.{name}"), shape, &out.floats(name))
-        })
-    };
+    let expected = |contents: Contents| expecting(contents, &folder, "sim");
     let pool = || Contents::fixture(POOL).without_expected();
     let tiled = expected(pool().with_metadata("head_map", "tiled"));
     failed(
@@ -569,5 +560,373 @@ fn info_needs_no_gpu() {
             line.starts_with(&format!("| {operator} ")) && line.contains(&format!(" {model} "))
         });
         assert_eq!(lines.count(), 4, "{operator} of {model}: {stdout}");
+    }
+}
+
+/// Uniform in ±1, the same for a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    fn floats(&mut self, count: usize, [least, most]: [f32; 2]) -> Vec<f32> {
+        let mut float = || least + (most - least) * self.below(1 << 24) as f32 / (1 << 24) as f32;
+        (0..count).map(|_| float()).collect()
+    }
+}
+
+/// What a problem keeps states by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Resume,
+    ResumeOfLayer,
+    Snapshots,
+    Deferred,
+    DeferredLayer,
+    Prefill,
+}
+
+/// A problem of two rows: its values follow from the seed.
+fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Contents {
+    let mut random = Random(seed);
+    let io = if random.below(2) == 0 {
+        Dtype::F32
+    } else {
+        Dtype::BF16
+    };
+    let tokens = match way {
+        Way::Deferred | Way::DeferredLayer if !parallel => 1,
+        _ => 2 + random.below(3) as usize,
+    };
+    let (most, entries) = if parallel { (16, 20) } else { (8, 9) };
+    let layer = matches!(way, Way::ResumeOfLayer | Way::DeferredLayer);
+    let waits = matches!(way, Way::Deferred | Way::DeferredLayer);
+    let op = match (kda, way) {
+        (false, Way::Prefill) => "gdn_prefill",
+        (true, Way::Prefill) => "kda_prefill",
+        (false, _) => "gdn_mtp",
+        (true, _) => "kda_recurrent",
+    };
+    let mut contents = Contents::default().with_metadata("op", op);
+    if parallel {
+        contents = contents.with_metadata("formulation", "parallel");
+    }
+    let mut put = |random: &mut Random, name: &str, dtype: Dtype, shape: &[usize], range| {
+        let values = random.floats(shape.iter().product(), range);
+        let bytes = |value: f32| match dtype {
+            Dtype::F32 => value.to_le_bytes().to_vec(),
+            Dtype::BF16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+            _ => half::f16::from_f32(value).to_le_bytes().to_vec(),
+        };
+        let data = values.into_iter().flat_map(bytes).collect();
+        contents = std::mem::take(&mut contents).with(name, dtype, shape, data);
+    };
+    let gates = |of: [usize; 3]| {
+        if kda {
+            vec![of[0], of[1], of[2], 64]
+        } else {
+            of.to_vec()
+        }
+    };
+    let decays = [-0.7, -0.01];
+    let one = [-1.0, 1.0];
+    let mut given = |random: &mut Random, before: &str, tokens: usize| {
+        let (heads, values) = ([2, tokens, 1, 64], [2, tokens, 2, 64]);
+        let named = |name: &str| format!("{before}{name}");
+        if layer {
+            put(random, &named("x"), io, &[2, tokens, 256], one);
+        } else {
+            if before.is_empty() {
+                put(random, "q", io, &heads, one);
+            }
+            put(random, &named("k"), io, &heads, one);
+            put(random, &named("v"), io, &values, one);
+        }
+        put(
+            random,
+            &named("g"),
+            Dtype::F32,
+            &gates([2, tokens, 2]),
+            decays,
+        );
+        put(
+            random,
+            &named("beta"),
+            Dtype::F32,
+            &[2, tokens, 2],
+            [0.1, 1.0],
+        );
+    };
+    given(&mut random, "", tokens);
+    if matches!(way, Way::Resume | Way::ResumeOfLayer) {
+        given(&mut random, "prev.", 3);
+    }
+    put(&mut random, "state", state, &[3, 2, 64, 64], one);
+    if layer {
+        put(&mut random, "conv_weight", io, &[256, 4], one);
+        put(&mut random, "conv_state", io, &[3, 256, 3], one);
+        put(&mut random, "z", io, &[2, tokens, 2, 64], [-2.0, 2.0]);
+        put(&mut random, "norm_weight", io, &[64], one);
+    }
+    if waits {
+        let of_keys = if layer { Dtype::F32 } else { io };
+        put(
+            &mut random,
+            "pending.keys",
+            of_keys,
+            &[3, 1, entries, 64],
+            one,
+        );
+        let of_updates = [-0.3, 0.3];
+        put(
+            &mut random,
+            "pending.updates",
+            Dtype::F32,
+            &[3, 2, entries, 64],
+            of_updates,
+        );
+        put(
+            &mut random,
+            "pending.decays",
+            Dtype::F32,
+            &gates([3, 2, entries]),
+            decays,
+        );
+    }
+    if waits && layer && parallel {
+        put(&mut random, "pending.inputs", io, &[3, entries, 256], one);
+    }
+    if kda {
+        contents = contents.with_metadata("gate", "log");
+    }
+    if layer {
+        contents = contents
+            .with_metadata("heads", "1")
+            .with_metadata("norm_eps", "1e-5");
+    }
+    let mut below = |end: usize| random.below(end as u64) as i32;
+    match way {
+        Way::Resume | Way::ResumeOfLayer => {
+            let keep = [below(4), 1 + below(3)];
+            contents = contents.with_indices("keep", &[2], &keep);
+        }
+        Way::Snapshots => contents = contents.with_metadata("snapshots", "true"),
+        Way::Prefill => {}
+        Way::Deferred | Way::DeferredLayer => {
+            // The second row folds.
+            let len = [below(most + 1 - tokens), most as i32];
+            let base = [below(entries), below(entries)];
+            contents = contents
+                .with_indices("pending.len", &[2], &len)
+                .with_indices("pending.base", &[2], &base);
+        }
+    }
+    contents.with_indices("read_slots", &[2], &[2, 0])
+}
+
+/// Every kind of such a problem.
+fn kinds() -> Vec<(bool, bool, Dtype, Way)> {
+    let mut kinds = Vec::new();
+    for kda in [false, true] {
+        for state in [Dtype::F32, Dtype::BF16, Dtype::F16] {
+            for way in [
+                Way::Resume,
+                Way::ResumeOfLayer,
+                Way::Snapshots,
+                Way::Deferred,
+                Way::DeferredLayer,
+                Way::Prefill,
+            ] {
+                kinds.push((kda, false, state, way));
+                // All tokens at once: of f32 states there are none, no states after each, and drafts that wait are of bf16.
+                let takes = match way {
+                    Way::Resume | Way::ResumeOfLayer => state != Dtype::F32,
+                    Way::Snapshots | Way::Prefill => false,
+                    Way::Deferred | Way::DeferredLayer => state == Dtype::BF16,
+                };
+                kinds.extend(takes.then_some((kda, true, state, way)));
+            }
+        }
+    }
+    kinds
+}
+
+/// The results of `run` as what the file expects.
+fn expecting(contents: Contents, folder: &tempfile::TempDir, backend: &str) -> Contents {
+    let output = folder.path().join("out");
+    run(
+        &contents.write(folder, "in"),
+        &output,
+        &["--backend", backend],
+    )
+    .succeeds();
+    let out = Contents::read(&output);
+    out.tensors.keys().fold(contents, |contents, name| {
+        let shape = &out.tensors[name].1;
+        contents.with_floats(&format!("expected.{name}"), shape, &out.floats(name))
+    })
+}
+
+/// What no row writes keeps its bits with the reference too: infinities, and what a NaN carries.
+#[test]
+fn the_reference_leaves_what_no_row_writes() {
+    let folder = folder();
+    let fixture = Contents::fixture(POOL).without_expected();
+    let (_, shape, mut data) = fixture.tensors["state"].clone();
+    let slot = data.len() / shape[0];
+    // Of f16: an infinity, and a NaN that signals.
+    let odd = [0x00, 0x7c, 0x05, 0x7d].repeat(slot / 4);
+    data[..slot].copy_from_slice(&odd);
+    let pool = fixture
+        .with("state", Dtype::F16, &shape, data)
+        .with_indices("read_slots", &[3], &[1, -1, 2]);
+    let output = folder.path().join("out");
+    let input = pool.write(&folder, "in");
+    run(&input, &output, &["--backend", "reference"]).succeeds();
+    let state = &Contents::read(&output).tensors["state"].2;
+    assert!(state[..slot] == odd, "an untouched slot has changed");
+    assert!(state[3 * slot..] == pool.tensors["state"].2[3 * slot..]);
+}
+
+/// One token of a layer that has no decode of so many value heads, but a verify, which one with snapshots is.
+#[test]
+fn snapshots_are_part_of_what_is_asked_for() {
+    let folder = folder();
+    let mut random = Random(3);
+    let tensors = [
+        ("q", &[1, 1, 1, 96][..]),
+        ("k", &[1, 1, 1, 96]),
+        ("v", &[1, 1, 16, 192]),
+        ("g", &[1, 1, 16]),
+        ("beta", &[1, 1, 16]),
+        ("state", &[1, 16, 96, 192]),
+        ("z", &[1, 1, 16, 192]),
+        ("norm_weight", &[192]),
+    ];
+    let mut contents = Contents::default();
+    for (name, shape) in tensors {
+        let values = random.floats(shape.iter().product(), [-0.5, 0.0]);
+        contents = contents.with_floats(name, shape, &values);
+    }
+    let metadata = [
+        ("op", "gdn_mtp"),
+        ("state_layout", "v_last"),
+        ("norm_eps", "1e-5"),
+    ];
+    for (key, value) in metadata {
+        contents = contents.with_metadata(key, value);
+    }
+    let plain = contents.write(&folder, "in");
+    check(&plain, &["--backend", "sim"]).refused("HV / H: wanted at most 15");
+    let contents = contents.with_metadata("snapshots", "true");
+    check(&contents.write(&folder, "in"), &["--backend", "sim"]).succeeds();
+}
+
+/// New tokens of a resume, and of one that folds, follow from the state as it is stored. `PROPTEST_CASES` is how many problems of
+/// each kind; else every fifth kind has one.
+#[test]
+fn right_results_hold_whatever_the_state_is_rounded_to() {
+    let folder = folder();
+    let cases = std::env::var("PROPTEST_CASES").ok();
+    let cases = cases.and_then(|cases| cases.parse::<u64>().ok());
+    let seconds = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    for (i, kind) in kinds().into_iter().enumerate() {
+        if cases.is_none() && i as u64 % 5 != seconds % 5 {
+            continue;
+        }
+        let (kda, parallel, state, way) = kind;
+        for case in 0..cases.unwrap_or(1) {
+            let seed = seconds.wrapping_mul(1000) + case;
+            println!("{kind:?}, seed {seed}");
+            let contents = random(kda, parallel, state, way, seed);
+            let file = contents.write(&folder, "in");
+            let stdout = check(&file, &["--backend", "sim"]).succeeds().stdout;
+            assert!(stdout.contains("value head"), "{stdout}");
+            let file = expecting(contents, &folder, "reference").write(&folder, "expecting");
+            check(&file, &["--backend", "sim"]).succeeds();
+        }
+    }
+}
+
+/// One token of one head, one head of a slot, by little; each is named.
+#[test]
+fn wrong_heads_fail() {
+    let folder = folder();
+    let kinds = [
+        (false, true, Dtype::BF16, Way::Deferred),
+        (true, false, Dtype::BF16, Way::Snapshots),
+        (false, false, Dtype::F16, Way::ResumeOfLayer),
+        (false, false, Dtype::F32, Way::Prefill),
+    ];
+    for (kda, parallel, state, way) in kinds {
+        let contents = expecting(random(kda, parallel, state, way, 7), &folder, "sim");
+        let tokens = contents.tensors["expected.o"].1[1];
+        let token = ((tokens + 1) * 2 + 1) * 64;
+        let slot = 64 * 64;
+        for (name, head, len, said) in [
+            ("expected.o", token, 64, "row 1, token 1, value head 1"),
+            ("expected.state", slot, slot, "slot 0, value head 1"),
+            (
+                "expected.snapshots",
+                token * 64,
+                slot,
+                "row 1, token 1, value head 1",
+            ),
+            (
+                "expected.pending.updates",
+                64 * 20,
+                64 * 20,
+                "slot 0, value head 1, entry",
+            ),
+        ] {
+            let Some((_, shape, _)) = contents.tensors.get(name) else {
+                continue;
+            };
+            let mut values = contents.floats(name);
+            let of_head = &mut values[head..head + len];
+            of_head.iter_mut().for_each(|x| *x *= 1.02);
+            let wrong = contents.clone().with_floats(name, shape, &values);
+            let said = format!("above tolerance at {said}");
+            check(&wrong.write(&folder, "wrong"), &["--backend", "sim"]).fails_the_check(&said);
+        }
+    }
+}
+
+/// A key that comes again, with no v: nothing is left of the state, but for what rounding its terms has left. Where the truth is so
+/// small, they say how far off it may be, and no further.
+#[test]
+fn what_has_cancelled_is_held_to_what_it_was_made_of() {
+    let folder = folder();
+    let mut random = Random(5);
+    let [q, k, v] = [(); 3].map(|()| random.floats(64, [-1.0, 1.0]));
+    let length = k.iter().map(|k| k * k).sum::<f32>().sqrt();
+    let state: Vec<f32> = v
+        .iter()
+        .flat_map(|v| k.iter().map(move |k| v * k / length))
+        .collect();
+    for (op, [of_o, of_state]) in [("gdn_decode", [1e-5, 1e-4]), ("gdn_prefill", [1e-2, 1e-1])] {
+        let contents = Contents::default()
+            .with_metadata("op", op)
+            .with_floats("q", &[1, 1, 1, 64], &q)
+            .with_floats("k", &[1, 1, 1, 64], &k)
+            .with_floats("v", &[1, 1, 1, 64], &[0.0; 64])
+            .with_floats("g", &[1, 1, 1], &[0.0])
+            .with_floats("beta", &[1, 1, 1], &[1.0])
+            .with_floats("state", &[1, 1, 64, 64], &state);
+        check(&contents.write(&folder, "in"), &["--backend", "sim"]).succeeds();
+        let expected = expecting(contents, &folder, "reference");
+        check(&expected.write(&folder, "in"), &["--backend", "sim"]).succeeds();
+        for (name, off) in [("expected.o", of_o), ("expected.state", of_state)] {
+            let value = expected.floats(name)[3] + off;
+            let wrong = expected.clone().with_float_at(name, 3, value);
+            check(&wrong.write(&folder, "in"), &["--backend", "sim"])
+                .fails_the_check("above tolerance at");
+        }
     }
 }
