@@ -131,7 +131,8 @@ pub enum Formulation {
     ///
     /// Within a piece products are of f16, summed in f32: finite input gives what the recurrence gives in f32, but for 1e-3 of
     /// the norms of q̂ and of the state, and not its bits. Where what tokens add to a state cancels, as with keys that resemble
-    /// each other, β near 2 and no decay, it is 1e-3 of what is added up. An output depends on no later token.
+    /// each other, β near 2 and no decay, it is 1e-3 of what is added up. An output depends on no
+    /// later token, unless there is a NaN in that one's own inputs.
     ///
     /// Pieces end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)), states
     /// between them are f32, and a piece of one token has the bits of a decode of f32 states. So a prompt that is cut
