@@ -24,7 +24,7 @@ use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Previous as ReferencePrevious, Recurrent, TokenGates};
 use half::bf16;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::inputs::{EPS, TAPS};

@@ -12,7 +12,7 @@ use gated_delta_reference::compare::relative_error_of;
 use gated_delta_reference::recurrence::{Token, normalise, recurrence};
 use half::bf16;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 /// Heads, H = HV.
 pub const HEADS: usize = 4;

@@ -12,7 +12,7 @@ use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurre
 use gated_delta_test_support::backend::gpu;
 use half::bf16;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 /// H, HV, K = V.
 const HEADS: usize = 1;

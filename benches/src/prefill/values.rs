@@ -11,7 +11,7 @@ use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
 use half::bf16;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use super::Case;
 

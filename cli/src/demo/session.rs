@@ -5,7 +5,7 @@ use std::iter;
 use gated_delta::{DType, Entry, Formulation};
 use indicatif::ProgressBar;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use crate::backend::{Backend, Outputs};
 use crate::compare::{Comparison, compare, pairs};

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::command::{Contents, check, command, fixture_path, folder, gated_delta, run};
 use gated_delta_cli::file;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use safetensors::tensor::Dtype;
 
 const POOL: &str = "gdn_decode_bf16_pool";

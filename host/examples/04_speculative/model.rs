@@ -8,7 +8,7 @@ use gated_delta::{
     Convolution, Error, Gdn, GdnCommit, GdnGates, Inputs, Norm, Previous, States, Stored, Tensor,
 };
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use crate::common::engine::{Buffer, Engine};
 use crate::common::uniform;

@@ -11,7 +11,7 @@ use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::recurrent::{Output, Recurrent, TokenGates, recurrent};
 use half::bf16;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 /// Most of ‖o − truth‖ / ‖truth‖ of a token in bf16; rounding alone makes 1.7e-3.
 pub const OUTPUT_TOLERANCE: f64 = 3e-3;

@@ -19,7 +19,7 @@ use gated_delta_reference::layer::{Layer, Pools, Projection};
 use gated_delta_reference::norm::GatedNorm as NormOfReference;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates};
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use crate::backend::Backend;
 use crate::buffer::{Buffer, View};

@@ -7,7 +7,7 @@ use gated_delta_harness::arguments::{
 };
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use crate::buffer::{Buffer, View};
 use crate::case::Case;

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use gated_delta::{DType, Formulation};
-use rand::Rng;
+use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 

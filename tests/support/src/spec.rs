@@ -10,7 +10,7 @@ use gated_delta_harness::arguments::{
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 use crate::case::Case;
 use crate::layout::{Form, Layout};
