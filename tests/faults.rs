@@ -14,6 +14,7 @@ use gated_delta::{Entry, Error, Library, Tensor, raw};
 use gated_delta_harness::arguments::Arguments;
 use gated_delta_test_support::backend::{self, Backend, cuda, gpu};
 use gated_delta_test_support::compare::check;
+use gated_delta_test_support::problem::Sizes;
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 
@@ -89,7 +90,7 @@ fn fails(what: &str, result: Result<(), Error>) {
 fn everything_fails(
     library: &Library,
     context: &Context,
-    stream: Stream,
+    stream: &Stream,
     args: &Arguments<Tensor<'_>>,
 ) {
     fails("waiting for all", context.synchronize());
@@ -100,10 +101,10 @@ fn everything_fails(
     fails("the self-test", library.self_test().map(drop));
     fails(
         "a first launch",
-        launch(&Library::new(context), &stream, args),
+        launch(&Library::new(context), stream, args),
     );
     fails("waiting", stream.synchronize());
-    fails("a launch", launch(library, &stream, args));
+    fails("a launch", launch(library, stream, args));
 }
 
 #[test]
@@ -128,13 +129,28 @@ fn after_a_bad_access_every_call_fails_and_nothing_crashes() {
                 bad_access.to_string().contains("ILLEGAL_ADDRESS"),
                 "{bad_access}"
             );
-            everything_fails(library, context, stream, args);
+            everything_fails(library, context, &stream, args);
         });
         lost.expect_err("the case cannot be copied back either");
     });
 }
 
 /// `cuDevicePrimaryCtxReset`, as another library of the process may call it.
+fn reset(context: &Context) {
+    let mut handle = 0;
+    // SAFETY: the function has this type; what the context had is not used any more but to see it fail.
+    unsafe {
+        let driver = context.driver();
+        let ordinal = context.device().ordinal();
+        driver.device_get(&raw mut handle, ordinal).unwrap();
+        let reset =
+            driver.optional::<unsafe extern "C" fn(i32) -> i32>("cuDevicePrimaryCtxReset_v2");
+        assert_eq!(reset.expect("a driver of CUDA 11")(handle), code::SUCCESS);
+    }
+}
+
+/// Also of a thread that has the context current, and of a library whose context was made again, which has the same
+/// handle.
 #[test]
 fn a_context_that_is_reset_is_an_error_until_it_is_made_again() {
     alone(|context| {
@@ -143,20 +159,39 @@ fn a_context_that_is_reset_is_an_error_until_it_is_made_again() {
         let stream = Stream::new(context).unwrap();
         let lost = backend.with(&case, |library, _, args| {
             launch(library, &stream, args).unwrap();
+            let work = args.work().unwrap();
+            let plan = library.plan(&*work).unwrap();
+            // SAFETY: the buffers are alive until the graph is dropped.
+            let captured = unsafe { Graph::capture(&stream, || launch(library, &stream, args)) };
+            let mut graph = captured.unwrap();
             stream.synchronize().unwrap();
-            let device = context.device();
-            let mut handle = 0;
-            // SAFETY: the function has this type; what the context had is not used any more but to see it fail.
-            unsafe {
-                let driver = context.driver();
-                driver
-                    .device_get(&raw mut handle, device.ordinal())
-                    .unwrap();
-                let reset = driver
-                    .optional::<unsafe extern "C" fn(i32) -> i32>("cuDevicePrimaryCtxReset_v2");
-                assert_eq!(reset.expect("a driver of CUDA 11")(handle), code::SUCCESS);
+            let all_fails = |graph: &mut Graph| {
+                everything_fails(library, context, &stream, args);
+                // SAFETY: both are refused.
+                let (planned, replayed) =
+                    unsafe { (plan.launch(stream.as_ref(), &*work), graph.launch(&stream)) };
+                fails("a planned launch", planned);
+                fails("the function of a plan", plan.raw(case.batch()).map(drop));
+                fails("a replay", replayed);
+            };
+            let current = context.enter().unwrap();
+            reset(context);
+            all_fails(&mut graph);
+            drop(current);
+            all_fails(&mut graph);
+            let again = Context::primary(context.device()).unwrap();
+            eprintln!("{:?}, and made again {:?}", context.raw(), again.raw());
+            // SAFETY: the function is looked for, not called.
+            let can_tell = unsafe { again.driver().optional::<*const ()>("cuCtxGetId") };
+            if can_tell.is_some() {
+                fails(
+                    "a launch where it was made again",
+                    launch(library, &stream, args),
+                );
+                fails("waiting", stream.synchronize());
+                // SAFETY: as above.
+                fails("a replay", unsafe { graph.launch(&stream) });
             }
-            everything_fails(library, context, stream, args);
         });
         lost.expect_err("the case cannot be copied back either");
         let again = Context::primary(context.device()).unwrap();

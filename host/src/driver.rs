@@ -72,6 +72,8 @@ pub mod code {
     pub const INVALID_PTX: i32 = 218;
     /// The PTX is newer than the driver.
     pub const UNSUPPORTED_PTX_VERSION: i32 = 222;
+    /// The context was destroyed or reset.
+    pub const CONTEXT_IS_DESTROYED: i32 = 709;
 }
 
 /// `CUdevice_attribute` and `CUfunction_attribute` values.

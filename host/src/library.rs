@@ -37,8 +37,14 @@ const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 /// Threads that ask for the same kernel first wait for one compilation. A failure is an error of the call that met it,
 /// and is not kept: where memory ran out, or the driver refused the PTX, nothing stays loaded, and the next call tries
 /// again. After an error that is fatal to the context (an illegal access, a lost device) every call returns the
-/// driver's error, and dropping is quiet. A context that others destroy or reset takes its kernels along: its
-/// libraries, plans and graphs are dropped, not launched, and new ones made from a new [`Context`].
+/// driver's error, and dropping is quiet.
+///
+/// A context that others reset or destroy takes its kernels along. Every launch asks the driver for the id of the current
+/// context, and is an error (`CUDA_ERROR_CONTEXT_IS_DESTROYED`) where the context is gone or was made again, of a
+/// plan and of a [`Graph`](crate::driver::Graph) too: they are dropped, and new ones made from a new [`Context`]. What the
+/// driver leaves to its callers is left to them: nobody resets the device while a launch is being enqueued, or launches a
+/// function of [`Plan::raw`](crate::Plan::raw) afterwards. Drivers older than CUDA 12 cannot tell a context that was made
+/// again: on these, libraries are dropped before the device is reset.
 #[derive(Clone)]
 pub struct Library(Arc<Inner>);
 
@@ -148,6 +154,14 @@ impl Library {
             Target::Gpu(context) => Some(context),
             #[cfg(feature = "simulator")]
             Target::Simulator => None,
+        }
+    }
+
+    /// The context is the one that the kernels were compiled in; nothing in the simulator.
+    pub(crate) fn check_live(&self) -> Result<(), Error> {
+        match self.context() {
+            Some(context) => context.enter().map(drop),
+            None => Ok(()),
         }
     }
 

@@ -55,6 +55,26 @@ impl StandIn {
         }
     }
 
+    /// The call that makes sure that the context is there.
+    fn live(&self) -> &'static str {
+        if self.has_libraries() {
+            "cuCtxGetId"
+        } else {
+            "cuCtxGetApiVersion"
+        }
+    }
+
+    /// Resets the context, as another library of the process may.
+    fn reset(&self) {
+        // SAFETY: the function has this type.
+        unsafe {
+            let reset = self
+                .0
+                .get::<unsafe extern "C" fn(i32) -> i32>("cuDevicePrimaryCtxReset_v2");
+            assert_eq!(reset.unwrap()(0), 0);
+        }
+    }
+
     /// The call that unloads what was compiled.
     fn unload(&self) -> &'static str {
         if self.has_libraries() {
@@ -91,6 +111,11 @@ impl StandIn {
 /// Runs `scenario`, a closure of the calling test, in a process whose driver is a stand-in, which has to end well: once
 /// for each of them.
 fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
+    on_slow_stand_in("0", scenario);
+}
+
+/// As [`on_stand_in`], where compiling takes as long.
+fn on_slow_stand_in<F: FnOnce(&StandIn, &Context)>(compile_ms: &str, scenario: F) {
     if env::var_os(ON_STAND_IN).is_some() {
         // SAFETY: the stand-in has no initialisers.
         let stand_in = StandIn(unsafe { libloading::Library::new("libcuda.so.1") }.unwrap());
@@ -103,6 +128,7 @@ fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
         let output = Command::new(env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(ON_STAND_IN, test)
+            .env("FIXTURE_COMPILE_MS", compile_ms)
             .env("LD_LIBRARY_PATH", stand_in::folder(driver, test))
             .output()
             .unwrap();
@@ -151,7 +177,7 @@ fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
             calls("cuModuleLoadDataEx") - calls("cuModuleUnload")
         };
         let on_the_way = [
-            "cuCtxGetCurrent",
+            stand_in.live(),
             "cuCtxPushCurrent_v2",
             "cuModuleLoadDataEx",
             "cuModuleGetFunction",
@@ -239,7 +265,7 @@ fn a_module_is_unloaded_when_dropped() {
 
 #[test]
 fn threads_compile_at_once_where_the_driver_can() {
-    on_stand_in(|stand_in, context| {
+    on_slow_stand_in("5", |stand_in, context| {
         let library = Library::new(context);
         let start = Barrier::new(THREADS);
         thread::scope(|scope| {
@@ -290,6 +316,107 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
         stand_in.fault("cuModuleLoadDataEx", 0);
         stand_in.fault("cuLibraryLoadData", 0);
         launch(&library, 1).unwrap();
+    });
+}
+
+/// Others reset the context, whose functions, streams and graphs the driver follows all the same: nothing of it reaches the
+/// driver, though the thread has it current, and though it was made again where the driver can tell.
+#[test]
+fn a_context_that_is_reset_is_an_error_and_nothing_of_it_is_followed() {
+    on_stand_in(|stand_in, context| {
+        for is_current in [false, true] {
+            // The one before was reset.
+            let context = Context::primary(context.device()).unwrap();
+            let current = is_current.then(|| context.enter().unwrap());
+            let library = Library::new(&context);
+            launch(&library, 1).unwrap();
+            let plan = library.plan(&args(1).unwrap()).unwrap();
+            let stream = Stream::new(&context).unwrap();
+            let memory = DeviceMemory::allocate(&context, 16).unwrap();
+            let on_stream = || {
+                // SAFETY: the stand-in runs nothing.
+                unsafe { library.launch(stream.as_ref(), &args(1)?) }
+            };
+            // SAFETY: as above.
+            let mut graph = unsafe { Graph::capture(&stream, on_stream) }.unwrap();
+
+            let mut all_fail = |when: &str| {
+                let launches = stand_in.calls("cuLaunchKernel") + stand_in.calls("cuGraphLaunch");
+                // SAFETY: as above.
+                let (planned, replayed) = unsafe {
+                    (
+                        plan.launch(stream.as_ref(), &args(1).unwrap()),
+                        graph.launch(&stream),
+                    )
+                };
+                let failures = [
+                    ("a launch", on_stream()),
+                    ("a first launch", launch(&library, 2)),
+                    ("a planned launch", planned),
+                    ("a replay", replayed),
+                    ("the function of a plan", plan.raw(1).map(drop)),
+                    ("prewarming", library.prewarm(&args(1).unwrap())),
+                    ("resources", library.resources(&args(1).unwrap()).map(drop)),
+                    ("waiting", stream.synchronize()),
+                    ("waiting for all", context.synchronize()),
+                    ("a stream", Stream::new(&context).map(drop)),
+                    ("memory", DeviceMemory::allocate(&context, 16).map(drop)),
+                ];
+                for (what, result) in failures {
+                    match result {
+                        Err(Error::Driver(error)) => {
+                            let got = (error.code, error.call);
+                            assert_eq!(got, (709, stand_in.live()), "{what}, {when}");
+                        }
+                        other => panic!("{what}, {when}: {other:?}"),
+                    }
+                }
+                let now = stand_in.calls("cuLaunchKernel") + stand_in.calls("cuGraphLaunch");
+                assert_eq!(now, launches, "{when}: something was launched");
+            };
+            stand_in.reset();
+            all_fail("reset");
+            let again = Context::primary(context.device()).unwrap();
+            assert_eq!(again.raw(), context.raw());
+            if stand_in.has_libraries() {
+                all_fail("made again");
+                launch(&Library::new(&again), 1).unwrap();
+            } else {
+                // This driver cannot tell: what was of the context is dropped before that is made again.
+                stand_in.reset();
+            }
+            drop((library, plan, stream, memory, graph, current));
+            stand_in.reset();
+        }
+    });
+}
+
+/// What a launch costs of calls besides its own: one.
+#[test]
+fn a_launch_asks_once_whether_its_context_is_there() {
+    on_stand_in(|stand_in, context| {
+        let library = Library::new(context);
+        launch(&library, 1).unwrap();
+        let _current = context.enter().unwrap();
+        let calls = || {
+            [
+                "cuCtxGetId",
+                "cuCtxGetApiVersion",
+                "cuCtxGetCurrent",
+                "cuCtxPushCurrent_v2",
+                "cuCtxPopCurrent_v2",
+                "cuLaunchKernel",
+            ]
+            .map(|call| stand_in.calls(call))
+        };
+        let before = calls();
+        launch(&library, 1).unwrap();
+        let after = calls();
+        let made: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+        match stand_in.has_libraries() {
+            true => assert_eq!(made, [1, 0, 0, 0, 0, 1]),
+            false => assert_eq!(made, [0, 1, 1, 0, 0, 1]),
+        }
     });
 }
 

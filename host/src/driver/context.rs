@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Driver, RawContext, attribute, driver};
+use super::{Driver, RawContext, attribute, code, driver};
 use crate::error::Error;
 
 /// A GPU.
@@ -114,6 +114,8 @@ struct Held {
     raw: RawContext,
     /// Whether dropping releases a primary context.
     is_retained: bool,
+    /// The context's id, which no other context of the process ever has; `None` in drivers older than CUDA 12.
+    id: Option<u64>,
 }
 
 impl Drop for Held {
@@ -135,12 +137,16 @@ impl Context {
         let mut raw = RawContext::NULL;
         // SAFETY: `raw` is written.
         unsafe { driver.device_primary_ctx_retain(&raw mut raw, device.raw) }?;
-        Ok(Self(Arc::new(Held {
+        let mut held = Held {
             driver,
             device,
             raw,
             is_retained: true,
-        })))
+            id: None,
+        };
+        // SAFETY: the context is retained. On a failure `held` gives it back.
+        held.id = unsafe { driver.id_of(raw) }?;
+        Ok(Self(Arc::new(held)))
     }
 
     /// An engine's own `CUcontext`, for example cudarc's `CudaContext::cu_ctx()`; never destroyed or released from
@@ -180,11 +186,14 @@ impl Context {
         // SAFETY: a context is current, and `handle` is written.
         unsafe { driver.ctx_get_device(&raw mut handle) }?;
         let device = Device::of_handle(handle)?;
+        // SAFETY: the context is live, by the caller's promise.
+        let id = unsafe { driver.id_of(raw) }?;
         Ok(Self(Arc::new(Held {
             driver,
             device,
             raw,
             is_retained: false,
+            id,
         })))
     }
 
@@ -208,21 +217,38 @@ impl Context {
 
     /// Makes it the calling thread's context until the guard is dropped.
     ///
+    /// A context that others have reset (`cuDevicePrimaryCtxReset`) or destroyed takes its modules, functions, streams and
+    /// memory along, and the driver follows their handles all the same. So the driver is asked whether the context is still
+    /// the one that this value was made with: a primary context that was made again has the same handle, but another id
+    /// (`cuCtxGetId`, in drivers of CUDA 12 and newer; older ones tell a context that is gone from one that is there, and
+    /// not one that was made again). Where the context is current already, that is the one call.
+    ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// [`Error::Driver`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED` for a context that is gone, or was made again.
     pub fn enter(&self) -> Result<Current<'_>, Error> {
-        // SAFETY: the context is retained, or live by the promise to `from_raw`, for as long as the guard borrows it.
-        unsafe { Current::push(self.0.driver, self.0.raw) }
-    }
-
-    /// [`Context::enter`], where the context has not been destroyed or reset by others: the driver follows the handles of
-    /// a stream or an event of one that is no more.
-    pub(super) fn enter_live(&self) -> Result<Current<'_>, Error> {
-        let current = self.enter()?;
-        let mut version = 0;
-        // SAFETY: `version` is written; the driver knows the handle of a context that is no more.
-        unsafe { (self.0.driver).ctx_get_api_version(self.0.raw, &raw mut version) }?;
-        Ok(current)
+        let Held {
+            driver, raw, id, ..
+        } = *self.0;
+        let Some(id) = id else {
+            // SAFETY: the context is retained, or live by the promise to `from_raw`, for as long as the guard borrows it.
+            let current = unsafe { Current::push(driver, raw) }?;
+            let mut version = 0;
+            // SAFETY: `version` is written; the driver knows the handle of a context that is no more.
+            unsafe { driver.ctx_get_api_version(raw, &raw mut version) }?;
+            return Ok(current);
+        };
+        if driver.current_id() == Some(id) {
+            return Ok(Current::unpushed(driver));
+        }
+        // SAFETY: as above.
+        let current = unsafe { Current::push_anew(driver, raw) }?;
+        // SAFETY: no handle is the calling thread's context.
+        match unsafe { driver.id_of(RawContext::NULL) }? {
+            Some(now) if now == id => Ok(current),
+            _ => Err(driver
+                .error("cuCtxGetId", code::CONTEXT_IS_DESTROYED)
+                .into()),
+        }
     }
 
     /// Waits for all of its work.
@@ -258,16 +284,33 @@ impl Current<'_> {
         let mut current = RawContext::NULL;
         // SAFETY: `current` is written.
         unsafe { driver.ctx_get_current(&raw mut current) }?;
-        let pushed = current != context;
-        if pushed {
-            // SAFETY: the context is live.
-            unsafe { driver.ctx_push_current(context) }?;
+        if current == context {
+            return Ok(Self::unpushed(driver));
         }
+        // SAFETY: the caller's promise.
+        unsafe { Self::push_anew(driver, context) }
+    }
+
+    /// Makes `context` current, whatever is.
+    ///
+    /// # Safety
+    /// As [`Current::push`]'s.
+    unsafe fn push_anew(driver: &'static Driver, context: RawContext) -> Result<Self, Error> {
+        // SAFETY: the context is live, by the caller's promise.
+        unsafe { driver.ctx_push_current(context) }?;
         Ok(Self {
-            driver,
-            pushed,
-            thread: PhantomData,
+            pushed: true,
+            ..Self::unpushed(driver)
         })
+    }
+
+    /// The guard of a context that is current already.
+    const fn unpushed(driver: &'static Driver) -> Self {
+        Self {
+            driver,
+            pushed: false,
+            thread: PhantomData,
+        }
     }
 }
 

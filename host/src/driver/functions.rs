@@ -117,6 +117,9 @@ functions! {
     ctx_push_current = cuCtxPushCurrent_v2(context: RawContext);
     /// Pops a context off the calling thread's stack.
     ctx_pop_current = cuCtxPopCurrent_v2(context: *mut RawContext);
+    /// The id of a context, unique in the process; of the calling thread's for a null one. In drivers of CUDA 12.0 and
+    /// newer.
+    ctx_get_id = cuCtxGetId(context: RawContext, id: *mut u64);
     /// The API version that a context was made for; fails for one that is no more.
     ctx_get_api_version = cuCtxGetApiVersion(context: RawContext, version: *mut u32);
     /// The GPU of the current context.
@@ -278,6 +281,32 @@ impl Driver {
     pub unsafe fn optional<F: Copy>(&self, name: &str) -> Option<F> {
         // SAFETY: the caller's promise.
         unsafe { function(name) }
+    }
+
+    /// The id of a context, or of the calling thread's for a null one; `None` in drivers older than CUDA 12.
+    ///
+    /// # Safety
+    /// The context is live or null.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]: of a context that is no more, or where the thread has none.
+    pub(super) unsafe fn id_of(&self, context: RawContext) -> Result<Option<u64>, Error> {
+        let mut id = 0;
+        // SAFETY: the caller's promise, and `id` is written.
+        match unsafe { self.ctx_get_id(context, &raw mut id) } {
+            Ok(()) => Ok(Some(id)),
+            Err(Error::MissingSymbol { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The id of the calling thread's context; `None` where the driver says none, for whatever reason. Makes no error of
+    /// it, which takes longer than the call.
+    pub(super) fn current_id(&self) -> Option<u64> {
+        let mut id = 0;
+        // SAFETY: no handle is the calling thread's context, and `id` is written.
+        let result = unsafe { self.ctx_get_id?(RawContext::NULL, &raw mut id) };
+        (result == code::SUCCESS).then_some(id)
     }
 
     /// A result code as an error that names it.

@@ -45,7 +45,7 @@ impl Graph {
         const THIS_THREAD: i32 = 1;
         let context = stream.context();
         let driver = context.driver();
-        let _current = context.enter_live()?;
+        let _current = context.enter()?;
         // SAFETY: the stream is live.
         unsafe { driver.stream_begin_capture(stream.raw(), THIS_THREAD) }?;
         let capture = Capture { stream };
@@ -76,7 +76,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter_live() {
+        if let Ok(_current) = self.context.enter() {
             // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
             let _ = unsafe { self.context.driver().graph_exec_destroy(self.exec) };
         }

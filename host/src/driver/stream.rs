@@ -17,7 +17,7 @@ impl Stream {
     /// [`Error::Driver`].
     pub fn new(context: &Context) -> Result<Self, Error> {
         const NON_BLOCKING: u32 = 1;
-        let _current = context.enter_live()?;
+        let _current = context.enter()?;
         let mut raw = RawStream::NULL;
         // SAFETY: `raw` is written.
         unsafe { context.driver().stream_create(&raw mut raw, NON_BLOCKING) }?;
@@ -51,7 +51,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`]: of this call, or of a kernel that failed before.
     pub fn synchronize(&self) -> Result<(), Error> {
-        let _current = self.context.enter_live()?;
+        let _current = self.context.enter()?;
         // SAFETY: the stream is live.
         unsafe { self.context.driver().stream_synchronize(self.raw) }
     }
@@ -59,7 +59,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter_live() {
+        if let Ok(_current) = self.context.enter() {
             // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
             let _ = unsafe { self.context.driver().stream_destroy(self.raw) };
         }
@@ -79,7 +79,7 @@ impl Event {
     /// # Errors
     /// [`Error::Driver`].
     pub fn new(context: &Context) -> Result<Self, Error> {
-        let _current = context.enter_live()?;
+        let _current = context.enter()?;
         let mut raw = RawEvent::NULL;
         // SAFETY: `raw` is written.
         unsafe { context.driver().event_create(&raw mut raw, 0) }?;
@@ -104,7 +104,7 @@ impl Event {
     /// # Errors
     /// [`Error::Driver`]: of this call, or of a kernel that failed before.
     pub fn synchronize(&self) -> Result<(), Error> {
-        let _current = self.context.enter_live()?;
+        let _current = self.context.enter()?;
         // SAFETY: the event is live.
         unsafe { self.context.driver().event_synchronize(self.raw) }
     }
@@ -114,7 +114,7 @@ impl Event {
     /// # Errors
     /// [`Error::Driver`] where one has not.
     pub fn milliseconds_since(&self, start: &Self) -> Result<f32, Error> {
-        let _current = self.context.enter_live()?;
+        let _current = self.context.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: both are live, and the result is written.
         unsafe {
@@ -128,7 +128,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter_live() {
+        if let Ok(_current) = self.context.enter() {
             // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
             let _ = unsafe { self.context.driver().event_destroy(self.raw) };
         }

@@ -103,6 +103,7 @@ impl Library {
         if self.context().is_none() {
             return Ok(Vec::new());
         }
+        self.check_live()?;
         let mut kernels = Vec::new();
         for problem in problems {
             let entries = problem.entries(self.gpu()).into_iter();

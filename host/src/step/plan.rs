@@ -93,7 +93,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator, and for a prefill, whose launches follow from
-    /// more than B: [`Work::recipe`] says which they are.
+    /// more than B: [`Work::recipe`] says which they are. [`Error::Driver`] where the context is gone, and the function
+    /// with it: who keeps the function asks again after a reset.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
         checks::batch(batch)?;
         if self.problem.is_chunked() {
@@ -104,6 +105,7 @@ impl Plan {
             });
         }
         let launches = self.launches(&Lengths::of_rows(batch as u32))?;
+        self.library.check_live()?;
         Ok(launches.main)
     }
 
