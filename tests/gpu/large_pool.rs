@@ -10,7 +10,7 @@ use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::Array;
 use gated_delta_test_support::spec::{Family, Spec};
 
-use crate::wait_for_copies;
+use crate::launches::wait_for_copies;
 
 /// A pool in GPU memory of which the host knows only some slots.
 struct LargePool {

@@ -9,7 +9,7 @@ use gated_delta_test_support::problem::Change;
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 
-use crate::context_of;
+use crate::launches::context_of;
 
 const ROWS: usize = 512;
 const TOKENS: usize = 8;

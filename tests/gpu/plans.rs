@@ -9,7 +9,7 @@ use gated_delta_test_support::layout::Spacing;
 use gated_delta_test_support::spec::{Family, Spec};
 use gated_delta_test_support::variants;
 
-use crate::spec;
+use crate::launches::spec;
 
 /// A decode, and a launch with new and previous tokens and one with snapshots, aligned or not.
 fn specs(spacing: Spacing) -> [Spec; 3] {

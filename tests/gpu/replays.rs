@@ -14,8 +14,8 @@ use gated_delta_test_support::problem::{Array, Change, Problem, keep};
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 
+use crate::launches::{context_of, spec, wait_for_copies};
 use crate::prefill::prefills;
-use crate::{context_of, spec, wait_for_copies};
 
 /// Writes a tensor's buffer, while no work is under way.
 fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {

@@ -10,7 +10,7 @@ use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
 use gated_delta_test_support::strategy::any_specs;
 
-use crate::families;
+use crate::engine::families;
 
 #[test]
 fn a_planned_launch_has_the_bits_of_a_launch() {

@@ -8,7 +8,7 @@ use gated_delta_test_support::backend::{Backend, gpu};
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::spec::Spec;
 
-use crate::families;
+use crate::engine::families;
 
 #[test]
 fn no_context_is_refused() {

@@ -14,7 +14,7 @@ use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{ConvChoice, Family, Spec};
 use gated_delta_test_support::variants;
 
-use crate::{assert_same_bits, in_f32, law_of, run};
+use crate::laws::{assert_same_bits, in_f32, law_of, run};
 
 /// Those with a convolution, a norm, or both.
 fn layers() -> Vec<Family> {

@@ -7,7 +7,7 @@ use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::{Change, Sizes, take};
 use gated_delta_test_support::spec::Family;
 
-use crate::{alone_recurrent, assert_same_bits, in_f32, law_of, run};
+use crate::laws::{alone_recurrent, assert_same_bits, in_f32, law_of, run};
 
 #[test]
 fn klast_is_vlast() {

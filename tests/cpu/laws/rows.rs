@@ -5,7 +5,7 @@ use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::{Change, Sizes, take, window_snapshots};
 use gated_delta_test_support::spec::Spec;
 
-use crate::{backwards, in_place, law, run};
+use crate::laws::{backwards, in_place, law, run};
 
 /// Rows can move: each of them says where its states are, all in one pool, and they are of one length.
 fn movable(spec: &mut Spec) {

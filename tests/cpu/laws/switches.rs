@@ -14,7 +14,7 @@ use gated_delta_test_support::strategy::any_specs;
 use proptest::prelude::{Strategy, any};
 use proptest::sample::select;
 
-use crate::run;
+use crate::laws::run;
 
 /// Where the state after a token goes.
 #[derive(Clone, Copy, Debug, PartialEq)]

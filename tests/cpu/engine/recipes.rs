@@ -15,7 +15,7 @@ use gated_delta_test_support::problem::Sizes;
 use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
 use gated_delta_test_support::strategy::specs;
 
-use crate::families;
+use crate::engine::families;
 
 /// The arguments of a case at addresses where nothing is.
 fn nowhere<R>(case: &Case, body: impl FnOnce(&dyn Work) -> R) -> R {

@@ -6,7 +6,7 @@ use gated_delta_test_support::layout::{Form, Layout, Spacing, TENSORS};
 use gated_delta_test_support::problem::Array;
 use gated_delta_test_support::spec::Spec;
 
-use crate::{assert_same_bits, in_place, law, run};
+use crate::laws::{assert_same_bits, in_place, law, run};
 
 #[test]
 fn a_write_pool_is_the_pool_updated_elsewhere() {

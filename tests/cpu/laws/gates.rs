@@ -9,7 +9,7 @@ use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::{Array, Change, Problem, Sizes};
 use gated_delta_test_support::spec::{Family, Magnitude, Spec};
 
-use crate::{alone_recurrent, in_f32, law_of, run, several_recurrent};
+use crate::laws::{alone_recurrent, in_f32, law_of, run, several_recurrent};
 
 #[test]
 fn given_gates_are_raw_gates_evaluated() {

@@ -45,8 +45,9 @@ fn alone<F: FnOnce(&Context)>(scenario: F) {
         return;
     }
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // `faults::test::{{closure}}`
-    let test = type_name::<F>().split("::").nth(1).unwrap();
+    // `gpu::faults::test::{{closure}}`
+    let test = type_name::<F>().strip_prefix("gpu::").unwrap();
+    let test = test.strip_suffix("::{{closure}}").unwrap();
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(ALONE, "1")

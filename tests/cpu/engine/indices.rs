@@ -9,7 +9,7 @@ use gated_delta_test_support::rows::Row;
 use gated_delta_test_support::spec::Spec;
 use gated_delta_test_support::strategy::specs;
 
-use crate::families;
+use crate::engine::families;
 
 #[test]
 fn rows_are_what_a_launch_makes_of_them() {

@@ -5,7 +5,7 @@ use gated_delta_test_support::compare::assert_near;
 use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::{Array, Change, Problem};
 
-use crate::{alone_recurrent, backwards, in_f32, law_of, run};
+use crate::laws::{alone_recurrent, backwards, in_f32, law_of, run};
 
 /// The K channels of everything, in this order.
 fn take_channels(problem: &Problem, order: &[usize]) -> Problem {

@@ -13,7 +13,7 @@ use gated_delta_test_support::rows::{self, Row};
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 
-use crate::{law_of, run, several_recurrent};
+use crate::laws::{law_of, run, several_recurrent};
 
 /// Bits of the snapshot of row `b` after token `t`, and of slot `slot`.
 fn snapshot_and_slot(

@@ -8,7 +8,7 @@ use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 use gated_delta_test_support::variants;
 
-use crate::{assert_same_bits, law_of, run, several_recurrent};
+use crate::laws::{assert_same_bits, law_of, run, several_recurrent};
 
 /// Every row has all its tokens, and its new states go where the old ones were.
 fn verify_in_place(spec: &mut Spec) {

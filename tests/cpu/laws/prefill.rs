@@ -349,7 +349,7 @@ fn rows_of_one_token_have_the_bits_of_a_decode() {
         let problem = spec.problem();
         let [prefill, decode] = [problem.clone(), decode(&problem)]
             .map(|problem| backend.run(&problem.case(&spec.form), None));
-        crate::assert_same_bits(&prefill, &decode);
+        crate::laws::assert_same_bits(&prefill, &decode);
     });
 }
 
@@ -459,7 +459,7 @@ fn whole_pieces_before_a_row_change_no_bit() {
         };
         let [one, other] =
             [&problem, &shifted].map(|problem| backend.run(&problem.case(&spec.form), None));
-        crate::assert_same_bits(&one, &other);
+        crate::laws::assert_same_bits(&one, &other);
     });
 }
 
