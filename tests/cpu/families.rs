@@ -5,12 +5,23 @@ use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayou
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
 use gated_delta_reference::gate::{sigmoid, softplus_log_decay};
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
-use gated_delta_test_support::backend::backends;
-use gated_delta_test_support::compare::{assert_close, check, check_everywhere, norm, reference};
+use gated_delta_test_support::backend::{Turns, backends, on_threads, simulator};
+use gated_delta_test_support::compare::{assert_close, check, check_in_turn, norm, reference};
 use gated_delta_test_support::layout::{Form, Layout, Spacing};
 use gated_delta_test_support::problem::{Array, Change, Problem, Sizes};
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Magnitude, Spec};
+
+/// Has `test` take each family, on all cores. Of its problems the GPU takes a part, of neighbouring families different ones.
+fn each(families: Vec<Family>, test: impl Fn(&Turns, Family) + Sync) {
+    each_of(families, |_, turns, family| test(turns, family));
+}
+
+/// [`each`], with the families' numbers.
+fn each_of(families: Vec<Family>, test: impl Fn(usize, &Turns, Family) + Sync) {
+    let families: Vec<_> = families.into_iter().enumerate().collect();
+    on_threads(&families, |&(i, family)| test(i, &Turns::new(i), family));
+}
 
 /// Launches of `plain` with each way of keeping states that its family has.
 fn ways(family: Family, plain: &Spec) -> Vec<Spec> {
@@ -47,21 +58,21 @@ fn ways(family: Family, plain: &Spec) -> Vec<Spec> {
 /// The variant that is selected for the arguments, whichever it is.
 #[test]
 fn the_selected_variant() {
-    for family in Family::of_kernels() {
+    each(Family::of_kernels(), |turns, family| {
         let spec = Spec {
             slots: SlotChoice::BOTH,
             batch: 3,
             ..Spec::plain(family)
         };
-        check_everywhere(&spec.case(), None);
-    }
+        check_in_turn(turns, &spec.case(), None);
+    });
 }
 
 #[test]
 fn every_number_of_tokens() {
     let mut families = Family::of_kernels();
     families.retain(|family| !family.decode && family.dim == 64);
-    for family in families {
+    each(families, |turns, family| {
         for tokens in 1..=family.max_tokens() {
             let spec = Spec {
                 batch: 1,
@@ -71,17 +82,17 @@ fn every_number_of_tokens() {
                 seed: tokens as u64,
                 ..Spec::plain(family)
             };
-            check_everywhere(&spec.case(), None);
+            check_in_turn(turns, &spec.case(), None);
             let previous = Some(family.max_tokens() + 1 - tokens);
-            check_everywhere(&Spec { previous, ..spec }.case(), None);
+            check_in_turn(turns, &Spec { previous, ..spec }.case(), None);
         }
-    }
+    });
 }
 
 /// Every element type of every tensor, aligned and not: of neighbouring families each type is once the one and once the other.
 #[test]
 fn every_element_type() {
-    for (i, family) in Family::all().into_iter().enumerate() {
+    each_of(Family::all(), |i, turns, family| {
         for (j, element) in [DType::F32, DType::Bf16, DType::F16]
             .into_iter()
             .enumerate()
@@ -101,15 +112,15 @@ fn every_element_type() {
                 pools: spacing,
                 ..spec.form
             };
-            check_everywhere(&spec.case(), None);
+            check_in_turn(turns, &spec.case(), None);
         }
-    }
+    });
 }
 
 #[test]
 fn gates_at_the_ends_of_their_range() {
     let of_kda = |decay| GateKind::Kda(decay, KdaBeta::Logit);
-    for family in Family::of_kernels() {
+    each(Family::of_kernels(), |turns, family| {
         let gates = match family.operator {
             Operator::Gdn => [
                 GateKind::Raw(BetaScale::One),
@@ -133,14 +144,14 @@ fn gates_at_the_ends_of_their_range() {
                 ..Spec::plain(family)
             };
             spec.form.gates = [DType::F32; 2];
-            check_everywhere(&spec.case(), None);
+            check_in_turn(turns, &spec.case(), None);
         }
-    }
+    });
 }
 
 #[test]
 fn zero_queries_and_keys() {
-    for family in Family::of_kernels() {
+    each(Family::of_kernels(), |turns, family| {
         for qk_l2norm in [true, false] {
             let mut spec = Spec {
                 magnitude: Magnitude::Zeros,
@@ -148,15 +159,15 @@ fn zero_queries_and_keys() {
                 ..Spec::plain(family)
             };
             spec.options.qk_l2norm = qk_l2norm;
-            check_everywhere(&spec.case(), None);
+            check_in_turn(turns, &spec.case(), None);
         }
-    }
+    });
 }
 
 /// Many inactive rows among few live ones, all kinds of indices.
 #[test]
 fn inactive_rows() {
-    for (i, family) in Family::of_kernels().into_iter().enumerate() {
+    each_of(Family::of_kernels(), |i, turns, family| {
         for (seed, index) in [DType::I32, DType::I64, DType::U32].into_iter().enumerate() {
             let mut spec = Spec {
                 batch: 8,
@@ -178,14 +189,14 @@ fn inactive_rows() {
                 "{live} live rows of {}: choose another seed",
                 spec.batch
             );
-            check_everywhere(&case, None);
+            check_in_turn(turns, &case, None);
         }
-    }
+    });
 }
 
 #[test]
 fn an_empty_batch_does_nothing() {
-    for family in Family::of_kernels() {
+    each(Family::of_kernels(), |turns, family| {
         let spare = SlotChoice {
             spare: 2,
             ..SlotChoice::NONE
@@ -203,14 +214,14 @@ fn an_empty_batch_does_nothing() {
                         ..spec.clone()
                     }
                     .case();
-                    for backend in backends() {
+                    turns.next(|backend| {
                         let after = backend.run(&case, None);
                         assert!(after == case, "{}: something was written", backend.name());
-                    }
+                    });
                 }
             }
         }
-    }
+    });
 }
 
 /// An all-padding batch, as engines launch to warm up: zeros, and every state as it was.
@@ -219,7 +230,7 @@ fn an_inactive_batch_touches_no_state() {
     // Larger states are skipped by the same lines.
     let mut families = Family::of_kernels();
     families.retain(|family| family.dim == 64);
-    for family in families {
+    each(families, |turns, family| {
         let plain = Spec {
             slots: SlotChoice::LIVE,
             ..Spec::plain(family)
@@ -251,7 +262,7 @@ fn an_inactive_batch_touches_no_state() {
             }
             for problem in problems {
                 let case = problem.case(&spec.form);
-                for backend in backends() {
+                turns.next(|backend| {
                     let after = backend.run(&case, None);
                     assert!(
                         after.o_bits().iter().all(|bits| *bits == 0),
@@ -261,22 +272,22 @@ fn an_inactive_batch_touches_no_state() {
                     check(&case, &after);
                     assert!(after.state_bits() == case.state_bits(), "states differ");
                     assert!(after.window_bits() == case.window_bits(), "windows differ");
-                }
+                });
             }
         }
-    }
+    });
 }
 
 /// A pool that is not written may be borrowed read-only, as may everything else but o.
 #[test]
 fn without_update_the_pool_is_only_read() {
-    for family in Family::of_kernels() {
+    each(Family::of_kernels(), |turns, family| {
         let mut spec = Spec::plain(family);
         spec.update_state = false;
         let case = spec.case();
         assert!(!case.writes(case.pool.buffer));
-        check_everywhere(&case, None);
-    }
+        check_in_turn(turns, &case, None);
+    });
 }
 
 /// Packed rows without a token, or with too many, or of which the bounds are nowhere: not even o is touched.
@@ -284,7 +295,7 @@ fn without_update_the_pool_is_only_read() {
 fn rows_without_tokens_touch_nothing() {
     let mut families = Family::of_kernels();
     families.retain(|family| !family.decode);
-    for family in families {
+    each(families, |turns, family| {
         let plain = Spec {
             slots: SlotChoice::LIVE,
             ..Spec::plain(family)
@@ -296,19 +307,20 @@ fn rows_without_tokens_touch_nothing() {
                     packed.cu_seqlens = Array::indices(cu_seqlens);
                 }
                 let case = problem.case(&spec.form);
-                for backend in backends() {
+                turns.next(|backend| {
                     let after = backend.run(&case, None);
                     assert!(after == case, "{cu_seqlens:?}: something was written");
-                }
+                });
             }
         }
-    }
+    });
 }
 
 /// States of f16 that would pass the largest one stop there, and what comes of them is finite: whichever way they are kept.
 #[test]
 fn f16_states_stop_at_the_largest_one() {
-    for family in Family::which(|family| family.state == DType::F16 && family.dim == 64) {
+    let wanted = |family: Family| family.state == DType::F16 && family.dim == 64;
+    each(Family::which(wanted), |turns, family| {
         let mut plain = Spec::plain(family);
         plain.form.qkvo = [DType::F32; 4];
         for spec in ways(family, &plain) {
@@ -318,19 +330,19 @@ fn f16_states_stop_at_the_largest_one() {
                 }
             });
             let case = problem.case(&spec.form);
-            for backend in backends() {
+            turns.next(|backend| {
                 let after = backend.run(&case, None);
                 check(&case, &after);
                 if case.state_bits() == after.state_bits() {
-                    continue; // None is written.
+                    return; // None is written.
                 }
                 let is = |wanted: u64| move |bits: &u64| bits & 0x7fff == wanted;
                 let bits = after.state_bits();
                 assert!(bits.iter().any(is(0x7bff)), "{family:?}: none is so large");
                 assert!(!bits.iter().any(is(0x7c00)), "{family:?}: an infinity");
-            }
+            });
         }
-    }
+    });
 }
 
 /// Tokens at once, which tensor cores multiply in the type of the state.
@@ -342,7 +354,7 @@ fn at_once() -> Vec<Family> {
 /// a convolution.
 #[test]
 fn keys_and_queries_of_every_size() {
-    for family in at_once() {
+    each(at_once(), |turns, family| {
         for (seed, element) in (1..).zip([DType::F32, DType::Bf16]) {
             // Of each element the smallest and the largest, normalised; the others of one.
             let others = match element {
@@ -378,18 +390,18 @@ fn keys_and_queries_of_every_size() {
                         queries.iter_mut().for_each(|value| *value *= of_q);
                         rest[..k].iter_mut().for_each(|value| *value *= of_k);
                     });
-                    check_everywhere(&problem.case(&spec.form), None);
+                    check_in_turn(turns, &problem.case(&spec.form), None);
                 }
             }
         }
-    }
+    });
 }
 
 /// Tokens that leave next to nothing of the state and write little or nothing: what there is of it then is as near the truth,
 /// as a part of itself, as ever.
 #[test]
 fn what_has_decayed_keeps_its_digits() {
-    for family in at_once() {
+    each(at_once(), |turns, family| {
         for (seed, beta) in (1..).zip([0.0, 1e-9, 1e-4]) {
             let mut plain = Spec {
                 seed,
@@ -410,10 +422,10 @@ fn what_has_decayed_keeps_its_digits() {
                     of_token.values.fill(beta);
                     gate.values.iter_mut().for_each(|log| *log -= 1.0);
                 });
-                check_everywhere(&problem.case(&spec.form), None);
+                check_in_turn(turns, &problem.case(&spec.form), None);
             }
         }
-    }
+    });
 }
 
 /// Whatever is multiplied on tensor cores, but for states, is there in two parts: what comes of f32 tokens is ten times nearer
@@ -421,7 +433,7 @@ fn what_has_decayed_keeps_its_digits() {
 #[test]
 fn factors_at_once_have_more_digits_than_one_of_16_bits() {
     const MOST: f64 = 2e-5;
-    for family in at_once() {
+    each(at_once(), |turns, family| {
         let mut plain = Spec {
             norm: None,
             tokens: 4,
@@ -435,7 +447,7 @@ fn factors_at_once_have_more_digits_than_one_of_16_bits() {
             let case = spec.case();
             let pool = case.as_klast(&case.pool);
             let (o, states) = reference(&case, &case.floats(&pool));
-            for backend in backends() {
+            turns.next(|backend| {
                 let after = backend.run(&case, None);
                 if let Some(view) = after.outputs() {
                     let got = after.floats(view);
@@ -443,9 +455,9 @@ fn factors_at_once_have_more_digits_than_one_of_16_bits() {
                 }
                 let got = after.floats(&after.as_klast(after.written_pool()));
                 assert_close("states", &got, &states, family.state, MOST * norm(&states));
-            }
+            });
         }
-    }
+    });
 }
 
 /// Hundreds of launches in place, f32: rounding errors do not add up, since the decay forgets them.
@@ -510,7 +522,7 @@ fn bytes_are_what_must_be_moved() {
         change(&mut spec);
         let case = spec.case();
         assert_eq!(case.batch(), 3);
-        let (bytes, _) = backends()[0]
+        let (bytes, _) = simulator()
             .with(&case, |_, _, args| args.work()?.bytes())
             .unwrap();
         bytes.unwrap()

@@ -166,9 +166,11 @@ fn a_pool_beyond_2_32_elements() {
         );
         return;
     }
-    // As many at a time as have their pools in the memory.
-    const AT_ONCE: usize = 5;
-    for families in Family::all().chunks((memory / WANTED).clamp(1, AT_ONCE)) {
+    // As many at a time as have their pools in the memory, with room for what others run meanwhile.
+    const AT_ONCE: usize = 3;
+    for families in
+        Family::of_each_kind().chunks((memory / WANTED).saturating_sub(1).clamp(1, AT_ONCE))
+    {
         on_threads(families, |&family| large_pool(family));
     }
 }

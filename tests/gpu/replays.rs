@@ -52,6 +52,13 @@ fn changing<T: Clone>(args: &Arguments<T>) -> Vec<T> {
     changing.map(|(_, tensor)| tensor.clone()).collect()
 }
 
+/// The kinds of kernels of which `wanted` holds; none without a GPU, for which nothing has to be made.
+fn kinds(wanted: fn(Family) -> bool) -> Vec<Family> {
+    let mut kinds = Family::of_each_kind();
+    kinds.retain(|&family| cuda().is_some() && wanted(family));
+    kinds
+}
+
 /// A launch of `problems[0]` is captured, then replayed with the indices of each of them, and leaves what launches
 /// leave. Of a layer, x and z are those of each of them too.
 fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
@@ -96,7 +103,7 @@ fn replay_cases(name: &str, cases: &[Case]) {
 
 #[test]
 fn a_replayed_graph_sees_changed_slots() {
-    on_threads(&Family::all(), |&family| {
+    on_threads(&kinds(|_| true), |&family| {
         let spec = spec(family);
         let problem = spec.problem();
         let slots = problem.read_slots.as_ref().unwrap().integers();
@@ -117,10 +124,7 @@ fn a_replayed_graph_sees_changed_slots() {
 #[test]
 fn a_layer_step_replayed_a_thousand_times() {
     const REPLAYS: usize = 1000;
-    if cuda().is_none() {
-        return;
-    }
-    on_threads(&Family::which(|family| family.layer), |&family| {
+    on_threads(&kinds(|family| family.layer), |&family| {
         let spec = Spec {
             fresh: true,
             slots: SlotChoice {
@@ -170,7 +174,7 @@ fn a_layer_step_replayed_a_thousand_times() {
 
 #[test]
 fn a_replayed_graph_sees_changed_lengths() {
-    on_threads(&Family::several(), |&family| {
+    on_threads(&kinds(|family| !family.decode), |&family| {
         let mut spec = spec(family);
         spec.form.indices[4] = DType::I64;
         let packed = spec.problem().packed();
@@ -196,7 +200,7 @@ fn a_replayed_graph_sees_changed_lengths() {
 #[test]
 fn a_replayed_prefill_sees_changed_lengths_and_positions() {
     const TOKENS: i64 = 260;
-    if !prefills() {
+    if !prefills() || cuda().is_none() {
         return;
     }
     let families = Family::prefills();
@@ -250,6 +254,9 @@ fn a_replayed_prefill_sees_changed_lengths_and_positions() {
 /// Forty steps of rows whose states wait, as an engine decodes: each row folds at a time of its own, by what the replay is told.
 #[test]
 fn a_replayed_graph_sees_what_is_pending() {
+    if cuda().is_none() {
+        return;
+    }
     let entries: Vec<_> = deferred::entries().collect();
     on_threads(&entries, |&entry| {
         for spec in deferred::of_entry(entry, &[0, 3, 8, 7]) {
@@ -268,7 +275,7 @@ fn a_replayed_graph_sees_what_is_pending() {
 /// A resume, packed and not, and a commit.
 #[test]
 fn a_replayed_graph_sees_other_accepted_prefixes() {
-    on_threads(&Family::several(), |&family| {
+    on_threads(&kinds(|family| !family.decode), |&family| {
         for (tokens, packed) in [(3, false), (3, true), (0, false)] {
             let spec = Spec {
                 previous: Some(5),
@@ -301,7 +308,7 @@ fn a_replayed_graph_sees_other_accepted_prefixes() {
 #[test]
 fn a_replayed_graph_sees_changed_token_slots() {
     on_threads(
-        &Family::which(|family| !family.decode && family.is_recurrent()),
+        &kinds(|family| !family.decode && family.is_recurrent()),
         |&family| {
             let slots = SlotChoice {
                 inactive: false,

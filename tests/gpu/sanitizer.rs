@@ -2,9 +2,11 @@
 //! does not.
 //!
 //! `SHARD=i/n` launches each n-th of them from the i-th on, so that n processes share the work: a sanitizer follows one
-//! launch at a time.
+//! launch at a time. `ENTRIES=kinds` launches one entry of each kind of text, which is what a sanitizer has the time for; without
+//! it, without a sanitizer, every entry is compared with the reference in every form.
 
 use std::env;
+use std::sync::Mutex;
 
 use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
@@ -14,7 +16,7 @@ use gated_delta_test_support::deferred;
 use gated_delta_test_support::layout::{Form, Spacing};
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
-use gated_delta_test_support::variants;
+use gated_delta_test_support::{entries_of_each_kind, variants};
 
 type Change = fn(&mut Spec);
 
@@ -222,14 +224,31 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
     specs
 }
 
-/// What is launched of every entry.
-fn launches() -> Vec<(Entry, Spec)> {
-    let entries = Entry::ALL.iter().enumerate();
-    let of_entry = |(turn, &entry)| {
-        let specs = Family::of(entry).map(|family| specs(entry, family, turn));
-        specs.into_iter().flatten().map(move |spec| (entry, spec))
+/// The entries whose launches are asked for.
+fn entries() -> Vec<Entry> {
+    match env::var("ENTRIES").as_deref() {
+        Ok("kinds") => entries_of_each_kind(),
+        Ok("all") | Err(_) => Entry::ALL.to_vec(),
+        Ok(other) => panic!("ENTRIES: wanted all or kinds, got {other}"),
+    }
+}
+
+/// What is launched of these entries.
+fn launches(entries: &[Entry]) -> Vec<(Entry, Spec)> {
+    let entries: Vec<(usize, Entry)> = entries.iter().copied().enumerate().collect();
+    let made = Mutex::new(Vec::new());
+    on_threads(&entries, |&(turn, entry)| {
+        if let Some(family) = Family::of(entry) {
+            let specs = specs(entry, family, turn);
+            made.lock().unwrap().push((turn, entry, specs));
+        }
+    });
+    let mut made = made.into_inner().unwrap();
+    made.sort_by_key(|(turn, ..)| *turn);
+    let of_entry = |(_, entry, specs): (usize, Entry, Vec<Spec>)| {
+        specs.into_iter().map(move |spec| (entry, spec))
     };
-    entries.flat_map(of_entry).collect()
+    made.into_iter().flat_map(of_entry).collect()
 }
 
 /// i and n of `i/n`.
@@ -255,7 +274,7 @@ fn share<T>(all: Vec<T>, [i, n]: [usize; 2]) -> Vec<T> {
 #[test]
 fn sanitizer_every_entry_and_switch() {
     let Some(backend) = cuda() else { return };
-    on_threads(&of_this_process(launches()), |(entry, spec)| {
+    on_threads(&of_this_process(launches(&entries())), |(entry, spec)| {
         let case = spec.case();
         check(&case, &backend.run(&case, Some(*entry)));
     });
@@ -263,7 +282,7 @@ fn sanitizer_every_entry_and_switch() {
 
 /// Steps and flushes on states that wait, of every entry: rows that fold and rows that do not, fresh and inactive ones; of a
 /// layer with a convolution, a norm and both.
-fn waiting() -> Vec<(Entry, deferred::Spec)> {
+fn waiting(wanted: &[Entry]) -> Vec<(Entry, deferred::Spec)> {
     let steps = |spec: deferred::Spec| {
         let gaps = deferred::Spec {
             raw_gates: true,
@@ -312,13 +331,14 @@ fn waiting() -> Vec<(Entry, deferred::Spec)> {
         let specs = specs.into_iter().flat_map(steps);
         specs.map(move |spec| (entry, spec))
     };
-    deferred::entries().flat_map(of).collect()
+    let entries = deferred::entries().filter(|entry| wanted.contains(entry));
+    entries.flat_map(of).collect()
 }
 
 #[test]
 fn sanitizer_states_that_wait() {
     let Some(backend) = cuda() else { return };
-    on_threads(&of_this_process(waiting()), |(entry, spec)| {
+    on_threads(&of_this_process(waiting(&entries())), |(entry, spec)| {
         let problem = spec.problem();
         problem.check(&problem.run(backend, Some(*entry)));
     });
@@ -347,13 +367,18 @@ fn sanitizer_an_empty_batch() {
 /// Of each entry every form, and every switch that its formulation has.
 #[test]
 fn every_entry_has_its_launches() {
-    let launches = launches();
-    on_threads(Entry::ALL, |&entry| {
+    // Without a GPU there are none of all entries, and those of each kind are looked at.
+    let all = match cuda() {
+        Some(_) => Entry::ALL.to_vec(),
+        None => entries_of_each_kind(),
+    };
+    on_threads(&all, |&entry| {
         let Some(family) = Family::of(entry) else {
             return;
         };
-        let of_entry = launches.iter().filter(|(of, _)| *of == entry);
-        let taken = of_entry.filter(|(_, spec)| variants(&spec.case()).contains(&entry));
+        let turn = all.iter().position(|other| *other == entry);
+        let of_entry = specs(entry, family, turn.unwrap_or(0)).into_iter();
+        let taken = of_entry.filter(|spec| variants(&spec.case()).contains(&entry));
         let wanted = match (family.decode, family.is_recurrent()) {
             _ if family.is_chunked() => PREFILLS.len(),
             (true, _) => FORMS.len(),
@@ -363,7 +388,7 @@ fn every_entry_has_its_launches() {
         };
         assert_eq!(taken.count(), wanted, "{}", entry.name());
     });
-    for (entry, spec) in waiting() {
+    for (entry, spec) in waiting(&all) {
         assert!(spec.tokens > 0 || spec.fresh.is_none(), "{spec:?}");
         let variants = spec.problem().variants();
         assert!(variants.contains(&entry), "{}: {spec:?}", entry.name());

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use gated_delta::{DType, Entry, Error, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
-use gated_delta_test_support::backend::{Backend, backends, launch};
+use gated_delta_test_support::backend::{Backend, backends, launch, simulator};
 use gated_delta_test_support::buffer::{Buffer, View};
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::check;
@@ -267,7 +267,7 @@ fn what_is_written_must_be_writable() {
     for Good { case, writes, .. } in goods() {
         for &name in writes {
             let error = refused(
-                &backends()[0],
+                simulator(),
                 &case,
                 |args| {
                     let view = match name {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use gated_delta::{DType, Error, StateLayout};
 use gated_delta_harness::arguments::Operator;
-use gated_delta_test_support::backend::backends;
+use gated_delta_test_support::backend::Turns;
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::for_all;
@@ -127,6 +127,7 @@ fn arbitrary_views_are_refused_or_computed() {
         Family::new(Operator::Gdn, StateLayout::VLast, DType::Bf16, 64),
         Family::new(Operator::Kda, StateLayout::KLast, DType::F32, 64),
     ];
+    let turns = Turns::new(0);
     for_all(
         "bad_input",
         2500,
@@ -134,7 +135,7 @@ fn arbitrary_views_are_refused_or_computed() {
         |(spec, changes)| {
             let mut case = spec.case();
             changes.iter().for_each(|change| change.apply(&mut case));
-            for backend in backends() {
+            turns.next(|backend| {
                 let launched = backend.with(&case, |library, stream, args| {
                     let work = args.work()?;
                     if work.selected().is_ok() && !is_lawful(&case) {
@@ -157,7 +158,7 @@ fn arbitrary_views_are_refused_or_computed() {
                     }
                     Err(_) => refused.set(refused.get() + 1),
                 }
-            }
+            });
         },
     );
     println!("{} launched, {} refused", accepted.get(), refused.get());

@@ -2,7 +2,7 @@
 
 use gated_delta::{Activation, DType, Error, HeadMap, StateLayout, Work};
 use gated_delta_harness::arguments::{GateKind, Operator};
-use gated_delta_test_support::backend::backends;
+use gated_delta_test_support::backend::{backends, simulator};
 use gated_delta_test_support::for_all;
 use gated_delta_test_support::layout::{Layout, Spacing};
 use gated_delta_test_support::problem::Change;
@@ -116,7 +116,7 @@ fn the_simulator_refuses_what_is_not_planned() {
 
 /// The simulator's plan of a plain launch refuses each of these.
 fn refuses(family: Family, changes: &[fn(&mut Spec)]) {
-    let backend = &backends()[0];
+    let backend = simulator();
     let planned = backend.with(&Spec::plain(family).case(), |library, _, args| {
         library.plan(&*args.work().unwrap()).unwrap()
     });

@@ -1,8 +1,8 @@
 //! Where a case runs: the simulator, and the GPU where there is one.
 
 use std::io::Write;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{LazyLock, OnceLock};
 use std::{env, thread};
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
@@ -19,17 +19,74 @@ pub enum Backend {
     Cuda(Library, Context),
 }
 
-/// Every backend that there is here: the simulator always, the GPU unless it is missing.
+/// The simulator, for what asks for no result.
+pub fn simulator() -> &'static Backend {
+    static SIMULATOR: LazyLock<Backend> =
+        LazyLock::new(|| Backend::Simulator(Library::simulator()));
+    &SIMULATOR
+}
+
+/// Every backend that there is here: the simulator always, the GPU unless it is missing. With `GATED_DELTA_SIMULATOR=0` the
+/// GPU alone, where there is one: for a machine whose cores are the driver's compiler's, of sources that have passed in the
+/// simulator.
 pub fn backends() -> &'static [Backend] {
     static BACKENDS: OnceLock<Vec<Backend>> = OnceLock::new();
     BACKENDS.get_or_init(|| {
         let cuda =
             gpu().map(|context| Backend::Cuda(Library::with_unproved(context), context.clone()));
-        [Backend::Simulator(Library::simulator())]
-            .into_iter()
-            .chain(cuda)
-            .collect()
+        let is_simulated = env::var_os("GATED_DELTA_SIMULATOR").is_none_or(|value| value != "0");
+        let simulator = (is_simulated || cuda.is_none())
+            .then(|| Backend::Simulator(simulator().library().clone()));
+        simulator.into_iter().chain(cuda).collect()
     })
+}
+
+/// Whose turn it is among many problems of one kernel. Each is another text for the driver to compile, so that the GPU takes
+/// one in three, or one in as many as `GATED_DELTA_GPU_SHARE` says; the simulator takes all. After a failure the GPU takes all
+/// too, among which a smaller one is looked for.
+#[derive(Debug)]
+pub struct Turns {
+    next: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl Turns {
+    /// The GPU takes the first problem, or, `after` so many other kernels, another one.
+    #[must_use]
+    pub const fn new(after: usize) -> Self {
+        Self {
+            next: AtomicUsize::new(after),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Has `body` take the backends whose turn it is with the next problem.
+    pub fn next(&self, body: impl Fn(&'static Backend)) {
+        static SHARE: LazyLock<usize> = LazyLock::new(|| {
+            env::var("GATED_DELTA_GPU_SHARE").map_or(3, |share| {
+                let number = share.parse().ok().filter(|share| *share > 0);
+                number.unwrap_or_else(|| {
+                    panic!("GATED_DELTA_GPU_SHARE: wanted 1 or more, got {share}")
+                })
+            })
+        });
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        let of_gpu = turn.is_multiple_of(*SHARE) || self.failed.load(Ordering::Relaxed);
+        let _watch = Watch(&self.failed);
+        backends()
+            .iter()
+            .filter(|backend| of_gpu || matches!(backend, Backend::Simulator(_)))
+            .for_each(body);
+    }
+}
+
+/// Says that its thread panicked.
+struct Watch<'a>(&'a AtomicBool);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_or(thread::panicking(), Ordering::Relaxed);
+    }
 }
 
 /// The backend of the first GPU, where there is one.
@@ -71,13 +128,6 @@ pub fn gpu() -> Option<&'static Context> {
 /// # Panics
 /// Where `body` does; no further item is begun then.
 pub fn on_threads<T: Sync>(items: &[T], body: impl Fn(&T) + Sync) {
-    /// Says that its thread panicked.
-    struct Watch<'a>(&'a AtomicBool);
-    impl Drop for Watch<'_> {
-        fn drop(&mut self) {
-            self.0.fetch_or(thread::panicking(), Ordering::Relaxed);
-        }
-    }
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let work = || {
         let _watch = Watch(&failed);
@@ -223,6 +273,28 @@ mod tests {
         taken.sort_unstable();
         assert_eq!(taken, items);
         on_threads(&[], |(): &()| unreachable!());
+    }
+
+    #[test]
+    fn the_simulator_has_every_turn_and_a_failure_is_the_gpus_too() {
+        let turns = Turns::new(1);
+        let taken = AtomicUsize::new(0);
+        for _ in 0..7 {
+            turns.next(|backend| {
+                let is_simulator = matches!(backend, Backend::Simulator(_));
+                taken.fetch_add(usize::from(is_simulator), Ordering::Relaxed);
+            });
+        }
+        if cuda().is_none() {
+            assert_eq!(taken.into_inner(), 7);
+        }
+        assert!(!turns.failed.load(Ordering::Relaxed));
+        let fails = || turns.next(|_| panic!("of a problem"));
+        // One in three has a GPU, at the latest.
+        for _ in 0..3 {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails));
+        }
+        assert!(turns.failed.into_inner());
     }
 
     #[test]

@@ -5,7 +5,7 @@ pub use gated_delta_reference::compare::norm;
 use gated_delta_reference::compare::{of_underflow, within};
 use gated_delta_reference::judge::{Allowed, Judgement};
 
-use crate::backend::backends;
+use crate::backend::{Turns, backends};
 use crate::buffer::View;
 use crate::case::Case;
 use crate::problem::{Sizes, conv, window_snapshots};
@@ -307,4 +307,12 @@ pub fn check_everywhere(case: &Case, variant: Option<Entry>) {
     for backend in backends() {
         check(case, &backend.run(case, variant));
     }
+}
+
+/// [`check_everywhere`] where it is the backend's turn.
+///
+/// # Panics
+/// Where it is wrong.
+pub fn check_in_turn(turns: &Turns, case: &Case, variant: Option<Entry>) {
+    turns.next(|backend| check(case, &backend.run(case, variant)));
 }

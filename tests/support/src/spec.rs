@@ -95,6 +95,24 @@ impl Family {
         Self::which(|family| family.state != DType::F16)
     }
 
+    /// One of each operator, form, formulation and layout, of the smallest states, of every other kind in f32 where there are
+    /// such states: for what does not hang on the size and the element of a state.
+    #[must_use]
+    pub fn of_each_kind() -> Vec<Self> {
+        let kind = |of: &Self| (of.operator, of.decode, of.layer, of.formulation, of.layout);
+        let all = Self::all();
+        let mut kinds: Vec<Self> = Vec::new();
+        for family in &all {
+            if !kinds.iter().any(|known| kind(known) == kind(family)) {
+                let state = [DType::Bf16, DType::F32][kinds.len() % 2];
+                let same = |of: &&Self| kind(of) == kind(family);
+                let wanted = all.iter().filter(same).find(|of| of.state == state);
+                kinds.push(*wanted.unwrap_or(family));
+            }
+        }
+        kinds
+    }
+
     /// Those of the recurrence alone, without a convolution or a norm.
     #[must_use]
     pub fn alone() -> Vec<Self> {
