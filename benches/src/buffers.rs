@@ -5,12 +5,11 @@ use gated_delta::{Activation, DType, Error, Library, Options, Tensor, Work};
 use gated_delta_harness::arguments::{
     Arguments, Convolved, GatedNorm, Kept, KeptX, New, Operator, Tokens,
 };
-use gated_delta_harness::timing::cold_sets;
 
 use crate::cell::{Cell, Mode};
 use crate::inputs::{self, Inputs};
 use crate::shapes::Model;
-use crate::slab::{Slab, upload};
+use crate::slab::{Slab, sets_for, upload};
 
 /// Buffer sets of a cell, and what they started from.
 pub struct Buffers {
@@ -90,7 +89,10 @@ impl Buffers {
     /// The same of inputs that are drawn already.
     pub fn with(library: &Library, cell: Cell, inputs: Inputs) -> Result<Self> {
         let state_bytes = cell.pool_bytes() + cell.snapshot_bytes();
-        let sets = if cell.cold { cold_sets(state_bytes) } else { 1 };
+        let sets = match cell.cold {
+            true => sets_for(library, state_bytes),
+            false => 1,
+        };
         let states = inputs.state_bytes(cell.state);
         let o_bytes = size_of_val(&inputs.tokens.v[..]);
         let previous = inputs.previous.as_ref();

@@ -13,7 +13,7 @@ use gated_delta::{
     StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
-use gated_delta_harness::timing::{Timer, cold_sets};
+use gated_delta_harness::timing::Timer;
 use gated_delta_reference::compare;
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{Deferred as Reference, Rings, deferred};
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::inputs::{EPS, TAPS};
 use crate::record::Run;
-use crate::slab::{Slab, upload};
+use crate::slab::{Slab, sets_for, upload};
 
 /// R, entries of a ring.
 const ENTRIES: usize = 24;
@@ -482,7 +482,7 @@ impl Buffers {
         let values = Values::new(&case);
         let (batch, state) = (case.batch, case.state);
         let unit = bytes(&values.state, state);
-        let sets = cold_sets(batch * unit.len());
+        let sets = sets_for(library, batch * unit.len());
         let filled = |values: &[f32], dtype: DType| -> Result<Slab> {
             let unit = bytes(values, dtype);
             Slab::filled(library, sets, batch * unit.len(), &unit)

@@ -15,7 +15,7 @@ use gated_delta::{
     KdaGates, Library, Norm, Options, StateLayout, States, Step, StreamRef, Work,
 };
 use gated_delta_harness::arguments::{KdaDecay, Operator};
-use gated_delta_harness::timing::{Micros, Timer, cold_sets};
+use gated_delta_harness::timing::{Micros, Timer};
 use gated_delta_reference::compare;
 use half::bf16;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use crate::cell::gate_name;
 use crate::peers;
 use crate::record::Run;
 use crate::shapes::Model;
-use crate::slab::{Slab, upload};
+use crate::slab::{Slab, sets_for, upload};
 
 pub use cases::{Case, cases};
 use values::{EPS, TAPS, Truth, Values, truths};
@@ -146,7 +146,7 @@ impl<'a> Buffers<'a> {
         let state = values.states(case);
         let channels = case.channels(heads);
         let of_launch = total * 2 * (channels + hv * v_dim) + 2 * rows * state.len();
-        let sets = cold_sets(of_launch);
+        let sets = sets_for(library, of_launch);
         // Only what is read has values: of the rest, one token's.
         let [qkv, x] = match case.layer {
             true => [0, total],

@@ -6,6 +6,7 @@ use std::slice;
 use anyhow::{Context as _, Result, ensure};
 use gated_delta::driver::{Context, DeviceMemory};
 use gated_delta::{DType, DeviceElement, Error, Library, Tensor};
+use gated_delta_harness::timing::cold_sets;
 use half::{bf16, f16};
 
 /// Sets begin at multiples of this.
@@ -24,6 +25,14 @@ pub struct Slab {
 enum Memory {
     Device(Context, DeviceMemory),
     Host(Box<[UnsafeCell<u128>]>),
+}
+
+/// Buffer sets that a cold measurement rotates over, for sets of `state_bytes` each: one in the simulator, which times nothing.
+pub fn sets_for(library: &Library, state_bytes: usize) -> usize {
+    match library.context() {
+        Some(_) => cold_sets(state_bytes),
+        None => 1,
+    }
 }
 
 impl Slab {

@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
 # Runs the tests of this bundle on this host's GPU, several binaries at a time. Needs a driver, neither Rust nor network.
 #
-#   ./run.sh [all | BINARY...]    every test binary and every example, or the tests named (as in tests/)
+#   ./run.sh [all | NAME...]      everything, or what is named: a test binary or, of tests-cpu and tests-gpu, which are many, a
+#                                 module of theirs (tests-laws). `./run.sh list` says what there is
 #   FILTER=text ./run.sh          the tests whose name contains the text
 #   SANITIZE=all ./run.sh         under compute-sanitizer (all, or some of racecheck, memcheck, initcheck, synccheck):
 #                                 the tests whose name contains FILTER; `sanitizer` if it is not set, all if empty.
 #                                 First without it: the sanitizers then find the kernels compiled, in cache/
+#   ENTRIES=all                   with SANITIZE: launches of every entry, not of one of each kind
+#   GATED_DELTA_GPU_SHARE=1       all random problems on the GPU, not one in three
+#   GATED_DELTA_SIMULATOR=1       in the simulator too, which has run what is in a bundle before
 #   JOBS=n                        processes at a time
 #   SHARDS=n                      processes that share the launches of tests-sanitizer, for each sanitizer
 #   LIMIT=seconds                 a process that takes longer is ended, and has failed
 #   RUST_TEST_THREADS=n           threads of a process; PROPTEST_CASES and the like reach the tests too
 #
+# One test by itself: tests/tests-cpu laws::rows::NAME, with CUDA_CACHE_PATH=$PWD/cache to find what was compiled.
 # Prints a line per process as it ends, then what examples printed, the logs of what failed, and totals; all logs are in
 # logs/. Fails where a process fails or no test ran.
 # Besides the tests: bin/gated-delta, and the benches as `benches/NAME --bench`.
@@ -23,10 +28,15 @@ export GATED_DELTA_FIXTURES=$PWD/fixtures GATED_DELTA_BIN=$PWD/bin/gated-delta
 export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$PWD/cache} CUDA_CACHE_MAXSIZE=${CUDA_CACHE_MAXSIZE:-4294967296}
 unset CUDA_CACHE_DISABLE
 
+export GATED_DELTA_SIMULATOR=${GATED_DELTA_SIMULATOR:-0}
+
 # Longest first.
-LONGEST=(tests-gpu tests-laws tests-kda_recurrent tests-gdn_mtp tests-gdn_decode tests-sanitizer tests-families tests-engine)
+LONGEST=(tests-sanitizer tests-plans tests-replays tests-laws tests-families tests-layer tests-large_pool tests-engine
+    tests-deferred tests-prefill cli-cli)
+# Binaries of many modules, each of which is a process.
+MODULES=(tests-cpu tests-gpu)
 # Takes all of the GPU's memory, and so runs while nothing else does.
-ALONE=tests-faults
+ALONE=out_of_memory
 TOOLS=(racecheck memcheck initcheck synccheck)
 
 # clamp VALUE LEAST MOST
@@ -40,6 +50,7 @@ tools=()
 filter=${FILTER:-}
 if [[ -n ${SANITIZE:-} ]]; then
     filter=${FILTER-sanitizer}
+    export ENTRIES=${ENTRIES:-kinds}
     if ! command -v compute-sanitizer >/dev/null; then
         echo "SANITIZE=$SANITIZE needs compute-sanitizer, which is not on PATH" >&2
         exit 2
@@ -56,30 +67,70 @@ if [[ -n ${SANITIZE:-} ]]; then
 fi
 shards=${SHARDS:-$(clamp $((cores / 4)) 1 4)}
 
+# The tests of a binary that the filter takes.
+tests_of() {
+    "tests/$1" --list ${filter:+"$filter"} 2>/dev/null | sed -n 's/: test$//p'
+}
+
+# What is run: `NAME BINARY` a line, of MODULES a module and its binary, longest first.
+units() {
+    local binary
+    for binary in tests/*; do
+        binary=${binary#tests/}
+        if [[ " ${MODULES[*]} " == *" $binary "* ]]; then
+            tests_of "$binary" | sed "s/::.*//; s/.*/${binary%%-*}-& $binary/" | sort -u
+        elif [[ -z $filter || -n $(tests_of "$binary") ]]; then
+            echo "$binary $binary"
+        fi
+    done | awk -v longest="${LONGEST[*]}" '
+        BEGIN { n = split(longest, of, " "); for (i = 1; i <= n; i++) place[of[i]] = i }
+        { print ($1 in place) ? place[$1] : n + 1, $0 }
+    ' | sort -s -n -k 1,1 | cut -d " " -f 2-
+}
+
+# The tests of the unit `NAME BINARY`, where it is a module: libtest takes a filter wherever it stands in a name.
+names_of() {
+    local module=${1#*-}
+    if [[ $1 != "$2" ]]; then
+        tests_of "$2" | grep "^$module::"
+    fi
+}
+
 [[ $* == all ]] && shift
 named=$#
-names=("$@")
-if ((named == 0)); then
-    names=()
-    for name in "${LONGEST[@]}" tests/*; do
-        name=${name#tests/}
-        [[ -e tests/$name && " ${names[*]-} " != *" $name "* ]] && names+=("$name")
+mapfile -t all < <(units)
+if [[ $* == list ]]; then
+    printf '%s\n' "${all[@]%% *}"
+    exit
+fi
+units=("${all[@]}")
+if ((named > 0)); then
+    units=()
+    for name in "$@"; do
+        found=0
+        for unit in "${all[@]}"; do
+            if [[ $name == "${unit% *}" || $name == "${unit#* }" ]]; then
+                units+=("$unit")
+                found=1
+            fi
+        done
+        if ((found == 0)) && [[ ! -x tests/$name ]]; then
+            echo "no tests $name${filter:+ with $filter in their name}; there are ${all[*]%% *}" >&2
+            exit 2
+        fi
     done
 fi
-for name in "${names[@]}"; do
-    if [[ ! -x tests/$name ]]; then
-        echo "no test binary $name; there are $(cd tests && echo *)" >&2
-        exit 2
-    fi
-done
 
 rm -rf logs
 mkdir -p logs
 : >logs/results
 
-# execute TOOL FILE SHARD: one process; `-` stands for none. Adds `STATUS PASSED FAILED SECONDS TOOL NAME` to the results.
+# execute TOOL NAME FILE SHARD PART: one process; `-` stands for none, PART is `alone` for the tests of ALONE and `others` for
+# all but these. Adds `STATUS PASSED FAILED SECONDS TOOL NAME` to the results.
 execute() {
-    local tool=$1 file=$2 shard=$3 name=${2#*/} command=() begin=$SECONDS status child log verdict=ok
+    local tool=$1 name=$2 file=$3 shard=$4 part=$5 command=() tests=() begin=$SECONDS status child log verdict=ok
+    mapfile -t tests < <(names_of "$name" "${file#*/}" | part "$part")
+    [[ $part == alone ]] && name+=-$ALONE
     if [[ $tool != - ]]; then
         command=(compute-sanitizer --tool "$tool" --error-exitcode 99)
         # It warns of a mailbox that is opened: of the two instructions of one and the same thread that do it, first the
@@ -92,7 +143,9 @@ execute() {
         export SHARD=$shard
         name+=-${shard/\//of}
     fi
-    if [[ $file == tests/* && -n $filter ]]; then
+    if ((${#tests[@]} > 0)); then
+        command+=(--exact "${tests[@]}")
+    elif [[ $file == tests/* && -n $filter ]]; then
         command+=("$filter")
     fi
     log=logs/$name.log
@@ -110,14 +163,23 @@ execute() {
     printf '%d %d %d %d %s %s\n' "$status" "$passed" "$failed" $((SECONDS - begin)) "$tool" "$name" >>logs/results
 }
 
-# pool JOBS 'TOOL FILE SHARD'...: so many at a time.
+# Of the tests' names on stdin, those of ALONE, all others or all.
+part() {
+    case $1 in
+        alone) grep "$ALONE" ;;
+        others) grep -v "$ALONE" ;;
+        *) cat ;;
+    esac
+}
+
+# pool JOBS 'TOOL NAME FILE SHARD PART'...: so many at a time.
 pool() {
     local most=$1 job
     for job in "${@:2}"; do
         while (($(jobs -rp | wc -l) >= most)); do
             wait -n
         done
-        # shellcheck disable=SC2086 # three words
+        # shellcheck disable=SC2086 # five words
         execute $job &
     done
     wait
@@ -147,25 +209,22 @@ print_failures() {
     done < <(failures)
 }
 
-# Whether a test binary has tests of the filter.
-has_tests() {
-    [[ -z $filter ]] || "tests/$1" --list "$filter" 2>/dev/null | grep -q ': test$'
-}
-
 trap 'trap - TERM; kill $(jobs -rp) 2>/dev/null; wait; exit 130' INT TERM
 
 plain=()
-for name in "${names[@]}"; do
-    has_tests "$name" || continue
-    if [[ $name == "$ALONE" ]]; then
-        execute - "tests/$name" -
+for unit in "${units[@]}"; do
+    name=${unit% *} binary=${unit#* }
+    if [[ -n $(names_of "$name" "$binary" | part alone) ]]; then
+        execute - "$name" "tests/$binary" - alone
+        [[ -n $(names_of "$name" "$binary" | part others) ]] || continue
+        plain+=("- $name tests/$binary - others")
     else
-        plain+=("- tests/$name -")
+        plain+=("- $name tests/$binary - -")
     fi
 done
 if ((named == 0)) && [[ -z $filter && ${#tools[@]} == 0 ]]; then
     for example in examples/*; do
-        [[ -x $example ]] && plain+=("- $example -")
+        [[ -x $example ]] && plain+=("- ${example#*/} $example - -")
     done
 fi
 pool "${JOBS:-$(clamp $((cores / 3)) 2 6)}" "${plain[@]}"
@@ -175,13 +234,13 @@ if ((${#tools[@]} > 0)) && [[ -z $(failures) ]]; then
     sanitized=()
     for tool in "${tools[@]}"; do
         for job in "${plain[@]}"; do
-            read -r _ file _ <<<"$job"
-            if [[ $file == tests/tests-sanitizer ]]; then
+            read -r _ name file _ part <<<"$job"
+            if [[ $name == tests-sanitizer ]]; then
                 for ((i = 0; i < shards; i++)); do
-                    sanitized+=("$tool $file $i/$shards")
+                    sanitized+=("$tool $name $file $i/$shards $part")
                 done
             else
-                sanitized+=("$tool $file -")
+                sanitized+=("$tool $name $file - $part")
             fi
         done
     done

@@ -15,7 +15,7 @@ use crate::shell;
 const RUN: &str = include_str!("../gpu-bundle/run.sh");
 
 /// More than this is a mistake: unstripped binaries, or a build directory among the fixtures.
-const MOST_MIB: u64 = 56;
+const MOST_MIB: u64 = 24;
 
 /// Of xz: a tenth larger than of the preset 6, in a fifth of the time.
 const PRESET: u32 = 1;

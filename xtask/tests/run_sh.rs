@@ -22,6 +22,17 @@ echo "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered
 exit 101
 "#;
 const HANGS: &str = "[[ \" $* \" == *\" --list \"* ]] && exit; sleep 100";
+/// Two modules, one of which has a test that takes all memory.
+const MODULES: &str = r#"
+if [[ " $* " == *" --list "* ]]; then
+    for test in layer::a faults::b faults::out_of_memory laws::layer::a; do
+        [[ $# == 1 || $test == *"$2"* ]] && echo "$test: test"
+    done
+    exit
+fi
+echo "arguments $* simulator $GATED_DELTA_SIMULATOR entries ${ENTRIES:-all}"
+echo "test result: ok. $(($# - 1)) passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
+"#;
 const EXAMPLE: &str = "echo shown";
 /// Finds an error of memcheck in the second of several processes.
 const SANITIZER: &str = r#"
@@ -56,7 +67,11 @@ fn run(bundle: &TempDir, variables: &[&str], names: &[&str]) -> (Option<i32>, St
     let path = std::env::var("PATH").unwrap();
     let mut command = Command::new("bash");
     command.arg(bundle.path().join("run.sh"));
-    for variable in ["FILTER", "SANITIZE", "JOBS", "SHARDS", "LIMIT", "SHARD"] {
+    let own = ["GATED_DELTA_SIMULATOR", "ENTRIES"];
+    let own = own
+        .into_iter()
+        .chain(["FILTER", "SANITIZE", "JOBS", "SHARDS", "LIMIT", "SHARD"]);
+    for variable in own {
         command.env_remove(variable);
     }
     command.env("PATH", format!("{}/path:{path}", bundle.path().display()));
@@ -95,6 +110,53 @@ fn everything_is_run_and_counted() {
     let (_, text) = run(&bundle, &["FILTER=x"], &[]);
     assert!(line(&text, "plain").starts_with("plain 2 processes, 0 failed; 4 tests passed;"));
     assert!(log(&bundle, "a").starts_with("SHARD none filter x\n"));
+}
+
+#[test]
+fn modules_are_processes_and_what_takes_all_memory_runs_alone() {
+    let bundle = bundle(&[("a", PASSES), ("tests-cpu", MODULES)]);
+    let (status, text) = run(&bundle, &[], &["list"]);
+    assert_eq!(status, Some(0), "{text}");
+    assert_eq!(text, "tests-laws\ntests-layer\na\ntests-faults\n");
+    let (status, text) = run(&bundle, &[], &[]);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(line(&text, "plain").starts_with("plain 6 processes, 0 failed; 6 tests passed;"));
+    // In order: a filter of libtest would have taken those of the laws too.
+    let wanted = [
+        ("tests-layer", "--exact layer::a"),
+        ("tests-laws", "--exact laws::layer::a"),
+        ("tests-faults", "--exact faults::b"),
+        (
+            "tests-faults-out_of_memory",
+            "--exact faults::out_of_memory",
+        ),
+    ];
+    for (name, arguments) in wanted {
+        let wanted = format!("arguments {arguments} simulator 0 entries all\n");
+        assert!(log(&bundle, name).starts_with(&wanted), "{name}");
+    }
+    assert!(text.starts_with("ok"), "{text}");
+    assert!(
+        text.lines()
+            .next()
+            .unwrap()
+            .contains("tests-faults-out_of_memory")
+    );
+
+    let (_, text) = run(&bundle, &[], &["tests-layer", "a"]);
+    assert!(line(&text, "plain").starts_with("plain 2 processes, 0 failed; 3 tests passed;"));
+    let (_, text) = run(&bundle, &[], &["tests-cpu"]);
+    assert!(line(&text, "plain").starts_with("plain 4 processes, 0 failed; 4 tests passed;"));
+    let (_, text) = run(&bundle, &["FILTER=layer"], &["tests-cpu"]);
+    assert!(line(&text, "plain").starts_with("plain 2 processes, 0 failed; 2 tests passed;"));
+    assert_eq!(run(&bundle, &["FILTER=b"], &["tests-layer"]).0, Some(2));
+    let (_, text) = run(
+        &bundle,
+        &["SANITIZE=memcheck", "FILTER=a"],
+        &["tests-layer"],
+    );
+    assert!(line(&text, "memcheck").starts_with("memcheck 1 processes, 0 failed; 1 tests passed;"));
+    assert!(log(&bundle, "memcheck-tests-layer").contains("entries kinds\n"));
 }
 
 #[test]
