@@ -9,6 +9,7 @@
 
 mod barrier;
 mod block;
+mod butterfly;
 mod cluster;
 mod counter;
 mod fault;
@@ -34,6 +35,7 @@ use crate::constants::Element;
 use crate::launch::LaunchShape;
 use barrier::Barrier;
 use block::current;
+use butterfly::Butterfly;
 use fibers::At;
 use memory::{GlobalMemory, Op};
 
@@ -180,11 +182,19 @@ pub(super) fn lane_id() -> u32 {
 }
 
 pub(super) fn warp_ballot(is: bool) -> u32 {
-    let mut bits = u32::from(is) << lane_id();
-    for mask in [1, 2, 4, 8, 16] {
-        bits |= warp_shuffle_xor(f32::from_bits(bits), mask).to_bits();
-    }
-    bits
+    current(|block| block.ballot(is))
+}
+
+/// [`butterfly_sum`](crate::math::reduce::butterfly_sum) at once, or `butterfly_scatter`; `None` for more values than a lane
+/// brings.
+pub(crate) fn butterfly<const N: usize>(
+    values: [f32; N],
+    low: u32,
+    high: u32,
+    scatters: bool,
+) -> Option<[f32; N]> {
+    let of = Butterfly::new(N, low, high, scatters)?;
+    Some(current(|block| block.butterfly(values, of)))
 }
 
 pub(super) fn sync_threads() {

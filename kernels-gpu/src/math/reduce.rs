@@ -1,7 +1,15 @@
 //! Butterfly reductions.
 
 use crate::device::float::fma;
+// The simulator's own way: all lanes are waited for once, not for each value and step.
+#[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
+use crate::device::sim::butterfly as at_once;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
+
+#[cfg(all(not(feature = "simulator"), not(target_arch = "nvptx64")))]
+fn at_once<const N: usize>(_: [f32; N], _: u32, _: u32, _: bool) -> Option<[f32; N]> {
+    None
+}
 
 /// Sums `values` over the lanes of a warp whose index differs only in bits `low..high` (powers of two).
 ///
@@ -10,6 +18,10 @@ use crate::device::warp::{lane_id, warp_shuffle_xor};
 /// lanes 16..32 those over lanes 16..32.
 #[inline(always)]
 pub fn butterfly_sum<const N: usize>(mut values: [f32; N], low: u32, high: u32) -> [f32; N] {
+    #[cfg(not(target_arch = "nvptx64"))]
+    if let Some(sums) = at_once(values, low, high, false) {
+        return sums;
+    }
     let mut lane_mask = high / 2;
     while lane_mask >= low {
         let mut i = 0;
@@ -29,6 +41,22 @@ pub fn butterfly_sum_pairs<const N: usize>(
     low: u32,
     high: u32,
 ) -> [[f32; 2]; N] {
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let [first, second] = [0, 1].map(|e| pairs.map(|pair| pair[e]));
+        let (first, second) = (
+            at_once(first, low, high, false),
+            at_once(second, low, high, false),
+        );
+        if let (Some(first), Some(second)) = (first, second) {
+            let mut i = 0;
+            while i < N {
+                pairs[i] = [first[i], second[i]];
+                i += 1;
+            }
+            return pairs;
+        }
+    }
     let mut lane_mask = high / 2;
     while lane_mask >= low {
         let mut i = 0;
@@ -50,6 +78,10 @@ pub fn butterfly_sum_pairs<const N: usize>(
 /// All 32 lanes of the warp call it.
 #[inline(always)]
 pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u32) -> [f32; N] {
+    #[cfg(not(target_arch = "nvptx64"))]
+    if let Some(sums) = at_once(values, low, high, true) {
+        return sums;
+    }
     // At each step two lanes part the values that they still share: those whose index has the bit `stride` go to the
     // lane that has the bit `lane_mask`.
     let mut lane_mask = low;

@@ -7,14 +7,15 @@ use gated_delta_kernels::device::sim::{self, FaultKind, Launch, Region};
 use gated_delta_kernels::device::thread::{
     block_idx_x, block_idx_y, block_idx_z, sync_threads, thread_idx_x,
 };
-use gated_delta_kernels::device::warp::{lane_id, warp_shuffle_idx, warp_shuffle_xor};
+use gated_delta_kernels::device::warp::{lane_id, warp_ballot, warp_shuffle_idx, warp_shuffle_xor};
 use gated_delta_kernels::device::{float, global};
 use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::math::reduce::{butterfly_scatter, butterfly_sum, butterfly_sum_pairs};
 
 use super::{assert_clean, load, load_shared, only, run, store, store_shared, tensor};
 
 #[test]
-fn butterfly_sum() {
+fn a_butterfly_of_shuffles() {
     let mut data = [0.0_f32; 64];
     let o = tensor("o", &mut data, &[64]);
     assert_clean(slice::from_ref(&o), || {
@@ -27,6 +28,94 @@ fn butterfly_sum() {
     });
     assert_eq!(data[..32], [496.0 + 5.0; 32]);
     assert_eq!(data[32..], [496.0 + 37.0; 32]);
+}
+
+/// A value that no other lane has, with bits that additions round away.
+fn value_of(lane: u32, i: usize) -> f32 {
+    ((lane * 37 + 11 * i as u32) % 101) as f32 * 0.1 - 3.7
+}
+
+/// Up to sixteen values are added at once, more one shuffle after the other: to the same bits.
+#[test]
+fn reductions_at_once_have_the_bits_of_shuffles() {
+    for (low, high) in [(1, 32), (1, 4), (4, 32), (8, 16), (2, 2)] {
+        let mut data = [u32::MAX; 64];
+        let o = tensor("o", &mut data, &[64]);
+        assert_clean(slice::from_ref(&o), || {
+            let lane = lane_id();
+            let many: [f32; 17] = std::array::from_fn(|i| value_of(lane, i));
+            let few: [f32; 16] = std::array::from_fn(|i| many[i]);
+            let pairs: [[f32; 2]; 8] = std::array::from_fn(|i| [many[2 * i], many[2 * i + 1]]);
+            let wanted = butterfly_sum(many, low, high);
+            let got = butterfly_sum(few, low, high);
+            let of_pairs = butterfly_sum_pairs(pairs, low, high);
+            let same = (0..16).all(|i| {
+                let (bits, pair) = (wanted[i].to_bits(), of_pairs[i / 2][i % 2]);
+                got[i].to_bits() == bits && pair.to_bits() == bits
+            });
+            store(o.address + 4 * u64::from(thread_idx_x()), u32::from(same));
+        });
+        assert_eq!(data, [1; 64], "{low}..{high}");
+    }
+}
+
+/// The first places of each lane are its part of the sums, to the bits of a tree whose neighbours are added first.
+#[test]
+fn scattered_sums_are_where_they_belong() {
+    // Two values at a time are what its last step has left, of lanes `l % high / low`.
+    let tree = |lane: u32, low: u32, high: u32, i: usize| {
+        let mut sums: Vec<f32> = (0..32).map(|lane| value_of(lane, i)).collect();
+        let mut lane_mask = low;
+        while lane_mask < high {
+            let before = sums.clone();
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                *sum = before[lane] + before[lane ^ lane_mask as usize];
+            }
+            lane_mask *= 2;
+        }
+        sums[lane as usize]
+    };
+    for (low, high) in [(1, 4), (4, 32), (8, 16), (1, 8)] {
+        let parts = (high / low) as usize;
+        let mut data = [0_u32; 128];
+        let o = tensor("o", &mut data, &[2, 64]);
+        assert_clean(slice::from_ref(&o), || {
+            let lane = lane_id();
+            let right = |sums: &[f32]| {
+                let n = sums.len() / parts;
+                let first = (lane % high / low) as usize * n;
+                (0..n).all(|i| sums[i].to_bits() == tree(lane, low, high, first + i).to_bits())
+            };
+            let few: [f32; 16] = std::array::from_fn(|i| value_of(lane, i));
+            let many: [f32; 32] = std::array::from_fn(|i| value_of(lane, i));
+            let of_few = right(&butterfly_scatter(few, low, high));
+            let of_many = right(&butterfly_scatter(many, low, high));
+            store(o.address + 4 * u64::from(thread_idx_x()), u32::from(of_few));
+            store(
+                o.address + 4 * u64::from(64 + thread_idx_x()),
+                u32::from(of_many),
+            );
+        });
+        assert_eq!(data, [1; 128], "{low}..{high}");
+    }
+}
+
+#[test]
+fn a_ballot_has_a_bit_of_each_lane() {
+    let mut data = [0_u32; 64];
+    let o = tensor("o", &mut data, &[64]);
+    assert_clean(slice::from_ref(&o), || {
+        let thread = thread_idx_x();
+        let bits = warp_ballot(thread % 3 == 1);
+        store(o.address + 4 * u64::from(thread), bits);
+    });
+    let of_warp = |first: u32| {
+        (0..32).fold(0, |all, lane| {
+            all | u32::from((first + lane) % 3 == 1) << lane
+        })
+    };
+    assert_eq!(data[..32], [of_warp(0); 32]);
+    assert_eq!(data[32..], [of_warp(32); 32]);
 }
 
 #[test]

@@ -9,12 +9,13 @@ use corosensei::Yielder;
 
 use super::Launch;
 use super::barrier::{Arrivals, BARRIERS, Clock};
+use super::butterfly::Butterfly;
 use super::cluster::Cluster;
 use super::counter::Counter;
 use super::fault::{Fault, Problem};
 use super::fibers::At;
 use super::matrix;
-use super::memory::{GlobalMemory, Op, Request};
+use super::memory::{GlobalMemory, LastViews, Op, Request};
 use super::race::{Access, Observer, block_index};
 use super::shared::SharedMemory;
 
@@ -29,7 +30,7 @@ pub struct Block<'a> {
     /// Its place in the cluster.
     pub(super) rank: usize,
     shared: &'a SharedMemory,
-    last_view: Cell<usize>,
+    last_views: LastViews,
     /// Linear index of the block.
     index: Cell<u32>,
     pub(super) threads: Box<[Thread]>,
@@ -65,7 +66,7 @@ pub struct Thread {
 
 /// What a lane brings to a collective, or takes from it; of most collectives the first few matter.
 pub type Words = [u32; WORDS];
-const WORDS: usize = 16;
+pub const WORDS: usize = 16;
 
 /// An asynchronous copy under way.
 struct Copy {
@@ -166,7 +167,7 @@ impl<'a> Block<'a> {
             cluster,
             rank,
             shared,
-            last_view: Cell::new(0),
+            last_views: LastViews::default(),
             index: Cell::new(0),
             threads: (0..launch.shape.block).map(thread).collect(),
             running: Cell::new(0),
@@ -304,6 +305,28 @@ impl Block<'_> {
         thread.words()
     }
 
+    /// Whether `is` holds, of each lane a bit.
+    pub fn ballot(&self, is: bool) -> u32 {
+        let thread = self.running();
+        thread.word().set(u32::from(is));
+        self.wait(At::Ballot);
+        thread.word().get()
+    }
+
+    /// What `of` makes of `values`, which are at most as many as a lane may bring.
+    pub fn butterfly<const N: usize>(&self, values: [f32; N], of: Butterfly) -> [f32; N] {
+        let mut words = Words::default();
+        for (word, value) in words.iter_mut().zip(values) {
+            *word = value.to_bits();
+        }
+        let words = self.exchange(words, At::Butterfly(of));
+        let mut sums = values;
+        for (sum, word) in sums.iter_mut().zip(words) {
+            *sum = f32::from_bits(word);
+        }
+        sums
+    }
+
     pub fn multiply(&self, a: [u32; 4], b: [u32; 2], c: [f32; 4], at: At) -> [f32; 4] {
         let [x, y, z, w, ..] = self.exchange(matrix::fragments(a, b, c), at);
         bytemuck::cast([x, y, z, w])
@@ -348,7 +371,7 @@ impl Block<'_> {
         };
         let checked = self
             .memory
-            .access(request, &self.observer(), &self.last_view);
+            .access(request, &self.observer(), &self.last_views);
         checked.unwrap_or_else(|problem| problem.raise());
     }
 

@@ -8,6 +8,7 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use super::barrier::Barrier;
 use super::block::{Block, LANES, Thread, Words};
+use super::butterfly::Butterfly;
 use super::fault::{Fault, Problem};
 use super::matrix;
 use super::shared::BASE;
@@ -24,6 +25,10 @@ pub enum At {
     ShuffleXor(u32),
     /// Waits for its warp to take the value of lane `.0`.
     ShuffleIdx(u32),
+    /// Waits for its warp to say what holds of its lanes.
+    Ballot,
+    /// Waits for its warp to add up values, over some of its lanes.
+    Butterfly(Butterfly),
     /// Waits for its warp to multiply matrices of these elements.
     Mma(Element),
     /// Waits for its warp to spread the rows of matrices.
@@ -61,6 +66,8 @@ impl At {
         match self {
             Self::ShuffleXor(_)
             | Self::ShuffleIdx(_)
+            | Self::Ballot
+            | Self::Butterfly(_)
             | Self::Mma(_)
             | Self::LoadMatrices
             | Self::LoadMatricesTransposed
@@ -109,6 +116,8 @@ impl At {
             Self::Running => "is running".into(),
             Self::ShuffleXor(_) => "waits in warp_shuffle_xor".into(),
             Self::ShuffleIdx(_) => "waits in warp_shuffle_idx".into(),
+            Self::Ballot => "waits in warp_ballot".into(),
+            Self::Butterfly(of) => format!("waits in a {}", of.describe()),
             Self::Mma(Element::F16) => "waits in mma_m16n8k16_f16".into(),
             Self::Mma(_) => "waits in mma_m16n8k16_bf16".into(),
             Self::LoadMatrices => "waits in load_matrices".into(),
@@ -273,6 +282,8 @@ impl Block<'_> {
         match at {
             At::SyncWarp(mask) => self.order_lanes(warp, mask),
             At::ShuffleXor(_) | At::ShuffleIdx(_) => shuffle(warp),
+            At::Ballot => ballot(warp),
+            At::Butterfly(of) => of.add(warp),
             _ => exchange(warp, at),
         }
         for lane in lanes(at.mask()) {
@@ -339,6 +350,13 @@ fn shuffle(warp: &[Thread]) {
         };
         thread.word().set(brought[source]);
     }
+}
+
+/// Each lane takes a bit of every lane.
+fn ballot(warp: &[Thread]) {
+    let bits = warp.iter().enumerate();
+    let bits = bits.fold(0, |all, (lane, thread)| all | thread.word().get() << lane);
+    warp.iter().for_each(|thread| thread.word().set(bits));
 }
 
 /// Each lane takes what `at`, which all lanes have reached, makes of the words of all.

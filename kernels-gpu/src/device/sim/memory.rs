@@ -39,6 +39,20 @@ impl fmt::Display for Request {
     }
 }
 
+/// The views in which a block found its last accesses, by page: what it comes back to is mostly in the same one.
+#[derive(Default)]
+pub struct LastViews([Cell<u16>; 1 << LAST_BITS]);
+
+const LAST_BITS: u32 = 4;
+
+impl LastViews {
+    #[inline]
+    fn of(&self, address: u64) -> &Cell<u16> {
+        let page = (address / 4096).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.0[(page >> (64 - LAST_BITS)) as usize]
+    }
+}
+
 /// The tensors of a launch and what was done to them.
 pub struct GlobalMemory<'a> {
     views: Vec<View<'a>>,
@@ -48,20 +62,23 @@ pub struct GlobalMemory<'a> {
 impl<'a> GlobalMemory<'a> {
     pub fn new(regions: &'a [Region]) -> Self {
         let mut views: Vec<_> = regions.iter().filter_map(View::new).collect();
-        let shadows = Shadow::of_spans(views.iter().map(|view| view.start()..view.end()));
+        let spans = views
+            .iter()
+            .map(|view| (view.start()..view.end(), view.region.writable));
+        let shadows = Shadow::of_spans(spans);
         for view in &mut views {
             view.shadow = shadows.partition_point(|shadow| shadow.is_below(view.start()));
         }
         Self { views, shadows }
     }
 
-    /// Checks an access and records it. `last_view` is where the previous one of this caller was.
+    /// Checks an access and records it. `last_views` are where those of this caller were.
     #[inline]
     pub fn access(
         &self,
         request: Request,
         by: &Observer<'_>,
-        last_view: &Cell<usize>,
+        last_views: &LastViews,
     ) -> Result<(), Box<Problem>> {
         let Request { address, size, op } = request;
         if !address.is_multiple_of(size) {
@@ -70,16 +87,22 @@ impl<'a> GlobalMemory<'a> {
         let allows = |view: &View<'_>| {
             view.covers(address, size) && (op != Op::Store || view.region.writable)
         };
-        let view = match self.views.get(last_view.get()) {
+        let last = last_views.of(address);
+        let view = match self.views.get(usize::from(last.get())) {
             Some(view) if allows(view) => view,
             _ => {
                 let found = self.views.iter().position(allows);
-                last_view.set(found.ok_or_else(|| self.outside(request))?);
-                &self.views[last_view.get()]
+                let found = found.ok_or_else(|| self.outside(request))?;
+                last.set(found as u16);
+                &self.views[found]
             }
         };
+        let shadow = &self.shadows[view.shadow];
+        if !shadow.remembers() {
+            return Ok(());
+        }
         let mut same = Same::default();
-        self.shadows[view.shadow].with(address, size, |granules| {
+        shadow.with(address, size, |granules| {
             for (i, place) in granules.iter_mut().enumerate() {
                 let at = address + i as u64 * GRANULE_BYTES;
                 *place = same.change(*place, |granule| {

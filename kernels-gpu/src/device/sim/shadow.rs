@@ -22,23 +22,37 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// Shadows of all `spans` of addresses, in order; spans that share a page share a shadow.
-    pub fn of_spans(spans: impl Iterator<Item = Range<u64>>) -> Vec<Self> {
-        let pages_of = |span: Range<u64>| span.start / PAGE_BYTES..span.end.div_ceil(PAGE_BYTES);
+    /// Shadows of all `spans` of addresses, in order, each with whether it may be written; spans that share a page share a
+    /// shadow. Where none may be written nothing can race, and nothing is remembered.
+    pub fn of_spans(spans: impl Iterator<Item = (Range<u64>, bool)>) -> Vec<Self> {
+        let pages_of = |(span, writable): (Range<u64>, bool)| {
+            let pages = span.start / PAGE_BYTES..span.end.div_ceil(PAGE_BYTES);
+            (pages, writable)
+        };
         let mut spans: Vec<_> = spans.map(pages_of).collect();
-        spans.sort_by_key(|pages| pages.start);
-        let mut merged: Vec<Range<u64>> = Vec::new();
-        for pages in spans {
+        spans.sort_by_key(|(pages, _)| pages.start);
+        let mut merged: Vec<(Range<u64>, bool)> = Vec::new();
+        for (pages, writable) in spans {
             match merged.last_mut() {
-                Some(last) if pages.start < last.end => last.end = last.end.max(pages.end),
-                _ => merged.push(pages),
+                Some((last, any)) if pages.start < last.end => {
+                    last.end = last.end.max(pages.end);
+                    *any |= writable;
+                }
+                _ => merged.push((pages, writable)),
             }
         }
-        let untouched = |pages: Range<u64>| {
-            let lines = pages.clone().map(|_| OnceLock::new()).collect();
+        let untouched = |(pages, writable): (Range<u64>, bool)| {
+            let remembered = if writable { pages.clone() } else { 0..0 };
+            let lines = remembered.map(|_| OnceLock::new()).collect();
             Self { pages, lines }
         };
         merged.into_iter().map(untouched).collect()
+    }
+
+    /// Whether accesses are remembered.
+    #[inline]
+    pub fn remembers(&self) -> bool {
+        !self.lines.is_empty()
     }
 
     /// Whether all its addresses are lower.
@@ -46,7 +60,7 @@ impl Shadow {
         self.pages.end <= address / PAGE_BYTES
     }
 
-    /// Runs `f` on the granules of an aligned access to `size` bytes at `address`, which is here.
+    /// Runs `f` on the granules of an aligned access to `size` bytes at `address`, which is here and remembered.
     pub fn with<R>(&self, address: u64, size: u64, f: impl FnOnce(&mut [Granule]) -> R) -> R {
         let page = (address / PAGE_BYTES - self.pages.start) as usize;
         let line = (address % PAGE_BYTES / LINE_BYTES) as usize;
