@@ -13,3 +13,4 @@ mod layer;
 mod models;
 mod prefill;
 mod select;
+mod slots;
