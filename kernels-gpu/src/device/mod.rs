@@ -787,6 +787,12 @@ pub mod float {
         backend::multiply_f16x2(a, b)
     }
 
+    /// Of each half of two words of f16, the larger magnitude; NaN (0x7fff) where one of them is NaN.
+    #[inline(always)]
+    pub fn larger_f16x2(a: u32, b: u32) -> u32 {
+        backend::larger_f16x2(a, b)
+    }
+
     /// The f16 in the low half of `bits`.
     #[inline(always)]
     pub fn f16_to_f32(bits: u16) -> f32 {

@@ -71,6 +71,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WORKSPACE_BYTES: u32 = image_bytes(K);
     const WORKSPACE_BYTES_PER_HEAD: u32 = head_bytes(K, false);
     const WORKSPACE_BYTES_OF_VALUES: u32 = V / 64 * values::TILE_BYTES;
+    const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnPrefillPrepare,

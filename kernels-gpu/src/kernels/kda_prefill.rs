@@ -58,6 +58,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
         channels::words_bytes(K) + channels::room_bytes(K) + channels::SCALE_BYTES + 128;
     const WORKSPACE_BYTES_PER_HEAD: u32 = images_bytes(K, true) + head_bytes(K, true);
     const WORKSPACE_BYTES_OF_VALUES: u32 = V / 64 * values::TILE_BYTES;
+    const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::KdaPrefillPrepare,

@@ -419,7 +419,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
             };
             if Place::load(&c, &params.layer, span.b).live() {
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
-                norm::of_unit::<V>(&c, params, (&span, span.piece(j)), hv);
+                let own = Operands::new::<K, V>(&c, params, G::PER_CHANNEL, span.unit(j), (h, r));
+                norm::of_unit::<V>(&c, params, (&span, span.piece(j)), (hv, own.scales));
             }
         }
     }

@@ -11,7 +11,6 @@ use super::rows::Span;
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{load_shared_b32, store_shared_b32};
-use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load, load_one};
@@ -236,8 +235,8 @@ pub const fn staged_bytes(k: u32) -> u32 {
     8 * k
 }
 
-/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory: those of the `threads` that come.
-/// A barrier follows.
+/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory, by so many `threads`, of which
+/// `thread` is this one. A barrier follows.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; the bytes are these threads' to write.
@@ -247,9 +246,9 @@ pub unsafe fn stage<const K: u32>(
     (span, inputs): (&Span, Inputs),
     (h, t): (u32, u32),
     staged: u32,
-    threads: u32,
+    (thread, threads): (u32, u32),
 ) {
-    let mut i = anew(thread_idx_x());
+    let mut i = anew(thread);
     while i < 2 * K {
         let channel = channel_of(c, i / K, h, K) + i % K;
         // SAFETY: the caller's promise.
