@@ -155,6 +155,9 @@ pub fn end_behind_chain(params: &PrefillParams) {
     }
 }
 
+/// Shared memory that blocks of a multiprocessor have together, but for 1 KB of each.
+const MOST_SHARED_BYTES: u32 = 226 * 1024;
+
 /// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a
 /// cluster all of them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
 ///
@@ -169,7 +172,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = chain::block(GROUPS);
-    const MIN_BLOCKS_PER_SM: u32 = 2 / GROUPS;
+    const MIN_BLOCKS_PER_SM: u32 = if Self::TRADES_REGISTERS {
+        2 / GROUPS
+    } else {
+        1
+    };
     const TILES: u32 = V / (64 * GROUPS);
     const SHARED_BYTES: u32 =
         chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
@@ -197,14 +204,18 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         unsafe {
             chain::Chain::<G, K, V, V_LAST, GROUPS>::open_counters(&constants());
             if thread_idx_x() < 128 * GROUPS {
-                if const { GROUPS == 2 } {
+                if const { !Self::TRADES_REGISTERS } {
+                    // Each thread has as many as there can be.
+                } else if const { GROUPS == 2 } {
                     take_registers::<232>();
                 } else {
                     take_registers::<216>();
                 }
                 Self::run_role::<true>(params);
             } else {
-                leave_registers::<40>();
+                if const { Self::TRADES_REGISTERS } {
+                    leave_registers::<40>();
+                }
                 Self::run_role::<false>(params);
             }
         }
@@ -214,6 +225,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
     Chain<G, S, K, V, V_LAST, GROUPS>
 {
+    /// Whether warpgroups trade registers: not where a block has two and, by its shared memory, a multiprocessor.
+    const TRADES_REGISTERS: bool = GROUPS == 2 || 2 * Self::SHARED_BYTES <= MOST_SHARED_BYTES;
+
     /// What the warpgroups do that walk from state to state, or the one that copies for them.
     ///
     /// # Safety

@@ -206,17 +206,15 @@ pub fn holds_output(o: &[f32; 32], size: f32) -> bool {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32, f32)) -> u32 {
     const MOST: u32 = 65504.0f32.to_bits();
-    let mut largest = [0u32; 16];
+    let token = |i: usize| 8 * (i as u32 / 2) + own_token() + i as u32 % 2;
     let mut first = first;
     let mut i = 0;
     while i < 16 {
         let at = 4 * (i / 2) + i % 2;
-        largest[i] = largest_of_rows([o[at], o[at + 2]], size);
         // One token after the other: all at once take registers that there are not.
         sync_warp(FULL_MASK);
-        let token = 8 * (i as u32 / 2) + own_token() + i as u32 % 2;
-        if largest[i] > MOST && token < first {
-            first = token;
+        if largest_of_rows([o[at], o[at + 2]], size) > MOST && token(i) < first {
+            first = token(i);
         }
         i += 1;
     }
@@ -228,14 +226,13 @@ pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32,
     }
     i = 0;
     while i < 16 {
-        let token = 8 * (i as u32 / 2) + own_token() + i as u32 % 2;
-        if token >= first {
-            let [power, inverse] = power::of_exponent((largest[i] >> 23).clamp(1, 253));
-            let at = 4 * (i / 2) + i % 2;
-            o[at] *= power;
-            o[at + 2] *= power;
+        let at = 4 * (i / 2) + i % 2;
+        sync_warp(FULL_MASK);
+        let (scaled, back) = scale_token([o[at], o[at + 2]], size);
+        if token(i) >= first {
+            [o[at], o[at + 2]] = scaled;
             if lane_id() < 4 {
-                give(token, inverse);
+                give(token(i), back);
             }
         }
         i += 1;

@@ -26,7 +26,8 @@ use super::{CHUNK, anew, channels, head_bytes, image_bytes, images_bytes};
 use crate::device::cluster;
 use crate::device::global::store_b32;
 use crate::device::shared::{
-    COUNTER_BYTES, dynamic_shared_mem, load_shared_b128, store_shared_b32, store_shared_b128,
+    COUNTER_BYTES, dynamic_shared_mem, load_shared_b32, load_shared_b128, store_shared_b32,
+    store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
 use crate::device::warp::{lane_id, sync_warp};
@@ -350,16 +351,27 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::slot(STAGES) + i * WORDS_BYTES + thread_idx_x() / 128 * 16
     }
 
-    /// Tells the others this warp's word. Behind a barrier it is there.
+    /// Tells it of this warp: its own lanes at once, the other warps behind a barrier. All lanes come.
     ///
     /// # Safety
     /// The word of the piece before in the same stage is read.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn tell(i: u32, word: u32) {
+    unsafe fn tell(i: u32, first: u32) {
         if lane_id() == 0 {
             // SAFETY: the caller's promise.
-            unsafe { store_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4, word) };
+            unsafe { store_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4, first) };
         }
+        sync_warp(u32::MAX);
+    }
+
+    /// What this warp has told.
+    ///
+    /// # Safety
+    /// It has.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn told(i: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { load_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4) }
     }
 
     /// Whether f16 holds the piece of all four warps.
@@ -383,7 +395,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// Scales o of tokens that f16 would not hold until the norm behind the launch, or [`output::store_normed`], has it: those
-    /// from `first` on, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row to shared
+    /// that are worked one by one, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row to shared
     /// memory.
     ///
     /// # Safety
@@ -392,9 +404,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     unsafe fn scale_output<const SHORT: bool>(
         &self,
         o: &mut [f32; 32],
-        first: u32,
         span: &Span,
-        j: u32,
+        (j, i): (u32, u32),
     ) {
         let size = norm::size(self.c);
         let warp = thread_idx_x() / 32;
@@ -406,6 +417,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         let mut scaled = CHUNK;
         // SAFETY: the caller's promise; a warp has its own words.
         unsafe {
+            let first = Self::told(i);
             if first < CHUNK || !range::holds_output(o, size) {
                 scaled = range::scale_output(o, size, first, |token, scale| {
                     if SHORT {

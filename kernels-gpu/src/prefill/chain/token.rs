@@ -59,8 +59,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         }
     }
 
-    /// Works the tokens of piece `j` one by one, where f16 does not hold them from token
-    /// `first` on; and stores their o. All threads of the warpgroup come: the warps that have nothing to work convolve with
+    /// Works the tokens of piece `j`, which is in the `i`-th stage, one by one, where f16 does not hold them from the token on
+    /// that the warp has told; and stores their o. All threads of the warpgroup come: the warps that have nothing to work convolve with
     /// the others.
     ///
     /// # Safety
@@ -70,23 +70,22 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     pub(super) unsafe fn advance_tokens<const SHORT: bool>(
         &self,
         s: &mut [f32; 64],
-        first: u32,
-        j: u32,
+        (j, i): (u32, u32),
         tile: u32,
     ) {
         let (c, params) = (self.c, self.params);
         // SAFETY: the caller's promise; what is staged is there behind a barrier, and read before the next.
         unsafe {
-            let inputs = if SHORT {
-                self.inputs
-            } else {
-                // Said anew: there are not registers to keep it.
-                let place = Place::load(c, &params.layer, Self::kept_span().b);
-                Inputs::new(c, params, &place)
-            };
             let mut t = 0;
             loop {
                 let span = Self::kept_span();
+                let inputs = if SHORT {
+                    self.inputs
+                } else {
+                    // Said anew: there are not registers to keep it.
+                    let place = Place::load(c, &params.layer, span.b);
+                    Inputs::new(c, params, &place)
+                };
                 let piece = span.piece(j);
                 let (with, of, token) = ((c, params), (&span, inputs), piece.start + t);
                 if c.taps != 0 {
@@ -94,6 +93,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     single::stage::<K>(with, of, (self.row.h, token), tile, threads);
                     sync_barrier(Self::barrier(), 128);
                 }
+                // Read anew, for the same reason.
+                let first = if piece.count == 1 { 0 } else { Self::told(i) };
                 if first < CHUNK {
                     let at = (self.own_row(), tile);
                     let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, token, s, at);
@@ -113,7 +114,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             }
             if SHORT && c.has_norm != 0 && Self::kept_span().piece(j).count > 1 {
                 let mut o = Self::stashed();
-                self.store_output::<SHORT>(&mut o, first, j, tile);
+                self.store_output::<SHORT>(&mut o, (j, i), tile);
             }
         }
     }

@@ -135,21 +135,18 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         (stage, head): (u32, u32),
     ) -> [f32; 64] {
         let tile = Self::tile(stage);
-        let mut first = 0;
         // SAFETY: the caller's promise.
         unsafe {
             let piece = Self::kept_span().piece(j);
             if piece.count > 1 {
-                let mut products = self.multiply(&mut s, piece.count, (stage, head, tile));
-                first = products.first;
-                Self::tell(i, first);
+                let mut products = self.multiply(&mut s, (piece.count, i), (stage, head, tile));
                 sync_barrier(Self::barrier(), 128);
                 let all_hold = Self::all_hold(i);
                 if SHORT && self.c.has_norm != 0 && !all_hold {
                     // A norm wants o of all rows at once.
                     Self::stash(&products.o);
                 } else {
-                    self.store_output::<SHORT>(&mut products.o, first, j, tile);
+                    self.store_output::<SHORT>(&mut products.o, (j, i), tile);
                 }
                 s = warpgroup::settle::<K>(products.s);
                 if all_hold {
@@ -158,7 +155,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 // Tokens from `first` on are stored again.
                 sync_barrier(Self::barrier(), 128);
             }
-            self.advance_tokens::<SHORT>(&mut s, first, j, tile);
+            self.advance_tokens::<SHORT>(&mut s, (j, i), tile);
             if !SHORT {
                 // What was stored to the stage is before what is copied to it.
                 fence_shared();
@@ -167,7 +164,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         s
     }
 
-    /// The products of a piece of `count` tokens.
+    /// The products of a piece of `count` tokens, which is in the `i`-th stage. The warp tells the first token that f16 does not
+    /// hold: from there on it has no o, and its state is that of before.
     ///
     /// # Safety
     /// As [`Self::advance`]'s.
@@ -175,7 +173,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     unsafe fn multiply(
         &self,
         s: &mut [f32; 64],
-        count: u32,
+        (count, i): (u32, u32),
         (stage, head, tile): (u32, u32, u32),
     ) -> Products {
         let c = self.c;
@@ -197,6 +195,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 first = range::first_outside::<K>(s, &r, count);
                 range::clear_from(&mut r, first);
             }
+            Self::tell(i, first);
             if first < CHUNK {
                 // The state stays.
             } else if G::PER_CHANNEL {
@@ -233,6 +232,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 o[at + 3] = of_queries[at + 3] * w;
                 j += 1;
             }
+            // Read anew: there are not registers to keep it.
+            let first = Self::told(i);
             if first < CHUNK {
                 range::clear_from(&mut plain, first);
                 decayed = [0; 16];
@@ -243,11 +244,11 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             } else {
                 warpgroup::add::<K, 128>(*s, state, &mut o, products)
             };
-            Products { s, o, first }
+            Products { s, o }
         }
     }
 
-    /// Stores o of piece `j`, which f16 does not hold from token `first` on. Nobody reads what is in the tile.
+    /// Stores o of piece `j`, which is in the `i`-th stage. Nobody reads what is in the tile.
     ///
     /// # Safety
     /// The tensors of `params` are live.
@@ -255,8 +256,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     pub(super) unsafe fn store_output<const SHORT: bool>(
         &self,
         o: &mut [f32; 32],
-        first: u32,
-        j: u32,
+        (j, i): (u32, u32),
         tile: u32,
     ) {
         let (c, params) = (self.c, self.params);
@@ -266,7 +266,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             let span = Self::kept_span();
             let piece = span.piece(j);
             if norm::is_left(c) {
-                self.scale_output::<SHORT>(o, first, &span, j);
+                self.scale_output::<SHORT>(o, &span, (j, i));
             }
             if SHORT && c.has_norm != 0 {
                 let sums = if Self::CLUSTERED {
@@ -289,8 +289,6 @@ struct Products {
     /// The state behind it, under way.
     s: Pending<[f32; 64]>,
     o: [f32; 32],
-    /// The first token from which the warp's state and o are none; [`CHUNK`] if there is none.
-    first: u32,
 }
 
 /// R, rounded, of four times 8 tokens, those from 8 `first` on, whose v this is.
