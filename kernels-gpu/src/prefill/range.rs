@@ -16,6 +16,10 @@ use crate::math::power;
 
 /// Most of Σ_s |T_ts| times half the scale of k: with [`LARGEST`], 768 · 40 · 2 < 65,504.
 pub const MOST_GAIN: f32 = 40.0;
+/// Most of the scales of k and q, without which their length is near 1. Their product bounds P: 64 · 512 < 65,504.
+pub const MOST_KEY: f32 = 64.0;
+/// See [`MOST_KEY`].
+pub const MOST_QUERY: f32 = 512.0;
 /// Bits of the f16 768, the least |R| that is too large.
 const LARGEST: u32 = 0x6200;
 /// Bits of the f16 2⁻⁹. Tokens whose |R| is below in all rows are too small, if the state is [`SMALL_STATE`].

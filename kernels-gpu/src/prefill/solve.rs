@@ -7,9 +7,9 @@
 
 use core::array;
 
-use super::FACTORS;
 use super::operands::Place;
-use super::range::MOST_GAIN;
+use super::range::{MOST_GAIN, MOST_KEY, MOST_QUERY};
+use super::{FACTOR_BYTES, FACTORS};
 use crate::device::float::{fma, maximum, pack_bf16x2, pack_f16x2};
 use crate::device::shared::{
     load_matrices, load_matrices_transposed, load_shared_b32, load_shared_b128, store_shared_b32,
@@ -115,8 +115,9 @@ impl Solver {
     /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
     /// warpgroup come.
     ///
-    /// A token whose δ may be more than [`MOST_GAIN`] times R, with the scale of its k, which is at `scales`, gets NaN for its
-    /// factor of S k̂ᵀ: the chain works it in f32 then ([`super::range`]).
+    /// A token whose δ may be more than [`MOST_GAIN`] times R, or whose scale of k or q is beyond [`MOST_KEY`] or
+    /// [`MOST_QUERY`], gets NaN for its factor of S k̂ᵀ: the chain works it in f32 then ([`super::range`]). `scales` has
+    /// those of k, then those of q.
     ///
     /// # Safety
     /// The factors and the scales were stored before a barrier. A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
@@ -206,9 +207,15 @@ impl Solver {
                     gain += f32::from_bits(load_shared_b32(of_warp(warp) + SQUARE + 4 * token));
                     warp += 1;
                 }
-                let scale = f32::from_bits(load_shared_b32(scales + 4 * token));
+                let scale = |of: u32| {
+                    f32::from_bits(load_shared_b32(scales + of * FACTOR_BYTES + 4 * token))
+                };
+                let (k, q) = (scale(0), scale(1));
                 // NaN is not below.
-                let holds = gain * maximum(0.5 * scale, 1.0) < MOST_GAIN;
+                let holds = gain * maximum(0.5 * k, 1.0) < MOST_GAIN
+                    && k < MOST_KEY
+                    && q < MOST_QUERY
+                    && q > -MOST_QUERY;
                 if !holds {
                     out.store_b32(FACTORS + 4 * token, f32::NAN.to_bits());
                 }
