@@ -156,7 +156,7 @@ pub struct PrefillParams {
 pub struct DeferredParams {
     /// Of a flush, without tokens.
     pub layer: LayerParams,
-    /// `[P, H, R, K]`, written: k as it came.
+    /// `[P, H, R, K]`, written: k as it came; times a power of two where Σk² is beyond f32 and k is normalised.
     pub keys: u64,
     /// `[P, HV, R, V]`, f32, written: δ of a key of length 1, divided by the length of k.
     pub updates: u64,

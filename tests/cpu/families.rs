@@ -164,6 +164,46 @@ fn zero_queries_and_keys() {
     });
 }
 
+/// Of k and q of elements of 1e38, of 1e19 and of 1e-20 beside usual ones what is normalised is right.
+#[test]
+fn queries_and_keys_beyond_the_squares_of_f32() {
+    for family in Family::of_kernels() {
+        for previous in [None, Some(2)] {
+            if family.decode && previous.is_some() {
+                continue;
+            }
+            let spec = Spec {
+                magnitude: Magnitude::Extreme,
+                seed: 5,
+                previous,
+                ..Spec::plain(family)
+            };
+            check_everywhere(&spec.case(), None);
+        }
+    }
+}
+
+/// Of an o of elements of about 1e25 the norm is right.
+#[test]
+fn outputs_beyond_the_squares_of_f32_are_normed() {
+    for family in Family::of_kernels() {
+        if !family.layer {
+            continue;
+        }
+        let spec = Spec {
+            batch: 1,
+            conv: None,
+            ..Spec::plain(family)
+        };
+        let problem = spec.problem().each(|name, array| {
+            if ["v", "pool"].contains(&name) {
+                array.values.iter_mut().for_each(|value| *value *= 1e25);
+            }
+        });
+        check_everywhere(&problem.case(&spec.form), None);
+    }
+}
+
 /// Many inactive rows among few live ones, all kinds of indices.
 #[test]
 fn inactive_rows() {

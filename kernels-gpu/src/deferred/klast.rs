@@ -16,6 +16,7 @@ use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::gate;
+use crate::math::range::tame;
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot};
 use crate::recurrent::klast::{load_channels, norms, store_channels};
 use crate::recurrent::tokens::{LaneGates, Tokens};
@@ -504,7 +505,11 @@ impl<
                 return;
             }
 
-            let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
+            // The ring has what u is for: k so.
+            let (mut k, mut q) = ([k], [q]);
+            let elements = [c.k_element, c.q_element];
+            tame(c.l2norm != 0, [&mut k, &mut q], elements, Self::LANES);
+            let (k, q) = (k[0].to_f32(c.k_element), q[0].to_f32(c.q_element));
             let [v] = v.to_f32(c.v_element);
             let norms = norms(([k], [q]), Self::LANES); // (1)
             let (log_decay, beta) = gates.log_values::<G>(&c, Self::LANES);

@@ -223,7 +223,7 @@ impl<A> Launch<'_, A> {
     unsafe fn work<B: Block, const TILES16: usize>(
         &self,
         worker: Worker<B, TILES16>,
-        inputs: Inputs,
+        mut inputs: Inputs,
     ) where
         A: Around<B, TILES16>,
     {
@@ -263,6 +263,15 @@ impl<A> Launch<'_, A> {
             let log_decays = LogDecays::new::<B>(log_decay);
             if made {
                 A::make(step, drafts);
+                if c.l2norm != 0 && c.tokens != 0 {
+                    meeting::workers::<B>();
+                    worker.tame_made(Operand::Key, |t, channel, k| {
+                        A::leave_tame_key(step, (t, channel), k);
+                    });
+                    worker.tame_made(Operand::Query, |_, _, _| {});
+                }
+            } else {
+                Worker::<B, TILES16>::tame(c, &mut inputs);
             }
 
             if let Some(decay_inputs) = &decay_inputs {

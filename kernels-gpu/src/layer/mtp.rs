@@ -2,14 +2,15 @@
 
 use super::conv::{Of, Part};
 use super::drafts::{self, Drafts, Walk};
-use super::norm::{Scale, neighbours_sum, sum_of};
+use super::norm::{Scale, sum_of, sum_of_neighbours};
 use super::{Layered, Place, mail};
 use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
+use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
-use crate::recurrent::prepared::FACTOR_BYTES;
+use crate::recurrent::prepared::{FACTOR_BYTES, load_factors, load_key_and_query, store_factors};
 use crate::recurrent::tokens::{Gating, Run, Tokens};
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
@@ -241,6 +242,45 @@ impl<'a> Launch<'a> {
         (tokens, tokens.nearest(t))
     }
 
+    /// Whether the norms of any of so many prepared tokens overflow: the same for all threads of the block, behind the barrier
+    /// that ends the preparation.
+    ///
+    /// # Safety
+    /// The tokens are prepared.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn overflow<W: Mtp>(&self, tokens: u32) -> bool {
+        let mut overflow = false;
+        let mut i = 0;
+        while self.c.l2norm != 0 && i < tokens {
+            // SAFETY: the caller's promise.
+            let factors = unsafe { load_key_and_query(W::head(self.c, i, 0) + W::FACTORS) };
+            overflow |= factors[0] == 0.0 || factors[1] == 0.0;
+            i += 1;
+        }
+        overflow
+    }
+
+    /// Stores the factors of prepared token `i` for all heads of the block anew, with these norms. One lane calls it.
+    ///
+    /// # Safety
+    /// The token is prepared, and its factors are this lane's to write.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_norms<W: Mtp>(&self, i: u32, norms: [f32; 3]) {
+        let c = self.c;
+        let mut r = 0;
+        while r < c.ratio {
+            let smem = W::head(c, i, r) + W::FACTORS;
+            // SAFETY: the caller's promise.
+            unsafe {
+                let of_gates = load_factors(smem, W::Gating::PER_CHANNEL);
+                let gates = (of_gates.decay, of_gates.beta);
+                let scale = f32::from_bits(c.scale);
+                store_factors(smem, Factors::new(c.l2norm != 0, scale, norms, gates));
+            }
+            r += 1;
+        }
+    }
+
     /// z and weight of `n`, an element of o; loaded ahead of what waits.
     ///
     /// # Safety
@@ -317,7 +357,7 @@ impl<'a> Launch<'a> {
                     if n < count {
                         value = o(n);
                     }
-                    let sum = neighbours_sum(value * value, W::SEGMENT);
+                    let sum = sum_of_neighbours(value, W::SEGMENT);
                     let (t, r, v) = place_of::<W>(c, n);
                     let segment = (self.row.tile * W::TILE + v) / W::SEGMENT;
                     let address = W::head(c, kept + t, r) + W::SUMS + segment * 4;

@@ -8,7 +8,7 @@ use super::{Layered, Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
-use crate::recurrent::klast::{Token, load_channels, load_parts, norms, step};
+use crate::recurrent::klast::{Token, load_channels, load_parts, normable, step};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
@@ -137,7 +137,7 @@ impl<
 
             let k = load_parts(smem + Self::KEYS, share);
             let q = load_parts(smem + Self::Q, share);
-            let norms = norms((k, q), Self::LANES);
+            let ((k, q), norms) = normable(&c, (k, q), Self::LANES);
             let mut s = 0;
             let mut r = 0;
             while r < c.ratio {

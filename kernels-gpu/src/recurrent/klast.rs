@@ -13,6 +13,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load};
+use crate::math::range::{tame, tame_values};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot_parts};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
@@ -114,7 +115,9 @@ impl<const PARTS: usize> RawToken<PARTS> {
 
     /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+    fn values<G: Gating>(mut self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+        let elements = [c.k_element, self.q_element];
+        tame(c.l2norm != 0, [&mut self.k, &mut self.q], elements, lanes);
         let channels = (
             parts_to_f32(self.k, c.k_element),
             parts_to_f32(self.q, self.q_element),
@@ -135,15 +138,27 @@ pub(crate) fn parts_to_f32<const PARTS: usize>(
 
 /// Σk², Σq² and k·q over a group of `lanes` lanes (1). All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) fn norms<const PARTS: usize>(
-    (k, q): ([[f32; 8]; PARTS], [[f32; 8]; PARTS]),
-    lanes: u32,
-) -> [f32; 3] {
+pub(crate) fn norms<const PARTS: usize>((k, q): KeyAndQuery<PARTS>, lanes: u32) -> [f32; 3] {
     butterfly_sum(
         [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)],
         1,
         lanes,
     )
+}
+
+/// A lane's channels of all parts, of k and of q.
+pub(crate) type KeyAndQuery<const PARTS: usize> = ([[f32; 8]; PARTS], [[f32; 8]; PARTS]);
+
+/// k and q, a token's of a group of `lanes` lanes, times powers of two where the sums of their squares are not finite, and their
+/// [`norms`]. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn normable<const PARTS: usize>(
+    c: &StepConstants,
+    (mut k, mut q): KeyAndQuery<PARTS>,
+    lanes: u32,
+) -> (KeyAndQuery<PARTS>, [f32; 3]) {
+    tame_values(c.l2norm != 0, [&mut k, &mut q], lanes);
+    ((k, q), norms((k, q), lanes))
 }
 
 impl<const PARTS: usize> Token<PARTS> {

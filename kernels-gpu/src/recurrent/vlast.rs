@@ -16,6 +16,7 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
+use crate::math::range::{SMALL, power_for, tame_values, times};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
@@ -210,10 +211,12 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 if G::PER_CHANNEL {
                     store_channels::<K>(smem + Self::DECAY, decay);
                 }
-                let (k, q) = (k.to_f32(c.k_element), q.to_f32(tokens.q.element()));
+                let (mut k, mut q) = ([k.to_f32(c.k_element)], [q.to_f32(tokens.q.element())]);
+                tame_values(c.l2norm != 0, [&mut k, &mut q], 32);
+                let ([k], [q]) = (k, q);
                 store_channels::<K>(smem, k);
                 store_channels::<K>(smem + Self::Q, q);
-                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+                let norms = warp_norms(k, q); // (1)
                 let f = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
                 let slot = token_slot(c, params, row.b, t);
                 if lane_id() == 0 {
@@ -416,6 +419,27 @@ unsafe fn channel_gates<const K: u32>(
         };
         gates.values(c)
     }
+}
+
+/// Σk², Σq² and k·q over the warp. All of its lanes call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn warp_norms(k: [f32; 4], q: [f32; 4]) -> [f32; 3] {
+    butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
+}
+
+/// What k and q are to be multiplied by, whose [`warp_norms`], `sums`, [`overflow`]. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn warp_powers([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> [f32; 2] {
+    let small = warp_norms(times(k, SMALL), times(q, SMALL));
+    [power_for(sums[0], small[0]), power_for(sums[1], small[1])]
+}
+
+/// k and q times these powers, and their [`warp_norms`]. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn warp_shrunk([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> ([[f32; 4]; 2], [f32; 3]) {
+    let [of_k, of_q] = warp_powers([k, q], sums);
+    let (k, q) = (times(k, of_k), times(q, of_q));
+    ([k, q], warp_norms(k, q))
 }
 
 /// This lane's channels of q, k or a gate: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros

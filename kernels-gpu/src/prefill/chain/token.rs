@@ -12,8 +12,9 @@ use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b3
 use crate::device::thread::{sync_barrier, thread_idx_x};
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::layer::Place;
-use crate::layer::norm::{normed, sum_of};
+use crate::layer::norm::{normed, squares, sum_of};
 use crate::math::elements;
+use crate::math::range::{SMALL, times};
 use crate::recurrent::Gating;
 use crate::state::{StateElement, is_live};
 
@@ -287,8 +288,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         if c.has_norm == 0 {
             return o;
         }
-        let squares = o.map(|o| o * o);
-        let [a, b] = butterfly_sum_of_rows(squares);
+        let squares = squares!(sum_of_rows(o), sum_of_rows(times(o, SMALL)));
         let warp = thread_idx_x() / 32;
         let of_block = 4 * GROUPS_OF_BLOCK;
         // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier, nor in a cluster.
@@ -296,14 +296,14 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             if Self::CLUSTERED {
                 let place = sums + 4 * (self.row.tile * of_block + warp);
                 if lane_id() < Self::CLUSTER {
-                    store_shared_b32_at(place, lane_id(), (a + b).to_bits());
+                    store_shared_b32_at(place, lane_id(), squares.to_bits());
                 }
                 cluster::arrive();
                 cluster::wait();
             } else {
                 Self::sync_rows();
                 if lane_id() == 0 {
-                    store_shared_b32(sums + 4 * warp, (a + b).to_bits());
+                    store_shared_b32(sums + 4 * warp, squares.to_bits());
                 }
                 Self::sync_rows();
             }
@@ -325,9 +325,10 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     }
 }
 
-/// Sums over the 8 rows that lanes have, neighbours first.
+/// Sum of the squares of o of rows r and r + 8 of 8 lanes, neighbours first.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn butterfly_sum_of_rows(mut squares: [f32; 2]) -> [f32; 2] {
+fn sum_of_rows(o: [f32; 2]) -> f32 {
+    let mut squares = o.map(|o| o * o);
     let mut mask = 4;
     while mask < 32 {
         let mut i = 0;
@@ -337,5 +338,5 @@ fn butterfly_sum_of_rows(mut squares: [f32; 2]) -> [f32; 2] {
         }
         mask *= 2;
     }
-    squares
+    squares[0] + squares[1]
 }

@@ -206,10 +206,10 @@ impl<A> Launch<'_, A> {
         // reads.
         unsafe {
             let drafts = A::load_drafts(self);
-            let previous = self.previous.as_ref().map(|previous| {
+            let mut previous = self.previous.as_ref().map(|previous| {
                 worker.load_inputs(Set::Previous, previous, c.previous_tokens, made)
             });
-            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
+            let mut inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
             let decay_inputs = if B::PER_CHANNEL {
                 let most = tokens.count.max(c.previous_tokens);
                 Some(worker.load_decay_inputs(c, self.params, self.row, most))
@@ -230,6 +230,22 @@ impl<A> Launch<'_, A> {
             }
             if made {
                 A::make(self, drafts);
+                // f16 parts are made of what is tame.
+                if c.l2norm != 0 && (B::PER_CHANNEL || !worker.state_f16) {
+                    meeting::workers::<B>();
+                    if previous.is_some() {
+                        worker.tame_made(Operand::PreviousKey, |_, _, _| {});
+                    }
+                    if c.tokens != 0 {
+                        worker.tame_made(Operand::Key, |_, _, _| {});
+                        worker.tame_made(Operand::Query, |_, _, _| {});
+                    }
+                }
+            } else {
+                if let Some(inputs) = &mut previous {
+                    Worker::<B, TILES16>::tame(c, inputs);
+                }
+                Worker::<B, TILES16>::tame(c, &mut inputs);
             }
 
             if let Some(decay_inputs) = &decay_inputs {
