@@ -27,6 +27,7 @@ use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
 use map::{Block, Map, Operand, Set};
+use state::mask;
 use worker::Worker;
 
 /// Up to 8 tokens and 8 previous ones on K-last states of 16 bits: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
@@ -279,9 +280,9 @@ impl<A> Launch<'_, A> {
             }
 
             let write = slots.write::<B16>(c, self.params, head);
-            let advance = |set, residuals: &[Split; TILES16], keys, moves| {
+            let advance = |set, residuals: &[Split; TILES16], keys, moved| {
                 let keys = if B::PER_CHANNEL { Operand::Step } else { keys };
-                worker.advance_by(set, residuals, operand(keys), moves)
+                worker.advance_by(set, residuals, operand(keys), moved)
             };
             let mut advanced = None;
             if let Some(inputs) = &previous {
@@ -295,7 +296,7 @@ impl<A> Launch<'_, A> {
                     Set::Previous,
                     &residuals,
                     Operand::PreviousKey,
-                    inputs.count != 0,
+                    mask(inputs.count != 0),
                 ));
             }
             if c.tokens == 0 {
@@ -328,7 +329,7 @@ impl<A> Launch<'_, A> {
             worker.outputs(&residuals, &sq);
             A::take_outputs(self, &worker);
             if c.update_state != 0 {
-                let advance = advance(Set::New, &residuals, Operand::Key, true);
+                let advance = advance(Set::New, &residuals, Operand::Key, u32::MAX);
                 worker.store_state(&advance, write);
             }
             A::finish(self, &worker, scales);
