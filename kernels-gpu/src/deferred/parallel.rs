@@ -265,10 +265,8 @@ impl<A> Launch<'_, A> {
                 A::make(step, drafts);
                 if c.l2norm != 0 && c.tokens != 0 {
                     meeting::workers::<B>();
-                    worker.tame_made(Operand::Key, |t, channel, k| {
-                        A::leave_tame_key(step, (t, channel), k);
-                    });
-                    worker.tame_made(Operand::Query, |_, _, _| {});
+                    worker.tame_made(step, Operand::Key);
+                    worker.tame_made(step, Operand::Query);
                 }
             } else {
                 Worker::<B, TILES16>::tame(c, &mut inputs);

@@ -6,6 +6,7 @@
 use super::fragments::{store_channels, store_f16_channels};
 use super::map::{Block, Channels, Map, Operand, Set, TOKENS};
 use super::worker::Worker;
+use super::{Around, Launch};
 use crate::constants::Element;
 use crate::device::float::rsqrt;
 use crate::device::shared::{
@@ -132,13 +133,18 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// [`Self::tame`] of tokens of `operand` that a convolution has made, where they lie; `leave` gets this lane's channels, from
-    /// the given one on, of a token that became another. All lanes of the warp call it, between barriers of the workers.
+    /// [`Self::tame`] of tokens of `operand` that a convolution has made, where they lie; of a key that became another
+    /// one what is left of it besides is left anew. All lanes of the warp call it, between barriers of the workers.
     ///
     /// # Safety
     /// They are there, and the workers' to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn tame_made(&self, operand: Operand, leave: impl Fn(u32, u32, [f32; 8])) {
+    pub unsafe fn tame_made<A: Around<B, TILES16>>(
+        &self,
+        launch: &Launch<'_, A>,
+        operand: Operand,
+    ) {
+        let leaves = matches!(operand, Operand::Key);
         let lane = lane_id() % Self::LANES;
         let mut turn = 0;
         while turn < Self::TURNS {
@@ -163,8 +169,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                             let [a, b, c, d, e, f, g, h] = raw.0;
                             store_shared_b128(place, [a, b, c, d]);
                             store_shared_b128(place + 2 * B::K, [e, f, g, h]);
-                            if power != 1.0 {
-                                leave(t, 8 * lane, raw.to_f32(element));
+                            if leaves && power != 1.0 {
+                                let k = raw.to_f32(element);
+                                A::leave_tame_key(launch, (t, 8 * lane), k);
                             }
                         }
                     } else {
@@ -198,13 +205,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                                 store_shared_b32(at + Map::<B>::LOW, low.0[i]);
                                 i += 1;
                             }
-                            if power != 1.0 {
+                            if leaves && power != 1.0 {
                                 i = 0;
                                 while i < 8 {
                                     values[i] *= power;
                                     i += 1;
                                 }
-                                leave(t, 8 * lane, values);
+                                A::leave_tame_key(launch, (t, 8 * lane), values);
                             }
                         }
                     }

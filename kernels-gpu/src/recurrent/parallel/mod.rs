@@ -236,11 +236,11 @@ impl<A> Launch<'_, A> {
                 if c.l2norm != 0 && (B::PER_CHANNEL || !worker.state_f16) {
                     meeting::workers::<B>();
                     if previous.is_some() {
-                        worker.tame_made(Operand::PreviousKey, |_, _, _| {});
+                        worker.tame_made(self, Operand::PreviousKey);
                     }
                     if c.tokens != 0 {
-                        worker.tame_made(Operand::Key, |_, _, _| {});
-                        worker.tame_made(Operand::Query, |_, _, _| {});
+                        worker.tame_made(self, Operand::Key);
+                        worker.tame_made(self, Operand::Query);
                     }
                 }
             } else {
