@@ -345,7 +345,11 @@ impl Case {
         let mut v = Tensor::new(self.element, &vs);
         let mut g = Tensor::new(Element::F32, &gs);
         let mut b = Tensor::new(Element::F32, &bs);
-        let mut o = Tensor::new(self.element, &vec![f64::NAN; total * value_heads * v_dim]);
+        let of_token = value_heads * v_dim;
+        let mut o = Tensor::new(
+            self.element,
+            &vec![f64::NAN; (total + self.spare) * of_token],
+        );
         let mut pool = Tensor::new(computes.state, &states);
         let before = pool.values();
         let mut seqlens = vec![0i32];
@@ -393,7 +397,7 @@ impl Case {
         (step.read_slots, step.write_slots) = (at(read.as_mut_ptr()), at(write.as_mut_ptr()));
         step.fresh = at(fresh.as_mut_ptr());
         step.cu_seqlens = seqlens.as_mut_ptr().expose_provenance() as u64;
-        step.total_tokens = most as u32;
+        (step.total_tokens, step.rows) = (most as u32, rows as u32);
         params.tokens = match is_short(self.entry) {
             true => 64,
             false => u32::MAX,
@@ -722,12 +726,14 @@ impl Done {
                         }
                     }
                 }
-                if live && length > 0 {
+                if live {
                     store(&mut pool, write, &s);
                 }
             }
             first += length;
         }
+        // Those that are no row's.
+        o[first * value_heads * v_dim..].fill(0.0);
         (o, pool)
     }
 
@@ -815,9 +821,7 @@ impl Done {
                     due += 1;
                 }
             }
-            if length > 0 {
-                leave(first + length, case.write[row] as usize);
-            }
+            leave(first + length, case.write[row] as usize);
             first += length;
         }
         assert_eq!(self.windows, truth);

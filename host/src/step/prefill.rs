@@ -53,9 +53,9 @@ impl Lengths {
         }
     }
 
-    /// Nothing is launched.
-    pub fn are_nothing(&self, problem: &Problem) -> bool {
-        self.rows == 0 || (problem.is_chunked() && self.total == 0)
+    /// Nothing is launched: there is no row. One without tokens may carry its state to another slot.
+    pub fn are_nothing(&self) -> bool {
+        self.rows == 0
     }
 }
 

@@ -804,3 +804,10 @@ pub mod float {
 pub(crate) use backend::load_time_constant;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use backend::load_time_constants;
+
+/// Says that the branch which calls it is taken rarely: what is behind it stays as likely, and is inlined as if it were not there.
+#[inline(always)]
+pub fn rarely() {
+    #[cfg(target_arch = "nvptx64")]
+    core::hint::cold_path();
+}

@@ -6,7 +6,8 @@
 //! Grid     [`Prepare`] x = n · unit + HV/H · h + r, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as a decode's
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state; of a preparation, a warp has 8 tokens
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
-//! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
+//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
+//!          tokens that are no row's is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
 use super::kda_recurrent::PerChannel;

@@ -11,8 +11,9 @@ use crate::device::warp::lane_id;
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
 use crate::recurrent::prepared::{FACTOR_BYTES, load_factors, load_key_and_query, store_factors};
-use crate::recurrent::tokens::{Gating, Run, Tokens};
+use crate::recurrent::tokens::{Gating, Run, Tokens, clear_rest};
 use crate::row::Row;
+use crate::state::{StateElement, Tile};
 use crate::step::{LayerParams, StepConstants};
 
 /// A block that has a tile of all value heads of a query/key head, alone or in a cluster of blocks with the other tiles. Its
@@ -152,6 +153,54 @@ impl<'a> Launch<'a> {
         unsafe { Drafts::load(self.c, self.params, &self.place, &self.walk, part) }
     }
 
+    /// Zeros for o of the tokens that are no row's: see [`clear_rest`].
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn clear_rest<W: Mtp>(&self) {
+        let (c, params, row) = (self.c, &self.params.step, self.row);
+        let (turn, threads) = ((row.b, params.rows), (thread_idx_x(), W::THREADS));
+        let at = |i: u32| {
+            let hv = row.value_head(c, i / W::TILE);
+            hv * c.o_head + row.tile * W::TILE + i % W::TILE
+        };
+        // SAFETY: the caller's promise.
+        unsafe { clear_rest(c, params, turn, threads, c.ratio * W::TILE, at) };
+    }
+
+    /// Of a row without tokens: the states and the windows of the block that it starts from are those that it leaves. Every
+    /// thread of the block calls it.
+    ///
+    /// # Safety
+    /// As [`Self::load_drafts`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn carry<W: Mtp, S: StateElement>(&self, v_last: bool) {
+        if !self.live {
+            return;
+        }
+        let (c, params, row, thread) = (self.c, self.params, self.row, thread_idx_x());
+        let tile = Tile::new(v_last, [W::K, W::V], (row.tile * W::TILE, W::TILE));
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut r = 0;
+            while r < c.ratio {
+                let of = (row.value_head(c, r), tile);
+                let slots = &self.place.slots;
+                slots.carry::<S>(c, &params.step, of, (thread, W::THREADS));
+                r += 1;
+            }
+            if self.place.carries_window(c, params) {
+                let mut i = thread;
+                while i < 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE {
+                    let drafts = self.load_drafts::<W>(i);
+                    drafts.carry(c, params, &self.place);
+                    i += W::THREADS;
+                }
+            }
+        }
+    }
+
     /// Leaves k, q and v of all tokens in shared memory, those of k and q in that of the whole cluster, and writes the
     /// windows; then waits for all of it. Every thread of the block calls it, with what it has loaded.
     ///
@@ -233,7 +282,7 @@ impl<'a> Launch<'a> {
         let mut tokens = self.new;
         let mut t = i;
         if let Some(previous) = self.previous
-            && (i < self.walk.kept || self.c.tokens == 0)
+            && (i < self.walk.kept || self.new.count == 0)
         {
             tokens = previous;
         } else {
@@ -288,6 +337,9 @@ impl<'a> Launch<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_scale<W: Mtp>(&self, n: u32) -> Scale {
         let c = self.c;
+        if c.tokens != 0 && self.new.count == 0 {
+            return Scale::NONE;
+        }
         let (t, r, v) = place_of::<W>(c, n);
         let t = self.new.start + self.new.nearest(t);
         let row = self.row.with_head(c, r % c.ratio);

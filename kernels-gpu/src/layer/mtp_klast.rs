@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 use super::mtp::{Launch, Mtp};
 use super::ring::Ring;
 use super::{Layered, position};
+use crate::device::rarely;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
@@ -132,8 +133,13 @@ impl<
         unsafe {
             Self::arrive(&c);
             let launch = Launch::load(&c, params, row);
-            if !launch.new.live {
+            launch.clear_rest::<Self>();
+            if !launch.new.live || launch.new.are_none(&c) {
+                rarely();
                 Self::meet();
+                if launch.new.live {
+                    launch.carry::<Self, S>(false);
+                }
                 return;
             }
             let slots = &launch.place.slots;
@@ -182,7 +188,7 @@ impl<
                 Some(previous) => {
                     kept = previous.count;
                     Self::prepare(&launch, (previous, 0), turn, share);
-                    if c.tokens != 0 {
+                    if launch.new.count != 0 {
                         let new = &launch.new;
                         let turn = Turn::load::<G, S, K>(&launch, new, group, share);
                         Self::prepare(&launch, (new, kept), turn, share);

@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 use super::mtp::{Launch, Mtp};
 use super::ring::Ring;
 use super::{Layered, warp_channels};
+use crate::device::rarely;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
@@ -143,8 +144,13 @@ impl<
         unsafe {
             Self::arrive(&c);
             let launch = Launch::load(&c, params, row);
-            if !launch.new.live {
+            launch.clear_rest::<Self>();
+            if !launch.new.live || launch.new.are_none(&c) {
+                rarely();
                 Self::meet();
+                if launch.new.live {
+                    launch.carry::<Self, S>(true);
+                }
                 return;
             }
             let slots = &launch.place.slots;

@@ -23,6 +23,12 @@ pub struct Scale {
 }
 
 impl Scale {
+    /// Of no token.
+    pub const NONE: Self = Self {
+        z: Raw([0]),
+        weight: Raw([0]),
+    };
+
     /// Of element `v` of the row's head, of token `t` of its tensor's row; nothing without a norm.
     ///
     /// # Safety
@@ -35,11 +41,7 @@ impl Scale {
         (t, v): (u32, u32),
     ) -> Self {
         if c.has_norm == 0 {
-            let none = Raw([0]);
-            return Self {
-                z: none,
-                weight: none,
-            };
+            return Self::NONE;
         }
         let token = t as u64 * c.z_token as u64 * bytes_of(c.z_element) as u64;
         let z = row.at(params.z, c.z_row, row.hv * c.z_head, v, c.z_element) + token;

@@ -550,6 +550,25 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn carry(launch: &Launch<'_, Self>) {
+        let (c, layer) = (&launch.c, &launch.around);
+        if !layer.place.carries_window(c, layer.params) {
+            return;
+        }
+        let walk = Walk::new(launch.row.b, None, &launch.tokens);
+        let (_, own) = layer.part;
+        let mut i = thread_idx_x();
+        while i < 2 * own + Self::TILE {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let drafts = Self::load_channel(launch, &walk, i, true);
+                drafts.carry(c, layer.params, &layer.place);
+            }
+            i += 32 * B::WARPS;
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(launch: &Launch<'_, Self>, (walk, drafts): (Walk, [Drafts; 2])) {
         let (c, layer) = (&launch.c, &launch.around);
         let (_, own) = layer.part;

@@ -238,6 +238,10 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         // SAFETY: the caller's promise.
         unsafe {
             let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+            if WALKS && params.first_piece == 0 {
+                let of_heads = (1, 0);
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, of_block, of_heads);
+            }
             let mut turn = of_block.b;
             let mut progress = chain::Progress::NONE;
             loop {
@@ -246,12 +250,16 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                     break;
                 }
                 let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
-                if span.count > 0 {
+                if span.live {
                     let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
                     let place = Place::load(&c, &params.layer, b);
                     if !place.live() {
                         if WALKS && params.first_piece == 0 {
                             chain.store_zeros(1);
+                        }
+                    } else if span.count == 0 {
+                        if WALKS && params.first_piece == 0 {
+                            chain.carry::<S>(&place, 1);
                         }
                     } else if chain.has_pieces() {
                         if WALKS {
@@ -271,7 +279,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     }
 }
 
-/// Rows of one token, beside a chain of longer ones: a block has a value head.
+/// Rows of one token, or none, beside a chain of longer ones: a block has a value head.
 ///
 /// It reads and writes nothing that the launches before it of the same prefill do, and ends behind them.
 pub struct Single<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
@@ -311,10 +319,15 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         unsafe {
             // Both at once: neither waits for the other.
             let (span, place) = (Span::load(&c, params, b), Place::load(&c, &params.layer, b));
+            let row = Row::of_head(&c, b, hv);
+            if params.has_singles == 0 {
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, row, (1, 0));
+            }
+            let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
             if span.count == 1 {
-                let row = Row::of_head(&c, b, hv);
-                let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
                 chain.with_inputs(&place).walk_single::<S>(&place);
+            } else if span.count == 0 && span.live && place.live() {
+                chain.carry::<S>(&place, 1);
             }
         }
         if b + 1 == params.rows && hv + 1 == grid_dim_x() {
@@ -363,11 +376,19 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 heads = 2;
                 row = row.with_head(&c, 2 * block_idx_x());
             }
+            if thread_idx_x() < 128 * GROUPS {
+                let of_heads = (heads, if heads > 1 { 2 * block_idx_x() } else { 0 });
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, row, of_heads);
+            }
             let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row);
             let Some((chain, place)) = block else {
                 return;
             };
-            if place.live() {
+            if chain.is_empty() {
+                if place.live() && thread_idx_x() < 128 * GROUPS {
+                    chain.carry::<S>(&place, heads);
+                }
+            } else if place.live() {
                 chain.walk_short::<S>(&place, heads);
             } else if thread_idx_x() < 128 * GROUPS {
                 chain.store_zeros(heads);
@@ -410,7 +431,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
                 let channel = block % blocks_of_row * THREADS + thread_idx_x();
                 let span = Span::load(&c, params, block / blocks_of_row);
                 let place = Place::load(&c, &params.layer, span.b);
-                let is_there = channel < channels && span.count > 0 && place.live();
+                let moves = span.count > 0 || place.carries_window(&c, &params.layer);
+                let is_there = channel < channels && span.live && place.live() && moves;
                 let mut last = windows::NONE;
                 if is_there {
                     last = windows::last(&c, params, &span, &place, channel);

@@ -4,8 +4,9 @@ use core::marker::PhantomData;
 
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{Gating, LaneGates, Tokens};
+use super::tokens::{Gating, LaneGates, Tokens, clear_rest_of_tile};
 use crate::device::float::fma;
+use crate::device::rarely;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
@@ -16,7 +17,7 @@ use crate::math::elements::{self, Raw, load};
 use crate::math::range::{tame, tame_values};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot_parts};
 use crate::row::Row;
-use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
+use crate::state::{Share, StateElement, Tile, check_k_last, lanes_of, widen_rows};
 use crate::step::{StepConstants, StepParams};
 
 /// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` of a block.
@@ -269,10 +270,19 @@ impl<
         unsafe {
             let slots = Slots::load(&c, params, row.b);
             let tokens = Tokens::new(&c, params, row);
+            clear_rest_of_tile(&c, params, (row, Self::TILE), THREADS);
             if !tokens.live {
                 return;
             }
             let mut live = slots.live(&c, params);
+            if tokens.are_none(&c) {
+                rarely();
+                let tile = Tile::new(false, [K, V], (row.tile * Self::TILE, Self::TILE));
+                if live {
+                    slots.carry::<S>(&c, params, (row.hv, tile), (thread_idx_x(), THREADS));
+                }
+                return;
+            }
             let mut earliest = tokens;
             if c.previous_tokens != 0 {
                 earliest = Tokens::previous(&c, params, row);
@@ -331,7 +341,7 @@ impl<
             let mut kept = 0;
             if c.previous_tokens != 0 {
                 kept = earliest.count;
-                if c.tokens != 0 {
+                if tokens.count != 0 {
                     let turn = Self::load_turn(&c, params, row, &tokens, share, first);
                     Self::prepare(&c, params, row, (&tokens, kept), turn, (share, first));
                 }

@@ -4,9 +4,12 @@ use core::marker::PhantomData;
 
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
+use super::tokens::{
+    Gating, RawGates, Tokens, clear_rest_of_tile, gate_row, load_a_log, load_beta,
+};
 use crate::constants::Element;
 use crate::device::float::fma;
+use crate::device::rarely;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
     store_shared_b64, store_shared_b128,
@@ -19,7 +22,7 @@ use crate::math::elements::{self, Raw, bytes_of, load, load_one};
 use crate::math::range::{SMALL, power_for, tame_values, times};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
+use crate::state::{FRAGMENT, Share, StateElement, Tile, check_v_last};
 use crate::step::{StepConstants, StepParams};
 
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes.
@@ -92,10 +95,20 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         unsafe {
             let slots = Slots::load(&c, params, row.b);
             let tokens = Tokens::new(&c, params, row);
+            clear_rest_of_tile(&c, params, (row, Self::COLUMNS), Self::THREADS);
             if !tokens.live {
                 return;
             }
             let mut live = slots.live(&c, params);
+            if tokens.are_none(&c) {
+                rarely();
+                let tile = Tile::new(true, [K, V], (share.first, Self::COLUMNS));
+                if live {
+                    let threads = (thread_idx_x(), Self::THREADS);
+                    slots.carry::<S>(&c, params, (row.hv, tile), threads);
+                }
+                return;
+            }
             let mut previous = tokens;
             let mut kept = 0;
             if c.previous_tokens != 0 {

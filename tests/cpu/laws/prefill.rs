@@ -105,10 +105,10 @@ fn go_on(mut problem: Problem, after: &Case) -> Problem {
     problem
 }
 
-/// The active rows, and their numbers.
+/// The active rows that have tokens, and their numbers.
 fn active(problem: &Problem) -> Vec<(usize, Row)> {
     let rows = of_problem(problem).into_iter().enumerate();
-    rows.filter(|(_, row)| row.live.is_some() && row.tokens.is_some())
+    rows.filter(|(_, row)| row.live.is_some() && len(row) > 0)
         .collect()
 }
 

@@ -35,8 +35,9 @@ use crate::layer::Place;
 use crate::math::elements;
 use crate::math::power::divided_long;
 use crate::recurrent::Gating;
+use crate::recurrent::tokens::clear_rest;
 use crate::row::Row;
-use crate::state::{Head, StateElement, is_live, slot_of};
+use crate::state::{Head, StateElement, Tile, is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Barrier of the first warpgroup; the others' follow.
@@ -199,7 +200,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// That of a block that has `row`, and where the row's states and windows are; nothing of one without tokens.
+    /// That of a block that has `row`, and where the row's states and windows are; nothing of one whose tokens are not where its
+    /// lengths say.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
@@ -214,11 +216,17 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             // Both at once: neither waits for the other.
             let span = Span::load(c, params, row.b);
             let place = Place::load(c, &params.layer, row.b);
-            if span.count == 0 {
+            if !span.live {
                 return None;
             }
             Some((Self::new(c, params, row, span).with_inputs(&place), place))
         }
+    }
+
+    /// Whether the row has no tokens.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn is_empty(&self) -> bool {
+        self.span.count == 0
     }
 
     /// Whether the row has pieces from the first one of this launch on.
@@ -485,6 +493,51 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             self.row.hv / c.h
         } else {
             self.row.hv % c.ratio
+        }
+    }
+
+    /// Zeros for o of the packed tokens that are no row's: see [`clear_rest`]. Of blocks that have `row`, and those of the same
+    /// tile of other rows' turns; with so many `heads` from that one on. Threads that have rows come.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn clear_rest(
+        c: &StepConstants,
+        params: &PrefillParams,
+        row: Row,
+        (heads, r): (u32, u32),
+    ) {
+        let width = 64 * GROUPS_OF_BLOCK;
+        let (turn, threads) = ((row.b, params.turns), (thread_idx_x(), Self::THREADS));
+        let at = |i: u32| {
+            let own = if heads > 1 {
+                row.with_head(c, r + i / width)
+            } else {
+                row
+            };
+            own.hv * c.o_head + own.tile * width + i % width
+        };
+        // SAFETY: the caller's promise.
+        unsafe { clear_rest(c, &params.layer.step, turn, threads, heads * width, at) };
+    }
+
+    /// Of a row without tokens that has a place: its state is what it ends with, of so many value heads from this one on. All
+    /// threads come that have rows.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; a block's rows of a state are its own.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn carry<S: StateElement>(&self, place: &Place, heads: u32) {
+        let width = 64 * GROUPS_OF_BLOCK;
+        let tile = Tile::new(V_LAST, [K, V], (self.row.tile * width, width));
+        let (step, threads) = (&self.params.layer.step, (thread_idx_x(), Self::THREADS));
+        let mut of = 0;
+        while of < heads {
+            let own = (self.of_head(of).row.hv, tile);
+            // SAFETY: the caller's promise.
+            unsafe { place.slots.carry::<S>(self.c, step, own, threads) };
+            of += 1;
         }
     }
 

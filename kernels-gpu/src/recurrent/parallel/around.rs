@@ -33,6 +33,12 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     /// The launch is of live tensors.
     unsafe fn load_scales(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) -> Self::Scales;
 
+    /// Of a row without tokens: what is kept besides states goes to where it is written. Workers call it, and nothing behind.
+    ///
+    /// # Safety
+    /// The row is live.
+    unsafe fn carry(launch: &Launch<'_, Self>);
+
     /// Where [`Self::makes`]: makes k, q and v, which are there after the next barrier of the workers.
     ///
     /// # Safety
@@ -88,6 +94,9 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_scales(_: &Launch<'_, Self>, _: &Worker<B, TILES16>) {}
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn carry(_: &Launch<'_, Self>) {}
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(_: &Launch<'_, Self>, (): ()) {}

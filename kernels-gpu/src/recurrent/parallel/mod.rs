@@ -16,13 +16,14 @@ pub(crate) use around::{Around, Plain};
 use core::marker::PhantomData;
 
 use crate::constants::Element;
+use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
-use crate::recurrent::tokens::Tokens;
+use crate::recurrent::tokens::{Tokens, clear_rest_of_tile};
 use crate::row::Row;
-use crate::state::{B16, StateElement};
+use crate::state::{B16, StateElement, Tile};
 use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
@@ -93,6 +94,8 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     }
     // SAFETY: the caller's promise.
     unsafe {
+        let tile = B::WARPS * B::ROWS;
+        clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
         let launch = Launch {
             around,
             tokens: Tokens::new(&c, params, row),
@@ -163,7 +166,7 @@ impl<A> Launch<'_, A> {
                 .map(|previous| load(previous, c.previous_tokens));
             let gates = load(tokens, tokens.count);
             A::meet(self);
-            if !self.live() {
+            if !self.live() || tokens.are_none(c) {
                 return;
             }
             let solve = |gates, set, count| {
@@ -224,6 +227,15 @@ impl<A> Launch<'_, A> {
                 return;
             }
             let (slots, head) = (self.around.slots(), (self.row.hv, [B::V, B::K]));
+            if tokens.are_none(c) {
+                rarely();
+                let width = B::WARPS * B::ROWS;
+                let tile = Tile::new(false, [B::K, B::V], (self.row.tile * width, width));
+                let threads = (thread_idx_x(), 32 * B::WARPS);
+                slots.carry::<B16>(c, self.params, (self.row.hv, tile), threads);
+                A::carry(self);
+                return;
+            }
             worker.copy_state(slots.start::<B16>(c, self.params, head), slots.is_fresh());
             // A resume, and accesses to states that are not wide, have no registers left for them meanwhile.
             let mut scales = None;
