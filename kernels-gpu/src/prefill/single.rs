@@ -11,7 +11,7 @@ use super::rows::Span;
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{load_shared_b32, store_shared_b32};
-use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load, load_one};
 use crate::math::gate;
@@ -389,12 +389,18 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
             (gate::exp(log), beta)
         };
         let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), sums, gates);
-        let (mut k, mut q) = (k.own::<K>(), q.own::<K>());
-        if c.l2norm != 0 && (powers[0] != 1.0 || powers[1] != 1.0) {
-            (k, q) = (times(k, powers[0]), times(q, powers[1]));
+        // One after the other: there are not registers for both.
+        let mut q = q.own::<K>();
+        if c.l2norm != 0 && powers[1] != 1.0 {
+            q = times(q, powers[1]);
+        }
+        let sq = products::<K, V_LAST>(s, &q);
+        sync_warp(FULL_MASK);
+        let mut k = k.own::<K>();
+        if c.l2norm != 0 && powers[0] != 1.0 {
+            k = times(k, powers[0]);
         }
         let sk = products::<K, V_LAST>(s, &k);
-        let sq = products::<K, V_LAST>(s, &q);
         let mut o = [0.0; 2];
         let mut half = 0;
         while half < 2 {
