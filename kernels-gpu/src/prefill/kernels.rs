@@ -249,6 +249,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 if b == NO_ROW {
                     break;
                 }
+                if WALKS && GROUPS == 1 {
+                    chain::Chain::<G, K, V, V_LAST, GROUPS>::keep_number(turn);
+                }
                 let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
                 if span.live {
                     let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
@@ -268,6 +271,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                             chain.copy::<S>(&place, &mut progress);
                         }
                     }
+                }
+                if WALKS && GROUPS == 1 {
+                    turn = chain::Chain::<G, K, V, V_LAST, GROUPS>::kept_number();
                 }
                 turn += params.turns;
             }

@@ -9,7 +9,7 @@
 //! The rule for a token depends on that token, on tokens before it and on the state before the chunk. So no output
 //! depends on later tokens.
 
-use super::{CHUNK, of_lane};
+use super::{CHUNK, anew, of_lane};
 use crate::device::float::{larger_f16x2, pack_f16x2};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
 use crate::math::power;
@@ -42,10 +42,11 @@ fn at_least(magnitudes: u32, least: u32) -> u32 {
     magnitudes.wrapping_add(both(0x8000 - least)) & SIGNS
 }
 
-/// The first of this lane's tokens 8 j and 8 j + 1, j = 0 .. 8, whose rows lane / 4 and lane / 4 + 8 it has.
+/// The first of this lane's tokens 8 j and 8 j + 1, j = 0 .. 8, whose rows lane / 4 and lane / 4 + 8 it has. All lanes of the
+/// warp come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn own_token() -> u32 {
-    lane_id() % 4 * 2
+    anew(lane_id()) % 4 * 2
 }
 
 /// Whether f16 holds the R of every token of the piece, of the warp's 16 rows; or whether [`first_outside`] has to look.
@@ -70,9 +71,10 @@ pub fn holds(r: &[u32; 16], count: u32) -> bool {
         mask *= 2;
     }
     if count < CHUNK {
+        let own = own_token();
         let mut j = 0;
         while j < 8 {
-            let token = 8 * j + own_token();
+            let token = 8 * j + own;
             tokens |= ((token >= count) as u32) << (15 - j);
             tokens |= ((token + 1 >= count) as u32) << (31 - j);
             j += 1;
@@ -113,7 +115,7 @@ fn largest_of_rows(o: [f32; 2], size: f32) -> u32 {
 /// none. All lanes of the warp come, and have the answer. `r` is as [`holds`] has it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn first_outside<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
-    let lane = lane_id();
+    let lane = anew(lane_id());
     let mut state = 0;
     let mut i = 0;
     while i < K as usize / 2 {
@@ -178,12 +180,13 @@ pub fn first_outside<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> 
     first
 }
 
-/// Zeros for the tokens from `first` on, of words that are as those of [`holds`].
+/// Zeros for the tokens from `first` on, of words that are as those of [`holds`]. All lanes of the warp come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clear_from(words: &mut [u32; 16], first: u32) {
+    let own = own_token();
     let mut j = 0;
     while j < 8 {
-        let token = 8 * j as u32 + own_token();
+        let token = 8 * j as u32 + own;
         let low = if token < first { 0xffff } else { 0 };
         let high = if token + 1 < first { 0xffff_0000 } else { 0 };
         words[2 * j] &= low | high;
@@ -210,7 +213,8 @@ pub fn holds_output(o: &[f32; 32], size: f32) -> bool {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32, f32)) -> u32 {
     const MOST: u32 = 65504.0f32.to_bits();
-    let token = |i: usize| 8 * (i as u32 / 2) + own_token() + i as u32 % 2;
+    let own = own_token();
+    let token = |i: usize| 8 * (i as u32 / 2) + own + i as u32 % 2;
     let mut first = first;
     let mut i = 0;
     while i < 16 {

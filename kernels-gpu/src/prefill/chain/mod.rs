@@ -382,6 +382,36 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         unsafe { load_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4) }
     }
 
+    /// Where a warp keeps a number while it walks, of a block of which one warpgroup does: where another's words would be.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn number() -> u32 {
+        Self::slot(STAGES) + 16 + thread_idx_x() / 32 * 4
+    }
+
+    /// Keeps it there, since there are not registers for it. All lanes come.
+    ///
+    /// # Safety
+    /// The warp walks.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn keep_number(number: u32) {
+        sync_warp(u32::MAX);
+        if lane_id() == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { store_shared_b32(Self::number(), number) };
+        }
+        sync_warp(u32::MAX);
+    }
+
+    /// The number.
+    ///
+    /// # Safety
+    /// The warp has kept it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn kept_number() -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { load_shared_b32(Self::number()) }
+    }
+
     /// Whether f16 holds the piece of all four warps.
     ///
     /// # Safety
@@ -398,7 +428,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     fn scales(&self, span: &Span, j: u32) -> u64 {
         let (c, of) = (self.c, (self.row.h, self.r()));
         let operands = Operands::new::<K, V>(c, self.params, G::PER_CHANNEL, span.unit(j), of);
-        let warp = self.row.tile * GROUPS_OF_BLOCK * 4 + thread_idx_x() / 32;
+        let warp = self.row.tile * GROUPS_OF_BLOCK * 4 + anew(thread_idx_x()) / 32;
         norm::scales_of(operands.scales, warp)
     }
 
@@ -413,10 +443,10 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         &self,
         o: &mut [f32; 32],
         span: &Span,
-        (j, i): (u32, u32),
+        (j, pieces): (u32, u32),
     ) {
         let size = norm::size(self.c);
-        let warp = thread_idx_x() / 32;
+        let warp = anew(thread_idx_x()) / 32;
         let (scales, shared) = if SHORT {
             (0, Self::scratch() + warp * norm::OF_WARP)
         } else {
@@ -425,7 +455,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         let mut scaled = CHUNK;
         // SAFETY: the caller's promise; a warp has its own words.
         unsafe {
-            let first = Self::told(i);
+            let first = Self::told(anew(pieces) % STAGES);
             if first < CHUNK || !range::holds_output(o, size) {
                 scaled = range::scale_output(o, size, first, |token, scale| {
                     if SHORT {

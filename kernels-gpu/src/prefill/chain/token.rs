@@ -5,7 +5,7 @@ use super::super::norm;
 use super::super::range;
 use super::super::rows::Span;
 use super::super::{CHUNK, anew, single, single_klast};
-use super::{Chain, Room};
+use super::{Chain, Room, STAGES};
 use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::global::{store_b16, store_b32};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
@@ -60,7 +60,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         }
     }
 
-    /// Works the tokens of piece `j`, which is in the `i`-th stage, one by one, where f16 does not hold them from the token on
+    /// Works the tokens of piece `j`, behind `pieces` of the block, one by one, where f16 does not hold them from the token on
     /// that the warp has told; and stores their o. All threads of the warpgroup come: the warps that have nothing to work convolve with
     /// the others.
     ///
@@ -71,7 +71,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     pub(super) unsafe fn advance_tokens<const SHORT: bool>(
         &self,
         s: &mut [f32; 64],
-        (j, i): (u32, u32),
+        (j, pieces): (u32, u32),
         tile: u32,
     ) {
         let (c, params) = (self.c, self.params);
@@ -95,7 +95,11 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     sync_barrier(Self::barrier(), 128);
                 }
                 // Read anew, for the same reason.
-                let first = if piece.count == 1 { 0 } else { Self::told(i) };
+                let first = if piece.count == 1 {
+                    0
+                } else {
+                    Self::told(anew(pieces) % STAGES)
+                };
                 if first < CHUNK {
                     let at = (self.own_row(), tile);
                     let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, token, s, at);
@@ -115,7 +119,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             }
             if SHORT && c.has_norm != 0 && Self::kept_span().piece(j).count > 1 {
                 let mut o = Self::stashed();
-                self.store_output::<SHORT>(&mut o, (j, i), tile);
+                self.store_output::<SHORT>(&mut o, (j, pieces), tile);
             }
         }
     }
@@ -183,7 +187,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         // SAFETY: the caller's promise; one lane of four has a row's o, and the same stores it.
         unsafe {
             if SHORT && c.has_norm != 0 {
-                if lane_id() % 4 == t % 8 / 2 {
+                if anew(lane_id()) % 4 == t % 8 / 2 {
                     let of = 4 * (t / 8) + t % 2;
                     store_shared_b32(Self::stash_of(of), o[0].to_bits());
                     store_shared_b32(Self::stash_of(of + 2), o[1].to_bits());

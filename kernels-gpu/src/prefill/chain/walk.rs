@@ -8,7 +8,7 @@ use super::super::range;
 use super::super::rows::long;
 use super::super::state::{load_carried, store_carried};
 use super::super::values;
-use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp};
+use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, anew, of_warp};
 use super::{Chain, Progress, STAGES};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
@@ -71,7 +71,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 }
                 wait_for_counter(Self::there(i), progress.pieces / STAGES);
                 let stage = Self::stage(i);
-                s = self.advance::<false>(s, (j, i), (stage, stage + Self::HEAD));
+                s = self.advance::<false>(s, (j, progress.pieces), (stage, stage + Self::HEAD));
                 let slot = self.brought_slot(i);
                 if !Self::FREES_LATE {
                     arrive_at_counter(Self::free(i));
@@ -118,7 +118,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         long(unsafe { load_shared_b64(Self::slot(i)) })
     }
 
-    /// The state after piece `j`, which is in the `i`-th stage. o of a row that is `SHORT` is normed here, of others behind the
+    /// The state after piece `j`, behind `pieces` of the block. o of a row that is `SHORT` is normed here, of others behind the
     /// launch.
     ///
     /// Rows of the state are independent of each other, so each warp decides for its 16 rows whether f16 holds the piece's
@@ -131,7 +131,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     pub(super) unsafe fn advance<const SHORT: bool>(
         &self,
         mut s: [f32; 64],
-        (j, i): (u32, u32),
+        (j, pieces): (u32, u32),
         (stage, head): (u32, u32),
     ) -> [f32; 64] {
         let tile = Self::tile(stage);
@@ -139,14 +139,14 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         unsafe {
             let piece = Self::kept_span().piece(j);
             if piece.count > 1 {
-                let mut products = self.multiply(&mut s, (piece.count, i), (stage, head, tile));
+                let mut products = self.multiply(&mut s, (j, pieces), (stage, head, tile));
                 sync_barrier(Self::barrier(), 128);
-                let all_hold = Self::all_hold(i);
+                let all_hold = Self::all_hold(anew(pieces) % STAGES);
                 if SHORT && self.c.has_norm != 0 && !all_hold {
                     // A norm wants o of all rows at once.
                     Self::stash(&products.o);
                 } else {
-                    self.store_output::<SHORT>(&mut products.o, (j, i), tile);
+                    self.store_output::<SHORT>(&mut products.o, (j, pieces), tile);
                 }
                 s = warpgroup::settle::<K>(products.s);
                 if all_hold {
@@ -155,7 +155,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 // Tokens from `first` on are stored again.
                 sync_barrier(Self::barrier(), 128);
             }
-            self.advance_tokens::<SHORT>(&mut s, (j, i), tile);
+            self.advance_tokens::<SHORT>(&mut s, (j, pieces), tile);
             if !SHORT {
                 // What was stored to the stage is before what is copied to it.
                 fence_shared();
@@ -164,7 +164,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         s
     }
 
-    /// The products of a piece of `count` tokens, which is in the `i`-th stage. The warp tells the first token that f16 does not
+    /// The products of piece `j`, behind `pieces` of the block. The warp tells the first token that f16 does not
     /// hold: from there on it has no o, and its state is that of before.
     ///
     /// # Safety
@@ -173,7 +173,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     unsafe fn multiply(
         &self,
         s: &mut [f32; 64],
-        (count, i): (u32, u32),
+        (j, pieces): (u32, u32),
         (stage, head, tile): (u32, u32, u32),
     ) -> Products {
         let c = self.c;
@@ -191,11 +191,12 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             rest_of(&mut r, 0, &values::of_tile(c, tile, 0), &of_keys, factors);
             rest_of(&mut r, 4, &values::of_tile(c, tile, 32), &of_keys, factors);
             let mut first = CHUNK;
+            let count = Self::kept_span().piece(j).count;
             if !range::holds(&r, count) {
                 first = range::first_outside::<K>(s, &r, count);
                 range::clear_from(&mut r, first);
             }
-            Self::tell(i, first);
+            Self::tell(pieces % STAGES, first);
             if first < CHUNK {
                 // The state stays.
             } else if G::PER_CHANNEL {
@@ -233,7 +234,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 j += 1;
             }
             // Read anew: there are not registers to keep it.
-            let first = Self::told(i);
+            let first = Self::told(anew(pieces) % STAGES);
             if first < CHUNK {
                 range::clear_from(&mut plain, first);
                 decayed = [0; 16];
@@ -248,7 +249,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         }
     }
 
-    /// Stores o of piece `j`, which is in the `i`-th stage. Nobody reads what is in the tile.
+    /// Stores o of piece `j`, behind `pieces` of the block. Nobody reads what is in the tile.
     ///
     /// # Safety
     /// The tensors of `params` are live.
@@ -256,7 +257,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     pub(super) unsafe fn store_output<const SHORT: bool>(
         &self,
         o: &mut [f32; 32],
-        (j, i): (u32, u32),
+        (j, pieces): (u32, u32),
         tile: u32,
     ) {
         let (c, params) = (self.c, self.params);
@@ -266,7 +267,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             let span = Self::kept_span();
             let piece = span.piece(j);
             if norm::is_left(c) {
-                self.scale_output::<SHORT>(o, &span, (j, i));
+                self.scale_output::<SHORT>(o, &span, (j, pieces));
             }
             if SHORT && c.has_norm != 0 {
                 let sums = if Self::CLUSTERED {
