@@ -423,7 +423,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         words == [CHUNK; 4]
     }
 
-    /// Where the warp leaves the scales of o of piece `j` in the workspace.
+    /// Where the warp leaves the scales of o of piece `j` in the workspace. All lanes come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn scales(&self, span: &Span, j: u32) -> u64 {
         let (c, of) = (self.c, (self.row.h, self.r()));

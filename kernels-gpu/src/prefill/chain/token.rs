@@ -198,8 +198,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             if norm::is_left(c) {
                 let (scaled, back) = range::scale_token(o, norm::size(c));
                 o = scaled.map(|o| norm::left_one(c, o));
+                let at = self.scales(&span, j) + 4 * t as u64;
                 if lane_id() == 0 {
-                    let at = self.scales(&span, j) + 4 * t as u64;
                     store_b32(at, back.to_bits());
                 }
             }
