@@ -390,14 +390,21 @@ impl Kind {
             (KdaLayerMtp, KLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_klast_f32_k64_tile16), (ANY, E::kda_layer_mtp_klast_f32_k64_tile64)],
             (KdaLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_bf16_k64_tile32), (ANY, E::kda_layer_mtp_vlast_bf16_k64_tile64)],
             (KdaLayerMtp, VLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_f32_k64_tile32), (ANY, E::kda_layer_mtp_vlast_f32_k64_tile64)],
+            (GdnLayerMtp, KLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (256, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
             (GdnLayerMtp, KLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
+            (GdnLayerMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 4 => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (256, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
             (GdnLayerMtp, KLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (2048, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
+            (GdnLayerMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(48, E::gdn_layer_mtp_vlast_bf16_k128_tile32), (256, E::gdn_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_bf16_k128_tile128)],
             (GdnLayerMtp, VLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_bf16_k128_tile128)],
+            (GdnLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (1024, E::gdn_layer_mtp_vlast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
             (GdnLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Each && self.tokens == 4 => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (256, E::gdn_layer_mtp_vlast_f32_k128_tile64), (16384, E::gdn_layer_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
             (GdnLayerMtp, VLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (2048, E::gdn_layer_mtp_vlast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
             (KdaLayerMtp, KLast, Bf16, [128, 128]) => &[(256, E::kda_layer_mtp_klast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_klast_bf16_k128_tile128)],
+            (KdaLayerMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
             (KdaLayerMtp, KLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
+            (KdaLayerMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::kda_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_vlast_bf16_k128_tile128)],
             (KdaLayerMtp, VLast, Bf16, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_vlast_bf16_k128_tile128)],
+            (KdaLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::kda_layer_mtp_vlast_f32_k128_tile64), (ANY, E::kda_layer_mtp_vlast_f32_k128_tile128)],
             (KdaLayerMtp, VLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_f32_k128_tile64), (ANY, E::kda_layer_mtp_vlast_f32_k128_tile128)],
             (GdnLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone)],
             (GdnLayerParallel(_), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (256, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128_alone)],
@@ -836,7 +843,12 @@ mod tests {
             })
             .flat_map(|kind| {
                 // Those that have a table of their own besides.
-                let others = [(8, Keeps::Last), (4, Keeps::Each), (8, Keeps::Each)];
+                let others = [
+                    (4, Keeps::Last),
+                    (8, Keeps::Last),
+                    (4, Keeps::Each),
+                    (8, Keeps::Each),
+                ];
                 let others = others.map(|(tokens, keeps)| Kind {
                     tokens,
                     keeps,
@@ -951,8 +963,13 @@ mod tests {
             ..MEASURED_ON
         };
         for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
-            let most = kind.max_heads().unwrap_or(8);
-            for ratio in [1, 2, most] {
+            // With many tokens a block has no room for the most heads.
+            let most = if kind.tokens > 1 {
+                None
+            } else {
+                kind.max_heads()
+            };
+            for ratio in [1, 2, most.unwrap_or(8)] {
                 let kind = Kind { ratio, ..kind };
                 let chunked = kind.operator.is_chunked();
                 // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
