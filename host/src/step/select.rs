@@ -964,12 +964,9 @@ mod tests {
         };
         for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
             // With many tokens a block has no room for the most heads.
-            let most = if kind.tokens > 1 {
-                None
-            } else {
-                kind.max_heads()
-            };
-            for ratio in [1, 2, most.unwrap_or(8)] {
+            let most = kind.max_heads().unwrap_or(8);
+            let most = if kind.tokens > 1 { 2 } else { most };
+            for ratio in [1, 2, most] {
                 let kind = Kind { ratio, ..kind };
                 let chunked = kind.operator.is_chunked();
                 // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
