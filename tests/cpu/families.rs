@@ -330,9 +330,10 @@ fn without_update_the_pool_is_only_read() {
     });
 }
 
-/// Packed rows without a token, or with too many, or of which the bounds are nowhere: not even o is touched.
+/// Packed rows without a token carry their states. Of rows with too many, or of which the bounds are nowhere, nothing is
+/// touched but o, which is zero for tokens of no row.
 #[test]
-fn rows_without_tokens_touch_nothing() {
+fn rows_without_tokens_write_what_they_start_from() {
     let mut families = Family::of_kernels();
     families.retain(|family| !family.decode);
     each(families, |turns, family| {
@@ -349,7 +350,12 @@ fn rows_without_tokens_touch_nothing() {
                 let case = problem.case(&spec.form);
                 turns.next(|backend| {
                     let after = backend.run(&case, None);
-                    assert!(after == case, "{cu_seqlens:?}: something was written");
+                    if cu_seqlens.is_sorted() {
+                        check(&case, &after);
+                    } else {
+                        assert!(after.state_bits() == case.state_bits(), "{cu_seqlens:?}");
+                        assert!(after.window_bits() == case.window_bits(), "{cu_seqlens:?}");
+                    }
                 });
             }
         }

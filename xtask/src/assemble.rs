@@ -130,7 +130,13 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
                 &substitute(text, &values(entry, profile)?),
                 architecture,
             );
-            usage.with_context(|| format!("{} for {architecture}, profile {profile}", entry.name()))
+            let usage = usage
+                .with_context(|| format!("{} for {architecture}, profile {profile}", entry.name()));
+            // The table comes when all are done, which takes a while.
+            if let Err(error) = &usage {
+                eprintln!("{error:#}");
+            }
+            usage
         })
         .collect();
 
