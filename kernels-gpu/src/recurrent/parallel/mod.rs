@@ -44,8 +44,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     type Constants = StepConstants;
     const BLOCK: u32 = 32 * (WARPS + 1);
     const TILES: u32 = V / (WARPS * Self::ROWS);
-    /// Of 160 threads three, with 128 registers each: a resume takes 160 and more where nothing bounds it, which is two.
-    const MIN_BLOCKS_PER_SM: u32 = 480 / Self::BLOCK;
+    const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
     const SHARED_BYTES: u32 = Map::<Self>::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::PARALLEL,
