@@ -423,7 +423,12 @@ impl<
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = V / Self::TILE;
-    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
+    /// KDA with blocks of 64 threads: the assembler takes 128 registers unasked, and asked to it spills.
+    const MIN_BLOCKS_PER_SM: u32 = if G::PER_CHANNEL && THREADS == 64 {
+        0
+    } else {
+        512 / THREADS
+    };
     const SHARED_BYTES: u32 = Self::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED,

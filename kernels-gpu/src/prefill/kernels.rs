@@ -249,7 +249,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 if b == NO_ROW {
                     break;
                 }
-                if WALKS && GROUPS == 1 {
+                if WALKS {
                     chain::Chain::<G, K, V, V_LAST, GROUPS>::keep_number(turn);
                 }
                 let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
@@ -272,7 +272,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                         }
                     }
                 }
-                if WALKS && GROUPS == 1 {
+                if WALKS {
                     turn = chain::Chain::<G, K, V, V_LAST, GROUPS>::kept_number();
                 }
                 turn += params.turns;

@@ -229,12 +229,23 @@ unsafe fn norms_of<const K: u32, const V_LAST: bool>(
             return warp_norms(times(k, of_k), times(q, of_q));
         }
         let lane = lane % (K / 8);
-        let both = |x: Source, by: f32| {
-            let (a, b) = (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane));
-            times([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], by)
-        };
-        norms(([both(k, of_k)], [both(q, of_q)]), K / 8)
+        let (k, q) = (
+            both_halves::<K>(k, lane, of_k),
+            both_halves::<K>(q, lane, of_q),
+        );
+        norms(([k], [q]), K / 8)
     }
+}
+
+/// The lane's channels of both halves, times `by`.
+///
+/// # Safety
+/// The token is there.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn both_halves<const K: u32>(x: Source<'_>, lane: u32, by: f32) -> [f32; 8] {
+    // SAFETY: the caller's promise.
+    let (a, b) = unsafe { (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane)) };
+    times([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], by)
 }
 
 /// The same with K = 96.
@@ -389,13 +400,15 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
             (gate::exp(log), beta)
         };
         let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), sums, gates);
-        // One after the other: there are not registers for both.
+        // One after the other: of more than 64 channels there are not registers for both.
         let mut q = q.own::<K>();
         if c.l2norm != 0 && powers[1] != 1.0 {
             q = times(q, powers[1]);
         }
         let sq = products::<K, V_LAST>(s, &q);
-        sync_warp(FULL_MASK);
+        if const { K > 64 } {
+            sync_warp(FULL_MASK);
+        }
         let mut k = k.own::<K>();
         if c.l2norm != 0 && powers[0] != 1.0 {
             k = times(k, powers[0]);

@@ -54,7 +54,7 @@ const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
 /// Of the slots that a copier brings, of checkpoints, one for each stage.
 const SLOT_BYTES: u32 = 8;
 const SLOTS_BYTES: u32 = STAGES * SLOT_BYTES;
-/// Of what warps tell each other of a piece, for each stage: a word for each of eight.
+/// Of what warps tell each other of a piece, for each stage: a word for each of eight. Behind these a word that each keeps.
 const WORDS_BYTES: u32 = 8 * 4;
 
 /// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
@@ -64,7 +64,8 @@ pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
 
 /// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens, the counters, the slots and the words.
 const fn header_bytes(sums: u32) -> u32 {
-    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + STAGES * WORDS_BYTES).next_multiple_of(128)
+    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + (STAGES + 1) * WORDS_BYTES)
+        .next_multiple_of(128)
 }
 
 /// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_bytes`].
@@ -382,10 +383,10 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         unsafe { load_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4) }
     }
 
-    /// Where a warp keeps a number while it walks, of a block of which one warpgroup does: where another's words would be.
+    /// Where a warp keeps a number while it walks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn number() -> u32 {
-        Self::slot(STAGES) + 16 + thread_idx_x() / 32 * 4
+        Self::slot(STAGES) + STAGES * WORDS_BYTES + thread_idx_x() / 32 * 4
     }
 
     /// Keeps it there, since there are not registers for it. All lanes come.
