@@ -648,7 +648,7 @@ mod tests {
     fn peers_are_shown_with_their_card_or_not_at_all() {
         let heads = [[16, 32], [32, 32]];
         let beside = table(&[row(0.0, 0.0)], heads);
-        assert!(beside.contains("| peer (H200) "), "{beside}");
+        assert!(beside.contains(" peer (H200) |"), "{beside}");
         let alone = Row {
             peer_us: None,
             peer: None,
