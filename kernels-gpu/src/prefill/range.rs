@@ -4,7 +4,7 @@
 //!
 //! The preparation bounds what the triangular system amplifies: Σ_s |T_ts| of a token times the scale of k is below
 //! [`MOST_GAIN`], or the token's factor of S k̂ᵀ is NaN ([`super::solve`]). So is R of that token then. With |R| below
-//! [`LARGEST`] neither δ nor what δ becomes for the state reaches 65,504.
+//! `LARGEST` neither δ nor what δ becomes for the state reaches 65,504.
 //!
 //! The rule for a token depends on that token, on tokens before it and on the state before the chunk. So no output
 //! depends on later tokens.
@@ -14,7 +14,7 @@ use crate::device::float::{larger_f16x2, pack_f16x2};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
 use crate::math::power;
 
-/// Most of Σ_s |T_ts| times half the scale of k: with [`LARGEST`], 768 · 40 · 2 < 65,504.
+/// Most of Σ_s |T_ts| times half the scale of k: with `LARGEST`, 768 · 40 · 2 < 65,504.
 pub const MOST_GAIN: f32 = 40.0;
 /// Most of the scales of k and q, without which their length is near 1. Their product bounds P: 64 · 512 < 65,504.
 pub const MOST_KEY: f32 = 64.0;
@@ -22,7 +22,7 @@ pub const MOST_KEY: f32 = 64.0;
 pub const MOST_QUERY: f32 = 512.0;
 /// Bits of the f16 768, the least |R| that is too large.
 const LARGEST: u32 = 0x6200;
-/// Bits of the f16 2⁻⁹. Tokens whose |R| is below in all rows are too small, if the state is [`SMALL_STATE`].
+/// Bits of the f16 2⁻⁹. Tokens whose |R| is below in all rows are too small, if the state is `SMALL_STATE`.
 const SMALLEST: u32 = 0x1800;
 /// A state without a larger element is small: where R is small too, nothing else of an output is not.
 const SMALL_STATE: f32 = 1.0 / 1024.0;

@@ -527,7 +527,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// Zeros for o of the packed tokens that are no row's: see [`clear_rest`]. Of blocks that have `row`, and those of the same
+    /// Zeros for o of the packed tokens that are no row's: see `clear_rest`. Of blocks that have `row`, and those of the same
     /// tile of other rows' turns; with so many `heads` from that one on. Threads that have rows come.
     ///
     /// # Safety
