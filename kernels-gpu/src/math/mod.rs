@@ -1,8 +1,7 @@
-//! What kernel bodies are made of: element conversion, gates, powers of two, reductions, vectors out of range.
+//! What kernel bodies are made of: element conversion, gates, powers of two, reductions.
 
 pub mod delta_rule;
 pub mod elements;
 pub mod gate;
 pub mod power;
-pub mod range;
 pub mod reduce;
