@@ -324,6 +324,13 @@ impl Problem {
         cu_seqlens.windows(2).map(row).collect()
     }
 
+    /// Whether row b, which has no tokens, writes the state that it starts from: not in place.
+    pub(crate) fn carries(&self, b: usize) -> bool {
+        let slot = |name| self.tensors.get(name).map(|slots| slots.to_i64()[b]);
+        let read = slot("read_slots").unwrap_or(b as i64);
+        self.is_fresh(b) || slot("write_slots").is_some_and(|write| write != read)
+    }
+
     /// Slots whose states row b writes, which is active and has that many tokens.
     pub(crate) fn written_slots(&self, b: usize, tokens: usize) -> Vec<usize> {
         if self.has_pending() && !self.stores_pending(b, tokens) {

@@ -25,7 +25,8 @@ impl Written {
         let [slots, channels, columns] = [0, 1, 2].map(|dim| problem.dim("conv_state", dim));
         let has_token_slots = problem.tensors.contains_key("token_slots");
         let mut written = Self {
-            tokens: vec![false; problem.dim("o", 0) * problem.dim("o", 1)],
+            // Those of no row and of inactive ones with zeros; without rows nothing is launched.
+            tokens: vec![!tokens.is_empty(); problem.dim("o", 0) * problem.dim("o", 1)],
             slots: vec![false; problem.dim("state", 0)],
             windows: match has_token_slots {
                 true => vec![false; slots * channels * columns],
@@ -38,9 +39,9 @@ impl Written {
             }),
         };
         for (b, tokens) in tokens.into_iter().enumerate() {
-            written.tokens[tokens.clone()].fill(true);
-            let is_empty = tokens.is_empty() && problem.has_new();
-            if is_empty || rows.inactive.iter().any(|row| row.row == b) {
+            let is_empty = tokens.is_empty() && problem.has_new() && !problem.has_previous();
+            let stays = is_empty && !problem.carries(b);
+            if stays || rows.inactive.iter().any(|row| row.row == b) {
                 continue;
             }
             for slot in problem.written_slots(b, tokens.len()) {

@@ -26,12 +26,13 @@ pub struct IndexReport {
     pub active: usize,
     /// Rows whose output is zero and whose states are not touched, each with the index that makes it so.
     pub inactive: Vec<InactiveRow>,
-    /// Rows without a token, packed ones or of a prefill, which touch nothing.
+    /// Rows without a token, packed ones or of a prefill, and without previous tokens: the state that they start from is that
+    /// which they end with. Where they read and write one slot, or keep states in token slots, they touch nothing.
     pub empty: usize,
     /// Entries of `token_slots` of active rows, or of their checkpoints' slots, that are out of range or the null slot,
     /// and skip a store.
     pub skipped_stores: usize,
-    /// Tokens of packed tensors behind the last row's, whose output is not written.
+    /// Tokens of packed tensors behind the last row's, whose output is zero.
     pub unused_tokens: usize,
 }
 

@@ -516,14 +516,16 @@ macro_rules! define_entries {
             }
 
             /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, which `makes_values` of
-            /// v or not: a multiple of 128. There are [`crate::prefill::units`].
-            pub const fn workspace_bytes_per_unit(self, ratio: u32, makes_values: bool) -> u32 {
+            /// v or not, and `leaves_o` in f16 for a norm or not: a multiple of 128. There are [`crate::prefill::units`].
+            pub const fn workspace_bytes_per_unit(self, ratio: u32, makes_values: bool, leaves_o: bool) -> u32 {
                 match self {
                     $(Entry::$symbol => {
                         let of_values = <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_OF_VALUES;
+                        let of_norm = <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_OF_NORM;
                         <kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES
                             + (<kernels::$operator::$body<$($parameter),*> as Kernel>::WORKSPACE_BYTES_PER_HEAD
-                                + of_values * makes_values as u32) * ratio
+                                + of_values * makes_values as u32
+                                + of_norm * leaves_o as u32) * ratio
                     })*
                 }
             }

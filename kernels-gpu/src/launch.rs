@@ -59,6 +59,8 @@ pub trait Kernel {
     const WORKSPACE_BYTES_PER_HEAD: u32 = 0;
     /// Bytes more of a value head where there are tiles of v ([`makes_values`](crate::step::StepConstants::makes_values)).
     const WORKSPACE_BYTES_OF_VALUES: u32 = 0;
+    /// Bytes more of a value head where o is left in f16 for a norm ([`crate::prefill::norm::is_left`]).
+    const WORKSPACE_BYTES_OF_NORM: u32 = 0;
     /// What an operator on states computes with it; nothing of other kernels.
     const COMPUTES: Option<Computes> = None;
 

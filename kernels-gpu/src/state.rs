@@ -447,6 +447,104 @@ impl Head {
     }
 }
 
+/// Pieces of a state that a thread has on their way at once.
+const COPIED: usize = 4;
+
+/// Elements `first` to `first + width` of V, with all of K: what a block has of a head's state.
+#[derive(Clone, Copy)]
+pub struct Tile {
+    /// `[V, K]` (K-last) or `[K, V]` (V-last).
+    pub shape: Shape,
+    v_last: bool,
+    first: u32,
+    width: u32,
+}
+
+impl Tile {
+    /// From element `first` of V on, `width` of them, a multiple of 8.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn new(v_last: bool, [k, v]: [u32; 2], (first, width): (u32, u32)) -> Self {
+        Self {
+            shape: if v_last { [k, v] } else { [v, k] },
+            v_last,
+            first,
+            width,
+        }
+    }
+
+    /// Element of the head's state that is number `i` of the tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn element(self, i: u32) -> u32 {
+        let [_, row] = self.shape;
+        if self.v_last {
+            i / self.width * row + self.first + i % self.width
+        } else {
+            self.first * row + i
+        }
+    }
+
+    /// Copies the tile from one state to another, bit for bit, or fills it with zeros where `fresh`. All threads that have the
+    /// tile call it, with their number and how many they are.
+    ///
+    /// # Safety
+    /// `to`, and `from` unless `fresh`, are states of live global memory that have no byte in common; no other thread touches
+    /// the tile in `to`, or writes it in `from`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn copy<S: StateElement>(
+        self,
+        (from, to): (Head, Head),
+        fresh: bool,
+        (thread, threads): (u32, u32),
+    ) {
+        let [rows, row] = self.shape;
+        let count = self.width * if self.v_last { rows } else { row };
+        let elements = if to.wide { S::PIECE } else { 1 };
+        let mut first = thread * elements;
+        while first < count {
+            let mut raw = [[0; 4]; COPIED];
+            let place = |i: usize| {
+                let at = first + i as u32 * threads * elements;
+                ((self.element(at) * S::BYTES) as u64, at < count)
+            };
+            let mut i = 0;
+            while i < COPIED && !fresh {
+                let (byte, is_there) = place(i);
+                let address = from.address + byte;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if to.wide {
+                        raw[i] = global::load_state_b128(address, is_there);
+                    } else if S::BYTES == 4 {
+                        raw[i][0] = global::load_state_b32(address, is_there);
+                    } else {
+                        raw[i][0] = global::load_state_b16(address, is_there) as u32;
+                    }
+                }
+                i += 1;
+            }
+            i = 0;
+            while i < COPIED {
+                let (byte, is_there) = place(i);
+                let address = to.address + byte;
+                if is_there {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        if to.wide {
+                            global::store_state_b128(address, raw[i]);
+                        } else if S::BYTES == 4 {
+                            global::store_state_b32(address, raw[i][0]);
+                        } else {
+                            global::store_state_b16(address, raw[i][0] as u16);
+                        }
+                    }
+                }
+                i += 1;
+            }
+            first += COPIED as u32 * threads * elements;
+        }
+    }
+}
+
 /// Four bytes of a state that is aligned to its elements only; undefined unless `live`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_word<S: StateElement>(address: u64, live: bool) -> u32 {

@@ -55,10 +55,10 @@ pub struct StepParams {
     pub read_pool_slots: u32,
     /// P of `write_pool`.
     pub write_pool_slots: u32,
-    /// Tokens of `q`'s `[1, total, …]`, where there are `cu_seqlens`.
+    /// Tokens of `o`'s `[1, total, …]`, where there are `cu_seqlens`.
     pub total_tokens: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// B, where there are `cu_seqlens`.
+    pub rows: u32,
     /// `[B]`: where it is not 0, the row starts from zeros.
     pub fresh: u64,
 }
@@ -156,7 +156,7 @@ pub struct PrefillParams {
 pub struct DeferredParams {
     /// Of a flush, without tokens.
     pub layer: LayerParams,
-    /// `[P, H, R, K]`, written: k as it came.
+    /// `[P, H, R, K]`, written: k as it came; times a power of two where Σk² is beyond f32 and k is normalised.
     pub keys: u64,
     /// `[P, HV, R, V]`, f32, written: δ of a key of length 1, divided by the length of k.
     pub updates: u64,

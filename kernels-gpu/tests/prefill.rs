@@ -40,6 +40,8 @@ struct Case {
     take: Option<Vec<usize>>,
     /// A token whose k is NaN.
     poison: Option<usize>,
+    /// Tokens whose v is so many times as large.
+    scaled: Vec<(std::ops::Range<usize>, f64)>,
     /// What is launched instead, where rows have one token.
     decode: Option<Entry>,
     /// W of a convolution; 0: none.
@@ -196,6 +198,7 @@ impl Case {
             value: 1.0,
             take: None,
             poison: None,
+            scaled: Vec::new(),
             decode: None,
             taps: 0,
             norm: false,
@@ -305,9 +308,13 @@ impl Case {
         if let Some(token) = self.poison {
             ks[token * self.heads * k_dim] = f64::NAN;
         }
-        let vs = draw(drawn * value_heads * v_dim, &mut |r| {
+        let mut vs = draw(drawn * value_heads * v_dim, &mut |r| {
             self.value * r.normal()
         });
+        for (tokens, factor) in &self.scaled {
+            let of = tokens.start * value_heads * v_dim..tokens.end * value_heads * v_dim;
+            vs[of].iter_mut().for_each(|v| *v *= factor);
+        }
         let decays = if self.per_channel() { k_dim } else { 1 };
         let gs = draw(drawn * value_heads * decays, &mut |r| self.decay(r));
         let bs = draw(drawn * value_heads, &mut |r| {
@@ -338,7 +345,11 @@ impl Case {
         let mut v = Tensor::new(self.element, &vs);
         let mut g = Tensor::new(Element::F32, &gs);
         let mut b = Tensor::new(Element::F32, &bs);
-        let mut o = Tensor::new(self.element, &vec![f64::NAN; total * value_heads * v_dim]);
+        let of_token = value_heads * v_dim;
+        let mut o = Tensor::new(
+            self.element,
+            &vec![f64::NAN; (total + self.spare) * of_token],
+        );
         let mut pool = Tensor::new(computes.state, &states);
         let before = pool.values();
         let mut seqlens = vec![0i32];
@@ -361,10 +372,11 @@ impl Case {
         let has_positions = self.positions.is_some();
         let most = (total + self.spare) as u64;
         let units = units(most, rows as u64, has_positions);
-        let bytes = u64::from(
-            self.prepare()
-                .workspace_bytes_per_unit(self.ratio as u32, true),
-        ) * self.heads as u64
+        let bytes = u64::from(self.prepare().workspace_bytes_per_unit(
+            self.ratio as u32,
+            true,
+            true,
+        )) * self.heads as u64
             * units
             + match self.edges[..] {
                 [] => 0,
@@ -385,7 +397,7 @@ impl Case {
         (step.read_slots, step.write_slots) = (at(read.as_mut_ptr()), at(write.as_mut_ptr()));
         step.fresh = at(fresh.as_mut_ptr());
         step.cu_seqlens = seqlens.as_mut_ptr().expose_provenance() as u64;
-        step.total_tokens = most as u32;
+        (step.total_tokens, step.rows) = (most as u32, rows as u32);
         params.tokens = match is_short(self.entry) {
             true => 64,
             false => u32::MAX,
@@ -714,12 +726,14 @@ impl Done {
                         }
                     }
                 }
-                if live && length > 0 {
+                if live {
                     store(&mut pool, write, &s);
                 }
             }
             first += length;
         }
+        // Those that are no row's.
+        o[first * value_heads * v_dim..].fill(0.0);
         (o, pool)
     }
 
@@ -807,35 +821,47 @@ impl Done {
                     due += 1;
                 }
             }
-            if length > 0 {
-                leave(first + length, case.write[row] as usize);
-            }
+            leave(first + length, case.write[row] as usize);
             first += length;
         }
         assert_eq!(self.windows, truth);
     }
 
+    /// The largest error of o of a token and value head, as a part of the truth, but of those tokens.
+    fn error_of_tokens(&self, but: std::ops::Range<usize>) -> f64 {
+        let (value_heads, _, v_dim) = self.case.dims();
+        let (truth, size) = (self.truth().0, value_heads * v_dim);
+        let off = |t: usize| {
+            let heads = (t * size..(t + 1) * size).step_by(v_dim);
+            heads.map(|at| error(&self.o[at..at + v_dim], &truth[at..at + v_dim]))
+        };
+        let tokens = (0..truth.len() / size).filter(|t| !but.contains(t));
+        tokens.flat_map(off).fold(0.0, f64::max)
+    }
+
     /// Errors of o and of states, root mean squares, each of that of the truth.
     fn errors(&self) -> [f64; 2] {
         let (o, pool) = self.truth();
-        let error = |got: &[f64], truth: &[f64]| {
-            let (mut error, mut size) = (0.0, 1e-60);
-            for (got, truth) in got.iter().zip(truth) {
-                if got.is_nan() && truth.is_nan() {
-                    continue;
-                }
-                let square = (got - truth) * (got - truth);
-                error += if square.is_nan() {
-                    f64::INFINITY
-                } else {
-                    square
-                };
-                size += truth * truth;
-            }
-            (error / size).sqrt()
-        };
         [error(&self.o, &o), error(&self.pool, &pool)]
     }
+}
+
+/// The root mean square of what results are off by, of that of the truth.
+fn error(got: &[f64], truth: &[f64]) -> f64 {
+    let (mut error, mut size) = (0.0, 1e-90);
+    for (got, truth) in got.iter().zip(truth) {
+        if got.is_nan() && truth.is_nan() {
+            continue;
+        }
+        let square = (got - truth) * (got - truth);
+        error += if square.is_nan() {
+            f64::INFINITY
+        } else {
+            square
+        };
+        size += truth * truth;
+    }
+    (error / size).sqrt()
 }
 
 const KLAST: Entry = Entry::gdn_prefill_chain_klast_f32_k128_tile128;
@@ -1275,6 +1301,85 @@ fn prompts_cut_at_multiples_of_64_keep_every_bit() {
         let part = check("part", &cut(&whole, &[length]));
         assert_eq!(state(&part, 0), state(&done, slot), "{length} tokens");
         assert_eq!(part.o[..], done.o[..part.o.len()], "{length} tokens");
+    }
+}
+
+/// What f16 does not hold is worked in f32: large and small values, of all tokens and of some, with a norm behind the
+/// launch or in it.
+#[test]
+fn any_magnitude() {
+    let short = Entry::gdn_prefill_short_klast_f32_k128_tile128;
+    let kda = Entry::kda_prefill_chain_vlast_f32_k64_tile64;
+    for (entry, value, taps, norm) in [
+        (KLAST, 1e-30, 0, false),
+        (KLAST, 1e30, 0, false),
+        (KLAST, 1e-5, 0, true),
+        (KLAST, 1e5, 4, true),
+        (short, 1e-8, 0, false),
+        (short, 1e9, 0, true),
+        (
+            Entry::gdn_prefill_chain_klast_f32_k96v192_tile64,
+            1e6,
+            0,
+            true,
+        ),
+        (kda, 1e-6, 0, false),
+        (kda, 1e12, 0, true),
+        (KDA, 1e5, 4, false),
+    ] {
+        let case = Case {
+            ratio: 1,
+            value,
+            taps,
+            norm,
+            ..Case::new(entry, if is_short(entry) { &[40] } else { &[66] })
+        };
+        check(
+            &format!("{} of {value:e}, {taps} taps, norm: {norm}", entry.name()),
+            &case,
+        );
+    }
+}
+
+/// o of a token has the same bits whatever comes behind it; and is as near the truth however small it is beside that.
+#[test]
+fn later_tokens_change_no_earlier_ones() {
+    for (entry, norm) in [
+        (Entry::gdn_prefill_chain_klast_f32_k128_tile64, false),
+        (Entry::kda_prefill_chain_klast_f32_k64_tile64, true),
+        (Entry::gdn_prefill_short_vlast_f32_k64_tile64, true),
+        (Entry::kda_prefill_short_klast_f32_k128_tile128, false),
+    ] {
+        let case = Case {
+            ratio: 1,
+            norm,
+            ..Case::new(entry, &[40])
+        };
+        let clean = check(entry.name(), &case);
+        let before = 17 * clean.o.len() / 40;
+        for factor in [1e6, 1e-8, f64::INFINITY, f64::NAN] {
+            let scaled = vec![(17..18, factor)];
+            let done = Case {
+                scaled,
+                ..case.clone()
+            }
+            .run()
+            .unwrap();
+            let what = format!("{}, v times {factor}", entry.name());
+            same_bits(&what, &done.o[..before], &clean.o[..before]);
+            if factor.is_finite() {
+                let off = done.error_of_tokens(0..0);
+                assert!(off < 1e-2, "{what}: {off:e}");
+            }
+        }
+        // Small ones first, of a row that begins with zeros.
+        let case = Case {
+            scaled: vec![(0..20, 1e-9)],
+            fresh: Some(vec![1]),
+            ..case
+        };
+        let off = case.run().unwrap().error_of_tokens(0..0);
+        assert!(off < 1e-2, "{}, small ones first: {off:e}", entry.name());
     }
 }
 

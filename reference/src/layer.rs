@@ -61,7 +61,8 @@ pub struct Pools<'a> {
 /// What a launch leaves behind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerOutput {
-    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows, NaN where nothing is written.
+    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows and tokens of no row, NaN where nothing is
+    /// written.
     pub o: Vec<f64>,
     /// All states that may be written, afterwards.
     pub states: Vec<f64>,
@@ -75,13 +76,13 @@ pub struct LayerOutput {
 
 /// Runs a layer step.
 ///
-/// A row's window becomes the last W − 1 inputs of it and the row's tokens, or, with previous tokens, of it and those
+/// A row's window becomes the last W − 1 inputs of it and the row's tokens, if any, or, with previous tokens, of it and those
 /// that are kept, after which the new tokens are convolved. It is written where the state after these tokens is, and
 /// not where that is not.
 ///
 /// With token slots it lies in the slot of the row's first token, which makes the row inactive where it is dead in either
 /// pool. Of the row's n tokens that slot then has the window without its oldest input, and their n inputs; what is behind
-/// these stays. So the window after any of them is there, for the step that says how many were accepted.
+/// these stays; without tokens all stays. So the window after any of them is there, for the step that says how many were accepted.
 ///
 /// # Errors
 /// Those of [`recurrent`](crate::recurrent::recurrent); a length that contradicts the shape, and parts that contradict
@@ -175,7 +176,8 @@ impl Layer<'_> {
             rows.filter(|row| live(row.b))
         };
         if let (Some(convolved), Some(projection)) = (&mut convolved, &self.projection) {
-            for row in active() {
+            let in_place = pools.write_windows.is_none();
+            for row in active().filter(|row| !(in_place && row.stays())) {
                 convolved.fill(projection, step, row, pools.windows.unwrap_or_default())?;
             }
         }
@@ -445,6 +447,9 @@ impl Convolved {
             self.windows[slot(slot_of)].copy_from_slice(&after);
         }
         if let Some((slot, _)) = row.wide_window {
+            if row.tokens.is_empty() {
+                return Ok(());
+            }
             // All inputs but the oldest.
             for c in 0..conv.channels {
                 let channel = &mut self.windows[(slot * conv.channels + c) * self.columns..];
@@ -452,7 +457,7 @@ impl Convolved {
                     channel[i - 1] = conv.input(&window, x, c, i);
                 }
             }
-        } else if let Some(&Some(end)) = row.stores.last() {
+        } else if let Some(end) = row.end.or(row.stores.last().copied().flatten()) {
             let after = window_after(conv, &window, x, row.tokens.len())?;
             self.windows[slot(end)].copy_from_slice(&after);
         }

@@ -164,6 +164,46 @@ fn zero_queries_and_keys() {
     });
 }
 
+/// Of k and q of elements of 1e38, of 1e19 and of 1e-20 beside usual ones what is normalised is right.
+#[test]
+fn queries_and_keys_beyond_the_squares_of_f32() {
+    each(Family::of_kernels(), |turns, family| {
+        for previous in [None, Some(2)] {
+            if family.decode && previous.is_some() {
+                continue;
+            }
+            let spec = Spec {
+                magnitude: Magnitude::Extreme,
+                seed: 5,
+                previous,
+                ..Spec::plain(family)
+            };
+            check_in_turn(turns, &spec.case(), None);
+        }
+    });
+}
+
+/// Of an o of elements of about 1e25 the norm is right.
+#[test]
+fn outputs_beyond_the_squares_of_f32_are_normed() {
+    each(Family::of_kernels(), |turns, family| {
+        if !family.layer {
+            return;
+        }
+        let spec = Spec {
+            batch: 1,
+            conv: None,
+            ..Spec::plain(family)
+        };
+        let problem = spec.problem().each(|name, array| {
+            if ["v", "pool"].contains(&name) {
+                array.values.iter_mut().for_each(|value| *value *= 1e25);
+            }
+        });
+        check_in_turn(turns, &problem.case(&spec.form), None);
+    });
+}
+
 /// Many inactive rows among few live ones, all kinds of indices.
 #[test]
 fn inactive_rows() {
@@ -290,9 +330,10 @@ fn without_update_the_pool_is_only_read() {
     });
 }
 
-/// Packed rows without a token, or with too many, or of which the bounds are nowhere: not even o is touched.
+/// Packed rows without a token carry their states. Of rows with too many, or of which the bounds are nowhere, nothing is
+/// touched but o, which is zero for tokens of no row.
 #[test]
-fn rows_without_tokens_touch_nothing() {
+fn rows_without_tokens_write_what_they_start_from() {
     let mut families = Family::of_kernels();
     families.retain(|family| !family.decode);
     each(families, |turns, family| {
@@ -309,7 +350,12 @@ fn rows_without_tokens_touch_nothing() {
                 let case = problem.case(&spec.form);
                 turns.next(|backend| {
                     let after = backend.run(&case, None);
-                    assert!(after == case, "{cu_seqlens:?}: something was written");
+                    if cu_seqlens.is_sorted() {
+                        check(&case, &after);
+                    } else {
+                        assert!(after.state_bits() == case.state_bits(), "{cu_seqlens:?}");
+                        assert!(after.window_bits() == case.window_bits(), "{cu_seqlens:?}");
+                    }
                 });
             }
         }

@@ -7,7 +7,7 @@ use gated_delta_kernels::for_each_entry;
 use gated_delta_test_support::compare::check_everywhere;
 use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::Change;
-use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
+use gated_delta_test_support::spec::{ConvChoice, Family, Magnitude, NormChoice, Spec};
 
 /// GDN's, and the windows of both.
 mod gdn {
@@ -63,6 +63,27 @@ fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
             beta.values.fill(2.0);
         });
         check_everywhere(&reflected.case(&spec.form), None);
+    }
+}
+
+/// Of k and q of elements of 1e38, of 1e19 and of 1e-20 beside usual ones what is normalised is right, in pieces and in rows of
+/// one token.
+#[test]
+fn queries_and_keys_beyond_the_squares_of_f32() {
+    for family in Family::prefills() {
+        if family.state != DType::F32 || family.dim == 128 {
+            continue;
+        }
+        for tokens in [70, 1] {
+            let spec = Spec {
+                batch: 1,
+                tokens,
+                heads: 1,
+                magnitude: Magnitude::Extreme,
+                ..Spec::plain(family)
+            };
+            check_everywhere(&spec.case(), None);
+        }
     }
 }
 

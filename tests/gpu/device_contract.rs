@@ -197,6 +197,13 @@ fn what_the_simulator_computes_is_right() {
         }
         let half = |x: f32| f16::from_f32(x).to_f64();
         let products = [half(x) * half(x), half(-x) * 1.5].map(f16::from_f64);
+        let larger = [half(x).abs(), half(x).abs().max(1.5)].map(f16::from_f64);
+        let name = "larger_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))";
+        let got = row(name)[id];
+        for (i, right) in larger.into_iter().enumerate() {
+            let right = if x.is_nan() { 0x7fff } else { right.to_bits() };
+            assert_eq!((got >> (16 * i)) as u16, right, "{name} of {x}");
+        }
         let name = "multiply_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))";
         let got = row(name)[id];
         for (i, right) in products.into_iter().enumerate() {

@@ -183,21 +183,17 @@ fn every_way_of_keeping_states_meets_the_reference() {
 }
 
 #[test]
-fn rows_that_touch_nothing_leave_everything_as_it_was() {
+fn rows_that_touch_nothing_leave_everything_but_o_as_it_was() {
     let folder = folder();
     let no_row = packed(mtp(), &[0, 3, 3]).with_metadata("snapshots", "true");
     let (out, stdout) = judged(&folder, "tokens of no row", &no_row);
-    for line in [
-        "o, other tokens",
-        "snapshots, other steps",
-        "state, other slots",
-    ] {
+    for line in ["snapshots, other steps", "state, other slots"] {
         assert!(stdout.contains(line), "{line} in {stdout}");
     }
     let token = 2 * 128;
     let o = out.floats("o");
     assert!(o[..3 * token].iter().all(|o| o.is_finite()));
-    assert!(o[3 * token..].iter().all(|o| o.is_nan()));
+    assert!(o[3 * token..].iter().all(|o| *o == 0.0));
 
     let (out, _) = judged(&folder, "keep out of range", &resume(&[5, -1]));
     assert!(out.floats("o").iter().all(|o| *o == 0.0));

@@ -328,7 +328,7 @@ impl Case {
     pub fn workspace_elements(&self) -> usize {
         self.kind.prepare().map_or(0, |prepare| {
             let (h, hv) = self.heads();
-            let of_unit = prepare.workspace_bytes_per_unit((hv / h) as u32, true) as usize;
+            let of_unit = prepare.workspace_bytes_per_unit((hv / h) as u32, true, true) as usize;
             let tokens: usize = self.token_dims().iter().product();
             let units = units(tokens as u64, ROWS as u64, false) as usize;
             (units * h * of_unit).div_ceil(4)

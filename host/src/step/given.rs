@@ -72,7 +72,10 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
             given.give(Argument::CuSeqlens, &packed.cu_seqlens);
             given.request.max_tokens = packed.max_tokens;
             let total = self.o.dims().get(1).map_or(0, |&total| total as u32);
-            given.request.params.step.total_tokens = total;
+            let bounds = packed.cu_seqlens.dims().first();
+            let rows = bounds.map_or(0, |&bounds| bounds.saturating_sub(1) as u32);
+            let step = &mut given.request.params.step;
+            (step.total_tokens, step.rows) = (total, rows);
         }
         if let Some(checkpoints) = &self.checkpoints {
             given.give(Argument::CheckpointSlots, &checkpoints.slots);

@@ -279,7 +279,7 @@ impl Library {
         };
         self.check_memory(&tensors, |name| request.writes(&problem, name))?;
         problem.check_workspace(&lengths, request.get(Argument::Workspace))?;
-        if lengths.are_nothing(&problem) {
+        if lengths.are_nothing() {
             return Ok(());
         }
         let on_gpu = self.context().is_some();

@@ -134,7 +134,11 @@ pub type KdaCommit<'a> = Commit<'a, KdaGates<'a>>;
 /// not 16-byte aligned are taken, by a narrower path.
 ///
 /// A row is inactive where one of its indices is out of range or the null slot: its part of `o` is zero, and it
-/// touches no state. A packed row without a token, or one whose bounds are out of range, touches nothing at all.
+/// touches no state. One whose bounds are out of range touches nothing at all, not even its part of `o`.
+///
+/// A row without a token ends with the state that it starts from, zeros where it is fresh: bit for bit it goes to the slot that the
+/// row writes, and its window with it, unless that is the slot it is in; with previous tokens the kept ones are committed, and with
+/// token slots it touches nothing. `o` of packed tokens before the first bound and behind the last one is zero.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step<'a, G> {

@@ -129,11 +129,10 @@ pub enum Formulation {
     /// GPU of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a
     /// [workspace](super::Step::workspace).
     ///
-    /// Within a piece products are of f16, summed in f32: what the recurrence gives in f32, but for 1e-3 of the norms of q̂ and
-    /// of the state, and not its bits. Where what tokens add to a state cancels, as with keys that resemble each other, β near
-    /// 2 and no decay, it is 1e-3 of what is added up, and up to 2.8e-1 of the state where one key is repeated. |S|, |v| and
-    /// |v − S k̂| have to be below 65,504: beyond that the piece and the state become NaN, earlier tokens of the piece too. What
-    /// is below 2⁻¹⁴ loses bits. Such input wants one of the other formulations.
+    /// Within a piece products are of f16, summed in f32: finite input gives what the recurrence gives in f32, but for 1e-3 of
+    /// the norms of q̂ and of the state, and not its bits. Where what tokens add to a state cancels, as with keys that resemble
+    /// each other, β near 2 and no decay, it is 1e-3 of what is added up. An output depends on no
+    /// later token, unless there is a NaN in that one's own inputs.
     ///
     /// Pieces end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)), states
     /// between them are f32, and a piece of one token has the bits of a decode of f32 states. So a prompt that is cut

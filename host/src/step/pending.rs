@@ -24,7 +24,8 @@ const ALIGNMENT: usize = 16;
 /// Tokens whose outputs are done and that are not in the states of their slots yet: a ring of R entries for every slot, and
 /// how many of them each row has.
 ///
-/// A token leaves (k, u, log α), with which S ← S diag(α) + u kᵀ: k as it came, or as the convolution made it,
+/// A token leaves (k, u, log α), with which S ← S diag(α) + u kᵀ: k as it came, or as the convolution made it (times a power of
+/// two, where it is normalised and f32 does not hold Σk²),
 /// u = δ · rsqrt(Σk² + 1e-6) (u = δ where keys are not normalised), δ = β (v − S k̂). Slots are those of the states. What is
 /// not pending may be anything, NaN too.
 ///

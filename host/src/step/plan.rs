@@ -212,7 +212,7 @@ impl Plan {
         rows: u32,
     ) -> Result<(), Error> {
         let lengths = request.lengths_of(rows);
-        if lengths.are_nothing(&self.problem) {
+        if lengths.are_nothing() {
             return Ok(());
         }
         let params = request.prefill_params(*request.params());

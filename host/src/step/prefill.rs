@@ -1,6 +1,7 @@
 //! What a prefill has besides: lengths that are no constants, positions, checkpoints, a workspace.
 
 use bytemuck::Zeroable;
+use gated_delta_kernels::prefill::norm::is_left;
 use gated_delta_kernels::prefill::workspace::carried_bytes;
 use gated_delta_kernels::prefill::{ALL_PIECES, CHUNK, units};
 use gated_delta_kernels::step::{LayerParams, PrefillParams};
@@ -52,9 +53,9 @@ impl Lengths {
         }
     }
 
-    /// Nothing is launched.
-    pub fn are_nothing(&self, problem: &Problem) -> bool {
-        self.rows == 0 || (problem.is_chunked() && self.total == 0)
+    /// Nothing is launched: there is no row. One without tokens may carry its state to another slot.
+    pub fn are_nothing(&self) -> bool {
+        self.rows == 0
     }
 }
 
@@ -328,8 +329,8 @@ impl Problem {
             false => None,
         };
         prepare.map_or(0, |prepare| {
-            let of_unit = prepare
-                .workspace_bytes_per_unit(self.constants.ratio, self.constants.makes_values());
+            let c = &self.constants;
+            let of_unit = prepare.workspace_bytes_per_unit(c.ratio, c.makes_values(), is_left(c));
             let of_unit = u64::from(of_unit);
             let of_units = lengths.units() * u64::from(self.constants.h) * of_unit;
             match lengths.units() >= STRETCHED_FROM.into() {

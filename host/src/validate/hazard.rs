@@ -38,6 +38,11 @@ impl Access {
         }
     }
 
+    /// Whether both are of the same state.
+    pub fn is_of(&self, other: &Self) -> bool {
+        (self.start, self.end) == (other.start, other.end)
+    }
+
     fn overlaps(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end
     }

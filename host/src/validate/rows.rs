@@ -46,12 +46,9 @@ impl Indices<'_> {
                 Some(bounds) => (bounds[b + 1] - bounds[b]) as usize,
                 None => self.tokens,
             };
-            let may_be_empty = self.cu_seqlens.is_some() || !(self.is_commit() || self.is_flush());
-            if may_be_empty && tokens == 0 {
-                report.empty += 1;
-                continue;
-            }
-            match self.row(b, tokens, &mut uses) {
+            let is_empty = tokens == 0 && !self.has_previous() && !self.is_flush();
+            match self.row(b, tokens, is_empty, &mut uses) {
+                Ok(_) if is_empty => report.empty += 1,
                 Ok(skipped) => {
                     report.active += 1;
                     report.skipped_stores += skipped;
@@ -66,8 +63,8 @@ impl Indices<'_> {
         Ok((report, uses))
     }
 
-    /// Whether there are no new tokens.
-    fn is_commit(&self) -> bool {
+    /// Whether there are previous tokens.
+    fn has_previous(&self) -> bool {
         self.previous_tokens > 0
     }
 
@@ -146,11 +143,15 @@ impl Indices<'_> {
         Ok(())
     }
 
-    /// Adds the accesses of row `b`; how many of its stores are skipped, or what makes it inactive.
-    fn row(&self, b: usize, tokens: usize, uses: &mut Uses) -> Result<usize, Dead> {
+    /// Adds the accesses of row `b`, which has so many tokens, or is empty; how many of its stores are skipped, or what makes it
+    /// inactive.
+    fn row(&self, b: usize, tokens: usize, is_empty: bool, uses: &mut Uses) -> Result<usize, Dead> {
         let (mut skipped, accesses) = (0, &mut uses.states);
         let is_fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
         if let Some(slots) = &self.token_slots {
+            if is_empty {
+                return Ok(0);
+            }
             let slots = &slots[b * self.tokens..][..self.tokens];
             let start = if is_fresh {
                 None
@@ -205,6 +206,12 @@ impl Indices<'_> {
             if is_fresh && end.is_none() {
                 return Err((write_name, write));
             }
+            if is_empty {
+                if self.writes_final {
+                    self.carry(b, (start, end.ok_or((write_name, write))?), uses);
+                }
+                return Ok(0);
+            }
             if self.writes_final {
                 let end = end.ok_or((write_name, write))?;
                 let last = [(None, Some(end))].into_iter();
@@ -238,6 +245,25 @@ impl Indices<'_> {
         Ok(skipped)
     }
 
+    /// Adds the accesses of row `b`, whose state and window go as they are from the slot that it starts from, unless it is
+    /// fresh, to another: in place nothing is touched.
+    fn carry(&self, b: usize, (start, end): (Option<usize>, usize), uses: &mut Uses) {
+        let of = |accesses: &mut Accesses, pools: [Named<'_>; 2], access: AccessOf| {
+            let write = access(pools[1], end, b, None);
+            match start.map(|start| access(pools[0], start, b, None)) {
+                Some(read) if read.is_of(&write) => {}
+                read => {
+                    read.into_iter().for_each(|read| accesses.read(read));
+                    accesses.write(write);
+                }
+            }
+        };
+        of(&mut uses.states, [self.pool, self.write_pool], slot_access);
+        if let Some(windows) = self.windows {
+            of(&mut uses.windows, windows, window_access);
+        }
+    }
+
     /// The one of its token slots that row `b` starts from.
     fn token_start(&self, b: usize, slots: &[i64]) -> Result<usize, Dead> {
         let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
@@ -254,6 +280,9 @@ impl Indices<'_> {
         (slot < pool.tensor.dims()[0] && !is_null).then_some(slot)
     }
 }
+
+/// Of a slot, by a row, after a token where that is not the last.
+type AccessOf = fn(Named<'_>, usize, usize, Option<usize>) -> Access;
 
 /// Of the state in `slot`.
 fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -> Access {

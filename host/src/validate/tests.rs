@@ -338,6 +338,26 @@ fn bounds_rise_from_0_within_the_tensors() {
     }
 }
 
+/// It reads and writes as any row does, but in place it touches nothing.
+#[test]
+fn a_row_without_tokens_carries_its_state() {
+    let step = |read, write| step([1, 5], slots(read, write)).packed(ints(&[0, 2, 2, 4]), TOKENS);
+    assert_eq!(accepted(&step(&[0, 1, 2], &[0, 3, 2]), 2, &[]).empty, 1);
+    assert_eq!(accepted(&step(&[0, 0, 2], &[0, 0, 2]), 2, &[]).empty, 1);
+    let fresh = |fresh| step(&[0, 1, 2], &[0, 1, 2]).fresh(ints(fresh));
+    accepted(&fresh(&[0, 1, 0]), 2, &[]);
+    let inactive = accepted(&step(&[0, -1, 2], &[0, 1, 2]), 2, &[(1, "read_slots", -1)]);
+    assert_eq!(inactive.empty, 0);
+    refused(
+        &step(&[0, 1, 2], &[0, 2, 3]),
+        "row 2 reads slot 2 of pool, and row 1 writes slot 2 of pool: nothing orders them",
+    );
+    refused(
+        &step(&[0, 0, 2], &[0, 0, 2]).fresh(ints(&[0, 1, 0])),
+        "row 0 writes slot 0 of pool, and row 1 writes slot 0 of pool: nothing orders them",
+    );
+}
+
 #[test]
 fn what_a_launch_refuses_is_refused() {
     let two = update().slots(ints(&[0, 1]));

@@ -16,6 +16,7 @@ use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::gate;
+use crate::math::range::tame;
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot};
 use crate::recurrent::klast::{load_channels, norms, store_channels};
 use crate::recurrent::tokens::{LaneGates, Tokens};
@@ -422,7 +423,12 @@ impl<
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = V / Self::TILE;
-    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
+    /// KDA with blocks of 64 threads: the assembler takes 128 registers unasked, and asked to it spills.
+    const MIN_BLOCKS_PER_SM: u32 = if G::PER_CHANNEL && THREADS == 64 {
+        0
+    } else {
+        512 / THREADS
+    };
     const SHARED_BYTES: u32 = Self::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED,
@@ -504,7 +510,11 @@ impl<
                 return;
             }
 
-            let (k, q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
+            // The ring has what u is for: k so.
+            let (mut k, mut q) = ([k], [q]);
+            let elements = [c.k_element, c.q_element];
+            tame(c.l2norm != 0, [&mut k, &mut q], elements, Self::LANES);
+            let (k, q) = (k[0].to_f32(c.k_element), q[0].to_f32(c.q_element));
             let [v] = v.to_f32(c.v_element);
             let norms = norms(([k], [q]), Self::LANES); // (1)
             let (log_decay, beta) = gates.log_values::<G>(&c, Self::LANES);

@@ -223,7 +223,7 @@ impl<A> Launch<'_, A> {
     unsafe fn work<B: Block, const TILES16: usize>(
         &self,
         worker: Worker<B, TILES16>,
-        inputs: Inputs,
+        mut inputs: Inputs,
     ) where
         A: Around<B, TILES16>,
     {
@@ -263,6 +263,13 @@ impl<A> Launch<'_, A> {
             let log_decays = LogDecays::new::<B>(log_decay);
             if made {
                 A::make(step, drafts);
+                if c.l2norm != 0 && c.tokens != 0 {
+                    meeting::workers::<B>();
+                    worker.tame_made(step, Operand::Key);
+                    worker.tame_made(step, Operand::Query);
+                }
+            } else {
+                Worker::<B, TILES16>::tame(c, &mut inputs);
             }
 
             if let Some(decay_inputs) = &decay_inputs {

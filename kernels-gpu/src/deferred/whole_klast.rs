@@ -13,7 +13,7 @@ use crate::launch::{Computes, Kernel, Layout};
 use crate::layer::{Ahead, Layered, Place, Slices, Whole, finish, position, store_zeros};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{Raw, load};
-use crate::recurrent::klast::{load_channels, load_parts, norms};
+use crate::recurrent::klast::{load_channels, load_parts, normable};
 use crate::recurrent::tokens::RawGates;
 use crate::row::Row;
 use crate::state::{Share, StateElement};
@@ -196,7 +196,7 @@ impl<
 
             let [k] = load_parts(smem + Self::KEYS, share);
             let [q] = load_parts(smem + Self::Q, share);
-            let norms = norms(([k], [q]), Self::LANES); // (1)
+            let (([k], [q]), norms) = normable(&c, ([k], [q]), Self::LANES); // (1)
             let ahead = if must_fold { 0 } else { pending.len };
             let scale_of_q = f32::from_bits(c.scale);
             let mut factors = Factors::new(c.l2norm != 0, scale_of_q, norms, (1.0, 0.0));

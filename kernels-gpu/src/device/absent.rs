@@ -68,6 +68,7 @@ absent! {
     pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32;
     b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2];
     multiply_f16x2(a: u32, b: u32) -> u32;
+    larger_f16x2(a: u32, b: u32) -> u32;
     f16_to_f32(bits: u16) -> f32;
 }
 

@@ -719,6 +719,18 @@ pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
 }
 
 #[inline(always)]
+pub fn larger_f16x2(a: u32, b: u32) -> u32 {
+    let larger: u32;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("abs.f16x2 {x}, {a};", "abs.f16x2 {y}, {b};", "max.NaN.f16x2 {larger}, {x}, {y};",
+            a = in(reg32) a, b = in(reg32) b, x = out(reg32) _, y = out(reg32) _, larger = out(reg32) larger,
+            options(pure, nomem, nostack))
+    };
+    larger
+}
+
+#[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let value: f32;
     // SAFETY: arithmetic.

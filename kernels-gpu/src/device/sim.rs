@@ -27,8 +27,8 @@ mod workers;
 
 pub use fault::{Fault, FaultKind};
 pub(super) use float::{
-    b16x2_to_f32, exp2, f16_to_f32, fma, log2, maximum, minimum, multiply_f16x2, pack_b16x2,
-    pack_bf16x2, pack_f16x2, reciprocal, rsqrt,
+    b16x2_to_f32, exp2, f16_to_f32, fma, larger_f16x2, log2, maximum, minimum, multiply_f16x2,
+    pack_b16x2, pack_bf16x2, pack_f16x2, reciprocal, rsqrt,
 };
 
 use crate::constants::Element;

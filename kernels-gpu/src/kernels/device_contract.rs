@@ -43,7 +43,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 58] = [
+pub const RESULTS: [&str; 59] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -102,6 +102,7 @@ pub const RESULTS: [&str; 58] = [
     "mma_m16n8k16_b16, f16 [r, 2c+1]",
     "mma_m16n8k16_b16, f16 [r+8, 2c]",
     "mma_m16n8k16_b16, f16 [r+8, 2c+1]",
+    "larger_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))",
 ];
 
 /// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
@@ -164,6 +165,7 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(48, of_f16[0].to_bits());
             put(49, of_f16[1].to_bits());
             put(39, float::multiply_f16x2(f16, float::pack_f16x2(x, 1.5)));
+            put(58, float::larger_f16x2(f16, float::pack_f16x2(x, 1.5)));
 
             let (words, pairs, quads) = (base, base + 4 * BLOCK, base + 16 * BLOCK);
             shared::store_shared_b32(words + 4 * id, x.to_bits());

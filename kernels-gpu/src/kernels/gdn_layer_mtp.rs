@@ -10,7 +10,8 @@
 //! Threads  a thread walks a channel of the convolution through all tokens: its part of q and k for the cluster, v of its tile
 //!          K-last: groups of K/8 lanes own rows; V-last: teams of K/ROWS · LANES threads own columns; a slice of the block's
 //!          states after the other, each through all tokens in registers
-//! Padding  an inactive row zeroes o and touches no state and no window; a row without tokens touches nothing
+//! Padding  an inactive row zeroes o and touches no state and no window; a row without tokens carries both to where it
+//!          writes; o of packed tokens that are no row's is zero
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::layer; tests/layer.rs, tests/laws
 

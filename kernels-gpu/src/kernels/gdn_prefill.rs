@@ -7,7 +7,8 @@
 //!          [`Short`] the same, or x = r / 2; [`Single`] x = value head, z = b
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
-//! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
+//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
+//!          tokens that are no row's is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
 use super::gdn_mtp::PerHead;
@@ -71,6 +72,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WORKSPACE_BYTES: u32 = image_bytes(K);
     const WORKSPACE_BYTES_PER_HEAD: u32 = head_bytes(K, false);
     const WORKSPACE_BYTES_OF_VALUES: u32 = V / 64 * values::TILE_BYTES;
+    const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnPrefillPrepare,

@@ -6,7 +6,8 @@
 //! Grid     [`Prepare`] x = n · unit + HV/H · h + r, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as a decode's
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state; of a preparation, a warp has 8 tokens
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
-//! Padding  an inactive row zeroes o and touches no state; a row without tokens touches nothing
+//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
+//!          tokens that are no row's is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
 use super::kda_recurrent::PerChannel;
@@ -58,6 +59,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
         channels::words_bytes(K) + channels::room_bytes(K) + channels::SCALE_BYTES + 128;
     const WORKSPACE_BYTES_PER_HEAD: u32 = images_bytes(K, true) + head_bytes(K, true);
     const WORKSPACE_BYTES_OF_VALUES: u32 = V / 64 * values::TILE_BYTES;
+    const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::KdaPrefillPrepare,

@@ -20,7 +20,8 @@
 //! Threads  K-last: block = groups of K/8 lanes; a group owns whole rows (one v), a lane 8 channels and their α
 //!          V-last: block = groups of LANES lanes; a group owns ROWS rows (one k each) and their α, a lane 8 columns
 //!          Parallel: as GDN's; before the solver, teams of the workers' lanes find Γ ⊙ k, Γ ⊙ q, p and the products with p
-//! Padding  an inactive row zeroes o and touches no state; Parallel: an absent token has k = q = v = 0, α = 1, β = 0
+//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
+//!          tokens that are no row's is zero; Parallel: an absent token has k = q = v = 0, α = 1, β = 0
 //! Range    NaN from finite inputs only where Σk², Σq², S k or S q of the raw k and q leaves f32 (|k|, |q| up to 10¹⁸ never
 //!          square out of it), whatever the gates; a NaN among the inputs is never dropped
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound

@@ -18,8 +18,15 @@ pub const TAPS: usize = 4;
 /// The channels that a thread convolves of one token, `N` at most.
 pub struct Channels<const N: usize> {
     parts: [Part; N],
-    channels: [Channel; N],
-    x: [Raw<1>; N],
+    loaded: [Loaded; N],
+}
+
+/// A channel and x of its token. One struct, because LLVM copies an array of two x as one integer of 64 bits: the assembler
+/// waits for both x where it makes that integer, before it asks for states.
+#[derive(Clone, Copy)]
+struct Loaded {
+    channel: Channel,
+    x: Raw<1>,
 }
 
 impl<const N: usize> Channels<N> {
@@ -41,7 +48,7 @@ impl<const N: usize> Channels<N> {
     ) -> Self {
         let part = |i: usize| Part::new(c, row, dims, tiles, first + i as u32 * threads);
         let parts = array::from_fn(part);
-        let (mut channels, mut x) = ([const { Channel::NONE }; N], [Raw([0]); N]);
+        let mut loaded = [const { Loaded::NONE }; N];
         let mut i = 0;
         while i < N {
             let is_there = parts[i].is_there;
@@ -56,13 +63,13 @@ impl<const N: usize> Channels<N> {
                         * bytes_of(c.x_element) as u64;
                 // SAFETY: the caller's promise.
                 unsafe {
-                    x[i] = load_one(address, c.x_element);
-                    channels[i] = Channel::load(c, params, place, channel, is_there);
+                    loaded[i].x = load_one(address, c.x_element);
+                    loaded[i].channel = Channel::load(c, params, place, channel, is_there);
                 }
             }
             i += 1;
         }
-        Self { parts, channels, x }
+        Self { parts, loaded }
     }
 
     /// Convolves the token and hands every channel to `give`.
@@ -71,7 +78,8 @@ impl<const N: usize> Channels<N> {
         let mut i = 0;
         while i < N {
             if self.parts[i].is_there {
-                give(&self.parts[i], self.channels[i].convolve(c, self.x[i]));
+                let Loaded { channel, x } = &self.loaded[i];
+                give(&self.parts[i], channel.convolve(c, *x));
             }
             i += 1;
         }
@@ -87,14 +95,22 @@ impl<const N: usize> Channels<N> {
         while i < N && c.update_state != 0 {
             let part = &self.parts[i];
             if part.is_there {
-                let mut channel = self.channels[i];
-                channel.shift(self.x[i]);
+                let Loaded { mut channel, x } = self.loaded[i];
+                channel.shift(x);
                 // SAFETY: the caller's promise.
                 unsafe { channel.store_window(c, params, place, part.channel) };
             }
             i += 1;
         }
     }
+}
+
+impl Loaded {
+    /// Of no channel.
+    const NONE: Self = Self {
+        channel: Channel::NONE,
+        x: Raw([0]),
+    };
 }
 
 /// What one channel is convolved from besides x, as it lies in memory. Inputs and taps end with the newest, whatever W is.

@@ -79,9 +79,11 @@ impl Walk {
                 params.x, c.x_row, c.x_token, self.start, self.count, c.tokens,
             ),
         };
+        // Of previous tokens there is always a first one, though it may not be kept.
+        let is_any = of == Of::Previous || count != 0;
         let mut held = [Raw([0]); HELD];
         let mut i = 0;
-        while i < HELD {
+        while i < HELD && is_any {
             let t = first + i as u32;
             if t < room {
                 let t = start + t.min(count.max(1) - 1);
@@ -168,6 +170,19 @@ impl Drafts {
             }
         }
         drafts
+    }
+
+    /// Of a row without tokens: the window that it starts from is that which it leaves.
+    ///
+    /// # Safety
+    /// As [`Self::load`]'s, of a row that is live.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn carry(&self, c: &StepConstants, params: &LayerParams, place: &Place) {
+        if self.part.is_there {
+            let number = self.part.channel;
+            // SAFETY: the caller's promise.
+            unsafe { self.channel.store_window(c, params, place, number) };
+        }
     }
 
     /// Convolves all tokens and hands each to `give`, of either kind, with its number and whether the row has it; writes the

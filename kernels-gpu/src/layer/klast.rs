@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use super::conv::{Channels, Of, Part};
-use super::norm::{Scale, share_sum, sum_of};
+use super::norm::{Scale, share_sum, squares, sum_of};
 use super::{Layered, Place, mail, position};
 use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
@@ -11,7 +11,8 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::elements::{self, load};
-use crate::recurrent::klast::{Token, load_parts, norms, parts_to_f32, step};
+use crate::math::range::{SMALL, times};
+use crate::recurrent::klast::{Token, load_parts, normable, parts_to_f32, step};
 use crate::recurrent::tokens::{LaneGates, Tokens};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
@@ -158,13 +159,14 @@ impl<
                 }
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
-            let token = Token::new(&c, (k, q), norms((k, q), Self::LANES), gates, 0);
+            let (channels, norms) = normable(&c, (k, q), Self::LANES);
+            let token = Token::new(&c, channels, norms, gates, 0);
             let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
             let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
             if c.has_norm != 0 {
                 let sums = head_smem + Self::SUMS;
                 let of_warp = row.tile * Self::WARPS + thread / 32;
-                let squares = Self::squares(o);
+                let squares = squares!(Self::squares(o), Self::squares(times(o, SMALL)));
                 share_sum(Self::BLOCKS, sums + of_warp * 4, squares, mail::of_sums());
             }
             if c.update_state != 0 {

@@ -2,16 +2,18 @@
 
 use super::conv::{Of, Part};
 use super::drafts::{self, Drafts, Walk};
-use super::norm::{Scale, neighbours_sum, sum_of};
+use super::norm::{Scale, sum_of, sum_of_neighbours};
 use super::{Layered, Place, mail};
 use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
+use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
-use crate::recurrent::prepared::FACTOR_BYTES;
-use crate::recurrent::tokens::{Gating, Run, Tokens};
+use crate::recurrent::prepared::{FACTOR_BYTES, load_factors, load_key_and_query, store_factors};
+use crate::recurrent::tokens::{Gating, Run, Tokens, clear_rest};
 use crate::row::Row;
+use crate::state::{StateElement, Tile};
 use crate::step::{LayerParams, StepConstants};
 
 /// A block that has a tile of all value heads of a query/key head, alone or in a cluster of blocks with the other tiles. Its
@@ -151,6 +153,54 @@ impl<'a> Launch<'a> {
         unsafe { Drafts::load(self.c, self.params, &self.place, &self.walk, part) }
     }
 
+    /// Zeros for o of the tokens that are no row's: see [`clear_rest`].
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn clear_rest<W: Mtp>(&self) {
+        let (c, params, row) = (self.c, &self.params.step, self.row);
+        let (turn, threads) = ((row.b, params.rows), (thread_idx_x(), W::THREADS));
+        let at = |i: u32| {
+            let hv = row.value_head(c, i / W::TILE);
+            hv * c.o_head + row.tile * W::TILE + i % W::TILE
+        };
+        // SAFETY: the caller's promise.
+        unsafe { clear_rest(c, params, turn, threads, c.ratio * W::TILE, at) };
+    }
+
+    /// Of a row without tokens: the states and the windows of the block that it starts from are those that it leaves. Every
+    /// thread of the block calls it.
+    ///
+    /// # Safety
+    /// As [`Self::load_drafts`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn carry<W: Mtp, S: StateElement>(&self, v_last: bool) {
+        if !self.live {
+            return;
+        }
+        let (c, params, row, thread) = (self.c, self.params, self.row, thread_idx_x());
+        let tile = Tile::new(v_last, [W::K, W::V], (row.tile * W::TILE, W::TILE));
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut r = 0;
+            while r < c.ratio {
+                let of = (row.value_head(c, r), tile);
+                let slots = &self.place.slots;
+                slots.carry::<S>(c, &params.step, of, (thread, W::THREADS));
+                r += 1;
+            }
+            if self.place.carries_window(c, params) {
+                let mut i = thread;
+                while i < 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE {
+                    let drafts = self.load_drafts::<W>(i);
+                    drafts.carry(c, params, &self.place);
+                    i += W::THREADS;
+                }
+            }
+        }
+    }
+
     /// Leaves k, q and v of all tokens in shared memory, those of k and q in that of the whole cluster, and writes the
     /// windows; then waits for all of it. Every thread of the block calls it, with what it has loaded.
     ///
@@ -232,13 +282,52 @@ impl<'a> Launch<'a> {
         let mut tokens = self.new;
         let mut t = i;
         if let Some(previous) = self.previous
-            && (i < self.walk.kept || self.c.tokens == 0)
+            && (i < self.walk.kept || self.new.count == 0)
         {
             tokens = previous;
         } else {
             t -= self.walk.kept;
         }
         (tokens, tokens.nearest(t))
+    }
+
+    /// Whether the norms of any of so many prepared tokens overflow: the same for all threads of the block, behind the barrier
+    /// that ends the preparation.
+    ///
+    /// # Safety
+    /// The tokens are prepared.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn overflow<W: Mtp>(&self, tokens: u32) -> bool {
+        let mut overflow = false;
+        let mut i = 0;
+        while self.c.l2norm != 0 && i < tokens {
+            // SAFETY: the caller's promise.
+            let factors = unsafe { load_key_and_query(W::head(self.c, i, 0) + W::FACTORS) };
+            overflow |= factors[0] == 0.0 || factors[1] == 0.0;
+            i += 1;
+        }
+        overflow
+    }
+
+    /// Stores the factors of prepared token `i` for all heads of the block anew, with these norms. One lane calls it.
+    ///
+    /// # Safety
+    /// The token is prepared, and its factors are this lane's to write.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_norms<W: Mtp>(&self, i: u32, norms: [f32; 3]) {
+        let c = self.c;
+        let mut r = 0;
+        while r < c.ratio {
+            let smem = W::head(c, i, r) + W::FACTORS;
+            // SAFETY: the caller's promise.
+            unsafe {
+                let of_gates = load_factors(smem, W::Gating::PER_CHANNEL);
+                let gates = (of_gates.decay, of_gates.beta);
+                let scale = f32::from_bits(c.scale);
+                store_factors(smem, Factors::new(c.l2norm != 0, scale, norms, gates));
+            }
+            r += 1;
+        }
     }
 
     /// z and weight of `n`, an element of o; loaded ahead of what waits.
@@ -248,6 +337,9 @@ impl<'a> Launch<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_scale<W: Mtp>(&self, n: u32) -> Scale {
         let c = self.c;
+        if c.tokens != 0 && self.new.count == 0 {
+            return Scale::NONE;
+        }
         let (t, r, v) = place_of::<W>(c, n);
         let t = self.new.start + self.new.nearest(t);
         let row = self.row.with_head(c, r % c.ratio);
@@ -317,7 +409,7 @@ impl<'a> Launch<'a> {
                     if n < count {
                         value = o(n);
                     }
-                    let sum = neighbours_sum(value * value, W::SEGMENT);
+                    let sum = sum_of_neighbours(value, W::SEGMENT);
                     let (t, r, v) = place_of::<W>(c, n);
                     let segment = (self.row.tile * W::TILE + v) / W::SEGMENT;
                     let address = W::head(c, kept + t, r) + W::SUMS + segment * 4;

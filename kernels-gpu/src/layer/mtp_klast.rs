@@ -5,11 +5,14 @@ use core::marker::PhantomData;
 use super::mtp::{Launch, Mtp};
 use super::ring::Ring;
 use super::{Layered, position};
+use crate::device::rarely;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::device::warp::{FULL_MASK, sync_warp};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::launch::{Computes, Kernel, Layout};
-use crate::recurrent::klast::{Token, load_channels, load_parts, norms, step, store_channels};
+use crate::recurrent::klast::{
+    Token, load_channels, load_parts, normable, norms, step, store_channels, store_parts,
+};
 use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
 use crate::recurrent::slots::token_slot;
 use crate::recurrent::tokens::{Gating, LaneGates, Tokens};
@@ -130,8 +133,13 @@ impl<
         unsafe {
             Self::arrive(&c);
             let launch = Launch::load(&c, params, row);
-            if !launch.new.live {
+            launch.clear_rest::<Self>();
+            if !launch.new.live || launch.new.are_none(&c) {
+                rarely();
                 Self::meet();
+                if launch.new.live {
+                    launch.carry::<Self, S>(false);
+                }
                 return;
             }
             let slots = &launch.place.slots;
@@ -180,7 +188,7 @@ impl<
                 Some(previous) => {
                     kept = previous.count;
                     Self::prepare(&launch, (previous, 0), turn, share);
-                    if c.tokens != 0 {
+                    if launch.new.count != 0 {
                         let new = &launch.new;
                         let turn = Turn::load::<G, S, K>(&launch, new, group, share);
                         Self::prepare(&launch, (new, kept), turn, share);
@@ -191,6 +199,9 @@ impl<
             sync_threads();
 
             let tokens = kept + launch.new.count;
+            if launch.overflow::<Self>(tokens) {
+                Self::shrink(&launch, tokens, share);
+            }
             s = 0;
             while s < slices {
                 ring.wait(DEPTH - 1);
@@ -338,6 +349,36 @@ impl<
                     turn = Turn::load::<G, S, K>(launch, tokens, n, share);
                 }
             }
+        }
+    }
+
+    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
+    /// turns. All threads of the block call it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn shrink(launch: &Launch, tokens: u32, share: Share) {
+        let c = launch.c;
+        // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
+        unsafe {
+            sync_threads();
+            let mut i = thread_idx_x() / 32;
+            while i < tokens {
+                let token = Self::token(c, i);
+                let channels = (
+                    load_parts::<PARTS>(token, share),
+                    load_parts::<PARTS>(token + Self::Q, share),
+                );
+                let ((k, q), norms) = normable(c, channels, Self::LANES);
+                sync_warp(FULL_MASK);
+                if lane_id() < Self::LANES {
+                    store_parts(token, share, k);
+                    store_parts(token + Self::Q, share, q);
+                }
+                if lane_id() == 0 {
+                    launch.store_norms::<Self>(i, norms);
+                }
+                i += THREADS / 32;
+            }
+            sync_threads();
         }
     }
 

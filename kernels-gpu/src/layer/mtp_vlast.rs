@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 use super::mtp::{Launch, Mtp};
 use super::ring::Ring;
 use super::{Layered, warp_channels};
+use crate::device::rarely;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
@@ -12,11 +13,13 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
-use crate::math::reduce::{butterfly_sum, dot, pairwise_sum};
+use crate::math::reduce::pairwise_sum;
 use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
 use crate::recurrent::slots::token_slot;
 use crate::recurrent::tokens::Tokens;
-use crate::recurrent::vlast::{advance, leave_products, load_rows, store_channels, warp_gates};
+use crate::recurrent::vlast::{
+    advance, leave_products, load_rows, store_channels, warp_gates, warp_norms, warp_shrunk,
+};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{LayerParams, StepConstants};
@@ -141,8 +144,13 @@ impl<
         unsafe {
             Self::arrive(&c);
             let launch = Launch::load(&c, params, row);
-            if !launch.new.live {
+            launch.clear_rest::<Self>();
+            if !launch.new.live || launch.new.are_none(&c) {
+                rarely();
                 Self::meet();
+                if launch.new.live {
+                    launch.carry::<Self, S>(true);
+                }
                 return;
             }
             let slots = &launch.place.slots;
@@ -195,6 +203,9 @@ impl<
             sync_threads();
 
             let tokens = kept + launch.new.count;
+            if launch.overflow::<Self>(tokens) {
+                Self::shrink(&launch, tokens);
+            }
             s = 0;
             while s * Self::TEAMS < c.ratio * Self::SLICES {
                 let (is_there, r, own) = columns(s);
@@ -302,7 +313,7 @@ impl<
                     warp_channels::<K>(token),
                     warp_channels::<K>(token + Self::Q),
                 );
-                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+                let norms = warp_norms(k, q); // (1)
                 let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
                 if G::PER_CHANNEL {
                     store_channels::<K>(head, decay);
@@ -315,6 +326,32 @@ impl<
                 }
             }
             n += THREADS / 32;
+        }
+    }
+
+    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
+    /// turns. All threads of the block call it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn shrink(launch: &Launch, tokens: u32) {
+        // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
+        unsafe {
+            sync_threads();
+            let mut i = thread_idx_x() / 32;
+            while i < tokens {
+                let token = Self::token(launch.c, i);
+                let all = [
+                    warp_channels::<K>(token),
+                    warp_channels::<K>(token + Self::Q),
+                ];
+                let ([k, q], norms) = warp_shrunk(all, warp_norms(all[0], all[1]));
+                store_channels::<K>(token, k);
+                store_channels::<K>(token + Self::Q, q);
+                if lane_id() == 0 {
+                    launch.store_norms::<Self>(i, norms);
+                }
+                i += THREADS / 32;
+            }
+            sync_threads();
         }
     }
 

@@ -1,4 +1,7 @@
 //! The gated norm: o ← weight · o / √(mean(o²) + eps) · act(z), of one value head, in f32.
+//!
+//! A sum of squares of finite numbers that is more than f32 has is given as the negative of what it is of these numbers times
+//! [`SMALL`].
 
 use super::conv::activate;
 use crate::device::cluster;
@@ -7,6 +10,7 @@ use crate::device::shared::{load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::elements::{self, Raw, bytes_of, load_one};
+use crate::math::range::{SMALL, rarely};
 use crate::math::reduce::pairwise_sum;
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
@@ -19,6 +23,12 @@ pub struct Scale {
 }
 
 impl Scale {
+    /// Of no token.
+    pub const NONE: Self = Self {
+        z: Raw([0]),
+        weight: Raw([0]),
+    };
+
     /// Of element `v` of the row's head, of token `t` of its tensor's row; nothing without a norm.
     ///
     /// # Safety
@@ -31,11 +41,7 @@ impl Scale {
         (t, v): (u32, u32),
     ) -> Self {
         if c.has_norm == 0 {
-            let none = Raw([0]);
-            return Self {
-                z: none,
-                weight: none,
-            };
+            return Self::NONE;
         }
         let token = t as u64 * c.z_token as u64 * bytes_of(c.z_element) as u64;
         let z = row.at(params.z, c.z_row, row.hv * c.z_head, v, c.z_element) + token;
@@ -63,10 +69,34 @@ impl Scale {
 /// The element `o` of a head of `dim`, the sum of whose squares is `squares`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32), z: f32, weight: f32) -> f32 {
-    let mean = squares * (1.0 / dim as f32);
-    let size = rsqrt(mean + f32::from_bits(c.norm_eps));
-    weight * (o * size) * activate(c.norm_activation, z)
+    weight * root_normed(c, o, (squares, dim)) * activate(c.norm_activation, z)
 }
+
+/// The element `o` of a head of `dim`, the sum of whose squares is `squares`, by the root of their mean.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn root_normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32)) -> f32 {
+    if squares < 0.0 {
+        rarely!();
+        // Next to which eps is nothing.
+        return o * SMALL * rsqrt(-squares * (1.0 / dim as f32));
+    }
+    let mean = squares * (1.0 / dim as f32);
+    o * rsqrt(mean + f32::from_bits(c.norm_eps))
+}
+
+/// A sum of squares, as a norm takes it: `sum`, or, where that is ∞, of the same numbers times [`SMALL`], what is `small`. All
+/// lanes of the warp call it.
+macro_rules! squares {
+    ($sum:expr, $small:expr) => {{
+        let mut sum: f32 = $sum;
+        if $crate::math::range::any_large(sum == f32::INFINITY) {
+            let small: f32 = $small;
+            sum = if sum == f32::INFINITY { -small } else { sum };
+        }
+        sum
+    }};
+}
+pub(crate) use squares;
 
 /// Sends every block of the cluster, which has so many `blocks`, the sum of this warp: to `smem` of each, with `mailbox`. All
 /// lanes of the warp call it.
@@ -81,20 +111,36 @@ pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
     }
 }
 
-/// The sum of `count` words at `smem`, 1 to 32 of them, as [`pairwise_sum`] adds them.
+/// The sum of `count` words at `smem`, 1 to 32 sums of squares, as [`pairwise_sum`] adds them and a norm takes it.
 ///
 /// # Safety
 /// They are there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
+    let mut signs = 0;
     let word = |i: usize| {
         // SAFETY: the caller's promise.
-        [
-            f32::from_bits(unsafe { load_shared_b32(smem + i as u32 * 4) }),
-            0.0,
-        ]
+        let word = unsafe { load_shared_b32(smem + i as u32 * 4) };
+        signs |= word;
+        [f32::from_bits(word), 0.0]
     };
     let [sum, _] = pairwise_sum(count as usize, word);
+    if signs >> 31 != 0 || sum == f32::INFINITY {
+        rarely!();
+        let mut small = 0.0;
+        let mut i = 0;
+        while i < count {
+            // SAFETY: the caller's promise.
+            let word = f32::from_bits(unsafe { load_shared_b32(smem + i * 4) });
+            small += if word < 0.0 {
+                -word
+            } else {
+                word * SMALL * SMALL
+            };
+            i += 1;
+        }
+        return -small;
+    }
     sum
 }
 
@@ -122,7 +168,7 @@ pub unsafe fn finish_heads(
             while i < count {
                 let (o, sums) = at(i / dim);
                 let value = f32::from_bits(load_shared_b32(o + i % dim * 4));
-                let sum = neighbours_sum(value * value, 32);
+                let sum = sum_of_neighbours(value, 32);
                 if lane_id() == 0 {
                     store_shared_b32(sums + i % dim / 32 * 4, sum.to_bits());
                 }
@@ -152,6 +198,16 @@ pub unsafe fn finish_heads(
             i += threads;
         }
     }
+}
+
+/// Sum of the squares of a value of each lane over groups of `lanes` of them, as a norm takes it. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn sum_of_neighbours(value: f32, lanes: u32) -> f32 {
+    let small = value * SMALL;
+    squares!(
+        neighbours_sum(value * value, lanes),
+        neighbours_sum(small * small, lanes)
+    )
 }
 
 /// Sum over groups of `lanes` lanes, neighbours first: whatever the tile, squares are added in this order. All lanes of the

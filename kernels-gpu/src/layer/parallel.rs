@@ -13,22 +13,22 @@
 
 use core::marker::PhantomData;
 
-use super::conv::{Of, Part, activate};
+use super::conv::{Of, Part};
 use super::drafts::{self, Drafts, Walk};
-use super::norm::sum_of;
+use super::norm::{neighbours_sum, normed, squares, sum_of};
 use super::{Layered, Place};
 use crate::constants::Element;
 use crate::deferred::{InputRing, Ring};
 use crate::device::cluster::{
     self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
 };
-use crate::device::float::rsqrt;
 use crate::device::global::store_b32;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b128, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::elements::{Raw, bytes_of, load, store};
+use crate::math::range::{SMALL, times};
 use crate::recurrent::parallel::fragments::split;
 use crate::recurrent::parallel::map::{Block, Channels, Map, Operand, Set, TOKENS};
 use crate::recurrent::parallel::worker::Worker;
@@ -157,6 +157,12 @@ pub(crate) trait Leaves {
         drafts: &Drafts,
     );
 
+    /// Leaves `channel` of k of new token `t`.
+    ///
+    /// # Safety
+    /// The row is live, and the channel this thread's.
+    unsafe fn leave_tame_key(&self, t: u32, channel: u32, k: f32);
+
     /// Leaves y, that of new token `t`, where it is of k.
     ///
     /// # Safety
@@ -182,6 +188,9 @@ impl Leaves for () {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave(&self, _: &StepConstants, _: &LayerParams, _: &Place, _: &Walk, _: &Drafts) {}
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn leave_tame_key(&self, _: u32, _: u32, _: f32) {}
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_key(&self, _: &Part, _: u32, _: f32) {}
@@ -221,6 +230,13 @@ impl Leaves for Rings {
     ) {
         // SAFETY: the caller's promise.
         unsafe { drafts.leave(c, params, place, walk, &self.inputs) };
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn leave_tame_key(&self, t: u32, channel: u32, k: f32) {
+        let address = self.keys.key(self.inputs.pending() + t) + 4 * channel as u64;
+        // SAFETY: the caller's promise; the entry is that of no pending token.
+        unsafe { store_b32(address, k.to_bits()) };
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -534,6 +550,25 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn carry(launch: &Launch<'_, Self>) {
+        let (c, layer) = (&launch.c, &launch.around);
+        if !layer.place.carries_window(c, layer.params) {
+            return;
+        }
+        let walk = Walk::new(launch.row.b, None, &launch.tokens);
+        let (_, own) = layer.part;
+        let mut i = thread_idx_x();
+        while i < 2 * own + Self::TILE {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let drafts = Self::load_channel(launch, &walk, i, true);
+                drafts.carry(c, layer.params, &layer.place);
+            }
+            i += 32 * B::WARPS;
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(launch: &Launch<'_, Self>, (walk, drafts): (Walk, [Drafts; 2])) {
         let (c, layer) = (&launch.c, &launch.around);
         let (_, own) = layer.part;
@@ -591,6 +626,21 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn leave_tame_key(launch: &Launch<'_, Self>, (t, channel): (u32, u32), k: [f32; 8]) {
+        let layer = &launch.around;
+        let (first, count) = layer.part;
+        let mut i = 0;
+        while i < 8 {
+            let own = channel + i as u32;
+            if t < launch.tokens.count && own >= first && own < first + count {
+                // SAFETY: the caller's promise.
+                unsafe { layer.rings.leave_tame_key(t, own, k[i]) };
+            }
+            i += 1;
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {
         let (c, layer) = (&launch.c, &launch.around);
         let (t, _) = worker.value_place();
@@ -601,16 +651,15 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 return;
             }
             sync_warp(FULL_MASK);
-            let mut sum = 0.0;
+            let mut own = [0.0; 8];
             if t < TOKENS {
-                let [a, b, c, d, e, f, g, h] = outputs(worker).map(|o| o * o);
-                sum = ((a + b) + (c + d)) + ((e + f) + (g + h));
+                own = outputs(worker);
             }
-            let mut mask = 1;
-            while mask < Worker::<B, TILES16>::VALUE_LANES {
-                sum += warp_shuffle_xor(sum, mask);
-                mask *= 2;
-            }
+            let lanes = Worker::<B, TILES16>::VALUE_LANES;
+            let sum = squares!(
+                sum_of_rows(own, lanes),
+                sum_of_rows(times(own, SMALL), lanes)
+            );
             if t < TOKENS && lane_id().is_multiple_of(Worker::<B, TILES16>::VALUE_LANES) {
                 let place = layer.sum(launch.row.tile, worker.warp, t);
                 store_shared_b32(place, sum.to_bits());
@@ -643,20 +692,25 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 return;
             }
             let squares = sum_of(layer.sum(0, 0, t), Self::TOKEN_SUMS);
-            let mean = squares * (1.0 / B::V as f32);
-            let size = rsqrt(mean + f32::from_bits(c.norm_eps));
             let z = scales.z.to_f32(c.z_element);
             let weight = scales.weight.to_f32(c.norm_weight_element);
             let mut o = outputs(worker);
             let mut i = 0;
             while i < 8 {
-                o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]);
+                o[i] = normed(c, o[i], (squares, B::V), z[i], weight[i]);
                 i += 1;
             }
             let address = launch.tokens.o.at(t, worker.first + first);
             store(o, address, c.o_element, c.wide_io != 0);
         }
     }
+}
+
+/// Sum of the squares of 8 rows of each of `lanes` lanes, neighbours first. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn sum_of_rows(o: [f32; 8], lanes: u32) -> f32 {
+    let [a, b, c, d, e, f, g, h] = o.map(|o| o * o);
+    neighbours_sum(((a + b) + (c + d)) + ((e + f) + (g + h)), lanes)
 }
 
 /// What the lane has of o, in the place of the new tokens' values.

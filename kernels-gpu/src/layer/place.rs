@@ -75,6 +75,16 @@ impl Place {
         params.read_windows + first * bytes_of(c.x_element) as u64
     }
 
+    /// Whether a live row without tokens has to write the window that it leaves: states are written, and it starts from another
+    /// window, or from none.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn carries_window(&self, c: &StepConstants, params: &LayerParams) -> bool {
+        let in_place = self.read_window(c, params) == self.write_window(c, params)
+            && c.read_windows_channel == c.write_windows_channel
+            && c.read_windows_input == c.write_windows_input;
+        c.taps != 0 && c.update_state != 0 && (self.is_fresh() || !in_place)
+    }
+
     /// Address of the window that it leaves.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write_window(&self, c: &StepConstants, params: &LayerParams) -> u64 {

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use super::conv::{Channels, Of, Part};
 use super::gates::load_gate;
-use super::norm::{Scale, neighbours_sum, share_sum, sum_of};
+use super::norm::{Scale, share_sum, sum_of, sum_of_neighbours};
 use super::{Layered, Place, mail, warp_channels};
 use crate::device::cluster;
 use crate::device::shared::{
@@ -15,9 +15,12 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
-use crate::math::reduce::{butterfly_sum, dot, pairwise_sum};
+use crate::math::range::{overflow, times};
+use crate::math::reduce::pairwise_sum;
 use crate::recurrent::tokens::Tokens;
-use crate::recurrent::vlast::{advance, leave_products, load_rows};
+use crate::recurrent::vlast::{
+    advance, leave_products, load_rows, warp_norms, warp_powers, warp_shrunk,
+};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{LayerParams, StepConstants};
@@ -165,7 +168,7 @@ impl<
                 cluster::wait_mailbox(mail::of_channels());
             }
 
-            let (k, q) = (
+            let (mut k, q) = (
                 load_rows::<ROWS>(smem + Self::KEYS + first * 4),
                 load_rows::<ROWS>(smem + Self::Q + first * 4),
             );
@@ -181,12 +184,23 @@ impl<
             let sums = head + warp * Self::COLUMNS * 8;
             leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
             let decay = if G::PER_CHANNEL { 1.0 } else { decay };
-            let (all_k, all_q) = (
+            let all = [
                 warp_channels::<K>(smem + Self::KEYS),
                 warp_channels::<K>(smem + Self::Q),
-            );
-            let norms = [dot(all_k, all_k), dot(all_q, all_q), dot(all_k, all_q)];
-            let norms = butterfly_sum(norms, 1, 32); // (1)
+            ];
+            let mut norms = warp_norms(all[0], all[1]); // (1)
+            if overflow(c.l2norm != 0, norms) {
+                // Loaded again, so that nothing waits in registers for this.
+                let all = [
+                    warp_channels::<K>(smem + Self::KEYS),
+                    warp_channels::<K>(smem + Self::Q),
+                ];
+                let [of_k, of_q] = warp_powers(all, norms);
+                (_, norms) = warp_shrunk(all, norms);
+                let q = times(load_rows(smem + Self::Q + first * 4), of_q);
+                k = times(load_rows(smem + Self::KEYS + first * 4), of_k);
+                leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
+            }
             sync_threads();
             // All that owners alone do is between two barriers: what is on both sides of one would make two copies of it.
             if owns {
@@ -202,7 +216,7 @@ impl<
                 store_shared_b32(head + Self::STEPS + own * 4, step.to_bits());
                 if c.has_norm != 0 {
                     store_shared_b32(head + Self::VALUES + own * 4, o.to_bits());
-                    let squares = neighbours_sum(o * o, 32);
+                    let squares = sum_of_neighbours(o, 32);
                     let of_warp = row.tile * Self::OWNERS + owner;
                     let sum = head + Self::SUMS + of_warp * 4;
                     share_sum(Self::BLOCKS, sum, squares, mail::of_sums());

@@ -8,7 +8,7 @@ use super::{Layered, Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
-use crate::recurrent::klast::{Token, load_channels, load_parts, norms, step};
+use crate::recurrent::klast::{Token, load_channels, load_parts, normable, step};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
@@ -41,6 +41,8 @@ impl<
     /// Rows of a slice.
     const SLICE: u32 = THREADS / Self::LANES * ROWS as u32;
     const SLICES: u32 = V / Self::SLICE;
+    /// Whether the first slices are asked for behind the convolution, and not before anything is waited for.
+    const STATES_LAST: bool = false;
 }
 
 impl<
@@ -120,12 +122,17 @@ impl<
             let slices = c.ratio * Self::SLICES;
             let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
             let ahead = Ahead::load::<Self>(&c, params, &place, row);
-            let mut s = 0;
-            while s < DEPTH {
-                ring.start(s, s < slices, share, || {
-                    (head(s / Self::SLICES), first_row(s))
-                });
-                s += 1;
+            let start = || {
+                let mut s = 0;
+                while s < DEPTH {
+                    ring.start(s, s < slices, share, || {
+                        (head(s / Self::SLICES), first_row(s))
+                    });
+                    s += 1;
+                }
+            };
+            if !Self::STATES_LAST {
+                start();
             }
             if !place.live() {
                 store_zeros::<Self>(&c, params, row);
@@ -133,11 +140,14 @@ impl<
             }
 
             let scale = ahead.give::<Self>(&c, params, &place, row);
+            if Self::STATES_LAST {
+                start();
+            }
             sync_threads();
 
             let k = load_parts(smem + Self::KEYS, share);
             let q = load_parts(smem + Self::Q, share);
-            let norms = norms((k, q), Self::LANES);
+            let ((k, q), norms) = normable(&c, (k, q), Self::LANES);
             let mut s = 0;
             let mut r = 0;
             while r < c.ratio {

@@ -11,8 +11,11 @@ use crate::device::shared::{
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
-use crate::math::reduce::{butterfly_sum, column_products, dot, pairwise_sum};
-use crate::recurrent::vlast::{advance, leave_sums, load_rows};
+use crate::math::range::overflow;
+use crate::math::reduce::{column_products, pairwise_sum};
+use crate::recurrent::vlast::{
+    advance, leave_sums, load_rows, store_channels, warp_norms, warp_shrunk,
+};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{LayerParams, StepConstants};
@@ -156,11 +159,22 @@ impl<
             let scale = ahead.give::<Self>(&c, params, &place, row);
             sync_threads();
 
-            let (k, q) = (
+            let all = [
                 warp_channels::<K>(smem + Self::KEYS),
                 warp_channels::<K>(smem + Self::Q),
-            );
-            let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+            ];
+            let mut norms = warp_norms(all[0], all[1]); // (1)
+            if overflow(c.l2norm != 0, norms) {
+                // All warps have read them.
+                sync_threads();
+                let ([k, q], shrunk) = warp_shrunk(all, norms);
+                if warp == 0 {
+                    store_channels::<K>(smem + Self::KEYS, k);
+                    store_channels::<K>(smem + Self::Q, q);
+                }
+                norms = shrunk;
+                sync_threads();
+            }
             let mut n = 0;
             while n < c.ratio * Self::PARTS {
                 let (r, part) = (n / Self::PARTS, n % Self::PARTS);

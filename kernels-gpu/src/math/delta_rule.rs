@@ -18,7 +18,7 @@ pub struct Factors {
 }
 
 impl Factors {
-    /// From Σk², Σq², k·q, and (α, β). The sums are finite: one that is ∞ makes its factor 0, and NaN of ∞ · 0.
+    /// From Σk², Σq², k·q, and (α, β). The sums are finite: see [`super::range`].
     #[inline(always)]
     pub fn new(
         l2norm: bool,

@@ -107,6 +107,50 @@ impl<const N: usize> Raw<N> {
     }
 }
 
+impl<const N: usize> Raw<N> {
+    /// Whether an element is 2⁶⁰ or more in size, or not finite. Squares of up to 2⁷ others add up to less than ∞. None of f16 is.
+    #[inline(always)]
+    pub fn is_large(self, element: u32) -> bool {
+        // Two bf16 at once: what is added carries into the place of the sign.
+        let (sizes, carry) = if element == Element::F32 as u32 {
+            (0x7fff_ffff, 0x2280_0000)
+        } else {
+            (0x7fff_7fff, 0x2280_2280)
+        };
+        let words = if element == Element::F32 as u32 {
+            N
+        } else {
+            N.div_ceil(2)
+        };
+        let mut carried = 0;
+        let mut i = 0;
+        while i < N {
+            if i < words {
+                carried |= (self.0[i] & sizes) + carry;
+            }
+            i += 1;
+        }
+        element != Element::F16 as u32 && carried & !sizes != 0
+    }
+
+    /// The values times a power of two, as they would lie in memory. f16 stays as it is.
+    #[inline(always)]
+    pub fn times(mut self, power: f32, element: u32) -> Self {
+        let values = self.to_f32(element);
+        let mut i = 0;
+        while i < N {
+            if element == Element::F32 as u32 {
+                self.0[i] = (values[i] * power).to_bits();
+            } else if element == Element::Bf16 as u32 && i % 2 == 0 {
+                let next = if i + 1 < N { values[i + 1] } else { 0.0 };
+                self.0[i / 2] = float::pack_bf16x2(values[i] * power, next * power);
+            }
+            i += 1;
+        }
+        self
+    }
+}
+
 /// A bf16 is the upper half of an f32.
 #[inline(always)]
 pub fn bf16_to_f32(bits: u16) -> f32 {

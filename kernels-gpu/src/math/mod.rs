@@ -1,7 +1,8 @@
-//! What kernel bodies are made of: element conversion, gates, powers of two, reductions.
+//! What kernel bodies are made of: element conversion, gates, powers of two, reductions, vectors out of range.
 
 pub mod delta_rule;
 pub mod elements;
 pub mod gate;
 pub mod power;
+pub mod range;
 pub mod reduce;

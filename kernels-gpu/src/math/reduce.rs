@@ -112,7 +112,7 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
 /// Sum of the pairs `pair(0..count)`, 1 to 32 of them, neighbours first: where `count` is no power of two, the sums of its
 /// parts that are, the largest first.
 #[inline(always)]
-pub fn pairwise_sum(count: usize, pair: impl Fn(usize) -> [f32; 2]) -> [f32; 2] {
+pub fn pairwise_sum(count: usize, mut pair: impl FnMut(usize) -> [f32; 2]) -> [f32; 2] {
     // partial[l] is the sum of the last whole run of 2^l pairs: few are live at a time.
     let mut partial = [[0.0; 2]; 6];
     let mut i = 0;

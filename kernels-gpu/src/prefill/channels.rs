@@ -131,7 +131,7 @@ pub unsafe fn give<const K: u32>(
             let row = warp() * 16 + lane_id() / 4;
             let beta = |t: u32| f32::from_bits(load_shared_b32(token.scales + BETAS + 4 * t));
             let solver = Solver(token.room + solver_at(K));
-            solver.solve([beta(row), beta(row + 8)], head);
+            solver.solve([beta(row), beta(row + 8)], token.scales, head);
         } else {
             Solver::solve_nothing();
         }

@@ -155,6 +155,9 @@ pub fn end_behind_chain(params: &PrefillParams) {
     }
 }
 
+/// Shared memory that blocks of a multiprocessor have together, but for 1 KB of each.
+const MOST_SHARED_BYTES: u32 = 226 * 1024;
+
 /// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a
 /// cluster all of them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
 ///
@@ -169,7 +172,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = chain::block(GROUPS);
-    const MIN_BLOCKS_PER_SM: u32 = 2 / GROUPS;
+    const MIN_BLOCKS_PER_SM: u32 = if Self::TRADES_REGISTERS {
+        2 / GROUPS
+    } else {
+        1
+    };
     const TILES: u32 = V / (64 * GROUPS);
     const SHARED_BYTES: u32 =
         chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
@@ -197,14 +204,18 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         unsafe {
             chain::Chain::<G, K, V, V_LAST, GROUPS>::open_counters(&constants());
             if thread_idx_x() < 128 * GROUPS {
-                if const { GROUPS == 2 } {
+                if const { !Self::TRADES_REGISTERS } {
+                    // Each thread has as many as there can be.
+                } else if const { GROUPS == 2 } {
                     take_registers::<232>();
                 } else {
                     take_registers::<216>();
                 }
                 Self::run_role::<true>(params);
             } else {
-                leave_registers::<40>();
+                if const { Self::TRADES_REGISTERS } {
+                    leave_registers::<40>();
+                }
                 Self::run_role::<false>(params);
             }
         }
@@ -214,6 +225,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
     Chain<G, S, K, V, V_LAST, GROUPS>
 {
+    /// Whether warpgroups trade registers: not where a block has two and, by its shared memory, a multiprocessor.
+    const TRADES_REGISTERS: bool = GROUPS == 2 || 2 * Self::SHARED_BYTES <= MOST_SHARED_BYTES;
+
     /// What the warpgroups do that walk from state to state, or the one that copies for them.
     ///
     /// # Safety
@@ -224,6 +238,10 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         // SAFETY: the caller's promise.
         unsafe {
             let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+            if WALKS && params.first_piece == 0 {
+                let of_heads = (1, 0);
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, of_block, of_heads);
+            }
             let mut turn = of_block.b;
             let mut progress = chain::Progress::NONE;
             loop {
@@ -231,13 +249,20 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 if b == NO_ROW {
                     break;
                 }
+                if WALKS {
+                    chain::Chain::<G, K, V, V_LAST, GROUPS>::keep_number(turn);
+                }
                 let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
-                if span.count > 0 {
+                if span.live {
                     let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
                     let place = Place::load(&c, &params.layer, b);
                     if !place.live() {
                         if WALKS && params.first_piece == 0 {
                             chain.store_zeros(1);
+                        }
+                    } else if span.count == 0 {
+                        if WALKS && params.first_piece == 0 {
+                            chain.carry::<S>(&place, 1);
                         }
                     } else if chain.has_pieces() {
                         if WALKS {
@@ -246,6 +271,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                             chain.copy::<S>(&place, &mut progress);
                         }
                     }
+                }
+                if WALKS {
+                    turn = chain::Chain::<G, K, V, V_LAST, GROUPS>::kept_number();
                 }
                 turn += params.turns;
             }
@@ -257,7 +285,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     }
 }
 
-/// Rows of one token, beside a chain of longer ones: a block has a value head.
+/// Rows of one token, or none, beside a chain of longer ones: a block has a value head.
 ///
 /// It reads and writes nothing that the launches before it of the same prefill do, and ends behind them.
 pub struct Single<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
@@ -297,10 +325,15 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         unsafe {
             // Both at once: neither waits for the other.
             let (span, place) = (Span::load(&c, params, b), Place::load(&c, &params.layer, b));
+            let row = Row::of_head(&c, b, hv);
+            if params.has_singles == 0 {
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, row, (1, 0));
+            }
+            let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
             if span.count == 1 {
-                let row = Row::of_head(&c, b, hv);
-                let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
                 chain.with_inputs(&place).walk_single::<S>(&place);
+            } else if span.count == 0 && span.live && place.live() {
+                chain.carry::<S>(&place, 1);
             }
         }
         if b + 1 == params.rows && hv + 1 == grid_dim_x() {
@@ -349,11 +382,19 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                 heads = 2;
                 row = row.with_head(&c, 2 * block_idx_x());
             }
+            if thread_idx_x() < 128 * GROUPS {
+                let of_heads = (heads, if heads > 1 { 2 * block_idx_x() } else { 0 });
+                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, row, of_heads);
+            }
             let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row);
             let Some((chain, place)) = block else {
                 return;
             };
-            if place.live() {
+            if chain.is_empty() {
+                if place.live() && thread_idx_x() < 128 * GROUPS {
+                    chain.carry::<S>(&place, heads);
+                }
+            } else if place.live() {
                 chain.walk_short::<S>(&place, heads);
             } else if thread_idx_x() < 128 * GROUPS {
                 chain.store_zeros(heads);
@@ -396,7 +437,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
                 let channel = block % blocks_of_row * THREADS + thread_idx_x();
                 let span = Span::load(&c, params, block / blocks_of_row);
                 let place = Place::load(&c, &params.layer, span.b);
-                let is_there = channel < channels && span.count > 0 && place.live();
+                let moves = span.count > 0 || place.carries_window(&c, &params.layer);
+                let is_there = channel < channels && span.live && place.live() && moves;
                 let mut last = windows::NONE;
                 if is_there {
                     last = windows::last(&c, params, &span, &place, channel);
@@ -419,7 +461,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
             };
             if Place::load(&c, &params.layer, span.b).live() {
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
-                norm::of_unit::<V>(&c, params, (&span, span.piece(j)), hv);
+                let own = Operands::new::<K, V>(&c, params, G::PER_CHANNEL, span.unit(j), (h, r));
+                norm::of_unit::<V>(&c, params, (&span, span.piece(j)), (hv, own.scales));
             }
         }
     }

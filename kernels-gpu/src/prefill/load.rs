@@ -14,6 +14,7 @@ use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
 use crate::math::elements;
 use crate::math::power;
+use crate::math::range::{SMALL, any_large, power_for, times};
 use crate::math::reduce::{butterfly_sum, dot};
 use crate::step::{PrefillParams, StepConstants};
 
@@ -90,6 +91,18 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             butterfly_sum([x], 8, 32)
         };
         sum
+    }
+
+    /// Sum of the squares of a token, of which each of its lanes comes with its channels.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn squares<const K: u32>(x: &Token) -> f32 {
+        let mut sum = 0.0;
+        let mut i = 0;
+        while i < K as usize / 32 {
+            sum += dot(x[i], x[i]);
+            i += 1;
+        }
+        Self::sum(sum)
     }
 
     /// What the thread has of a token, as it lies in memory; of one that is not there, what it would have of the first.
@@ -185,18 +198,20 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn scaled<const K: u32, const OF: u32>(
         &self,
-        x: Token,
+        mut x: Token,
         rounds: bool,
         scales: u32,
     ) -> Words {
         let c = self.with.0;
-        let mut sum = 0.0;
-        let mut i = 0;
-        while i < K as usize / 32 {
-            sum += dot(x[i], x[i]);
-            i += 1;
+        let mut sum = Self::squares::<K>(&x);
+        // The tokens of a warp are several.
+        if c.l2norm != 0 && any_large(sum == f32::INFINITY) {
+            let mut small = x;
+            multiply::<K>(&mut small, SMALL);
+            let by = power_for(sum, Self::squares::<K>(&small));
+            multiply::<K>(&mut x, by);
+            sum = Self::squares::<K>(&x);
         }
-        let sum = Self::sum(sum);
         let [mut power, inverse] = power::of_root(sum);
         // A token that is not there has been loaded as the first one.
         if self.token() >= self.piece.count {
@@ -326,5 +341,14 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             let words = self.words::<K, OF>(rows, element, scales);
             self.give::<K, OF>(words, Shared(image));
         }
+    }
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn multiply<const K: u32>(x: &mut Token, by: f32) {
+    let mut i = 0;
+    while i < K as usize / 32 {
+        x[i] = times(x[i], by);
+        i += 1;
     }
 }

@@ -16,6 +16,7 @@ pub mod operands;
 pub mod output;
 pub mod prepare;
 pub mod products;
+pub mod range;
 pub mod rows;
 pub mod single;
 pub mod single_klast;

@@ -2,11 +2,16 @@
 //!
 //! It is left where o will be: as it is where that is f32, else in f16, times a power of two that makes up for the scale of q: so
 //! it is as large as the state that it is read from, whose products are of f16 too.
+//!
+//! o that f16 does not hold is scaled besides, of each token and 16 channels by a power of two. In the workspace, of each
+//! value head and each 16 channels of it: what takes the power back, f32, of each token; and the first token that has one.
 
+use super::CHUNK;
 use super::output::{Scales, sum_of_quad};
 use super::rows::{Piece, Span};
 use crate::constants::Element;
 use crate::device::float::{b16x2_to_f32, pack_f16x2};
+use crate::device::global::load_b32;
 use crate::device::thread::thread_idx_x;
 use crate::math::elements::{Raw, bytes_of, load};
 use crate::math::power;
@@ -14,6 +19,50 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// Most groups of 64 channels.
 const MOST_GROUPS: usize = 3;
+/// Behind the scales of a warp's 16 channels: the first token that has one.
+pub const FIRST: u32 = 4 * CHUNK;
+/// Bytes of both.
+pub const OF_WARP: u32 = FIRST + 16;
+
+/// Bytes of the scales of a value head of `dim` channels.
+pub const fn scales_bytes(dim: u32) -> u32 {
+    (dim / 16 * OF_WARP).next_multiple_of(128)
+}
+
+/// The scales of the `warp`-th 16 channels of a value head, whose own are at `scales`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn scales_of(scales: u64, warp: u32) -> u64 {
+    scales + (warp * OF_WARP) as u64
+}
+
+/// Whether o is left in f16 for the norm.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub const fn is_left(c: &StepConstants) -> bool {
+    c.has_norm != 0 && c.o_element != Element::F32 as u32
+}
+
+/// The power of two that o is left with.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn size(c: &StepConstants) -> f32 {
+    let [size, _] = sizes(c);
+    size
+}
+
+/// What takes back the scale of 16 channels of a token, whose scales are these.
+///
+/// # Safety
+/// The chain has left them.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn scale_of(scales: u64, token: u32) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if token < load_b32(scales + FIRST as u64) {
+            1.0
+        } else {
+            f32::from_bits(load_b32(scales + 4 * token as u64))
+        }
+    }
+}
 
 /// What makes up for the scale of q, and what takes that back: powers of two.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -26,6 +75,12 @@ fn sizes(c: &StepConstants) -> [f32; 2] {
 pub fn left(c: &StepConstants, [x, y]: [f32; 2]) -> u32 {
     let [size, _] = sizes(c);
     pack_f16x2(x * size, y * size)
+}
+
+/// One of them, in the low half.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn left_one(c: &StepConstants, x: f32) -> f32 {
+    f32::from_bits(left(c, [x, 0.0]))
 }
 
 /// Two elements of o, from what is [`left`] of them.
@@ -88,7 +143,7 @@ pub unsafe fn of_unit<const V: u32>(
     c: &StepConstants,
     params: &PrefillParams,
     (span, piece): (&Span, Piece),
-    hv: u32,
+    (hv, powers): (u32, u64),
 ) {
     const { assert!(V / 64 <= MOST_GROUPS as u32) };
     let groups = V as usize / 64;
@@ -99,6 +154,7 @@ pub unsafe fn of_unit<const V: u32>(
     // SAFETY: the caller's promise; a thread has its own channels of a token, and loads them before it stores any.
     unsafe {
         let mut left = [Left::NONE; MOST_GROUPS];
+        let mut back = [1.0; MOST_GROUPS];
         let mut scales = [Scales::NONE; MOST_GROUPS];
         let mut group = 0;
         while group < groups {
@@ -107,6 +163,9 @@ pub unsafe fn of_unit<const V: u32>(
             let o = span.at(base, strides, t, at, c.o_element);
             if is_there {
                 left[group] = Left::load(c, o);
+                if is_left(c) {
+                    back[group] = scale_of(scales_of(powers, channel(group) / 16), token);
+                }
                 scales[group] = Scales::load(c, params, (span, t), (hv, channel(group)));
             }
             group += 1;
@@ -115,7 +174,7 @@ pub unsafe fn of_unit<const V: u32>(
         let mut squares = 0.0;
         group = 0;
         while group < groups {
-            values[group] = left[group].values(c);
+            values[group] = left[group].values(c).map(|o| o * back[group]);
             squares += sum_of_quad(&values[group]);
             group += 1;
         }

@@ -164,7 +164,8 @@ fn release(c: &StepConstants) {
 pub const BLOCK: u32 = 4;
 
 /// [`store`], normed: the block of so many `GROUPS`, or its cluster, has the whole head. `sums` are 64 words for each group of
-/// these, that nobody reads any more, in any block.
+/// these, that nobody reads any more, in any block. At `scales` is by what the warpgroup's warps have
+/// scaled o, as in the workspace.
 ///
 /// Both halves of the tokens go through the tile, so that a thread has 16 channels of a token, and four of them all that
 /// the warpgroup has.
@@ -178,7 +179,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     (span, piece): (&Span, Piece),
     (hv, first): (u32, u32),
     o: &[f32; 32],
-    (tile, barrier, sums): (u32, u32, u32),
+    (tile, barrier, sums, scales): (u32, u32, u32, u32),
 ) {
     // Else the compiler keeps all addresses from piece to piece.
     let thread = anew(thread_idx_x());
@@ -214,6 +215,14 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
                 [own[half][4 * i], own[half][4 * i + 1]] = norm::as_left(c, [x, y]);
                 [own[half][4 * i + 2], own[half][4 * i + 3]] = norm::as_left(c, [z, w]);
                 i += 1;
+            }
+            if norm::is_left(c) {
+                let token = 32 * half as u32 + thread / 4;
+                let scales = scales + thread % 4 * norm::OF_WARP;
+                if token >= load_shared_b32(scales + norm::FIRST) {
+                    let back = f32::from_bits(load_shared_b32(scales + 4 * token));
+                    own[half] = own[half].map(|o| o * back);
+                }
             }
             let squares = sum_of_quad(&own[half]);
             if const { cluster_of(V, GROUPS) > 1 } {

@@ -244,7 +244,8 @@ impl Unit {
             sync_threads();
             if anew(group) < self.heads {
                 let betas = Self::of_rows(self.logs(group) + BETAS, 16 * own + lane_id() / 4);
-                self.solver(group).solve(betas, out.behind(group * behind));
+                self.solver(group)
+                    .solve(betas, self.scales, out.behind(group * behind));
             } else {
                 Solver::solve_nothing();
             }

@@ -58,7 +58,7 @@ impl Span {
             if c.cu_seqlens_index != 0 {
                 let at = |i| slot_of(step.cu_seqlens, c.cu_seqlens_index, i, 0);
                 let (start, end) = (at(b as u64), at(b as u64 + 1));
-                live = start < end
+                live = start <= end
                     && end <= step.total_tokens as u64
                     && end - start <= params.tokens as u64;
                 (begin, first) = (start, start);

@@ -11,14 +11,16 @@ use super::rows::Span;
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{load_shared_b32, store_shared_b32};
-use crate::device::thread::thread_idx_x;
-use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load, load_one};
 use crate::math::gate;
-use crate::math::reduce::{add_dot, butterfly_sum, dot, pairwise_sum};
+use crate::math::range::{SMALL, overflow, power_for, times};
+use crate::math::reduce::{add_dot, butterfly_sum, pairwise_sum};
 use crate::recurrent::Gating;
+use crate::recurrent::klast::norms;
 use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
+use crate::recurrent::vlast::warp_norms;
 use crate::row::Row;
 use crate::step::{PrefillParams, StepConstants};
 
@@ -201,12 +203,62 @@ fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])
     if lane_id() % 2 == 1 { sum } else { other }
 }
 
-/// Σk², Σq² and k·q of a token with K = 96, in the order of the layout. All lanes come.
+/// Σk², Σq² and k·q of a token whose k and q are multiplied by these, in the order of the layout. All lanes come.
 ///
 /// # Safety
 /// The token is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn norms_of_k96<const V_LAST: bool>(k: Source<'_>, q: Source<'_>, lane: u32) -> [f32; 3] {
+unsafe fn norms_of<const K: u32, const V_LAST: bool>(
+    k: Source<'_>,
+    q: Source<'_>,
+    lane: u32,
+    [of_k, of_q]: [f32; 2],
+) -> [f32; 3] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if const { K == 96 } {
+            return norms_of_k96::<V_LAST>(k, q, lane, [of_k, of_q]);
+        }
+        if V_LAST {
+            let (k, q) = if K == 128 {
+                (k.load::<4>(4 * lane), q.load::<4>(4 * lane))
+            } else {
+                let pad = |[x, y]: [f32; 2]| [x, y, 0.0, 0.0];
+                (pad(k.load::<2>(2 * lane)), pad(q.load::<2>(2 * lane)))
+            };
+            return warp_norms(times(k, of_k), times(q, of_q));
+        }
+        let lane = lane % (K / 8);
+        let (k, q) = (
+            both_halves::<K>(k, lane, of_k),
+            both_halves::<K>(q, lane, of_q),
+        );
+        norms(([k], [q]), K / 8)
+    }
+}
+
+/// The lane's channels of both halves, times `by`.
+///
+/// # Safety
+/// The token is there.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn both_halves<const K: u32>(x: Source<'_>, lane: u32, by: f32) -> [f32; 8] {
+    // SAFETY: the caller's promise.
+    let (a, b) = unsafe { (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane)) };
+    times([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], by)
+}
+
+/// The same with K = 96.
+///
+/// # Safety
+/// The token is there.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn norms_of_k96<const V_LAST: bool>(
+    k: Source<'_>,
+    q: Source<'_>,
+    lane: u32,
+    [of_k, of_q]: [f32; 2],
+) -> [f32; 3] {
     let (count, step) = if V_LAST { (1, 0) } else { (6, 16) };
     let first = if V_LAST { 4 * lane } else { 4 * (lane % 4) };
     let mut sums = [0.0; 3];
@@ -217,8 +269,8 @@ unsafe fn norms_of_k96<const V_LAST: bool>(k: Source<'_>, q: Source<'_>, lane: u
         if first < 96 {
             // SAFETY: the caller's promise.
             unsafe {
-                own_k = k.load::<4>(first + step * i);
-                own_q = q.load::<4>(first + step * i);
+                own_k = times(k.load::<4>(first + step * i), of_k);
+                own_q = times(q.load::<4>(first + step * i), of_q);
             }
         }
         sums = [
@@ -236,8 +288,8 @@ pub const fn staged_bytes(k: u32) -> u32 {
     8 * k
 }
 
-/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory: those of the `threads` that come.
-/// A barrier follows.
+/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory, by so many `threads`, of which
+/// `thread` is this one. A barrier follows.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; the bytes are these threads' to write.
@@ -247,9 +299,9 @@ pub unsafe fn stage<const K: u32>(
     (span, inputs): (&Span, Inputs),
     (h, t): (u32, u32),
     staged: u32,
-    threads: u32,
+    (thread, threads): (u32, u32),
 ) {
-    let mut i = anew(thread_idx_x());
+    let mut i = anew(thread);
     while i < 2 * K {
         let channel = channel_of(c, i / K, h, K) + i % K;
         // SAFETY: the caller's promise.
@@ -328,25 +380,13 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
     let [k, q] = Source::of(((c, params), span), (of.h, t), (staged, K));
     // SAFETY: the caller's promise.
     unsafe {
-        let norms = if const { K == 96 } {
-            norms_of_k96::<V_LAST>(k, q, lane)
-        } else if V_LAST {
-            let (k, q) = if K == 128 {
-                (k.load::<4>(4 * lane), q.load::<4>(4 * lane))
-            } else {
-                let pad = |[x, y]: [f32; 2]| [x, y, 0.0, 0.0];
-                (pad(k.load::<2>(2 * lane)), pad(q.load::<2>(2 * lane)))
-            };
-            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
-        } else {
-            let lane = lane % (K / 8);
-            let both = |x: Source| {
-                let (a, b) = (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane));
-                [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
-            };
-            let (k, q) = (both(k), both(q));
-            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, K / 8)
-        };
+        let mut sums = norms_of::<K, V_LAST>(k, q, lane, [1.0; 2]);
+        let mut powers = [1.0; 2];
+        if overflow(c.l2norm != 0, sums) {
+            let small = norms_of::<K, V_LAST>(k, q, lane, [SMALL; 2]);
+            powers = [power_for(sums[0], small[0]), power_for(sums[1], small[1])];
+            sums = norms_of::<K, V_LAST>(k, q, lane, powers);
+        }
         let gates = if G::PER_CHANNEL {
             let of = Row {
                 h: anew(of.h),
@@ -359,10 +399,21 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
             let (log, beta) = gates_of(c, params, span, t, of.hv);
             (gate::exp(log), beta)
         };
-        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
-        let (k, q) = (k.own::<K>(), q.own::<K>());
-        let sk = products::<K, V_LAST>(s, &k);
+        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), sums, gates);
+        // One after the other: of more than 64 channels there are not registers for both.
+        let mut q = q.own::<K>();
+        if c.l2norm != 0 && powers[1] != 1.0 {
+            q = times(q, powers[1]);
+        }
         let sq = products::<K, V_LAST>(s, &q);
+        if const { K > 64 } {
+            sync_warp(FULL_MASK);
+        }
+        let mut k = k.own::<K>();
+        if c.l2norm != 0 && powers[0] != 1.0 {
+            k = times(k, powers[0]);
+        }
+        let sk = products::<K, V_LAST>(s, &k);
         let mut o = [0.0; 2];
         let mut half = 0;
         while half < 2 {

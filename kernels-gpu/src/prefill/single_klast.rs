@@ -17,12 +17,14 @@ use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b3
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::layer::Place;
-use crate::layer::norm::{normed, sum_of};
+use crate::layer::norm::{normed, squares, sum_of};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
 use crate::math::gate;
-use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot};
+use crate::math::range::{SMALL, times};
+use crate::math::reduce::{butterfly_sum_pairs, dot};
 use crate::recurrent::Gating;
+use crate::recurrent::klast::normable;
 use crate::recurrent::tokens::{gate_row, load_a_log};
 use crate::row::Row;
 use crate::state::{Head, StateElement};
@@ -245,7 +247,13 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
         let mut s = own.load::<S>(c, start, !place.is_fresh());
         let threads = 2 * V;
         if c.taps != 0 {
-            stage::<K>((c, params), (span, inputs), (of.h, 0), staged, threads);
+            stage::<K>(
+                (c, params),
+                (span, inputs),
+                (of.h, 0),
+                staged,
+                (thread_idx_x(), threads),
+            );
             let channel = thread_idx_x();
             if channel < V {
                 let first = channel_of_values::<K, V>(c, of.hv, V);
@@ -255,8 +263,7 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
             sync_threads();
         }
         let [k, q] = Source::of(((c, params), span), (of.h, 0), (staged, K)).map(|x| own.of(x));
-        let sums = [dot(k, k), dot(q, q), dot(k, q)];
-        let norms = butterfly_sum(sums, 1, Own::<K>::LANES);
+        let (([k], [q]), norms) = normable(c, ([k], [q]), Own::<K>::LANES);
         let gates = if G::PER_CHANNEL {
             own.decay((c, params), span, of, &mut s);
             (1.0, beta_of(c, params, span, (0, of.hv)))
@@ -307,7 +314,10 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
         let mut sum = 0.0;
         if c.has_norm != 0 {
             let (words, warp) = (values + 4 * V, thread_idx_x() / 32);
-            let of_warp = Own::<K>::sum_of_squares(&o);
+            let of_warp = squares!(
+                Own::<K>::sum_of_squares(&o),
+                Own::<K>::sum_of_squares(&times(o, SMALL))
+            );
             if lane_id() == 0 {
                 store_shared_b32(words + 4 * warp, of_warp.to_bits());
             }

@@ -8,12 +8,15 @@
 use core::array;
 
 use super::operands::Place;
-use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
+use super::range::{MOST_GAIN, MOST_KEY, MOST_QUERY};
+use super::{FACTOR_BYTES, FACTORS};
+use crate::device::float::{fma, maximum, pack_bf16x2, pack_f16x2};
 use crate::device::shared::{
-    load_matrices, load_matrices_transposed, load_shared_b128, store_shared_b32, store_shared_b128,
+    load_matrices, load_matrices_transposed, load_shared_b32, load_shared_b128, store_shared_b32,
+    store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
-use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp};
+use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_shuffle_xor};
 use crate::math::elements::bf16_to_f32;
 
 /// Bytes of a block of 16 rows of bf16.
@@ -106,15 +109,20 @@ impl Solver {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn solve_nothing() {
         sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
+        sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
     }
 
     /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
     /// warpgroup come.
     ///
+    /// A token whose δ may be more than [`MOST_GAIN`] times R, or whose scale of k or q is beyond [`MOST_KEY`] or
+    /// [`MOST_QUERY`], gets NaN for its factor of S k̂ᵀ: the chain works it in f32 then ([`super::range`]). `scales` has
+    /// those of k, then those of q.
+    ///
     /// # Safety
-    /// A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
+    /// The factors and the scales were stored before a barrier. A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn solve(self, betas: [f32; 2], out: impl Place) {
+    pub unsafe fn solve(self, betas: [f32; 2], scales: u32, out: impl Place) {
         let (group, own, lane) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4, lane_id());
         let of_warp = |warp: u32| self.0 + warp * OF_WARP;
         let mine = of_warp(own);
@@ -162,7 +170,9 @@ impl Solver {
             if own % 2 == 1 {
                 store_block(out, own - 1, [0; 4]);
             }
-            store_block(out, own, of_betas(joined(&x[0]), betas));
+            let block = of_betas(joined(&x[0]), betas);
+            store_block(out, own, packed(block));
+            sum_block(mine + SQUARE, own, block);
             let mut i = own + 1;
             let mut steps = 1;
             while steps < 4 {
@@ -181,10 +191,34 @@ impl Solver {
                     );
                     let next = sums.map(|sums| sums.map(|x| -x));
                     x[steps] = as_left(next);
-                    store_block(out, i, of_betas(next, betas));
+                    let block = of_betas(next, betas);
+                    store_block(out, i, packed(block));
+                    sum_block(mine + SQUARE, i, block);
                 }
                 i += 1;
                 steps += 1;
+            }
+            sync_barrier(SOLVERS + group, 128);
+            if lane < 16 {
+                let token = 16 * own + lane;
+                let mut gain = 0.0;
+                let mut warp = 0;
+                while warp <= own {
+                    gain += f32::from_bits(load_shared_b32(of_warp(warp) + SQUARE + 4 * token));
+                    warp += 1;
+                }
+                let scale = |of: u32| {
+                    f32::from_bits(load_shared_b32(scales + of * FACTOR_BYTES + 4 * token))
+                };
+                let (k, q) = (scale(0), scale(1));
+                // NaN is not below.
+                let holds = gain * maximum(0.5 * k, 1.0) < MOST_GAIN
+                    && k < MOST_KEY
+                    && q < MOST_QUERY
+                    && q > -MOST_QUERY;
+                if !holds {
+                    out.store_b32(FACTORS + 4 * token, f32::NAN.to_bits());
+                }
             }
         }
     }
@@ -229,13 +263,58 @@ unsafe fn store_block(out: impl Place, i: u32, words: [u32; 4]) {
 
 /// A block of T, from one of X and β of rows r and r + 8.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn of_betas([a, b]: [[f32; 4]; 2], betas: [f32; 2]) -> [u32; 4] {
+fn of_betas(x: [[f32; 4]; 2], betas: [f32; 2]) -> [[f32; 4]; 2] {
+    x.map(|x| {
+        [
+            x[0] * betas[0],
+            x[1] * betas[0],
+            x[2] * betas[1],
+            x[3] * betas[1],
+        ]
+    })
+}
+
+/// The same in f16, as [`store_block`] has it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn packed([a, b]: [[f32; 4]; 2]) -> [u32; 4] {
     [
-        pack_f16x2(a[0] * betas[0], a[1] * betas[0]),
-        pack_f16x2(a[2] * betas[1], a[3] * betas[1]),
-        pack_f16x2(b[0] * betas[0], b[1] * betas[0]),
-        pack_f16x2(b[2] * betas[1], b[3] * betas[1]),
+        pack_f16x2(a[0], a[1]),
+        pack_f16x2(a[2], a[3]),
+        pack_f16x2(b[0], b[1]),
+        pack_f16x2(b[2], b[3]),
     ]
+}
+
+/// Stores Σ_s |T_ts| over the 16 tokens s of a block, of its tokens t, those from 16 `i` on, each in a word from `sums` on.
+/// All lanes of the warp come.
+///
+/// # Safety
+/// The words are the warp's to write.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn sum_block(sums: u32, i: u32, block: [[f32; 4]; 2]) {
+    let lane = lane_id();
+    let [[a, b], [c, d]] = block.map(|x| {
+        let x = x.map(|x| f32::from_bits(x.to_bits() & 0x7fff_ffff));
+        [x[0] + x[2], x[1] + x[3]]
+    });
+    // Of 8 lanes with the same tokens, each half takes half of the sums.
+    let (is_upper, is_odd) = (lane & 4 != 0, lane & 8 != 0);
+    let trade = |own: f32, other: f32, is_second: bool, mask: u32| {
+        let (keep, give) = if is_second {
+            (other, own)
+        } else {
+            (own, other)
+        };
+        keep + warp_shuffle_xor(give, mask)
+    };
+    let (first, second) = (trade(a, c, is_upper, 4), trade(b, d, is_upper, 4));
+    let sum = trade(first, second, is_odd, 8);
+    let sum = sum + warp_shuffle_xor(sum, 16);
+    if lane < 16 {
+        let token = 16 * i + is_upper as u32 * 8 + lane % 4 * 2 + is_odd as u32;
+        // SAFETY: the caller's promise.
+        unsafe { store_shared_b32(sums + 4 * token, sum.to_bits()) };
+    }
 }
 
 /// Two values as bf16, and what that leaves of them.

@@ -5,10 +5,12 @@
 //! A convolution leaves k and q where the image of k̂ and q̂ will be, of every value head where each has its own, and
 //! their scales where the first factors will be.
 //!
+//! Behind v lie the scales of o that the norm behind the chain takes back ([`super::norm`]), where o is left in f16.
+//!
 //! Behind the units, of a prompt in stretches, lies the state that one chain leaves for the next, in f32.
 
 use super::values::tiles_bytes;
-use super::{anew, head_bytes, image_bytes, images_bytes, units};
+use super::{anew, head_bytes, image_bytes, images_bytes, norm, units};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Bytes of a value head of a unit that are its own.
@@ -19,7 +21,17 @@ pub const fn own_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> 
     } else {
         0
     };
-    images + head_bytes(k, per_channel) + tiles_bytes(c, v)
+    images + head_bytes(k, per_channel) + tiles_bytes(c, v) + scales_bytes(c, v)
+}
+
+/// Bytes of the scales of o of a value head of `dim` channels, where a norm follows.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub const fn scales_bytes(c: &StepConstants, dim: u32) -> u32 {
+    if norm::is_left(c) {
+        norm::scales_bytes(dim)
+    } else {
+        0
+    }
 }
 
 /// Bytes of a query/key head of a unit, with its value heads.
@@ -38,6 +50,8 @@ pub struct Operands {
     pub head: u64,
     /// Tiles of v.
     pub values: u64,
+    /// Scales of o.
+    pub scales: u64,
 }
 
 impl Operands {
@@ -80,10 +94,12 @@ impl Operands {
         } else {
             (first, first + (image_bytes(K) + own * r) as u64)
         };
+        let values = head + head_bytes(K, per_channel) as u64;
         Self {
             images,
             head,
-            values: head + head_bytes(K, per_channel) as u64,
+            values,
+            scales: values + tiles_bytes(c, V) as u64,
         }
     }
 }

@@ -4,8 +4,9 @@ use core::marker::PhantomData;
 
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{Gating, LaneGates, Tokens};
+use super::tokens::{Gating, LaneGates, Tokens, clear_rest_of_tile};
 use crate::device::float::fma;
+use crate::device::rarely;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
@@ -13,9 +14,10 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load};
+use crate::math::range::{tame, tame_values};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot_parts};
 use crate::row::Row;
-use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
+use crate::state::{Share, StateElement, Tile, check_k_last, lanes_of, widen_rows};
 use crate::step::{StepConstants, StepParams};
 
 /// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` of a block.
@@ -114,7 +116,9 @@ impl<const PARTS: usize> RawToken<PARTS> {
 
     /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+    fn values<G: Gating>(mut self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+        let elements = [c.k_element, self.q_element];
+        tame(c.l2norm != 0, [&mut self.k, &mut self.q], elements, lanes);
         let channels = (
             parts_to_f32(self.k, c.k_element),
             parts_to_f32(self.q, self.q_element),
@@ -135,15 +139,27 @@ pub(crate) fn parts_to_f32<const PARTS: usize>(
 
 /// Σk², Σq² and k·q over a group of `lanes` lanes (1). All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) fn norms<const PARTS: usize>(
-    (k, q): ([[f32; 8]; PARTS], [[f32; 8]; PARTS]),
-    lanes: u32,
-) -> [f32; 3] {
+pub(crate) fn norms<const PARTS: usize>((k, q): KeyAndQuery<PARTS>, lanes: u32) -> [f32; 3] {
     butterfly_sum(
         [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)],
         1,
         lanes,
     )
+}
+
+/// A lane's channels of all parts, of k and of q.
+pub(crate) type KeyAndQuery<const PARTS: usize> = ([[f32; 8]; PARTS], [[f32; 8]; PARTS]);
+
+/// k and q, a token's of a group of `lanes` lanes, times powers of two where the sums of their squares are not finite, and their
+/// [`norms`]. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn normable<const PARTS: usize>(
+    c: &StepConstants,
+    (mut k, mut q): KeyAndQuery<PARTS>,
+    lanes: u32,
+) -> (KeyAndQuery<PARTS>, [f32; 3]) {
+    tame_values(c.l2norm != 0, [&mut k, &mut q], lanes);
+    ((k, q), norms((k, q), lanes))
 }
 
 impl<const PARTS: usize> Token<PARTS> {
@@ -254,10 +270,19 @@ impl<
         unsafe {
             let slots = Slots::load(&c, params, row.b);
             let tokens = Tokens::new(&c, params, row);
+            clear_rest_of_tile(&c, params, (row, Self::TILE), THREADS);
             if !tokens.live {
                 return;
             }
             let mut live = slots.live(&c, params);
+            if tokens.are_none(&c) {
+                rarely();
+                let tile = Tile::new(false, [K, V], (row.tile * Self::TILE, Self::TILE));
+                if live {
+                    slots.carry::<S>(&c, params, (row.hv, tile), (thread_idx_x(), THREADS));
+                }
+                return;
+            }
             let mut earliest = tokens;
             if c.previous_tokens != 0 {
                 earliest = Tokens::previous(&c, params, row);
@@ -316,7 +341,7 @@ impl<
             let mut kept = 0;
             if c.previous_tokens != 0 {
                 kept = earliest.count;
-                if c.tokens != 0 {
+                if tokens.count != 0 {
                     let turn = Self::load_turn(&c, params, row, &tokens, share, first);
                     Self::prepare(&c, params, row, (&tokens, kept), turn, (share, first));
                 }

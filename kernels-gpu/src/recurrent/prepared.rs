@@ -107,6 +107,16 @@ pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
     }
 }
 
+/// Of what [`store_factors`] stored those of k and q.
+///
+/// # Safety
+/// As a load's of shared memory.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn load_key_and_query(smem: u32) -> [f32; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { load_shared_b64(smem + 8) }.map(f32::from_bits)
+}
+
 /// Stores a token's slot, where there are token slots.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! Where a row's state comes from and goes to.
 
 use crate::row::Row;
-use crate::state::{Head, Shape, StateElement, is_fresh, is_live, slot_of};
+use crate::state::{Head, Shape, StateElement, Tile, is_fresh, is_live, slot_of};
 use crate::step::{StepConstants, StepParams};
 
 /// The start and the final slot of a row; its state after each token goes elsewhere besides.
@@ -119,6 +119,28 @@ impl Slots {
     ) -> Head {
         let wide = c.wide_state != 0;
         Head::of_slot::<S>(params.write_pool, self.write, c.write_slot, head, wide)
+    }
+
+    /// Of a row without tokens that is live: the state that it starts from is that which it ends with, in a block's tile of the
+    /// state of value head `hv`. Nothing moves in place. All threads that have the tile call it, with their number and how many
+    /// they are.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors; nobody else touches the tile of the slot that is written.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn carry<S: StateElement>(
+        &self,
+        c: &StepConstants,
+        params: &StepParams,
+        (hv, tile): (u32, Tile),
+        threads: (u32, u32),
+    ) {
+        let start = self.start::<S>(c, params, (hv, tile.shape));
+        let write = self.write::<S>(c, params, (hv, tile.shape));
+        if c.update_state != 0 && (self.fresh || start.address != write.address) {
+            // SAFETY: the caller's promise.
+            unsafe { tile.copy::<S>((start, write), self.fresh, threads) };
+        }
     }
 
     /// Calls `store` with every place that the state after token `t` goes to; `token_slot` is [`token_slot`]'s.

@@ -2,9 +2,11 @@
 
 use crate::constants::Element;
 use crate::device::global::load_b32;
+use crate::device::rarely;
+use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::launch::Family;
-use crate::math::elements::{Raw, bytes_of, load_one};
+use crate::math::elements::{self, Raw, bytes_of, load_one};
 use crate::math::gate;
 use crate::row::Row;
 use crate::state::{Share, StateElement, slot_of};
@@ -69,9 +71,9 @@ pub struct Tokens {
     pub o: Run,
     /// The first of them among the tokens of their tensors' rows.
     pub start: u32,
-    /// How many there are.
+    /// How many there are; 0 of a packed row without tokens.
     pub count: u32,
-    /// Whether the row's tokens are where its lengths say.
+    /// Whether the row's tokens are where its lengths say, and no more than a row may have.
     pub live: bool,
     are_previous: bool,
 }
@@ -91,11 +93,18 @@ impl Tokens {
                 (at(row.b as u64), at(row.b as u64 + 1))
             };
             live =
-                first < end && end <= params.total_tokens as u64 && end - first <= c.tokens as u64;
+                first <= end && end <= params.total_tokens as u64 && end - first <= c.tokens as u64;
             start = first as u32;
             count = if live { (end - first) as u32 } else { 0 };
         }
         Self::of_head(c, params, row, (start, count, live))
+    }
+
+    /// Whether the launch leaves the row as it is but for carrying its state on: a packed row that has neither tokens nor
+    /// previous ones.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn are_none(&self, c: &StepConstants) -> bool {
+        c.cu_seqlens_index != 0 && c.previous_tokens == 0 && self.count == 0
     }
 
     /// The same tokens as the row's value head has them.
@@ -208,6 +217,75 @@ impl Tokens {
             are_previous: true,
         }
     }
+}
+
+/// Zeros for o of the packed tokens that are no row's: those before the first bound, and those behind the last one. So many
+/// `turns` of blocks take a token each, one after the other; this block's is `turn`. It has so many `channels` of a token, `at`
+/// says which elements of o these are, and its threads come with their number and how many they are.
+///
+/// A bound that is outside of the tokens says nothing of them.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the channels are the block's, and no other block with its turn has them.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn clear_rest(
+    c: &StepConstants,
+    params: &StepParams,
+    (turn, turns): (u32, u32),
+    (thread, threads): (u32, u32),
+    channels: u32,
+    at: impl Fn(u32) -> u32,
+) {
+    if c.cu_seqlens_index == 0 {
+        return;
+    }
+    let total = params.total_tokens as u64;
+    // SAFETY: the caller's promise; there are B + 1 of them.
+    let [first, end] = [0, params.rows as u64]
+        .map(|i| unsafe { slot_of(params.cu_seqlens, c.cu_seqlens_index, i, 0) });
+    let (first, end) = (
+        if first <= total { first } else { 0 },
+        if end <= total { end } else { total },
+    );
+    if first > end || turn as u64 >= first + (total - end) {
+        return;
+    }
+    rarely();
+    let (mut n, mut channel) = (turn as u64, thread);
+    loop {
+        while channel >= channels {
+            channel -= channels;
+            n += turns as u64;
+        }
+        if n >= first + (total - end) {
+            return;
+        }
+        let token = if n < first { n } else { end + (n - first) };
+        let element = token * c.o_token as u64 + at(channel) as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let address = params.o + element * bytes_of(c.o_element) as u64;
+            elements::store([0.0], address, c.o_element, false);
+        }
+        channel += threads;
+    }
+}
+
+/// [`clear_rest`] by a block that has `tile` elements of o of the row's value head; rows take turns.
+///
+/// # Safety
+/// As [`clear_rest`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn clear_rest_of_tile(
+    c: &StepConstants,
+    params: &StepParams,
+    (row, tile): (Row, u32),
+    threads: u32,
+) {
+    let first = row.hv * c.o_head + row.tile * tile;
+    let (turn, thread) = ((row.b, params.rows), (thread_idx_x(), threads));
+    // SAFETY: the caller's promise.
+    unsafe { clear_rest(c, params, turn, thread, tile, |i| first + i) };
 }
 
 /// What a token's gates are computed from, as it lies in memory.

@@ -4,9 +4,12 @@ use core::marker::PhantomData;
 
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{Gating, RawGates, Tokens, gate_row, load_a_log, load_beta};
+use super::tokens::{
+    Gating, RawGates, Tokens, clear_rest_of_tile, gate_row, load_a_log, load_beta,
+};
 use crate::constants::Element;
 use crate::device::float::fma;
+use crate::device::rarely;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
     store_shared_b64, store_shared_b128,
@@ -16,9 +19,10 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
+use crate::math::range::{SMALL, power_for, tame_values, times};
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
+use crate::state::{FRAGMENT, Share, StateElement, Tile, check_v_last};
 use crate::step::{StepConstants, StepParams};
 
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes.
@@ -91,10 +95,20 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         unsafe {
             let slots = Slots::load(&c, params, row.b);
             let tokens = Tokens::new(&c, params, row);
+            clear_rest_of_tile(&c, params, (row, Self::COLUMNS), Self::THREADS);
             if !tokens.live {
                 return;
             }
             let mut live = slots.live(&c, params);
+            if tokens.are_none(&c) {
+                rarely();
+                let tile = Tile::new(true, [K, V], (share.first, Self::COLUMNS));
+                if live {
+                    let threads = (thread_idx_x(), Self::THREADS);
+                    slots.carry::<S>(&c, params, (row.hv, tile), threads);
+                }
+                return;
+            }
             let mut previous = tokens;
             let mut kept = 0;
             if c.previous_tokens != 0 {
@@ -210,10 +224,12 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 if G::PER_CHANNEL {
                     store_channels::<K>(smem + Self::DECAY, decay);
                 }
-                let (k, q) = (k.to_f32(c.k_element), q.to_f32(tokens.q.element()));
+                let (mut k, mut q) = ([k.to_f32(c.k_element)], [q.to_f32(tokens.q.element())]);
+                tame_values(c.l2norm != 0, [&mut k, &mut q], 32);
+                let ([k], [q]) = (k, q);
                 store_channels::<K>(smem, k);
                 store_channels::<K>(smem + Self::Q, q);
-                let norms = butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32); // (1)
+                let norms = warp_norms(k, q); // (1)
                 let f = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
                 let slot = token_slot(c, params, row.b, t);
                 if lane_id() == 0 {
@@ -416,6 +432,27 @@ unsafe fn channel_gates<const K: u32>(
         };
         gates.values(c)
     }
+}
+
+/// Σk², Σq² and k·q over the warp. All of its lanes call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn warp_norms(k: [f32; 4], q: [f32; 4]) -> [f32; 3] {
+    butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
+}
+
+/// What k and q are to be multiplied by, whose [`warp_norms`], `sums`, [`overflow`]. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn warp_powers([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> [f32; 2] {
+    let small = warp_norms(times(k, SMALL), times(q, SMALL));
+    [power_for(sums[0], small[0]), power_for(sums[1], small[1])]
+}
+
+/// k and q times these powers, and their [`warp_norms`]. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn warp_shrunk([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> ([[f32; 4]; 2], [f32; 3]) {
+    let [of_k, of_q] = warp_powers([k, q], sums);
+    let (k, q) = (times(k, of_k), times(q, of_q));
+    ([k, q], warp_norms(k, q))
 }
 
 /// This lane's channels of q, k or a gate: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros

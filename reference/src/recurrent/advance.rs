@@ -55,11 +55,18 @@ pub(crate) fn advance(
         pool: write_pool.to_vec(),
         snapshots: snapshots.map(<[f64]>::to_vec),
     };
+    for rest in p.tokens_of_no_row(tokens.count) {
+        after.o[rest.start * token_len..rest.end * token_len].fill(0.0);
+    }
+    let in_place = std::ptr::eq(read_pool, write_pool);
     for (own, row) in p.rows(tokens.count, pool_slots, around) {
         after.o[own.start * token_len..own.end * token_len].fill(0.0);
         let Some(row) = row else {
             continue;
         };
+        if in_place && row.stays() {
+            continue;
+        }
         for hv in 0..p.value_heads {
             p.advance_head(&row, hv, read_pool, &mut after)?;
         }
@@ -81,8 +88,17 @@ pub(crate) struct Row {
     pub wide_window: Option<(usize, usize)>,
     /// Slot of the write pool for the state after each token.
     pub stores: Vec<Option<usize>>,
+    /// Without tokens, new or previous: slot of the write pool for the state that it starts from.
+    pub end: Option<usize>,
     /// Tokens, counted from the row's first, and the slot of the write pool for the state after each besides.
     pub checkpoints: Vec<(usize, usize)>,
+}
+
+impl Row {
+    /// Whether nothing is written where states, or windows, are read and written in one pool.
+    pub fn stays(&self) -> bool {
+        self.end.is_some() && self.end == self.start
+    }
 }
 
 impl Checkpoints<'_> {
@@ -134,7 +150,23 @@ impl Recurrent<'_> {
         let start = usize::try_from(cu_seqlens[b]).ok()?;
         let end = usize::try_from(cu_seqlens[b + 1]).ok()?;
         let length = end.checked_sub(start)?;
-        ((1..=self.tokens).contains(&length) && end <= total).then_some(start..end)
+        (length <= self.tokens && end <= total).then_some(start..end)
+    }
+
+    /// Packed tokens before the first bound, and behind the last one; a bound outside of them says nothing.
+    fn tokens_of_no_row(&self, total: usize) -> [Range<usize>; 2] {
+        let bound = |bound: Option<&i64>| {
+            let bound = usize::try_from(*bound?).ok()?;
+            (bound <= total).then_some(bound)
+        };
+        let bounds = self.cu_seqlens.filter(|_| self.batch > 0);
+        let bounds = bounds.unwrap_or_default();
+        let first = bound(bounds.first()).unwrap_or(0);
+        let end = bound(bounds.last()).unwrap_or(total);
+        match first <= end {
+            true => [0..first, end..total],
+            false => [0..0, total..total],
+        }
     }
 
     /// Row b, unless it is inactive, between pools of so many slots.
@@ -172,6 +204,7 @@ impl Recurrent<'_> {
                 commit: None,
                 wide_window,
                 stores,
+                end: None,
                 checkpoints: Vec::new(),
             });
         }
@@ -193,11 +226,12 @@ impl Recurrent<'_> {
                 entries.filter_map(|(t, slot)| Some((t, self.live(slot, write_pool_slots)?)));
             live.collect()
         });
-        if self.update_state
-            && commit.is_none()
-            && let Some(last) = stores.last_mut()
-        {
-            *last = Some(end);
+        let mut carried = None;
+        if self.update_state && commit.is_none() {
+            match stores.last_mut() {
+                Some(last) => *last = Some(end),
+                None => carried = Some(end),
+            }
         }
         Some(Row {
             b,
@@ -206,6 +240,7 @@ impl Recurrent<'_> {
             commit,
             wide_window: None,
             stores,
+            end: carried,
             checkpoints,
         })
     }
@@ -242,6 +277,9 @@ impl Recurrent<'_> {
             for s in &mut state {
                 *s = (self.round_state)(*s);
             }
+        }
+        if let Some(end) = row.end {
+            heads.store(&mut after.pool, end, hv, &state);
         }
         // One by one: many states together would be large.
         for (t, token) in row.tokens.clone().enumerate() {

@@ -58,8 +58,12 @@ pub struct Recurrent<'a> {
     pub token_slots: Option<&'a [i64]>,
     /// `[B]`, with `token_slots`: accepted tokens, 1 to T; without it 1.
     pub accepted: Option<&'a [i64]>,
-    /// `[B + 1]`: row b has the tokens from `cu_seqlens[b]` up to `cu_seqlens[b + 1]`. A row with none, with more
-    /// than T, or with tokens outside `[total]` touches nothing, not even its output.
+    /// `[B + 1]`: row b has the tokens from `cu_seqlens[b]` up to `cu_seqlens[b + 1]`. A row with more than T, or with tokens
+    /// outside `[total]`, touches nothing, not even its output. The output of tokens before the first bound and behind the
+    /// last one, if these are within `[total]`, is zero, unless there is no row.
+    ///
+    /// The state that a row without tokens starts from is that which it ends with. Of previous tokens it commits those that
+    /// are kept; of token slots it touches none.
     pub cu_seqlens: Option<&'a [i64]>,
     /// A dead slot besides those outside the pools.
     pub null_slot: Option<i64>,
@@ -143,7 +147,8 @@ pub struct Previous<'a> {
 /// What a launch leaves behind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows, NaN where nothing is written.
+    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows and tokens of no row, NaN where nothing is
+    /// written.
     pub o: Vec<f64>,
     /// The whole write pool afterwards.
     pub pool: Vec<f64>,

@@ -340,7 +340,7 @@ fn windows_with_token_slots_by_hand() {
     let mut fewer = problem;
     fewer.step.cu_seqlens = Some(&[0, 3, 5]);
     after[12..24].copy_from_slice(&wide([7.0, 1.0, 1.0, NAN], [1.0, 1.0, 3.0, NAN]));
-    let o = [12.0, 6.0, 5.0, 5.0, 4.5, NAN];
+    let o = [12.0, 6.0, 5.0, 5.0, 4.5, 0.0];
     assert_leaves(&fewer, &pools, &o, &[5.0, 5.0, 6.0, 12.0], &after);
 
     // Row 0 starts from zeros: its first v is 5, not 8.
@@ -613,14 +613,29 @@ fn tokens_may_come_in_two_launches_and_packed() {
         let mut packed = drawn.layer(2, 5);
         packed.step.cu_seqlens = Some(&[0, 5, 10]);
         assert_eq!(layer(&packed, &drawn.pools()).unwrap(), whole);
-        // The second row has none, and keeps what it has, fresh or not.
+        // The second row has none, and keeps what it starts from: zeros where it is fresh.
         packed.step.cu_seqlens = Some(&[0, 5, 5]);
-        packed.fresh = Some(&[0, 1]);
-        let one = layer(&packed, &drawn.pools()).unwrap();
-        assert_bits(&one.o[..30], &whole.o[..30]);
-        assert!(one.o[30..].iter().all(|o| o.is_nan()));
-        assert_bits(&one.states[12..], &drawn.states[12..]);
-        assert_bits(&one.windows.unwrap()[30..], &drawn.windows[30..]);
+        let zeros = [0.0; 60];
+        let kept: [&[f64]; 2] = [&drawn.states, &drawn.windows];
+        for (fresh, kept) in [(&[0, 0], kept), (&[0, 1], [&zeros; 2])] {
+            packed.fresh = Some(fresh);
+            let one = layer(&packed, &drawn.pools()).unwrap();
+            assert_bits(&one.o[..30], &whole.o[..30]);
+            assert_bits(&one.o[30..], &zeros[..30]);
+            let [states, windows] = kept;
+            assert_bits(&one.states[12..], &states[12..one.states.len()]);
+            assert_bits(&one.windows.as_ref().unwrap()[30..], &windows[30..60]);
+        }
+        // From the first slot to the second, windows too.
+        packed.fresh = None;
+        packed.step.cu_seqlens = Some(&[0, 0]);
+        packed.step.batch = 1;
+        packed.step.write_slots = Some(&[1]);
+        let copied = layer(&packed, &drawn.pools()).unwrap();
+        let windows = copied.windows.unwrap();
+        assert_bits(&copied.states[12..], &drawn.states[..12]);
+        assert_bits(&windows[30..], &drawn.windows[..30]);
+        assert_bits(&windows[..30], &drawn.windows[..30]);
     }
 }
 

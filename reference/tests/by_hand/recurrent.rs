@@ -139,8 +139,50 @@ fn packed(cu_seqlens: &[i64]) -> Recurrent<'_> {
 fn packed_rows_by_hand() {
     // Row 1 has no tokens, the first token belongs to no row, and slot 1 is not even read.
     let after = recurrent(&packed(&[1, 3, 3, 6]), &[16.0, NAN, 8.0], None, None).unwrap();
-    assert_bits(&after.o, &[NAN, 8.0, 6.0, 5.0, 4.5, 5.25]);
+    assert_bits(&after.o, &[0.0, 8.0, 6.0, 5.0, 4.5, 5.25]);
     assert_bits(&after.pool, &[6.0, NAN, 5.25]);
+}
+
+#[test]
+fn rows_without_tokens_end_with_what_they_start_from() {
+    // All tokens are no row's.
+    let problem = Recurrent {
+        read_slots: Some(&[0, 1]),
+        write_slots: Some(&[2, 3]),
+        ..packed(&[2, 2, 2])
+    };
+    let pool = [16.0, 8.0, NAN, NAN];
+    let after = recurrent(&problem, &pool, None, None).unwrap();
+    assert_bits(&after.o, &[0.0; 6]);
+    assert_bits(&after.pool, &[16.0, 8.0, 16.0, 8.0]);
+    let after = recurrent(&problem, &pool, Some(&[-1.0; 5]), None).unwrap();
+    assert_bits(&after.pool, &[-1.0, -1.0, 16.0, 8.0, -1.0]);
+
+    // In place it leaves alone what another row writes, and a dead slot makes it inactive.
+    let one_slot = Recurrent {
+        read_slots: Some(&[1, 1]),
+        write_slots: None,
+        ..packed(&[0, 3, 3])
+    };
+    let after = recurrent(&one_slot, &[16.0, 8.0], None, None).unwrap();
+    let alone = recurrent(&packed(&[0, 3]), &[8.0], None, None).unwrap();
+    assert_bits(&after.pool, &[16.0, alone.pool[0]]);
+    for (read, write) in [([-1, 1], [2, 7]), ([0, 4], [4, 3])] {
+        let dead = Recurrent {
+            read_slots: Some(&read),
+            write_slots: Some(&write),
+            ..problem
+        };
+        let after = recurrent(&dead, &pool, None, None).unwrap();
+        assert_bits(&after.pool, &pool);
+    }
+    let read_only = Recurrent {
+        write_slots: None,
+        update_state: false,
+        ..problem
+    };
+    let after = recurrent(&read_only, &pool, None, None).unwrap();
+    assert_bits(&after.pool, &pool);
 }
 
 #[test]
@@ -153,24 +195,27 @@ fn packed_rows_of_one_length_are_the_batch() {
 
 #[test]
 fn packed_rows_out_of_range_touch_nothing() {
-    // More than T tokens, tokens from before the first or past the last, ends before starts.
-    for bounds in [
-        [0, 4],
-        [-1, 2],
-        [4, 7],
-        [6, 8],
-        [3, 2],
-        [i64::MIN, i64::MAX],
-        [i64::MAX, i64::MIN],
-        [u32::MAX.into(), 1],
-        [2, 2],
+    // More than T tokens, tokens from before the first or past the last, ends before starts; then no tokens. And what is zeroed
+    // before the first bound and behind the last, if that is one.
+    for (bounds, zeroed) in [
+        ([0, 4], [0..0, 4..6]),
+        ([-1, 2], [0..0, 2..6]),
+        ([4, 7], [0..4, 6..6]),
+        ([6, 8], [0..6, 6..6]),
+        ([3, 2], [0..0, 6..6]),
+        ([i64::MIN, i64::MAX], [0..0, 6..6]),
+        ([i64::MAX, i64::MIN], [0..0, 6..6]),
+        ([u32::MAX.into(), 1], [0..0, 1..6]),
+        ([2, 2], [0..2, 2..6]),
     ] {
         let problem = Recurrent {
             snapshot_steps: Some(3),
             ..packed(&bounds)
         };
         let after = recurrent(&problem, &[16.0], None, Some(&[9.0; 3])).unwrap();
-        assert_bits(&after.o, &[NAN; 6]);
+        let mut o = [NAN; 6];
+        zeroed.into_iter().for_each(|tokens| o[tokens].fill(0.0));
+        assert_bits(&after.o, &o);
         assert_bits(&after.pool, &[16.0]);
         assert_bits(&after.snapshots.unwrap(), &[9.0; 3]);
     }
@@ -184,7 +229,7 @@ fn packed_rows_without_a_slot_zero_their_own_output() {
         ..packed(&[1, 3, 5])
     };
     let after = recurrent(&problem, &[16.0], None, Some(&[9.0; 6])).unwrap();
-    assert_bits(&after.o, &[NAN, 8.0, 6.0, 0.0, 0.0, NAN]);
+    assert_bits(&after.o, &[0.0, 8.0, 6.0, 0.0, 0.0, 0.0]);
     assert_bits(&after.pool, &[6.0]);
     assert_bits(&after.snapshots.unwrap(), &[8.0, 6.0, 9.0, 9.0, 9.0, 9.0]);
 }

@@ -94,6 +94,33 @@ fn every_variant_has_the_same_bits() {
     });
 }
 
+/// What is normalised knows no power of two, whether f32 holds the squares or not: neither in the step nor in the next one, for
+/// which its tokens are pending.
+#[test]
+fn a_step_normalises_what_is_beyond_the_squares_of_f32() {
+    law(&[0, 3, 8], |backend, spec| {
+        let [(near, after_near), (far, after_far)] = [2f32.powi(40), 2f32.powi(110)].map(|power| {
+            let problem = spec.problem().with_times_the_queries_and_keys(power);
+            let after = problem.run(backend, None);
+            let next = problem.next(&after, 1, 8);
+            (after, next.run(backend, None))
+        });
+        for b in 0..spec.slots.len() {
+            assert!(near.o(b).iter().any(|o| *o != 0.0), "row {b} of {spec:?}");
+            for (near, far) in [(&near, &far), (&after_near, &after_far)] {
+                assert!(
+                    near.o(b).iter().all(|o| o.is_finite()),
+                    "row {b} of {spec:?}"
+                );
+                assert!(near.o_bits(b) == far.o_bits(b), "row {b} of {spec:?}");
+            }
+            let [slot, ..] = spec.live(b).unwrap();
+            let [near, far] = [&after_near, &after_far].map(|after| after.state_bits(slot));
+            assert!(near == far, "row {b} of {spec:?}");
+        }
+    });
+}
+
 /// Entries of a ring moved on by `by`, with the base.
 #[test]
 fn a_step_does_not_depend_on_the_base() {

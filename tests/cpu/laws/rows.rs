@@ -1,9 +1,13 @@
 //! Rows and slots: their order, number and neighbours change nothing.
 
+use gated_delta::DType;
+use gated_delta_test_support::backend::backends;
 use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::check_everywhere;
 use gated_delta_test_support::layout::Layout;
-use gated_delta_test_support::problem::{Change, Sizes, take, window_snapshots};
-use gated_delta_test_support::spec::Spec;
+use gated_delta_test_support::problem::{Array, Change, Sizes, take, window_snapshots};
+use gated_delta_test_support::slots::SlotChoice;
+use gated_delta_test_support::spec::{Family, Spec};
 
 use crate::laws::{backwards, in_place, law, run};
 
@@ -127,4 +131,66 @@ fn padding_rows_change_nothing() {
         assert!(one.state_bits() == padded.state_bits(), "states differ");
         assert!(one.window_bits() == padded.window_bits(), "windows differ");
     });
+}
+
+/// One launch with other lengths, as a graph is replayed: no tokens at all, rows without tokens among others, tokens of no row
+/// before and behind them, and tensors without any.
+#[test]
+fn lengths_are_whatever_the_bounds_say() {
+    const TOKENS: usize = 3;
+    let several = Family::several().into_iter();
+    let prefills = Family::prefills().into_iter();
+    for family in several.chain(prefills) {
+        // f16's kernels are bf16's.
+        if family.state == DType::F16 {
+            continue;
+        }
+        for previous in [None, Some(2)] {
+            if family.is_chunked() && previous.is_some() {
+                continue;
+            }
+            let layer = Spec::plain(Family {
+                layer: true,
+                ..family
+            });
+            let spec = Spec {
+                batch: 4,
+                tokens: TOKENS,
+                heads: 1,
+                fresh: true,
+                slots: SlotChoice::LIVE,
+                previous,
+                conv: layer.conv.filter(|_| family.layer || family.is_chunked()),
+                norm: layer.norm.filter(|_| family.layer || family.is_chunked()),
+                ..Spec::plain(family)
+            };
+            let packed = spec.problem().packed();
+            let none = packed.take_tokens(&[]);
+            for (problem, bounds) in [
+                (&packed, [0, 3, 3, 3, 5]),
+                (&packed, [2, 2, 5, 6, 6]),
+                (&packed, [12; 5]),
+                (&none, [0; 5]),
+            ] {
+                let mut problem = problem.clone();
+                let lengths = problem.packed.as_mut().expect("rows are packed");
+                lengths.cu_seqlens = Array::indices(bounds);
+                check_everywhere(&problem.case(&spec.form), None);
+            }
+            // Dense rows of a prefill may all be without tokens too.
+            let dense = spec.problem().take_tokens(&[]);
+            let mut empty = none.clone();
+            let lengths = empty.packed.as_mut().expect("rows are packed");
+            lengths.cu_seqlens = Array::indices([0; 5]);
+            for backend in backends().iter().filter(|_| family.is_chunked()) {
+                let [dense, packed] =
+                    [&dense, &empty].map(|problem| run(backend, problem, &spec.form));
+                assert!(dense.state_bits() == packed.state_bits(), "states differ");
+                assert!(
+                    dense.window_bits() == packed.window_bits(),
+                    "windows differ"
+                );
+            }
+        }
+    }
 }

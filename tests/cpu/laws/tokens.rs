@@ -96,7 +96,10 @@ fn packed_rows_are_rows_of_their_own() {
         let before = problem.case(&spec.form);
         let together = backend.run(&before, None);
         for (b, row) in before.rows().into_iter().enumerate() {
-            let Some(tokens) = row.tokens else { continue };
+            // No dense row is without tokens.
+            let Some(tokens) = row.tokens.filter(|tokens| !tokens.is_empty()) else {
+                continue;
+            };
             let mut alone = problem.take_tokens(&tokens.clone().collect::<Vec<_>>());
             alone.packed = None;
             let of_row = |array: &Array| array.take(0, &[b]);
@@ -189,7 +192,7 @@ fn tokens_that_are_not_there_change_nothing() {
             let [whole, part] = [&whole, &part].map(|case| case.floats(&case.o().entry(&[0, t])));
             let right = match t < there {
                 true => whole == part,
-                false => part.iter().all(|x| x.is_nan()),
+                false => part.iter().all(|x| x.to_bits() == 0),
             };
             assert!(right, "o of token {t} of {there}");
         }

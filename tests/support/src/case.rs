@@ -7,7 +7,7 @@ use gated_delta_harness::arguments::Arguments;
 
 use crate::buffer::{Buffer, View};
 use crate::problem::{Sizes, conv, window_snapshots};
-use crate::rows::{Row, rows};
+use crate::rows::{Row, rows, tokens_of_no_row};
 
 /// A launch in memory; after it, the same with the buffers as they are then. States are in the layout of the options.
 #[derive(Clone, Debug)]
@@ -176,6 +176,12 @@ impl Case {
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         rows(&self.args, |view| self.indices(view))
+    }
+
+    /// Packed tokens that are no row's.
+    #[must_use]
+    pub fn tokens_of_no_row(&self) -> Vec<usize> {
+        tokens_of_no_row(&self.args, |view| self.indices(view))
     }
 
     /// The tensors that lie in `buffer`, for messages.

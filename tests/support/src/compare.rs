@@ -61,6 +61,15 @@ pub fn check(before: &Case, after: &Case) {
             }
         }
     }
+    for token in before.tokens_of_no_row() {
+        let o = after.o().entry(&after.token(token));
+        let got = after.floats(&o);
+        assert!(
+            got.iter().all(|x| x.to_bits() == 0),
+            "o of token {token}, which is no row's: wanted zeros, got {got:?}"
+        );
+        written.push(o);
+    }
     let mut states = States { after, written };
     let pool = after.as_klast(after.written_pool());
     for (b, live) in rows
@@ -74,6 +83,15 @@ pub fn check(before: &Case, after: &Case) {
                 &pool,
                 &[slot],
                 (&wanted.states, &allowed.states),
+            );
+        }
+        if let Some(slot) = live.carried {
+            let read = |slot| before.bits(&before.as_klast(&before.pool).entry(&[slot]));
+            let got = after.bits(&pool.entry(&[slot]));
+            let wanted = live.start.map_or(vec![0; got.len()], read);
+            assert!(
+                got == wanted,
+                "the state of row {b}, which has no tokens, is not that which it starts from"
             );
         }
         if let (Some(view), Some(exact)) = (&after.snapshots, &wanted.snapshots) {
@@ -120,7 +138,10 @@ fn check_windows(before: &Case, after: &Case, wanted: &Judgement) -> Vec<View> {
         let (Some(tokens), Some(live)) = (row.tokens, row.live) else {
             continue;
         };
-        let window = live.window.expect("there is a convolution");
+        let Some(window) = live.window else {
+            assert!(tokens.is_empty(), "there is a convolution");
+            continue;
+        };
         let bits = match window.start {
             Some([slot, column]) => before.bits(&read.entry(&[slot]).narrow(1, column, len)),
             None => vec![0; read.dims[1] * len],

@@ -628,6 +628,29 @@ impl Problem {
         other
     }
 
+    /// With this many times its q and k, or what a convolution makes them of.
+    #[must_use]
+    pub fn with_times_the_queries_and_keys(&self, power: f32) -> Self {
+        let mut other = self.clone();
+        let of_qk = 2 * self.spec.heads[0] * self.spec.dim;
+        let mut multiply = |i: usize, index: &[usize]| {
+            for position in self.views[i].entry(index).positions() {
+                let value = self.buffers[i].float(position) as f32;
+                other.buffers[i].set_float(position, power * value);
+            }
+        };
+        multiply(Q, &[]);
+        multiply(K, &[]);
+        for channel in 0..of_qk {
+            for i in [CONV_WEIGHT, CONV_BIAS] {
+                if self.spec.conv.is_some() {
+                    multiply(i, &[channel]);
+                }
+            }
+        }
+        other
+    }
+
     /// With the states, rings and windows of another.
     pub fn take_states(&mut self, other: &Self) {
         for i in KEPT {

@@ -296,7 +296,8 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
     };
     let entry = Entry::ALL.iter().find(prepares)?;
     let units = prefill::units(total as u64, rows as u64, problem.positions.is_some());
-    let mut bytes = units as usize * heads * entry.workspace_bytes_per_unit(ratio, true) as usize;
+    let mut bytes =
+        units as usize * heads * entry.workspace_bytes_per_unit(ratio, true, true) as usize;
     if units >= 32 {
         // What a stretch leaves for the next.
         let k_dim = entry.computes()?.k;

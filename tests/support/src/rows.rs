@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use gated_delta_harness::arguments::Arguments;
 
-use crate::problem::{Array, Problem, Shaped, Sizes, keep};
+use crate::problem::{Array, Problem, Shaped, Sizes, conv, keep};
 
 /// What a row of a launch does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Its tokens among those of all rows; `None` where it touches nothing, not even its part of o.
+    /// Its tokens among those of all rows, which may be none; `None` where its lengths are wrong, and it touches nothing, not even
+    /// its part of o.
     pub tokens: Option<Range<usize>>,
     /// Its states, unless it is inactive.
     pub live: Option<Live>,
@@ -24,7 +25,9 @@ pub struct Live {
     pub commit: Option<(usize, usize)>,
     /// Tokens, counted from the row's first, and the slot of the written pool for the state after each.
     pub stores: Vec<(usize, usize)>,
-    /// The same of checkpoints, which windows are written after too.
+    /// Without tokens, new or previous: slot of the written pool for the state that it starts from, where that is another one.
+    pub carried: Option<usize>,
+    /// As `stores`, of checkpoints, which windows are written after too.
     pub checkpoints: Vec<(usize, usize)>,
     /// Of a convolution.
     pub window: Option<Window>,
@@ -40,11 +43,22 @@ pub struct Window {
 }
 
 impl Live {
+    /// Of a row that touches nothing.
+    const NOTHING: Self = Self {
+        start: None,
+        commit: None,
+        stores: Vec::new(),
+        carried: None,
+        checkpoints: Vec::new(),
+        window: None,
+    };
+
     /// Slots of the written pool that are written.
     pub fn writes(&self) -> impl Iterator<Item = usize> {
         let commit = self.commit.iter().map(|(_, slot)| *slot);
         let stores = self.stores.iter().chain(&self.checkpoints);
-        commit.chain(stores.map(|(_, slot)| *slot))
+        let stores = stores.map(|(_, slot)| *slot);
+        commit.chain(stores).chain(self.carried)
     }
 }
 
@@ -53,7 +67,9 @@ pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<
     let given = |tensor: &Option<T>| tensor.as_ref().map(&integers);
     let switches = Switches {
         max_tokens: args.max_tokens(),
-        total: args.outputs().map_or(0, |o| o.dims()[1]),
+        total: total(args),
+        states_apart: args.write_pool.is_some(),
+        windows_apart: conv(args).is_some_and(|conv| conv.write_windows.is_some()),
         pool: args.pool.dims()[0],
         write_pool: args.written_pool().dims()[0],
         read_slots: given(&args.read_slots),
@@ -83,6 +99,26 @@ pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<
     (0..args.batch()).map(row).collect()
 }
 
+/// Tokens of `[1, total, …]`.
+fn total<T: Shaped>(args: &Arguments<T>) -> usize {
+    args.outputs().map_or(0, |o| o.dims()[1])
+}
+
+/// Packed tokens that are no row's: before the first bound, and behind the last one; a bound outside of them says nothing.
+pub(crate) fn tokens_of_no_row<T: Shaped>(
+    args: &Arguments<T>,
+    integers: impl Fn(&T) -> Vec<i64>,
+) -> Vec<usize> {
+    let Some(packed) = args.packed.as_ref().filter(|_| args.batch() > 0) else {
+        return Vec::new();
+    };
+    let (bounds, total) = (integers(&packed.cu_seqlens), total(args));
+    let within = |bound: i64| usize::try_from(bound).ok().filter(|&bound| bound <= total);
+    let first = within(bounds[0]).unwrap_or(0);
+    let end = within(bounds[args.batch()]).unwrap_or(total);
+    (0..first).chain(end..total).collect()
+}
+
 /// What each row of a problem does.
 #[must_use]
 pub fn of_problem(problem: &Problem) -> Vec<Row> {
@@ -95,6 +131,9 @@ struct Switches {
     max_tokens: usize,
     /// Tokens of `[1, total, …]`.
     total: usize,
+    /// States, and windows, are written to other ones than they are read from.
+    states_apart: bool,
+    windows_apart: bool,
     /// P
     pool: usize,
     /// P of the written pool.
@@ -125,12 +164,15 @@ impl Switches {
         };
         let [start, end] = [bounds[b], bounds[b + 1]].map(|bound| usize::try_from(bound).ok());
         let (start, end) = (start?, end?);
-        let fits = start < end && end <= self.total && end - start <= self.max_tokens;
+        let fits = start <= end && end <= self.total && end - start <= self.max_tokens;
         fits.then_some(start..end)
     }
 
     fn live(&self, b: usize, length: usize) -> Option<Live> {
         let fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
+        if self.token_slots.is_some() && length == 0 {
+            return Some(Live::NOTHING);
+        }
         if let Some(slots) = &self.token_slots {
             let slots = &slots[b * self.max_tokens..][..self.max_tokens];
             let (start, column) = match fresh {
@@ -156,6 +198,7 @@ impl Switches {
                 start,
                 commit: None,
                 window,
+                carried: None,
                 checkpoints: Vec::new(),
                 stores: slots[..length]
                     .iter()
@@ -171,11 +214,9 @@ impl Switches {
                 true => None,
                 false => Some(self.slot(read, self.pool)?),
             },
-            commit: None,
-            stores: Vec::new(),
-            checkpoints: Vec::new(),
-            window: None,
+            ..Live::NOTHING
         };
+        let mut end = None;
         if fresh {
             self.slot(write, self.write_pool)?;
         }
@@ -183,10 +224,12 @@ impl Switches {
             let keep = usize::try_from(keep[b]).ok().filter(|keep| keep <= most)?;
             live.commit = Some((keep, self.slot(write, self.write_pool)?));
         } else if self.update_state {
-            live.stores = match length.checked_sub(1) {
-                Some(last) => vec![(last, self.slot(write, self.write_pool)?)],
-                None => Vec::new(),
-            };
+            let slot = self.slot(write, self.write_pool)?;
+            let moves = |apart: bool| (apart || fresh || read != write).then_some(slot);
+            match length.checked_sub(1) {
+                Some(last) => live.stores = vec![(last, slot)],
+                None => (live.carried, end) = (moves(self.states_apart), moves(self.windows_apart)),
+            }
         }
         live.checkpoints = self.checkpoints_of(b, length);
         live.window = self.windows.then(|| Window {
@@ -194,7 +237,8 @@ impl Switches {
             end: live
                 .commit
                 .map(|(_, slot)| slot)
-                .or(live.stores.first().map(|store| store.1)),
+                .or(live.stores.first().map(|store| store.1))
+                .or(end),
         });
         Some(live)
     }

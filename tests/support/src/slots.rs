@@ -214,7 +214,12 @@ impl Spec {
             };
             bounds.push(bounds[b] + length as i64);
         }
-        let total = bounds[self.batch] as usize + rng.random_range(0..=1);
+        // Behind the last bound more than a block clears in one turn.
+        let behind = match rng.random_ratio(1, 4) {
+            true => rng.random_range(2..=9),
+            false => rng.random_range(0..=1),
+        };
+        let total = bounds[self.batch] as usize + behind;
         if self.slots.inactive && rng.random_ratio(1, 4) {
             let b = rng.random_range(0..=self.batch);
             bounds[b] = self.bad_count(self.form.indices[4], 0..=total, rng);

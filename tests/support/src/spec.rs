@@ -243,6 +243,8 @@ pub enum Magnitude {
     Large,
     /// Some heads are all zero.
     Zeros,
+    /// Some are of elements from 1e18 to 1e38, whose squares add up to more than f32 has, and some of 1e-20.
+    Extreme,
 }
 
 /// Which parameters gates of KDA have, where they may do without.
@@ -633,6 +635,8 @@ impl Spec {
         let of_head = |head: usize, rng: &mut StdRng| match self.magnitude {
             _ if head >= 2 * self.heads => 1.0,
             Magnitude::Zeros if rng.random() => 0.0,
+            // The sum of the taps' products is to be finite.
+            Magnitude::Extreme => extreme(rng).min(1e37) as f32,
             _ => self.qk_size(),
         };
         let sizes: Vec<f32> = heads.map(|head| of_head(head, rng)).collect();
@@ -712,6 +716,12 @@ impl Spec {
             heads
                 .filter(|_| rng.random())
                 .for_each(|head| head.fill(0.0));
+        }
+        if matches!(self.magnitude, Magnitude::Extreme) {
+            for head in array.values.chunks_mut(self.dim) {
+                let size = extreme(rng);
+                head.iter_mut().for_each(|x| *x *= size);
+            }
         }
         array
     }
@@ -857,4 +867,14 @@ fn forget_the_unread(problem: &mut Problem) {
 /// Around 0, of variance 1.
 fn unit(rng: &mut StdRng) -> f32 {
     rng.random_range(-1.0..1.0) * 3f32.sqrt()
+}
+
+/// One of the sizes of [`Magnitude::Extreme`].
+fn extreme(rng: &mut StdRng) -> f64 {
+    match rng.random_range(0..4) {
+        0 => 1.0,
+        1 => 1e-20,
+        2 => 10f64.powf(rng.random_range(18.0..38.0)),
+        _ => 1e38,
+    }
 }

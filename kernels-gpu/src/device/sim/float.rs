@@ -66,6 +66,16 @@ pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
     pack_f16x2(half(0), half(16))
 }
 
+pub fn larger_f16x2(a: u32, b: u32) -> u32 {
+    const INFINITE: u32 = 0x7c00;
+    const NAN: u32 = 0x7fff;
+    let half = |shift: u32| {
+        let larger = (a >> shift & NAN).max(b >> shift & NAN);
+        if larger > INFINITE { NAN } else { larger }
+    };
+    half(0) | half(16) << 16
+}
+
 /// A shift and a product, which do for many at once what `half` does by cases.
 #[inline]
 pub fn f16_to_f32(bits: u16) -> f32 {

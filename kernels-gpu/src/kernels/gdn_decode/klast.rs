@@ -8,6 +8,7 @@ use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load};
+use crate::math::range::tame;
 use crate::math::reduce::{butterfly_sum_pairs, dot_parts};
 use crate::recurrent::klast::{norms, parts_to_f32};
 use crate::row::Row;
@@ -65,8 +66,8 @@ impl<
             let read = slots.read_head::<S>(&c, params, (row.hv, [V, K]));
             let from = (live, slots.is_fresh());
             let raw = read.load_start_rows::<S, ROWS, PARTS>(share, first, from);
-            let k = share.load_parts::<S, PARTS>(row.k(&c, params, 0), c.k_element, wide);
-            let q = share.load_parts::<S, PARTS>(row.q(&c, params, 0), c.q_element, wide);
+            let mut k = share.load_parts::<S, PARTS>(row.k(&c, params, 0), c.k_element, wide);
+            let mut q = share.load_parts::<S, PARTS>(row.q(&c, params, 0), c.q_element, wide);
             let v = load::<ROWS>(row.v(&c, params, first), c.v_element, wide);
             let gates = RawGates::load(&c, params, row);
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
@@ -77,6 +78,12 @@ impl<
                 return;
             }
 
+            tame(
+                c.l2norm != 0,
+                [&mut k, &mut q],
+                [c.k_element, c.q_element],
+                lanes,
+            );
             let (k, q, v) = (
                 parts_to_f32(k, c.k_element),
                 parts_to_f32(q, c.q_element),

@@ -12,18 +12,22 @@ mod walk;
 use core::marker::PhantomData;
 
 use super::convolution::Inputs;
+use super::norm;
 use super::output;
 use super::prepare;
+use super::range;
 use super::rows::{Piece, Span};
 use super::single_klast;
 use super::solve::SCRATCH_BYTES;
 use super::state::Places;
 use super::values::TILE_BYTES;
-use super::workspace::carried;
+use super::workspace::{Operands, carried};
 use super::{CHUNK, anew, channels, head_bytes, image_bytes, images_bytes};
 use crate::device::cluster;
+use crate::device::global::store_b32;
 use crate::device::shared::{
-    COUNTER_BYTES, dynamic_shared_mem, load_shared_b128, store_shared_b128,
+    COUNTER_BYTES, dynamic_shared_mem, load_shared_b32, load_shared_b128, store_shared_b32,
+    store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
 use crate::device::warp::{lane_id, sync_warp};
@@ -31,12 +35,13 @@ use crate::layer::Place;
 use crate::math::elements;
 use crate::math::power::divided_long;
 use crate::recurrent::Gating;
+use crate::recurrent::tokens::clear_rest;
 use crate::row::Row;
-use crate::state::{Head, StateElement, is_live, slot_of};
+use crate::state::{Head, StateElement, Tile, is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Barrier of the first warpgroup; the others' follow.
-const GROUPS: u32 = 2;
+const FIRST_BARRIER: u32 = 2;
 /// Of the norm: squares of every token, for 64 rows of a state.
 const SUM_BYTES: u32 = 4 * CHUNK;
 /// Pieces in shared memory; all that a short row has.
@@ -49,15 +54,18 @@ const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
 /// Of the slots that a copier brings, of checkpoints, one for each stage.
 const SLOT_BYTES: u32 = 8;
 const SLOTS_BYTES: u32 = STAGES * SLOT_BYTES;
+/// Of what warps tell each other of a piece, for each stage: a word for each of eight. Behind these a word that each keeps.
+const WORDS_BYTES: u32 = 8 * 4;
 
 /// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
 pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
 }
 
-/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens, the counters and the slots.
+/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens, the counters, the slots and the words.
 const fn header_bytes(sums: u32) -> u32 {
-    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES).next_multiple_of(128)
+    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + (STAGES + 1) * WORDS_BYTES)
+        .next_multiple_of(128)
 }
 
 /// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_bytes`].
@@ -193,7 +201,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         }
     }
 
-    /// That of a block that has `row`, and where the row's states and windows are; nothing of one without tokens.
+    /// That of a block that has `row`, and where the row's states and windows are; nothing of one whose tokens are not where its
+    /// lengths say.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
@@ -208,11 +217,17 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             // Both at once: neither waits for the other.
             let span = Span::load(c, params, row.b);
             let place = Place::load(c, &params.layer, row.b);
-            if span.count == 0 {
+            if !span.live {
                 return None;
             }
             Some((Self::new(c, params, row, span).with_inputs(&place), place))
         }
+    }
+
+    /// Whether the row has no tokens.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn is_empty(&self) -> bool {
+        self.span.count == 0
     }
 
     /// Whether the row has pieces from the first one of this launch on.
@@ -332,6 +347,135 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::there(2 * STAGES) + i * SLOT_BYTES
     }
 
+    /// Barrier of the thread's warpgroup.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn barrier() -> u32 {
+        FIRST_BARRIER + thread_idx_x() / 128
+    }
+
+    /// Where the warpgroup's four warps tell each other of the piece in the `i`-th stage the first token that f16 does not
+    /// hold.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn words(i: u32) -> u32 {
+        Self::slot(STAGES) + i * WORDS_BYTES + thread_idx_x() / 128 * 16
+    }
+
+    /// Tells it of this warp: its own lanes at once, the other warps behind a barrier. All lanes come.
+    ///
+    /// # Safety
+    /// The word of the piece before in the same stage is read.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn tell(i: u32, first: u32) {
+        if lane_id() == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { store_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4, first) };
+        }
+        sync_warp(u32::MAX);
+    }
+
+    /// What this warp has told.
+    ///
+    /// # Safety
+    /// It has.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn told(i: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { load_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4) }
+    }
+
+    /// Where a warp keeps a number while it walks.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn number() -> u32 {
+        Self::slot(STAGES) + STAGES * WORDS_BYTES + thread_idx_x() / 32 * 4
+    }
+
+    /// Keeps it there, since there are not registers for it. All lanes come.
+    ///
+    /// # Safety
+    /// The warp walks.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn keep_number(number: u32) {
+        sync_warp(u32::MAX);
+        if lane_id() == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { store_shared_b32(Self::number(), number) };
+        }
+        sync_warp(u32::MAX);
+    }
+
+    /// The number.
+    ///
+    /// # Safety
+    /// The warp has kept it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn kept_number() -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { load_shared_b32(Self::number()) }
+    }
+
+    /// Whether f16 holds the piece of all four warps.
+    ///
+    /// # Safety
+    /// They have told it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn all_hold(i: u32) -> bool {
+        // SAFETY: the caller's promise.
+        let words = unsafe { load_shared_b128(Self::words(i)) };
+        words == [CHUNK; 4]
+    }
+
+    /// Where the warp leaves the scales of o of piece `j` in the workspace. All lanes come.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn scales(&self, span: &Span, j: u32) -> u64 {
+        let (c, of) = (self.c, (self.row.h, self.r()));
+        let operands = Operands::new::<K, V>(c, self.params, G::PER_CHANNEL, span.unit(j), of);
+        let warp = self.row.tile * GROUPS_OF_BLOCK * 4 + anew(thread_idx_x()) / 32;
+        norm::scales_of(operands.scales, warp)
+    }
+
+    /// Scales o of tokens that f16 would not hold until the norm behind the launch, or [`output::store_normed`], has it: those
+    /// that are worked one by one, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row to shared
+    /// memory.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn scale_output<const SHORT: bool>(
+        &self,
+        o: &mut [f32; 32],
+        span: &Span,
+        (j, pieces): (u32, u32),
+    ) {
+        let size = norm::size(self.c);
+        let warp = anew(thread_idx_x()) / 32;
+        let (scales, shared) = if SHORT {
+            (0, Self::scratch() + warp * norm::OF_WARP)
+        } else {
+            (self.scales(span, j), 0)
+        };
+        let mut scaled = CHUNK;
+        // SAFETY: the caller's promise; a warp has its own words.
+        unsafe {
+            let first = Self::told(anew(pieces) % STAGES);
+            if first < CHUNK || !range::holds_output(o, size) {
+                scaled = range::scale_output(o, size, first, |token, scale| {
+                    if SHORT {
+                        store_shared_b32(shared + 4 * token, scale.to_bits());
+                    } else {
+                        store_b32(scales + 4 * token as u64, scale.to_bits());
+                    }
+                });
+            }
+            if lane_id() == 0 {
+                if SHORT {
+                    store_shared_b32(shared + norm::FIRST, scaled);
+                } else {
+                    store_b32(scales + norm::FIRST as u64, scaled);
+                }
+            }
+        }
+    }
+
     /// Where the warp keeps the row's tokens, behind the sums.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept() -> u32 {
@@ -380,6 +524,51 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
             self.row.hv / c.h
         } else {
             self.row.hv % c.ratio
+        }
+    }
+
+    /// Zeros for o of the packed tokens that are no row's: see `clear_rest`. Of blocks that have `row`, and those of the same
+    /// tile of other rows' turns; with so many `heads` from that one on. Threads that have rows come.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn clear_rest(
+        c: &StepConstants,
+        params: &PrefillParams,
+        row: Row,
+        (heads, r): (u32, u32),
+    ) {
+        let width = 64 * GROUPS_OF_BLOCK;
+        let (turn, threads) = ((row.b, params.turns), (thread_idx_x(), Self::THREADS));
+        let at = |i: u32| {
+            let own = if heads > 1 {
+                row.with_head(c, r + i / width)
+            } else {
+                row
+            };
+            own.hv * c.o_head + own.tile * width + i % width
+        };
+        // SAFETY: the caller's promise.
+        unsafe { clear_rest(c, &params.layer.step, turn, threads, heads * width, at) };
+    }
+
+    /// Of a row without tokens that has a place: its state is what it ends with, of so many value heads from this one on. All
+    /// threads come that have rows.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; a block's rows of a state are its own.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn carry<S: StateElement>(&self, place: &Place, heads: u32) {
+        let width = 64 * GROUPS_OF_BLOCK;
+        let tile = Tile::new(V_LAST, [K, V], (self.row.tile * width, width));
+        let (step, threads) = (&self.params.layer.step, (thread_idx_x(), Self::THREADS));
+        let mut of = 0;
+        while of < heads {
+            let own = (self.of_head(of).row.hv, tile);
+            // SAFETY: the caller's promise.
+            unsafe { place.slots.carry::<S>(self.c, step, own, threads) };
+            of += 1;
         }
     }
 

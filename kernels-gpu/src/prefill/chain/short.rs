@@ -172,9 +172,9 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         Self { row, ..*self }
     }
 
-    /// Where the scratch is that a unit is made in.
+    /// Where the scratch is that a unit is made in. Behind that it has the scales of [`Self::scale_output`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn scratch() -> u32 {
+    pub(super) fn scratch() -> u32 {
         dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK, Self::SUM_BYTES)
     }
 
@@ -290,17 +290,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     // The sums of the last piece are read.
                     Self::sync_rows();
                 }
-                if piece.count > 1 {
-                    // v of both pieces is there.
-                    s = self.advance::<true>(s, piece, (Self::stage(j), Self::head(j, of)));
-                } else {
-                    self.advance_by_one(
-                        &mut s,
-                        Self::kept_span,
-                        piece.start,
-                        Self::room(j, piece.start),
-                    );
-                }
+                // v of both pieces is there.
+                s = self.advance::<true>(s, (j, j), (Self::stage(j), Self::head(j, of)));
                 self.checkpoint::<S, false>(&s, &Self::kept_span(), piece);
                 j += 1;
             }

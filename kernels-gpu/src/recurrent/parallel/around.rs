@@ -33,11 +33,23 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     /// The launch is of live tensors.
     unsafe fn load_scales(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) -> Self::Scales;
 
+    /// Of a row without tokens: what is kept besides states goes to where it is written. Workers call it, and nothing behind.
+    ///
+    /// # Safety
+    /// The row is live.
+    unsafe fn carry(launch: &Launch<'_, Self>);
+
     /// Where [`Self::makes`]: makes k, q and v, which are there after the next barrier of the workers.
     ///
     /// # Safety
     /// The row is live, and the blocks have met.
     unsafe fn make(launch: &Launch<'_, Self>, drafts: Self::Drafts);
+
+    /// Leaves once more what it has left of k of new token `t`, from a channel on: it is this now.
+    ///
+    /// # Safety
+    /// The row is live, and the channels are this lane's, behind a barrier of the workers.
+    unsafe fn leave_tame_key(launch: &Launch<'_, Self>, at: (u32, u32), k: [f32; 8]);
 
     /// o lies, in f32, in the place of the new tokens' values.
     ///
@@ -84,7 +96,13 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
     unsafe fn load_scales(_: &Launch<'_, Self>, _: &Worker<B, TILES16>) {}
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn carry(_: &Launch<'_, Self>) {}
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(_: &Launch<'_, Self>, (): ()) {}
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn leave_tame_key(_: &Launch<'_, Self>, _: (u32, u32), _: [f32; 8]) {}
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {

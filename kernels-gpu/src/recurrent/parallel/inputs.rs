@@ -4,8 +4,9 @@
 //! do with a loaded value, it does ahead of the copies of the state, and makes those wait for that load.
 
 use super::fragments::{store_channels, store_f16_channels};
-use super::map::{Block, Map, Operand, Set, TOKENS};
+use super::map::{Block, Channels, Map, Operand, Set, TOKENS};
 use super::worker::Worker;
+use super::{Around, Launch};
 use crate::constants::Element;
 use crate::device::float::rsqrt;
 use crate::device::shared::{
@@ -13,8 +14,8 @@ use crate::device::shared::{
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::{self, Raw, bytes_of, load};
-use crate::math::power;
 use crate::math::reduce::{butterfly_sum, dot};
+use crate::math::{power, range};
 use crate::recurrent::tokens::{Run, Tokens};
 use crate::step::StepConstants;
 
@@ -104,6 +105,120 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             turn += 1;
         }
         RawTokens(raw)
+    }
+
+    /// Makes the sums of the squares of k and q finite: see [`range`]. All lanes of the warp call it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn tame(c: &StepConstants, inputs: &mut Inputs) {
+        let (key, query) = (c.k_element, c.q_element);
+        if c.l2norm == 0 {
+            return;
+        }
+        let mut is_large = false;
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            is_large |= inputs.keys.0[turn].is_large(key) || inputs.queries.0[turn].is_large(query);
+            turn += 1;
+        }
+        if range::any_large(is_large) {
+            turn = 0;
+            while turn < Self::TURNS {
+                let (mut k, mut q) = ([inputs.keys.0[turn]], [inputs.queries.0[turn]]);
+                range::tame_one(&mut k, key, Self::LANES);
+                range::tame_one(&mut q, query, Self::LANES);
+                [inputs.keys.0[turn]] = k;
+                [inputs.queries.0[turn]] = q;
+                turn += 1;
+            }
+        }
+    }
+
+    /// [`Self::tame`] of tokens of `operand` that a convolution has made, where they lie; of a key that became another
+    /// one what is left of it besides is left anew. All lanes of the warp call it, between barriers of the workers.
+    ///
+    /// # Safety
+    /// They are there, and the workers' to write.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn tame_made<A: Around<B, TILES16>>(
+        &self,
+        launch: &Launch<'_, A>,
+        operand: Operand,
+    ) {
+        let leaves = matches!(operand, Operand::Key);
+        let lane = lane_id() % Self::LANES;
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            let t = self.token(operand, turn);
+            if Self::has_tokens(t) {
+                // SAFETY: the caller's promise; each word has one reader, its writer.
+                unsafe {
+                    if B::PER_CHANNEL {
+                        let channels = match operand {
+                            Operand::Query => Channels::Query,
+                            Operand::PreviousKey => Channels::PreviousKey,
+                            _ => Channels::Key,
+                        };
+                        let place = Map::<B>::channels(channels, t) + lane * 16;
+                        let [a, b, c, d] = load_shared_b128(place);
+                        let [e, f, g, h] = load_shared_b128(place + 2 * B::K);
+                        let raw = Raw([a, b, c, d, e, f, g, h]);
+                        let element = Element::F32 as u32;
+                        if range::any_large(raw.is_large(element)) {
+                            let power = range::power_of(&[raw.to_f32(element)], Self::LANES);
+                            let raw = raw.times(power, element);
+                            let [a, b, c, d, e, f, g, h] = raw.0;
+                            store_shared_b128(place, [a, b, c, d]);
+                            store_shared_b128(place + 2 * B::K, [e, f, g, h]);
+                            if leaves && power != 1.0 {
+                                let k = raw.to_f32(element);
+                                A::leave_tame_key(launch, (t, 8 * lane), k);
+                            }
+                        }
+                    } else {
+                        let place = Self::channels_place(operand, t);
+                        let load = |at: u32| {
+                            let mut raw = Raw([0; 8]);
+                            let mut i = 0;
+                            while i < 4 {
+                                raw.0[i] = load_shared_b32(at + 16 * i as u32);
+                                i += 1;
+                            }
+                            raw
+                        };
+                        let element = Element::Bf16 as u32;
+                        let high = load(place);
+                        if range::any_large(high.is_large(element)) {
+                            let low = load(place + Map::<B>::LOW);
+                            let (mut values, rest) = (high.to_f32(element), low.to_f32(element));
+                            let mut i = 0;
+                            while i < 8 {
+                                values[i] += rest[i];
+                                i += 1;
+                            }
+                            let power = range::power_of(&[values], Self::LANES);
+                            let high = high.times(power, element);
+                            let low = low.times(power, element);
+                            i = 0;
+                            while i < 4 {
+                                let at = place + 16 * i as u32;
+                                store_shared_b32(at, high.0[i]);
+                                store_shared_b32(at + Map::<B>::LOW, low.0[i]);
+                                i += 1;
+                            }
+                            if leaves && power != 1.0 {
+                                i = 0;
+                                while i < 8 {
+                                    values[i] *= power;
+                                    i += 1;
+                                }
+                                A::leave_tame_key(launch, (t, 8 * lane), values);
+                            }
+                        }
+                    }
+                }
+            }
+            turn += 1;
+        }
     }
 
     /// Tokens past the `count` first become zeros.
@@ -219,6 +334,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         values: [f32; 8],
         element: u32,
     ) {
+        let mut values = [values];
+        range::tame_values(c.l2norm != 0, [&mut values, &mut [[0.0; 8]]], Self::LANES);
+        let [values] = values;
         let [square] = butterfly_sum([dot(values, values)], 1, Self::LANES);
         let [power, mut lacks] = power::of_root(square);
         if c.l2norm != 0 {

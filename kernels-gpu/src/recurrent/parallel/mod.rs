@@ -16,17 +16,19 @@ pub(crate) use around::{Around, Plain};
 use core::marker::PhantomData;
 
 use crate::constants::Element;
+use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
-use crate::recurrent::tokens::Tokens;
+use crate::recurrent::tokens::{Tokens, clear_rest_of_tile};
 use crate::row::Row;
-use crate::state::{B16, StateElement};
+use crate::state::{B16, StateElement, Tile};
 use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
 use map::{Block, Map, Operand, Set};
+use state::mask;
 use worker::Worker;
 
 /// Up to 8 tokens and 8 previous ones on K-last states of 16 bits: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
@@ -91,6 +93,8 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     }
     // SAFETY: the caller's promise.
     unsafe {
+        let tile = B::WARPS * B::ROWS;
+        clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
         let launch = Launch {
             around,
             tokens: Tokens::new(&c, params, row),
@@ -161,7 +165,7 @@ impl<A> Launch<'_, A> {
                 .map(|previous| load(previous, c.previous_tokens));
             let gates = load(tokens, tokens.count);
             A::meet(self);
-            if !self.live() {
+            if !self.live() || tokens.are_none(c) {
                 return;
             }
             let solve = |gates, set, count| {
@@ -206,10 +210,10 @@ impl<A> Launch<'_, A> {
         // reads.
         unsafe {
             let drafts = A::load_drafts(self);
-            let previous = self.previous.as_ref().map(|previous| {
+            let mut previous = self.previous.as_ref().map(|previous| {
                 worker.load_inputs(Set::Previous, previous, c.previous_tokens, made)
             });
-            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
+            let mut inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
             let decay_inputs = if B::PER_CHANNEL {
                 let most = tokens.count.max(c.previous_tokens);
                 Some(worker.load_decay_inputs(c, self.params, self.row, most))
@@ -222,6 +226,15 @@ impl<A> Launch<'_, A> {
                 return;
             }
             let (slots, head) = (self.around.slots(), (self.row.hv, [B::V, B::K]));
+            if tokens.are_none(c) {
+                rarely();
+                let width = B::WARPS * B::ROWS;
+                let tile = Tile::new(false, [B::K, B::V], (self.row.tile * width, width));
+                let threads = (thread_idx_x(), 32 * B::WARPS);
+                slots.carry::<B16>(c, self.params, (self.row.hv, tile), threads);
+                A::carry(self);
+                return;
+            }
             worker.copy_state(slots.start::<B16>(c, self.params, head), slots.is_fresh());
             // A resume, and accesses to states that are not wide, have no registers left for them meanwhile.
             let mut scales = None;
@@ -230,6 +243,22 @@ impl<A> Launch<'_, A> {
             }
             if made {
                 A::make(self, drafts);
+                // f16 parts are made of what is tame.
+                if c.l2norm != 0 && (B::PER_CHANNEL || !worker.state_f16) {
+                    meeting::workers::<B>();
+                    if previous.is_some() {
+                        worker.tame_made(self, Operand::PreviousKey);
+                    }
+                    if c.tokens != 0 {
+                        worker.tame_made(self, Operand::Key);
+                        worker.tame_made(self, Operand::Query);
+                    }
+                }
+            } else {
+                if let Some(inputs) = &mut previous {
+                    Worker::<B, TILES16>::tame(c, inputs);
+                }
+                Worker::<B, TILES16>::tame(c, &mut inputs);
             }
 
             if let Some(decay_inputs) = &decay_inputs {
@@ -263,9 +292,9 @@ impl<A> Launch<'_, A> {
             }
 
             let write = slots.write::<B16>(c, self.params, head);
-            let advance = |set, residuals: &[Split; TILES16], keys, moves| {
+            let advance = |set, residuals: &[Split; TILES16], keys, moved| {
                 let keys = if B::PER_CHANNEL { Operand::Step } else { keys };
-                worker.advance_by(set, residuals, operand(keys), moves)
+                worker.advance_by(set, residuals, operand(keys), moved)
             };
             let mut advanced = None;
             if let Some(inputs) = &previous {
@@ -279,7 +308,7 @@ impl<A> Launch<'_, A> {
                     Set::Previous,
                     &residuals,
                     Operand::PreviousKey,
-                    inputs.count != 0,
+                    mask(inputs.count != 0),
                 ));
             }
             if c.tokens == 0 {
@@ -312,7 +341,7 @@ impl<A> Launch<'_, A> {
             worker.outputs(&residuals, &sq);
             A::take_outputs(self, &worker);
             if c.update_state != 0 {
-                let advance = advance(Set::New, &residuals, Operand::Key, true);
+                let advance = advance(Set::New, &residuals, Operand::Key, u32::MAX);
                 worker.store_state(&advance, write);
             }
             A::finish(self, &worker, scales);

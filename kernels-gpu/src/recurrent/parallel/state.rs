@@ -7,7 +7,7 @@ use crate::device::shared::{
     copy_async_b128, copy_async_commit, copy_async_wait, load_shared_b32, load_shared_b128,
     store_shared_b128,
 };
-use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx, warp_shuffle_xor};
 use crate::state::{B16, Head, Share};
 
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
@@ -17,9 +17,18 @@ pub struct Advance<const TILES16: usize> {
     decays: Decays,
     keys: Tokens8,
     /// All ones if there is any token: none leaves the state as it is, to the bit. A mask, because the assembler makes
-    /// a branch of a choice, and goes through the tiles one by one.
+    /// a branch of a choice, and goes through the tiles one by one; see [`mask`].
     moved: u32,
     state_f16: bool,
+}
+
+/// All ones where `is`, else 0: for [`Worker::advance_by`]. The mask comes out of a shuffle, because the assembler takes a mask that
+/// it knows to be a condition apart: each masked word costs two choices and an "or" then, instead of one instruction. All lanes
+/// of the warp call it with the same condition.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn mask(is: bool) -> u32 {
+    let mask = if is { u32::MAX } else { 0 };
+    warp_shuffle_idx(f32::from_bits(mask), 0).to_bits()
 }
 
 /// What is left of S₀ after the last token.
@@ -131,7 +140,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// (c), and what turns S₀ into the state after the tokens of `set`.
+    /// (c), and what turns S₀ into the state after the tokens of `set`; where `moved` is 0, into S₀.
     ///
     /// # Safety
     /// The solution is there.
@@ -141,7 +150,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         set: Set,
         residuals: &[Split; TILES16],
         keys: Tokens8,
-        moves: bool,
+        moved: u32,
     ) -> Advance<TILES16> {
         let solution = Map::<B>::solution(set);
         let mut steps = [Steps::ZERO; TILES16];
@@ -163,7 +172,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     Decays::Head(f32::from_bits(load_shared_b32(solution.decay())))
                 },
                 keys,
-                moved: if moves { u32::MAX } else { 0 },
+                moved,
                 state_f16: self.state_f16,
             }
         }

@@ -1,0 +1,163 @@
+//! Vectors whose squares add up to more than an f32 holds, so that their norm would be 0 and what is normalised NaN.
+//!
+//! Such a vector is multiplied by a power of two where it is loaded, which changes nothing of what is normalised: its norm takes
+//! the power back. Any other vector stays as it is, to the bit. Whether one of a warp's is large is a question to its elements,
+//! and one ballot; the sums are looked at in the rare case alone.
+
+use super::elements::Raw;
+use super::power;
+use super::reduce::{add_dot, butterfly_sum};
+use crate::constants::Element;
+use crate::device::warp::warp_ballot;
+
+/// The way that has this is rarely gone. The compiler of kernels knows a hint for it; Rust 1.88, which is enough for the simulator,
+/// does not.
+macro_rules! rarely {
+    () => {
+        #[cfg(target_arch = "nvptx64")]
+        core::hint::cold_path();
+    };
+}
+pub(crate) use rarely;
+
+/// 2⁻⁷⁰: the squares of any 2⁷ finite numbers that are multiplied by it add up to less than ∞.
+pub const SMALL: f32 = f32::from_bits((127 - 70) << 23);
+
+/// What to multiply a vector by, of whose elements `squares` is the sum of the squares, and `small` that of the elements times
+/// [`SMALL`]: where the first is ∞ a power of two that brings its length between 2⁹ and 2¹⁰, next to which the 1e-6 of the norm is
+/// nothing; else 1.
+#[inline(always)]
+pub fn power_for(squares: f32, small: f32) -> f32 {
+    if squares == f32::INFINITY {
+        let [power, _] = power::of_root(small);
+        power * (SMALL * 1024.0)
+    } else {
+        1.0
+    }
+}
+
+/// x times a number. A loop, which is inlined wherever it stands, as `map` is not.
+#[inline(always)]
+pub fn times<const N: usize>(mut x: [f32; N], by: f32) -> [f32; N] {
+    let mut i = 0;
+    while i < N {
+        x[i] *= by;
+        i += 1;
+    }
+    x
+}
+
+/// Whether Σk² or Σq² is ∞, of Σk², Σq² and k·q.
+#[inline(always)]
+pub fn overflow(l2norm: bool, [squares_k, squares_q, _]: [f32; 3]) -> bool {
+    let overflow = l2norm && (squares_k == f32::INFINITY || squares_q == f32::INFINITY);
+    if overflow {
+        rarely!();
+    }
+    overflow
+}
+
+/// Whether any lane of the warp has a large element. All of them call it.
+#[inline(always)]
+pub fn any_large(is_large: bool) -> bool {
+    let any = warp_ballot(is_large) != 0;
+    if any {
+        rarely!();
+    }
+    any
+}
+
+/// What to multiply a vector by of which this lane has these, as [`power_for`] says; the vector is that of the lanes whose
+/// index differs only in bits `1..lanes`. All lanes of the warp call it.
+#[inline(always)]
+pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes: u32) -> f32 {
+    let mut sums = [0.0; 2];
+    let mut part = 0;
+    while part < PARTS {
+        let small = times(x[part], SMALL);
+        sums = [
+            add_dot(sums[0], x[part], x[part]),
+            add_dot(sums[1], small, small),
+        ];
+        part += 1;
+    }
+    let [squares, small] = butterfly_sum(sums, 1, lanes);
+    power_for(squares, small)
+}
+
+/// A lane's channels of q or k as they lie in memory, those of a vector that is too large for its norm times a power of two. A
+/// vector is that of the lanes whose index differs only in bits `1..lanes`. All lanes of the warp call it.
+#[inline(always)]
+pub fn tame_one<const PARTS: usize>(raw: &mut [Raw<8>; PARTS], element: u32, lanes: u32) {
+    let mut values = [[0.0; 8]; PARTS];
+    let mut part = 0;
+    while part < PARTS {
+        values[part] = raw[part].to_f32(element);
+        part += 1;
+    }
+    let power = power_of(&values, lanes);
+    part = 0;
+    while part < PARTS {
+        raw[part] = raw[part].times(power, element);
+        part += 1;
+    }
+}
+
+/// k and q, of these elements, so that the sums of their squares are finite: see [`tame_one`].
+#[inline(always)]
+pub fn tame<const PARTS: usize>(
+    l2norm: bool,
+    [k, q]: [&mut [Raw<8>; PARTS]; 2],
+    elements: [u32; 2],
+    lanes: u32,
+) {
+    if !l2norm || (elements[0] == Element::F16 as u32 && elements[1] == Element::F16 as u32) {
+        return;
+    }
+    let mut is_large = false;
+    let mut part = 0;
+    while part < PARTS {
+        is_large |= k[part].is_large(elements[0]) || q[part].is_large(elements[1]);
+        part += 1;
+    }
+    if any_large(is_large) {
+        tame_one(k, elements[0], lanes);
+        tame_one(q, elements[1], lanes);
+    }
+}
+
+/// The same of values in f32.
+#[inline(always)]
+pub fn tame_values<const N: usize, const PARTS: usize>(
+    l2norm: bool,
+    [k, q]: [&mut [[f32; N]; PARTS]; 2],
+    lanes: u32,
+) {
+    if l2norm && any_large(are_large(k) || are_large(q)) {
+        let powers = [power_of(k, lanes), power_of(q, lanes)];
+        let mut part = 0;
+        while part < PARTS {
+            k[part] = times(k[part], powers[0]);
+            q[part] = times(q[part], powers[1]);
+            part += 1;
+        }
+    }
+}
+
+/// Whether any of these is [large](Raw::is_large).
+#[inline(always)]
+pub fn are_large<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS]) -> bool {
+    let mut is_large = false;
+    let mut part = 0;
+    while part < PARTS {
+        let mut raw = Raw([0; N]);
+        let mut i = 0;
+        while i < N {
+            raw.0[i] = x[part][i].to_bits();
+            i += 1;
+        }
+        is_large |= raw.is_large(Element::F32 as u32);
+        part += 1;
+    }
+    is_large
+}

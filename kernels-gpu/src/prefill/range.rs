@@ -1,0 +1,258 @@
+//! The range of f16 factors. The tensor cores multiply R and δ in f16, which holds magnitudes from 2⁻²⁴ to 65,504. A
+//! warp has 16 rows of the state, and looks at its R of every token of a chunk. From the first token that f16 does not
+//! hold well, the warp works its rows token by token in f32, as a decode does ([`super::chain`]).
+//!
+//! The preparation bounds what the triangular system amplifies: Σ_s |T_ts| of a token times the scale of k is below
+//! [`MOST_GAIN`], or the token's factor of S k̂ᵀ is NaN ([`super::solve`]). So is R of that token then. With |R| below
+//! `LARGEST` neither δ nor what δ becomes for the state reaches 65,504.
+//!
+//! The rule for a token depends on that token, on tokens before it and on the state before the chunk. So no output
+//! depends on later tokens.
+
+use super::{CHUNK, anew, of_lane};
+use crate::device::float::{larger_f16x2, pack_f16x2};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
+use crate::math::power;
+
+/// Most of Σ_s |T_ts| times half the scale of k: with `LARGEST`, 768 · 40 · 2 < 65,504.
+pub const MOST_GAIN: f32 = 40.0;
+/// Most of the scales of k and q, without which their length is near 1. Their product bounds P: 64 · 512 < 65,504.
+pub const MOST_KEY: f32 = 64.0;
+/// See [`MOST_KEY`].
+pub const MOST_QUERY: f32 = 512.0;
+/// Bits of the f16 768, the least |R| that is too large.
+const LARGEST: u32 = 0x6200;
+/// Bits of the f16 2⁻⁹. Tokens whose |R| is below in all rows are too small, if the state is `SMALL_STATE`.
+const SMALLEST: u32 = 0x1800;
+/// A state without a larger element is small: where R is small too, nothing else of an output is not.
+const SMALL_STATE: f32 = 1.0 / 1024.0;
+/// Bits of an infinite f16.
+const INFINITE: u32 = 0x7c00;
+/// The sign of both halves of a word.
+const SIGNS: u32 = 0x8000_8000;
+
+/// The same number in both halves of a word.
+const fn both(x: u32) -> u32 {
+    x << 16 | x
+}
+
+/// The sign bits of halves that are at least `least`, of magnitudes.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn at_least(magnitudes: u32, least: u32) -> u32 {
+    magnitudes.wrapping_add(both(0x8000 - least)) & SIGNS
+}
+
+/// The first of this lane's tokens 8 j and 8 j + 1, j = 0 .. 8, whose rows lane / 4 and lane / 4 + 8 it has. All lanes of the
+/// warp come.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn own_token() -> u32 {
+    anew(lane_id()) % 4 * 2
+}
+
+/// Whether f16 holds the R of every token of the piece, of the warp's 16 rows; or whether [`first_outside`] has to look.
+/// All lanes of the warp come, and have the answer.
+///
+/// Words 2 j and 2 j + 1 of `r` are of rows lane / 4 and lane / 4 + 8, each of tokens 8 j + lane % 4 · 2 and the next.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn holds(r: &[u32; 16], count: u32) -> bool {
+    let mut large = 0;
+    // Bit 15 − j of the first token of word j, bit 31 − j of the second.
+    let mut tokens = 0;
+    let mut j = 0;
+    while j < 8 {
+        let pair = larger_f16x2(r[2 * j], r[2 * j + 1]);
+        large = larger_f16x2(large, pair);
+        tokens |= at_least(pair, SMALLEST) >> j;
+        j += 1;
+    }
+    let mut mask = 4;
+    while mask < 32 {
+        tokens |= warp_shuffle_xor(f32::from_bits(tokens), mask).to_bits();
+        mask *= 2;
+    }
+    if count < CHUNK {
+        let own = own_token();
+        let mut j = 0;
+        while j < 8 {
+            let token = 8 * j + own;
+            tokens |= ((token >= count) as u32) << (15 - j);
+            tokens |= ((token + 1 >= count) as u32) << (31 - j);
+            j += 1;
+        }
+    }
+    let is_outside = tokens != both(0xff00) || at_least(large, LARGEST) != 0;
+    warp_ballot(is_outside) == 0
+}
+
+/// The largest of the lanes' words `mask` apart, half by half.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn larger_of_lanes(word: u32, mask: u32) -> u32 {
+    let other = warp_shuffle_xor(f32::from_bits(word), mask).to_bits();
+    larger_f16x2(word, other)
+}
+
+/// The larger of the lanes' numbers `mask` apart.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn maximum_of_lanes(x: u32, mask: u32) -> u32 {
+    let other = warp_shuffle_xor(f32::from_bits(x), mask).to_bits();
+    if other > x { other } else { x }
+}
+
+/// Bits of the largest magnitude of o of the warp's rows, of which the lane has two, times `size`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn largest_of_rows(o: [f32; 2], size: f32) -> u32 {
+    let [a, b] = o.map(|o| o.to_bits() & 0x7fff_ffff);
+    let mut largest = if a > b { a } else { b };
+    let mut mask = 4;
+    while mask < 32 {
+        largest = maximum_of_lanes(largest, mask);
+        mask *= 2;
+    }
+    (f32::from_bits(largest) * size).to_bits()
+}
+
+/// The first token of the piece whose R f16 does not hold, with the state `s` of before the piece; [`CHUNK`] if there is
+/// none. All lanes of the warp come, and have the answer. `r` is as [`holds`] has it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn first_outside<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
+    let lane = anew(lane_id());
+    let mut state = 0;
+    let mut i = 0;
+    while i < K as usize / 2 {
+        let magnitude = s[i].to_bits() & 0x7fff_ffff;
+        state = if magnitude > state { magnitude } else { state };
+        i += 1;
+    }
+    let mut mask = 1;
+    while mask < 32 {
+        state = maximum_of_lanes(state, mask);
+        mask *= 2;
+    }
+    let is_small = state < SMALL_STATE.to_bits();
+    // Lane l gets tokens l and l + 32.
+    let mut own = [0; 2];
+    let mut j = 0;
+    while j < 8 {
+        let mut word = larger_f16x2(r[2 * j], r[2 * j + 1]);
+        mask = 4;
+        while mask < 32 {
+            word = larger_of_lanes(word, mask);
+            mask *= 2;
+        }
+        let word = of_lane(word, lane % 8 / 2);
+        let half = if lane % 2 == 1 {
+            word >> 16
+        } else {
+            word & 0xffff
+        };
+        if lane / 8 == j as u32 % 4 {
+            own[j / 4] = half;
+        }
+        j += 1;
+    }
+    // The largest up to each token.
+    let mut step = 1;
+    while step < 32 {
+        let before = own.map(|x| of_lane(x, (lane + 32 - step) % 32));
+        let mut half = 0;
+        while half < 2 {
+            if lane >= step && before[half] > own[half] {
+                own[half] = before[half];
+            }
+            half += 1;
+        }
+        step *= 2;
+    }
+    let before = of_lane(own[0], 31);
+    own[1] = if before > own[1] { before } else { own[1] };
+    let mut first = CHUNK;
+    let mut half = 2;
+    while half > 0 {
+        half -= 1;
+        let most = own[half];
+        // What is 0 may have been too small.
+        let is_outside = most >= LARGEST || (is_small && most < SMALLEST);
+        let outside = warp_ballot(is_outside && lane + 32 * (half as u32) < count);
+        if outside != 0 {
+            first = 32 * half as u32 + outside.trailing_zeros();
+        }
+    }
+    first
+}
+
+/// Zeros for the tokens from `first` on, of words that are as those of [`holds`]. All lanes of the warp come.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn clear_from(words: &mut [u32; 16], first: u32) {
+    let own = own_token();
+    let mut j = 0;
+    while j < 8 {
+        let token = 8 * j as u32 + own;
+        let low = if token < first { 0xffff } else { 0 };
+        let high = if token + 1 < first { 0xffff_0000 } else { 0 };
+        words[2 * j] &= low | high;
+        words[2 * j + 1] &= low | high;
+        j += 1;
+    }
+}
+
+/// Whether f16 holds o times `size` of all tokens. All lanes of the warp come, and have the answer.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn holds_output(o: &[f32; 32], size: f32) -> bool {
+    let mut large = 0;
+    let mut i = 0;
+    while i < 32 {
+        large = larger_f16x2(large, pack_f16x2(o[i] * size, o[i + 1] * size));
+        i += 2;
+    }
+    warp_ballot(at_least(large, INFINITE) != 0) == 0
+}
+
+/// Scales o of the tokens from `first` on, or from the first on that f16 does not hold times `size`, by a power of two each,
+/// so that the largest of the warp's 16 rows times `size` is between 1 and 2. `give` gets such a token with what takes the
+/// power back, once in a warp. Returns the first of these tokens. All lanes of the warp come.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32, f32)) -> u32 {
+    const MOST: u32 = 65504.0f32.to_bits();
+    let own = own_token();
+    let token = |i: usize| 8 * (i as u32 / 2) + own + i as u32 % 2;
+    let mut first = first;
+    let mut i = 0;
+    while i < 16 {
+        let at = 4 * (i / 2) + i % 2;
+        // One token after the other: all at once take registers that there are not.
+        sync_warp(FULL_MASK);
+        if largest_of_rows([o[at], o[at + 2]], size) > MOST && token(i) < first {
+            first = token(i);
+        }
+        i += 1;
+    }
+    let mut mask = 1;
+    while mask < 4 {
+        let other = warp_shuffle_xor(f32::from_bits(first), mask).to_bits();
+        first = if other < first { other } else { first };
+        mask *= 2;
+    }
+    i = 0;
+    while i < 16 {
+        let at = 4 * (i / 2) + i % 2;
+        sync_warp(FULL_MASK);
+        let (scaled, back) = scale_token([o[at], o[at + 2]], size);
+        if token(i) >= first {
+            [o[at], o[at + 2]] = scaled;
+            if lane_id() < 4 {
+                give(token(i), back);
+            }
+        }
+        i += 1;
+    }
+    first
+}
+
+/// o of rows lane / 4 and lane / 4 + 8 of a token, scaled as [`scale_output`] does, and what takes that back. All lanes of the
+/// warp come.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn scale_token(o: [f32; 2], size: f32) -> ([f32; 2], f32) {
+    let largest = largest_of_rows(o, size);
+    let [power, back] = power::of_exponent((largest >> 23).clamp(1, 253));
+    (o.map(|o| o * power), back)
+}
