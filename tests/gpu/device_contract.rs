@@ -204,12 +204,26 @@ fn what_the_simulator_computes_is_right() {
             let right = if x.is_nan() { 0x7fff } else { right.to_bits() };
             assert_eq!((got >> (16 * i)) as u16, right, "{name} of {x}");
         }
-        let name = "multiply_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))";
-        let got = row(name)[id];
-        for (i, right) in products.into_iter().enumerate() {
-            let got = f16::from_bits((got >> (16 * i)) as u16);
-            let agree = got.to_bits() == right.to_bits() || got.is_nan() && right.is_nan();
-            assert!(agree, "{name} of {x}: {got}, not {right}");
+        // Exact in f64 but for what is far below an f16's last place.
+        let sums = [half(x) + half(x), half(-x) + 1.5].map(f16::from_f64);
+        let added = [half(x) * half(x) + half(x), half(-x) * 1.5 + half(-x)].map(f16::from_f64);
+        for (name, right) in [
+            (
+                "multiply_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))",
+                products,
+            ),
+            ("add_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))", sums),
+            (
+                "fma_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5), pack_f16x2(x, -x))",
+                added,
+            ),
+        ] {
+            let got = row(name)[id];
+            for (i, right) in right.into_iter().enumerate() {
+                let got = f16::from_bits((got >> (16 * i)) as u16);
+                let agree = got.to_bits() == right.to_bits() || got.is_nan() && right.is_nan();
+                assert!(agree, "{name} of {x}: {got}, not {right}");
+            }
         }
         if x.is_finite() {
             assert_eq!(row("fma(x, x, 1.5)")[id], x.mul_add(x, 1.5).to_bits());

@@ -68,6 +68,8 @@ absent! {
     pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32;
     b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2];
     multiply_f16x2(a: u32, b: u32) -> u32;
+    add_f16x2(a: u32, b: u32) -> u32;
+    fma_f16x2(a: u32, b: u32, c: u32) -> u32;
     larger_f16x2(a: u32, b: u32) -> u32;
     f16_to_f32(bits: u16) -> f32;
 }
@@ -214,12 +216,13 @@ pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f3
     nothing_runs()
 }
 
-pub unsafe fn warpgroup_by_triangle(
-    a: &[u32; 16],
-    triangle: u32,
-    pending: &mut [f32; 32],
-) -> [f32; 32] {
-    let _ = (a, triangle, pending);
+pub unsafe fn warpgroup_by_triangle(a: &[u32; 16], triangle: u32) -> [f32; 32] {
+    let _ = (a, triangle);
+    nothing_runs()
+}
+
+pub fn warpgroup_settle_two(sums: &mut [[f32; 32]; 2]) {
+    let _ = sums;
     nothing_runs()
 }
 

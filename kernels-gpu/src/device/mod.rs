@@ -215,7 +215,7 @@ pub mod warpgroup {
     pub struct Pending<T>(T);
 
     /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image, which [`first`] waits for;
-    /// and the same with B the next 64, which [`by_triangle`] waits for. Only the first K / 4 words of `a` mean
+    /// and the same with B the next 64, which [`both`] waits for. Only the first K / 4 words of `a` mean
     /// something.
     ///
     /// # Safety
@@ -235,20 +235,28 @@ pub mod warpgroup {
         (first, Pending(second))
     }
 
-    /// D = A B, with A `[64, 64]` of s and B the triangle; and what was under way.
+    /// D = A B, with A `[64, 64]` of s and B the triangle; and what was under way. [`both`] waits for them.
     ///
     /// # Safety
-    /// `triangle` is a multiple of 128 and that of a matrix in the block's shared memory; nothing but `pending` is under way.
+    /// `triangle` is a multiple of 128 and that of a matrix in the block's shared memory, which nobody writes before
+    /// [`both`]; nothing but `pending` is under way.
     #[inline(always)]
     pub unsafe fn by_triangle(
         a: &[u32; 16],
         triangle: u32,
         pending: Pending<[f32; 32]>,
-    ) -> ([f32; 32], [f32; 32]) {
-        let mut other = pending.0;
+    ) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
-        let d = unsafe { backend::warpgroup_by_triangle(a, triangle, &mut other) };
-        (d, other)
+        let d = unsafe { backend::warpgroup_by_triangle(a, triangle) };
+        Pending([d, pending.0])
+    }
+
+    /// The sums of [`by_triangle`], and those that were under way, when they are there.
+    #[inline(always)]
+    pub fn both(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
+        let mut sums = pending.0;
+        backend::warpgroup_settle_two(&mut sums);
+        sums
     }
 
     /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K
@@ -275,6 +283,12 @@ pub mod warpgroup {
         let mut sums = pending.0;
         backend::warpgroup_settle::<K>(&mut sums);
         sums
+    }
+
+    /// Sums that are there, for another [`settle`] behind two ways.
+    #[inline(always)]
+    pub fn settled(sums: [f32; 64]) -> Pending<[f32; 64]> {
+        Pending(sums)
     }
 }
 
@@ -785,6 +799,18 @@ pub mod float {
     #[inline(always)]
     pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
         backend::multiply_f16x2(a, b)
+    }
+
+    /// a + b of the f16 of words, half by half, rounded to nearest-even f16.
+    #[inline(always)]
+    pub fn add_f16x2(a: u32, b: u32) -> u32 {
+        backend::add_f16x2(a, b)
+    }
+
+    /// a · b + c of the f16 of words, half by half, rounded once to nearest-even f16.
+    #[inline(always)]
+    pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
+        backend::fma_f16x2(a, b, c)
     }
 
     /// Of each half of two words of f16, the larger magnitude; NaN (0x7fff) where one of them is NaN.

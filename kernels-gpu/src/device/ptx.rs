@@ -10,7 +10,7 @@ use core::arch::{asm, global_asm, nvptx};
 mod warpgroup;
 pub use warpgroup::{
     warpgroup_add, warpgroup_by_both, warpgroup_by_triangle, warpgroup_settle,
-    warpgroup_settle_first,
+    warpgroup_settle_first, warpgroup_settle_two,
 };
 
 global_asm!(".extern .shared .align 16 .b8 dynamic_shared_memory[];");
@@ -716,6 +716,28 @@ pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
             options(pure, nomem, nostack))
     };
     product
+}
+
+#[inline(always)]
+pub fn add_f16x2(a: u32, b: u32) -> u32 {
+    let sum: u32;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("add.rn.f16x2 {}, {}, {};", out(reg32) sum, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack))
+    };
+    sum
+}
+
+#[inline(always)]
+pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
+    let sum: u32;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("fma.rn.f16x2 {}, {}, {}, {};", out(reg32) sum, in(reg32) a, in(reg32) b, in(reg32) c,
+            options(pure, nomem, nostack))
+    };
+    sum
 }
 
 #[inline(always)]

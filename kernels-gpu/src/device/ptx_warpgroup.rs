@@ -56,13 +56,13 @@ macro_rules! multiply {
 
 /// Waits for the products under way but the `pending` last, of which these are the sums.
 macro_rules! settle {
-    (pending $pending:literal $sum:ident [$($name:ident $index:literal)*]) => {
+    (pending $pending:literal $($sum:ident [$($name:ident $index:literal)*])*) => {
         // SAFETY: the caller's promise.
         unsafe {
             asm!(
                 concat!("wgmma.wait_group.sync.aligned ", stringify!($pending), ";"),
-                concat!("// ", list!($($name)*)),
-                $($name = inout(reg32) $sum[$index],)*
+                concat!("// " $(, list!($($name)*))*),
+                $($($name = inout(reg32) $sum[$index],)*)*
                 options(nostack)
             )
         }
@@ -212,7 +212,7 @@ unsafe fn both_k64(a: [u32; 16], b: u32) -> [[f32; 32]; 2] {
 
 #[inline(always)]
 #[rustfmt::skip]
-unsafe fn multiply_triangle(a: [u32; 16], b: u32, q: &mut [f32; 32]) -> [f32; 32] {
+unsafe fn multiply_triangle(a: [u32; 16], b: u32) -> [f32; 32] {
     let mut d = [0.0f32; 32];
     multiply! {
         group "16" {
@@ -227,12 +227,9 @@ unsafe fn multiply_triangle(a: [u32; 16], b: u32, q: &mut [f32; 32]) -> [f32; 32
         "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b +
         320 1;
         }
-        pending 0
+        pending 2
         out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
         16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
-        31]
-        inout q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
-        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
         31]
         in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
         shared b
@@ -425,6 +422,21 @@ unsafe fn settle_32(sums: &mut [f32; 32]) {
     }
 }
 
+/// Behind it no product is under way.
+#[inline(always)]
+#[rustfmt::skip]
+unsafe fn settle_two(d: &mut [f32; 32], q: &mut [f32; 32]) {
+    settle! {
+        pending 0
+        d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+        31]
+        q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
+        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
+        31]
+    }
+}
+
 /// Behind it but one product is under way.
 #[inline(always)]
 #[rustfmt::skip]
@@ -487,13 +499,15 @@ pub fn warpgroup_settle_first(sums: &mut [f32; 32]) {
 }
 
 #[inline(always)]
-pub unsafe fn warpgroup_by_triangle(
-    a: &[u32; 16],
-    triangle: u32,
-    pending: &mut [f32; 32],
-) -> [f32; 32] {
+pub unsafe fn warpgroup_by_triangle(a: &[u32; 16], triangle: u32) -> [f32; 32] {
     // SAFETY: the caller's promise.
-    unsafe { multiply_triangle(*a, operand(triangle, 128), pending) }
+    unsafe { multiply_triangle(*a, operand(triangle, 128)) }
+}
+
+#[inline(always)]
+pub fn warpgroup_settle_two([first, second]: &mut [[f32; 32]; 2]) {
+    // SAFETY: all threads of the group come, as they have to the products.
+    unsafe { settle_two(first, second) }
 }
 
 #[inline(always)]

@@ -27,8 +27,8 @@ mod workers;
 
 pub use fault::{Fault, FaultKind};
 pub(super) use float::{
-    b16x2_to_f32, exp2, f16_to_f32, fma, larger_f16x2, log2, maximum, minimum, multiply_f16x2,
-    pack_b16x2, pack_bf16x2, pack_f16x2, reciprocal, rsqrt,
+    add_f16x2, b16x2_to_f32, exp2, f16_to_f32, fma, fma_f16x2, larger_f16x2, log2, maximum,
+    minimum, multiply_f16x2, pack_b16x2, pack_bf16x2, pack_f16x2, reciprocal, rsqrt,
 };
 
 use crate::constants::Element;
@@ -262,13 +262,11 @@ pub(super) unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) 
     [image, second].map(|image| current(|block| block.by_channels(&a[..K as usize / 4], image)))
 }
 
-pub(super) unsafe fn warpgroup_by_triangle(
-    a: &[u32; 16],
-    triangle: u32,
-    _: &mut [f32; 32],
-) -> [f32; 32] {
+pub(super) unsafe fn warpgroup_by_triangle(a: &[u32; 16], triangle: u32) -> [f32; 32] {
     current(|block| block.by_triangle(a, triangle))
 }
+
+pub(super) fn warpgroup_settle_two(_: &mut [[f32; 32]; 2]) {}
 
 pub(super) fn warpgroup_settle<const K: u32>(_: &mut [f32; 64]) {}
 

@@ -43,7 +43,7 @@ constants! {
 }
 
 /// What each row of the output holds, in order.
-pub const RESULTS: [&str; 59] = [
+pub const RESULTS: [&str; 61] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
     "lane_id",
@@ -103,6 +103,8 @@ pub const RESULTS: [&str; 59] = [
     "mma_m16n8k16_b16, f16 [r+8, 2c]",
     "mma_m16n8k16_b16, f16 [r+8, 2c+1]",
     "larger_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))",
+    "add_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5))",
+    "fma_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5), pack_f16x2(x, -x))",
 ];
 
 /// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
@@ -165,7 +167,10 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
             put(48, of_f16[0].to_bits());
             put(49, of_f16[1].to_bits());
             put(39, float::multiply_f16x2(f16, float::pack_f16x2(x, 1.5)));
-            put(58, float::larger_f16x2(f16, float::pack_f16x2(x, 1.5)));
+            let other = float::pack_f16x2(x, 1.5);
+            put(58, float::larger_f16x2(f16, other));
+            put(59, float::add_f16x2(f16, other));
+            put(60, float::fma_f16x2(f16, other, f16));
 
             let (words, pairs, quads) = (base, base + 4 * BLOCK, base + 16 * BLOCK);
             shared::store_shared_b32(words + 4 * id, x.to_bits());
@@ -385,7 +390,8 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             // Each product is stored before the next, so that no register waits for it.
             let (first, second) = warpgroup::first(warpgroup::by_both::<128>(&a, image));
             put(0, &first);
-            let (triangle, second) = warpgroup::by_triangle(&x, triangles[0], second);
+            let [triangle, second] =
+                warpgroup::both(warpgroup::by_triangle(&x, triangles[0], second));
             put(32, &second);
             put(64, &triangle);
             let mut d = [1.0; 32];

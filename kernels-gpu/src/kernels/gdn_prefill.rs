@@ -22,6 +22,7 @@ use crate::math::power::divided;
 use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::THREADS;
+use crate::prefill::norm;
 use crate::prefill::operands::Global;
 use crate::prefill::prepare::{self, Unit};
 use crate::prefill::rows::row_of;
@@ -146,6 +147,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
                 let of_block = (h, hv, Inputs::NONE);
                 Unit::new::<K>(&c, params, with, of_block, heads, at)
             };
+            norm::begin::<V>(&c, of(r).scales, thread_idx_x() % (THREADS / heads));
             let of_first = of(first);
             if c.taps == 0 && first == 0 {
                 made.give_image::<K>(of_first.images);

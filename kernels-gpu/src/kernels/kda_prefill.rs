@@ -20,6 +20,7 @@ use crate::layer::Place;
 use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::{Convolved, THREADS};
+use crate::prefill::norm;
 use crate::prefill::operands::Global;
 use crate::prefill::rows::row_at;
 use crate::prefill::values::{self, Channels};
@@ -109,6 +110,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
                 let (of, tiles) = (Channels::of_head(hv), Global(operands.values));
                 values::make::<K, V, V>(&c, params, with, of, threads, tiles);
             }
+            norm::begin::<V>(&c, operands.scales, thread_idx_x());
             let row = Row {
                 b: span.b,
                 h,

@@ -11,7 +11,7 @@ use super::output::{Scales, sum_of_quad};
 use super::rows::{Piece, Span};
 use crate::constants::Element;
 use crate::device::float::{b16x2_to_f32, pack_f16x2};
-use crate::device::global::load_b32;
+use crate::device::global::{load_b32, store_b32};
 use crate::device::thread::thread_idx_x;
 use crate::math::elements::{Raw, bytes_of, load};
 use crate::math::power;
@@ -33,6 +33,19 @@ pub const fn scales_bytes(dim: u32) -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn scales_of(scales: u64, warp: u32) -> u64 {
     scales + (warp * OF_WARP) as u64
+}
+
+/// Says that no token of a value head of a unit is scaled; whoever scales one says otherwise behind the launch. The first
+/// threads of those that come do so.
+///
+/// # Safety
+/// The scales are these threads' to write.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn begin<const V: u32>(c: &StepConstants, scales: u64, thread: u32) {
+    if is_left(c) && thread < V / 16 {
+        // SAFETY: the caller's promise.
+        unsafe { store_b32(scales_of(scales, thread) + FIRST as u64, CHUNK) };
+    }
 }
 
 /// Whether o is left in f16 for the norm.

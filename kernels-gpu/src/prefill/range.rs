@@ -9,8 +9,9 @@
 //! The rule for a token depends on that token, on tokens before it and on the state before the chunk. So no output
 //! depends on later tokens.
 
-use super::{CHUNK, anew, of_lane};
-use crate::device::float::{larger_f16x2, pack_f16x2};
+use super::{CHUNK, anew, of_lane, of_warp};
+use crate::device::float::{add_f16x2, fma_f16x2, larger_f16x2, pack_f16x2};
+use crate::device::rarely;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
 use crate::math::power;
 
@@ -25,7 +26,9 @@ const LARGEST: u32 = 0x6200;
 /// Bits of the f16 2⁻⁹. Tokens whose |R| is below in all rows are too small, if the state is `SMALL_STATE`.
 const SMALLEST: u32 = 0x1800;
 /// A state without a larger element is small: where R is small too, nothing else of an output is not.
-const SMALL_STATE: f32 = 1.0 / 1024.0;
+const SMALL_STATE: f32 = 1.0 / 2048.0;
+/// Bits of an f16 one of which each has that is 2⁻¹¹ or more, but for its sign.
+const NOT_SMALL: u32 = 0x7000;
 /// Bits of an infinite f16.
 const INFINITE: u32 = 0x7c00;
 /// The sign of both halves of a word.
@@ -49,12 +52,55 @@ fn own_token() -> u32 {
     anew(lane_id()) % 4 * 2
 }
 
-/// Whether f16 holds the R of every token of the piece, of the warp's 16 rows; or whether [`first_outside`] has to look.
-/// All lanes of the warp come, and have the answer.
+/// Σ x² over a thread's words, half by half, in f16: infinite or NaN where an |x| is 256 or more, or NaN.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn squares(words: &[u32; 16]) -> u32 {
+    // Two sums, neither of which waits for the last of the other.
+    let mut sums = [0; 2];
+    let mut i = 0;
+    while i < 16 {
+        sums[i % 2] = fma_f16x2(words[i], words[i], sums[i % 2]);
+        i += 1;
+    }
+    add_f16x2(sums[0], sums[1])
+}
+
+/// Whether the warp's rows of the state, rounded, may be small in all elements: two channels of a row in every lane are, of
+/// all rows and eight channels. All lanes of the warp come, and have the answer.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn is_small(word: u32) -> bool {
+    warp_ballot(word & both(NOT_SMALL) != 0) == 0
+}
+
+/// The first token of the piece whose R f16 does not hold, of the warp's 16 rows, with the state `s` of before the piece,
+/// which may be [small](is_small); [`CHUNK`] if there is none. R of that token and of those behind it becomes 0. All lanes
+/// of the warp come, and have the answer.
 ///
 /// Words 2 j and 2 j + 1 of `r` are of rows lane / 4 and lane / 4 + 8, each of tokens 8 j + lane % 4 · 2 and the next.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn holds(r: &[u32; 16], count: u32) -> bool {
+pub fn first_outside<const K: u32>(
+    r: &mut [u32; 16],
+    s: &[f32; 64],
+    is_small: bool,
+    count: impl Fn() -> u32,
+) -> u32 {
+    let is_large = at_least(squares(r) & !SIGNS, INFINITE) != 0;
+    let mut first = CHUNK;
+    if is_small || warp_ballot(is_large) != 0 {
+        rarely();
+        let count = count();
+        if !holds(r, is_small, count) {
+            first = of_warp(search::<K>(s, r, count));
+            clear_from(r, first);
+        }
+    }
+    first
+}
+
+/// Whether f16 holds the R of every token of the piece, of the warp's 16 rows; or whether [`search`] has to look. All
+/// lanes of the warp come, and have the answer.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn holds(r: &[u32; 16], is_small: bool, count: u32) -> bool {
     let mut large = 0;
     // Bit 15 − j of the first token of word j, bit 31 − j of the second.
     let mut tokens = 0;
@@ -80,7 +126,7 @@ pub fn holds(r: &[u32; 16], count: u32) -> bool {
             j += 1;
         }
     }
-    let is_outside = tokens != both(0xff00) || at_least(large, LARGEST) != 0;
+    let is_outside = (is_small && tokens != both(0xff00)) || at_least(large, LARGEST) != 0;
     warp_ballot(is_outside) == 0
 }
 
@@ -111,10 +157,9 @@ fn largest_of_rows(o: [f32; 2], size: f32) -> u32 {
     (f32::from_bits(largest) * size).to_bits()
 }
 
-/// The first token of the piece whose R f16 does not hold, with the state `s` of before the piece; [`CHUNK`] if there is
-/// none. All lanes of the warp come, and have the answer. `r` is as [`holds`] has it.
+/// The token that [`first_outside`] looks for.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn first_outside<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
+fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
     let lane = anew(lane_id());
     let mut state = 0;
     let mut i = 0;
@@ -180,7 +225,7 @@ pub fn first_outside<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> 
     first
 }
 
-/// Zeros for the tokens from `first` on, of words that are as those of [`holds`]. All lanes of the warp come.
+/// Zeros for the tokens from `first` on, of words that are as those of [`first_outside`]. All lanes of the warp come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clear_from(words: &mut [u32; 16], first: u32) {
     let own = own_token();
@@ -195,16 +240,13 @@ pub fn clear_from(words: &mut [u32; 16], first: u32) {
     }
 }
 
-/// Whether f16 holds o times `size` of all tokens. All lanes of the warp come, and have the answer.
+/// Whether f16 holds o times `size` of all tokens; not always where one is 256 or more. All lanes of the warp come, and have
+/// the answer.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn holds_output(o: &[f32; 32], size: f32) -> bool {
-    let mut large = 0;
-    let mut i = 0;
-    while i < 32 {
-        large = larger_f16x2(large, pack_f16x2(o[i] * size, o[i + 1] * size));
-        i += 2;
-    }
-    warp_ballot(at_least(large, INFINITE) != 0) == 0
+    let words: [u32; 16] =
+        core::array::from_fn(|i| pack_f16x2(o[2 * i] * size, o[2 * i + 1] * size));
+    warp_ballot(at_least(squares(&words) & !SIGNS, INFINITE) != 0) == 0
 }
 
 /// Scales o of the tokens from `first` on, or from the first on that f16 does not hold times `size`, by a power of two each,

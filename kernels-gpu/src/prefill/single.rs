@@ -11,16 +11,15 @@ use super::rows::Span;
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{load_shared_b32, store_shared_b32};
-use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
+use crate::device::thread::thread_idx_x;
+use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load, load_one};
 use crate::math::gate;
-use crate::math::range::{SMALL, overflow, power_for, times};
-use crate::math::reduce::{add_dot, butterfly_sum, pairwise_sum};
+use crate::math::range::{SMALL, power_for, times};
+use crate::math::reduce::{add_dot, butterfly_sum, dot, pairwise_sum};
 use crate::recurrent::Gating;
-use crate::recurrent::klast::norms;
 use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
-use crate::recurrent::vlast::warp_norms;
 use crate::row::Row;
 use crate::step::{PrefillParams, StepConstants};
 
@@ -86,16 +85,16 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// This thread's channels 8 j + 2 c and the next.
+    /// This thread's channels 8 j + 2 c and the next, times `by`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn own<const K: u32>(self) -> [f32; 32] {
+    unsafe fn own<const K: u32>(self, by: f32) -> [f32; 32] {
         let mut own = [0.0; 32];
         let first = anew(lane_id() % 4 * 2);
         let mut j = 0;
         while j < K as usize / 8 {
             // SAFETY: the caller's promise.
             let pair: [f32; 2] = unsafe { self.load::<2>(8 * j as u32 + first) };
-            [own[2 * j], own[2 * j + 1]] = pair;
+            [own[2 * j], own[2 * j + 1]] = times(pair, by);
             j += 1;
         }
         own
@@ -203,21 +202,53 @@ fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])
     if lane_id() % 2 == 1 { sum } else { other }
 }
 
-/// Σk², Σq² and k·q of a token whose k and q are multiplied by these, in the order of the layout. All lanes come.
+/// Powers of two that k and q are multiplied by, and what they have then: Σk², Σq² and k·q, in the order of the layout.
+/// The powers are 1 unless a sum of squares is infinite and `l2norm` divides by its root. All lanes come.
 ///
 /// # Safety
 /// The token is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn norms_of<const K: u32, const V_LAST: bool>(
-    k: Source<'_>,
-    q: Source<'_>,
+    l2norm: bool,
+    of: [Source<'_>; 2],
     lane: u32,
-    [of_k, of_q]: [f32; 2],
+) -> ([f32; 2], [f32; 3]) {
+    let mut powers = [1.0; 2];
+    let mut round = 0;
+    loop {
+        // SAFETY: the caller's promise.
+        let sums = unsafe { sums_of::<K, V_LAST>(of, lane, powers) };
+        let is_finite = sums[0] < f32::INFINITY && sums[1] < f32::INFINITY;
+        if !l2norm || round == 2 || (round == 0 && is_finite) {
+            return (powers, sums);
+        }
+        let mut i = 0;
+        while i < 2 {
+            if round == 1 && powers[i] == SMALL {
+                powers[i] = power_for(f32::INFINITY, sums[i]);
+            } else if sums[i] == f32::INFINITY {
+                powers[i] = SMALL;
+            }
+            i += 1;
+        }
+        round += 1;
+    }
+}
+
+/// Σk², Σq² and k·q of k and q times these powers.
+///
+/// # Safety
+/// The token is there.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn sums_of<const K: u32, const V_LAST: bool>(
+    [k, q]: [Source<'_>; 2],
+    lane: u32,
+    powers: [f32; 2],
 ) -> [f32; 3] {
     // SAFETY: the caller's promise.
     unsafe {
         if const { K == 96 } {
-            return norms_of_k96::<V_LAST>(k, q, lane, [of_k, of_q]);
+            return sums_of_k96::<V_LAST>([k, q], lane, powers);
         }
         if V_LAST {
             let (k, q) = if K == 128 {
@@ -226,26 +257,18 @@ unsafe fn norms_of<const K: u32, const V_LAST: bool>(
                 let pad = |[x, y]: [f32; 2]| [x, y, 0.0, 0.0];
                 (pad(k.load::<2>(2 * lane)), pad(q.load::<2>(2 * lane)))
             };
-            return warp_norms(times(k, of_k), times(q, of_q));
+            let (k, q) = (times(k, powers[0]), times(q, powers[1]));
+            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
+        } else {
+            let lane = lane % (K / 8);
+            let both = |x: Source, by: f32| {
+                let (a, b) = (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane));
+                times([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], by)
+            };
+            let (k, q) = (both(k, powers[0]), both(q, powers[1]));
+            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, K / 8)
         }
-        let lane = lane % (K / 8);
-        let (k, q) = (
-            both_halves::<K>(k, lane, of_k),
-            both_halves::<K>(q, lane, of_q),
-        );
-        norms(([k], [q]), K / 8)
     }
-}
-
-/// The lane's channels of both halves, times `by`.
-///
-/// # Safety
-/// The token is there.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn both_halves<const K: u32>(x: Source<'_>, lane: u32, by: f32) -> [f32; 8] {
-    // SAFETY: the caller's promise.
-    let (a, b) = unsafe { (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane)) };
-    times([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], by)
 }
 
 /// The same with K = 96.
@@ -253,11 +276,10 @@ unsafe fn both_halves<const K: u32>(x: Source<'_>, lane: u32, by: f32) -> [f32; 
 /// # Safety
 /// The token is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn norms_of_k96<const V_LAST: bool>(
-    k: Source<'_>,
-    q: Source<'_>,
+unsafe fn sums_of_k96<const V_LAST: bool>(
+    [k, q]: [Source<'_>; 2],
     lane: u32,
-    [of_k, of_q]: [f32; 2],
+    powers: [f32; 2],
 ) -> [f32; 3] {
     let (count, step) = if V_LAST { (1, 0) } else { (6, 16) };
     let first = if V_LAST { 4 * lane } else { 4 * (lane % 4) };
@@ -269,8 +291,8 @@ unsafe fn norms_of_k96<const V_LAST: bool>(
         if first < 96 {
             // SAFETY: the caller's promise.
             unsafe {
-                own_k = times(k.load::<4>(first + step * i), of_k);
-                own_q = times(q.load::<4>(first + step * i), of_q);
+                own_k = times(k.load::<4>(first + step * i), powers[0]);
+                own_q = times(q.load::<4>(first + step * i), powers[1]);
             }
         }
         sums = [
@@ -288,8 +310,8 @@ pub const fn staged_bytes(k: u32) -> u32 {
     8 * k
 }
 
-/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory, by so many `threads`, of which
-/// `thread` is this one. A barrier follows.
+/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory: those of the `threads` that come.
+/// A barrier follows.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; the bytes are these threads' to write.
@@ -299,9 +321,9 @@ pub unsafe fn stage<const K: u32>(
     (span, inputs): (&Span, Inputs),
     (h, t): (u32, u32),
     staged: u32,
-    (thread, threads): (u32, u32),
+    threads: u32,
 ) {
-    let mut i = anew(thread);
+    let mut i = anew(thread_idx_x());
     while i < 2 * K {
         let channel = channel_of(c, i / K, h, K) + i % K;
         // SAFETY: the caller's promise.
@@ -380,13 +402,7 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
     let [k, q] = Source::of(((c, params), span), (of.h, t), (staged, K));
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = norms_of::<K, V_LAST>(k, q, lane, [1.0; 2]);
-        let mut powers = [1.0; 2];
-        if overflow(c.l2norm != 0, sums) {
-            let small = norms_of::<K, V_LAST>(k, q, lane, [SMALL; 2]);
-            powers = [power_for(sums[0], small[0]), power_for(sums[1], small[1])];
-            sums = norms_of::<K, V_LAST>(k, q, lane, powers);
-        }
+        let (powers, norms) = norms_of::<K, V_LAST>(c.l2norm != 0, [k, q], lane);
         let gates = if G::PER_CHANNEL {
             let of = Row {
                 h: anew(of.h),
@@ -399,21 +415,10 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
             let (log, beta) = gates_of(c, params, span, t, of.hv);
             (gate::exp(log), beta)
         };
-        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), sums, gates);
-        // One after the other: of more than 64 channels there are not registers for both.
-        let mut q = q.own::<K>();
-        if c.l2norm != 0 && powers[1] != 1.0 {
-            q = times(q, powers[1]);
-        }
-        let sq = products::<K, V_LAST>(s, &q);
-        if const { K > 64 } {
-            sync_warp(FULL_MASK);
-        }
-        let mut k = k.own::<K>();
-        if c.l2norm != 0 && powers[0] != 1.0 {
-            k = times(k, powers[0]);
-        }
+        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
+        let (k, q) = (k.own::<K>(powers[0]), q.own::<K>(powers[1]));
         let sk = products::<K, V_LAST>(s, &k);
+        let sq = products::<K, V_LAST>(s, &q);
         let mut o = [0.0; 2];
         let mut half = 0;
         while half < 2 {

@@ -247,13 +247,7 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
         let mut s = own.load::<S>(c, start, !place.is_fresh());
         let threads = 2 * V;
         if c.taps != 0 {
-            stage::<K>(
-                (c, params),
-                (span, inputs),
-                (of.h, 0),
-                staged,
-                (thread_idx_x(), threads),
-            );
+            stage::<K>((c, params), (span, inputs), (of.h, 0), staged, threads);
             let channel = thread_idx_x();
             if channel < V {
                 let first = channel_of_values::<K, V>(c, of.hv, V);

@@ -11,12 +11,15 @@ use super::operands::Place;
 use super::range::{MOST_GAIN, MOST_KEY, MOST_QUERY};
 use super::{FACTOR_BYTES, FACTORS};
 use crate::device::float::{fma, maximum, pack_bf16x2, pack_f16x2};
+use crate::device::rarely;
 use crate::device::shared::{
     load_matrices, load_matrices_transposed, load_shared_b32, load_shared_b128, store_shared_b32,
     store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
-use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_shuffle_xor};
+use crate::device::warp::{
+    FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_ballot, warp_shuffle_xor,
+};
 use crate::math::elements::bf16_to_f32;
 
 /// Bytes of a block of 16 rows of bf16.
@@ -115,9 +118,8 @@ impl Solver {
     /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
     /// warpgroup come.
     ///
-    /// A token whose δ may be more than [`MOST_GAIN`] times R, or whose scale of k or q is beyond [`MOST_KEY`] or
-    /// [`MOST_QUERY`], gets NaN for its factor of S k̂ᵀ: the chain works it in f32 then ([`super::range`]). `scales` has
-    /// those of k, then those of q.
+    /// A token that the chain has to work in f32 gets NaN for its factor of S k̂ᵀ: see [`look`]. `scales` has those of k, then
+    /// those of q.
     ///
     /// # Safety
     /// The factors and the scales were stored before a barrier. A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
@@ -172,7 +174,12 @@ impl Solver {
             }
             let block = of_betas(joined(&x[0]), betas);
             store_block(out, own, packed(block));
-            sum_block(mine + SQUARE, own, block);
+            // The square is solved: from here on it says of each token whether this warp's tokens s amplify it too much.
+            let flags = mine + SQUARE;
+            store_shared_b32(flags + 4 * lane, 0);
+            store_shared_b32(flags + 4 * (lane + 32), 0);
+            sync_warp(FULL_MASK);
+            look(block, (own, true), scales, flags);
             let mut i = own + 1;
             let mut steps = 1;
             while steps < 4 {
@@ -193,7 +200,7 @@ impl Solver {
                     x[steps] = as_left(next);
                     let block = of_betas(next, betas);
                     store_block(out, i, packed(block));
-                    sum_block(mine + SQUARE, i, block);
+                    look(block, (i, false), scales, flags);
                 }
                 i += 1;
                 steps += 1;
@@ -201,22 +208,13 @@ impl Solver {
             sync_barrier(SOLVERS + group, 128);
             if lane < 16 {
                 let token = 16 * own + lane;
-                let mut gain = 0.0;
+                let mut flag = 0;
                 let mut warp = 0;
                 while warp <= own {
-                    gain += f32::from_bits(load_shared_b32(of_warp(warp) + SQUARE + 4 * token));
+                    flag |= load_shared_b32(of_warp(warp) + SQUARE + 4 * token);
                     warp += 1;
                 }
-                let scale = |of: u32| {
-                    f32::from_bits(load_shared_b32(scales + of * FACTOR_BYTES + 4 * token))
-                };
-                let (k, q) = (scale(0), scale(1));
-                // NaN is not below.
-                let holds = gain * maximum(0.5 * k, 1.0) < MOST_GAIN
-                    && k < MOST_KEY
-                    && q < MOST_QUERY
-                    && q > -MOST_QUERY;
-                if !holds {
+                if flag != 0 {
                     out.store_b32(FACTORS + 4 * token, f32::NAN.to_bits());
                 }
             }
@@ -285,18 +283,31 @@ fn packed([a, b]: [[f32; 4]; 2]) -> [u32; 4] {
     ]
 }
 
-/// Stores Σ_s |T_ts| over the 16 tokens s of a block, of its tokens t, those from 16 `i` on, each in a word from `sums` on.
-/// All lanes of the warp come.
+/// Looks at a block of T, of 16 tokens s and its tokens t, those from 16 `i` on: flags those that the chain has to work in
+/// f32 ([`super::range`]). All lanes of the warp come.
 ///
 /// # Safety
-/// The words are the warp's to write.
+/// The scales, those of k and then those of q, were stored before a barrier; the flags are the warp's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn sum_block(sums: u32, i: u32, block: [[f32; 4]; 2]) {
+unsafe fn look(block: [[f32; 4]; 2], (i, is_own): (u32, bool), scales: u32, flags: u32) {
     let lane = lane_id();
+    let scale = |of: u32, token: u32| {
+        // SAFETY: the caller's promise.
+        f32::from_bits(unsafe { load_shared_b32(scales + of * FACTOR_BYTES + 4 * token) })
+    };
+    let of_query = |token: u32| f32::from_bits(scale(1, token).to_bits() & 0x7fff_ffff);
     let [[a, b], [c, d]] = block.map(|x| {
         let x = x.map(|x| f32::from_bits(x.to_bits() & 0x7fff_ffff));
         [x[0] + x[2], x[1] + x[3]]
     });
+    // Sums of eight lanes are below MOST_GAIN / 4 if each part is below an eighth of that. NaN is not below.
+    let is_below = maximum(maximum(a, b), maximum(c, d)) < MOST_GAIN / 32.0;
+    let token = 16 * i + lane % 16;
+    let is_near_one = scale(0, token) < 2.0 && (!is_own || of_query(token) < MOST_QUERY);
+    if warp_ballot(!is_below || !is_near_one) == 0 {
+        return;
+    }
+    rarely();
     // Of 8 lanes with the same tokens, each half takes half of the sums.
     let (is_upper, is_odd) = (lane & 4 != 0, lane & 8 != 0);
     let trade = |own: f32, other: f32, is_second: bool, mask: u32| {
@@ -310,10 +321,14 @@ unsafe fn sum_block(sums: u32, i: u32, block: [[f32; 4]; 2]) {
     let (first, second) = (trade(a, c, is_upper, 4), trade(b, d, is_upper, 4));
     let sum = trade(first, second, is_odd, 8);
     let sum = sum + warp_shuffle_xor(sum, 16);
-    if lane < 16 {
-        let token = 16 * i + is_upper as u32 * 8 + lane % 4 * 2 + is_odd as u32;
-        // SAFETY: the caller's promise.
-        unsafe { store_shared_b32(sums + 4 * token, sum.to_bits()) };
+    let token = 16 * i + is_upper as u32 * 8 + lane % 4 * 2 + is_odd as u32;
+    let k = scale(0, token);
+    let holds = sum * maximum(0.5 * k, 1.0) < MOST_GAIN / 4.0
+        && k < MOST_KEY
+        && of_query(token) < MOST_QUERY;
+    if !holds && lane < 16 {
+        // SAFETY: as above.
+        unsafe { store_shared_b32(flags + 4 * token, 1) };
     }
 }
 

@@ -66,6 +66,21 @@ pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
     pack_f16x2(half(0), half(16))
 }
 
+pub fn add_f16x2(a: u32, b: u32) -> u32 {
+    const ONES: u32 = 0x3c00_3c00;
+    fma_f16x2(a, ONES, b)
+}
+
+pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
+    // A product is exact in f64; so is the sum, but for a term that is less than half a unit of an f16's last place.
+    let half = |shift: u32| {
+        let [a, b, c] = [a, b, c].map(|x| f64::from(f16_to_f32((x >> shift) as u16)));
+        let sum = f16::from_f64(a * b + c);
+        u32::from(if sum.is_nan() { 0x7fff } else { sum.to_bits() })
+    };
+    half(0) | half(16) << 16
+}
+
 pub fn larger_f16x2(a: u32, b: u32) -> u32 {
     const INFINITE: u32 = 0x7c00;
     const NAN: u32 = 0x7fff;

@@ -5,6 +5,7 @@
 //! block makes that itself (`short`).
 
 mod copier;
+mod outside;
 mod short;
 mod token;
 mod walk;
@@ -41,7 +42,7 @@ use crate::state::{Head, StateElement, Tile, is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Barrier of the first warpgroup; the others' follow.
-const FIRST_BARRIER: u32 = 2;
+const GROUPS: u32 = 2;
 /// Of the norm: squares of every token, for 64 rows of a state.
 const SUM_BYTES: u32 = 4 * CHUNK;
 /// Pieces in shared memory; all that a short row has.
@@ -54,18 +55,18 @@ const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
 /// Of the slots that a copier brings, of checkpoints, one for each stage.
 const SLOT_BYTES: u32 = 8;
 const SLOTS_BYTES: u32 = STAGES * SLOT_BYTES;
-/// Of what warps tell each other of a piece, for each stage: a word for each of eight. Behind these a word that each keeps.
-const WORDS_BYTES: u32 = 8 * 4;
+/// Of a number that each warp which has rows keeps.
+const NUMBERS_BYTES: u32 = 8 * 4;
 
 /// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
 pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
 }
 
-/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens, the counters, the slots and the words.
+/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens, the counters, the slots and the
+/// numbers.
 const fn header_bytes(sums: u32) -> u32 {
-    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + (STAGES + 1) * WORDS_BYTES)
-        .next_multiple_of(128)
+    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + NUMBERS_BYTES).next_multiple_of(128)
 }
 
 /// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_bytes`].
@@ -347,46 +348,10 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         Self::there(2 * STAGES) + i * SLOT_BYTES
     }
 
-    /// Barrier of the thread's warpgroup.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn barrier() -> u32 {
-        FIRST_BARRIER + thread_idx_x() / 128
-    }
-
-    /// Where the warpgroup's four warps tell each other of the piece in the `i`-th stage the first token that f16 does not
-    /// hold.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn words(i: u32) -> u32 {
-        Self::slot(STAGES) + i * WORDS_BYTES + thread_idx_x() / 128 * 16
-    }
-
-    /// Tells it of this warp: its own lanes at once, the other warps behind a barrier. All lanes come.
-    ///
-    /// # Safety
-    /// The word of the piece before in the same stage is read.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn tell(i: u32, first: u32) {
-        if lane_id() == 0 {
-            // SAFETY: the caller's promise.
-            unsafe { store_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4, first) };
-        }
-        sync_warp(u32::MAX);
-    }
-
-    /// What this warp has told.
-    ///
-    /// # Safety
-    /// It has.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn told(i: u32) -> u32 {
-        // SAFETY: the caller's promise.
-        unsafe { load_shared_b32(Self::words(i) + thread_idx_x() / 32 % 4 * 4) }
-    }
-
     /// Where a warp keeps a number while it walks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn number() -> u32 {
-        Self::slot(STAGES) + STAGES * WORDS_BYTES + thread_idx_x() / 32 * 4
+        Self::slot(STAGES) + thread_idx_x() / 32 * 4
     }
 
     /// Keeps it there, since there are not registers for it. All lanes come.
@@ -413,17 +378,6 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
         unsafe { load_shared_b32(Self::number()) }
     }
 
-    /// Whether f16 holds the piece of all four warps.
-    ///
-    /// # Safety
-    /// They have told it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn all_hold(i: u32) -> bool {
-        // SAFETY: the caller's promise.
-        let words = unsafe { load_shared_b128(Self::words(i)) };
-        words == [CHUNK; 4]
-    }
-
     /// Where the warp leaves the scales of o of piece `j` in the workspace. All lanes come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn scales(&self, span: &Span, j: u32) -> u64 {
@@ -434,8 +388,8 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     }
 
     /// Scales o of tokens that f16 would not hold until the norm behind the launch, or [`output::store_normed`], has it: those
-    /// that are worked one by one, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row to shared
-    /// memory.
+    /// from token `first` of piece `j` on, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row
+    /// to shared memory; the preparation has said there that no token is scaled.
     ///
     /// # Safety
     /// The tensors of `params` are live.
@@ -443,34 +397,37 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     unsafe fn scale_output<const SHORT: bool>(
         &self,
         o: &mut [f32; 32],
-        span: &Span,
-        (j, pieces): (u32, u32),
+        (span, j): (&Span, u32),
+        first: u32,
     ) {
         let size = norm::size(self.c);
-        let warp = anew(thread_idx_x()) / 32;
-        let (scales, shared) = if SHORT {
-            (0, Self::scratch() + warp * norm::OF_WARP)
-        } else {
-            (self.scales(span, j), 0)
-        };
-        let mut scaled = CHUNK;
         // SAFETY: the caller's promise; a warp has its own words.
         unsafe {
-            let first = Self::told(anew(pieces) % STAGES);
-            if first < CHUNK || !range::holds_output(o, size) {
-                scaled = range::scale_output(o, size, first, |token, scale| {
+            let warp = anew(thread_idx_x()) / 32;
+            let shared = if SHORT {
+                Self::scratch() + warp * norm::OF_WARP
+            } else {
+                0
+            };
+            let holds = first == CHUNK && range::holds_output(o, size);
+            if SHORT && holds && lane_id() == 0 {
+                store_shared_b32(shared + norm::FIRST, CHUNK);
+            }
+            if !holds {
+                let scales = if SHORT { 0 } else { self.scales(span, j) };
+                let scaled = range::scale_output(o, size, first, |token, scale| {
                     if SHORT {
                         store_shared_b32(shared + 4 * token, scale.to_bits());
                     } else {
                         store_b32(scales + 4 * token as u64, scale.to_bits());
                     }
                 });
-            }
-            if lane_id() == 0 {
-                if SHORT {
-                    store_shared_b32(shared + norm::FIRST, scaled);
-                } else {
-                    store_b32(scales + norm::FIRST as u64, scaled);
+                if lane_id() == 0 {
+                    if SHORT {
+                        store_shared_b32(shared + norm::FIRST, scaled);
+                    } else {
+                        store_b32(scales + norm::FIRST as u64, scaled);
+                    }
                 }
             }
         }

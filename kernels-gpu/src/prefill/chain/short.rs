@@ -290,8 +290,17 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     // The sums of the last piece are read.
                     Self::sync_rows();
                 }
-                // v of both pieces is there.
-                s = self.advance::<true>(s, (j, j), (Self::stage(j), Self::head(j, of)));
+                if piece.count > 1 {
+                    // v of both pieces is there.
+                    s = self.advance::<true>(s, j, (Self::stage(j), Self::head(j, of)));
+                } else {
+                    self.advance_by_one(
+                        &mut s,
+                        Self::kept_span,
+                        piece.start,
+                        Self::room(j, piece.start),
+                    );
+                }
                 self.checkpoint::<S, false>(&s, &Self::kept_span(), piece);
                 j += 1;
             }

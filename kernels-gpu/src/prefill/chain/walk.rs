@@ -8,16 +8,16 @@ use super::super::range;
 use super::super::rows::long;
 use super::super::state::{load_carried, store_carried};
 use super::super::values;
-use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, anew, of_warp};
-use super::{Chain, Progress, STAGES};
+use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp};
+use super::{Chain, GROUPS, Progress, STAGES};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
     arrive_at_counter, load_shared_b32, load_shared_b64, wait_for_counter,
 };
-use crate::device::thread::{sync_barrier, thread_idx_x};
+use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
-use crate::device::warpgroup::{self, Pending, fence_shared};
+use crate::device::warpgroup::{self, fence_shared};
 use crate::layer::Place;
 use crate::recurrent::Gating;
 use crate::state::StateElement;
@@ -70,8 +70,24 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     i = of_warp(i);
                 }
                 wait_for_counter(Self::there(i), progress.pieces / STAGES);
-                let stage = Self::stage(i);
-                s = self.advance::<false>(s, (j, progress.pieces), (stage, stage + Self::HEAD));
+                let span = Self::kept_span();
+                let piece = span.piece(j);
+                if piece.count > 1 {
+                    let stage = Self::stage(i);
+                    s = self.advance::<false>(s, j, (stage, stage + Self::HEAD));
+                } else {
+                    let room = Self::room(i, piece.start);
+                    // Said anew: there are not registers to keep it.
+                    let place = Place::load(c, &params.layer, span.b);
+                    self.with_inputs(&place).advance_by_one(
+                        &mut s,
+                        Self::kept_span,
+                        piece.start,
+                        room,
+                    );
+                    // What was stored to the stage is before what is copied to it.
+                    fence_shared();
+                }
                 let slot = self.brought_slot(i);
                 if !Self::FREES_LATE {
                     arrive_at_counter(Self::free(i));
@@ -118,65 +134,23 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         long(unsafe { load_shared_b64(Self::slot(i)) })
     }
 
-    /// The state after piece `j`, behind `pieces` of the block. o of a row that is `SHORT` is normed here, of others behind the
-    /// launch.
+    /// The state after the piece of this number, of more than one token. Of a row that is `SHORT` o is normed here, of others behind the launch.
     ///
-    /// Rows of the state are independent of each other, so each warp decides for its 16 rows whether f16 holds the piece's
-    /// factors ([`range`]). If not, the warp takes no part of the products for its state, and works the tokens one by one
-    /// behind them; so it does with a piece of one token.
+    /// Rows of the state are independent of each other, so each warp decides for its 16 rows which tokens f16 holds
+    /// ([`range`]). From the first one on that f16 does not hold, R is zero and the products leave the state as it is;
+    /// behind the products the warp works the tokens one by one ([`super::outside`]).
     ///
     /// # Safety
-    /// Images and v are in `stage`, the other operands at `head`, of a piece of more than one token.
+    /// Images and v are in `stage`, the other operands at `head`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn advance<const SHORT: bool>(
         &self,
         mut s: [f32; 64],
-        (j, pieces): (u32, u32),
+        number: u32,
         (stage, head): (u32, u32),
     ) -> [f32; 64] {
+        let (c, params) = (self.c, self.params);
         let tile = Self::tile(stage);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let piece = Self::kept_span().piece(j);
-            if piece.count > 1 {
-                let mut products = self.multiply(&mut s, (j, pieces), (stage, head, tile));
-                sync_barrier(Self::barrier(), 128);
-                let all_hold = Self::all_hold(anew(pieces) % STAGES);
-                if SHORT && self.c.has_norm != 0 && !all_hold {
-                    // A norm wants o of all rows at once.
-                    Self::stash(&products.o);
-                } else {
-                    self.store_output::<SHORT>(&mut products.o, (j, pieces), tile);
-                }
-                s = warpgroup::settle::<K>(products.s);
-                if all_hold {
-                    return s;
-                }
-                // Tokens from `first` on are stored again.
-                sync_barrier(Self::barrier(), 128);
-            }
-            self.advance_tokens::<SHORT>(&mut s, (j, pieces), tile);
-            if !SHORT {
-                // What was stored to the stage is before what is copied to it.
-                fence_shared();
-            }
-        }
-        s
-    }
-
-    /// The products of piece `j`, behind `pieces` of the block. The warp tells the first token that f16 does not
-    /// hold: from there on it has no o, and its state is that of before.
-    ///
-    /// # Safety
-    /// As [`Self::advance`]'s.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn multiply(
-        &self,
-        s: &mut [f32; 64],
-        (j, pieces): (u32, u32),
-        (stage, head, tile): (u32, u32, u32),
-    ) -> Products {
-        let c = self.c;
         let factors = head + FACTORS + lane_id() % 4 * 8;
         // SAFETY: the caller's promise.
         unsafe {
@@ -184,19 +158,22 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 load_shared_b64(factors + kind * FACTOR_BYTES + 32 * j as u32).map(f32::from_bits)
             };
             let a: [u32; 32] = array::from_fn(|i| pack_f16x2(s[2 * i], s[2 * i + 1]));
+            // Before the products: words that are read beside them make the assembler wait for each product.
+            let is_small = range::is_small(a[0]);
             let products = warpgroup::by_both::<K>(&a, stage);
+            // Beside the products of keys: half of v and its factors, for which there are registers.
+            let (v, x) = (values::of_tile(c, tile, 0), factors_of(0, factors));
             let (of_keys, of_queries) = warpgroup::first(products);
             // Beside the products of queries.
             let mut r = [0; 16];
-            rest_of(&mut r, 0, &values::of_tile(c, tile, 0), &of_keys, factors);
-            rest_of(&mut r, 4, &values::of_tile(c, tile, 32), &of_keys, factors);
-            let mut first = CHUNK;
-            let count = Self::kept_span().piece(j).count;
-            if !range::holds(&r, count) {
-                first = range::first_outside::<K>(s, &r, count);
-                range::clear_from(&mut r, first);
-            }
-            Self::tell(pieces % STAGES, first);
+            let (second, y) = (values::of_tile(c, tile, 32), factors_of(4, factors));
+            rest_of(&mut r, 0, &v, &of_keys, &x);
+            rest_of(&mut r, 4, &second, &of_keys, &y);
+            let first = range::first_outside::<K>(&mut r, &s, is_small, || {
+                Self::kept_span().piece(number).count
+            });
+            let products = warpgroup::by_triangle(&r, head, of_queries);
+            // Beside the products of R. A branch keeps them there: behind a choice the assembler waits for the products first.
             if first < CHUNK {
                 // The state stays.
             } else if G::PER_CHANNEL {
@@ -217,7 +194,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     i += 1;
                 }
             }
-            let (delta, of_queries) = warpgroup::by_triangle(&r, head, of_queries);
+            let [delta, of_queries] = warpgroup::both(products);
             let (mut plain, mut decayed, mut o) = ([0; 16], [0; 16], [0.0; 32]);
             let mut j = 0;
             while j < 8 {
@@ -233,82 +210,84 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 o[at + 3] = of_queries[at + 3] * w;
                 j += 1;
             }
-            // Read anew: there are not registers to keep it.
-            let first = Self::told(anew(pieces) % STAGES);
             if first < CHUNK {
                 range::clear_from(&mut plain, first);
                 decayed = [0; 16];
             }
             let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
-            let s = if G::PER_CHANNEL {
-                warpgroup::add::<K, 64>(*s, state, &mut o, products)
+            let mut s = if G::PER_CHANNEL {
+                warpgroup::add::<K, 64>(s, state, &mut o, products)
             } else {
-                warpgroup::add::<K, 128>(*s, state, &mut o, products)
+                warpgroup::add::<K, 128>(s, state, &mut o, products)
             };
-            Products { s, o }
-        }
-    }
-
-    /// Stores o of piece `j`, behind `pieces` of the block. Nobody reads what is in the tile.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn store_output<const SHORT: bool>(
-        &self,
-        o: &mut [f32; 32],
-        (j, pieces): (u32, u32),
-        tile: u32,
-    ) {
-        let (c, params) = (self.c, self.params);
-        let (of, barrier) = ((self.row.hv, self.first()), Self::barrier());
-        // SAFETY: the caller's promise.
-        unsafe {
-            let span = Self::kept_span();
-            let piece = span.piece(j);
+            // Loaded beside the products, for what is behind the branch, where there are registers.
+            let early = if const { GROUPS_OF_BLOCK == 2 || G::PER_CHANNEL } {
+                Some(Self::kept_span())
+            } else {
+                None
+            };
+            if first < CHUNK {
+                let mut own = warpgroup::settle::<K>(s);
+                self.advance_outside::<SHORT>(&mut own, &mut o, (number, first), tile);
+                s = warpgroup::settled(own);
+            }
+            // Beside the products that are added to the state.
+            let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
+            let span = match early {
+                Some(span) => span,
+                None => Self::kept_span(),
+            };
+            let piece = span.piece(number);
             if norm::is_left(c) {
-                self.scale_output::<SHORT>(o, &span, (j, pieces));
+                self.scale_output::<SHORT>(&mut o, (&span, number), first);
             }
             if SHORT && c.has_norm != 0 {
                 let sums = if Self::CLUSTERED {
-                    Self::sums_of_cluster(j > 0)
+                    Self::sums_of_cluster(stage != Self::stage(0))
                 } else {
                     Self::sums()
                 };
                 let scales = Self::scratch() + thread_idx_x() / 128 * 4 * norm::OF_WARP;
                 let at = (tile, barrier, sums, scales);
-                output::store_normed::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, o, at);
+                output::store_normed::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
             } else {
-                output::store(c, params, (&span, piece), of, o, (tile, barrier));
+                output::store(c, params, (&span, piece), of, &o, (tile, barrier));
             }
+            warpgroup::settle::<K>(s)
         }
     }
 }
 
-/// What the products of a piece give.
-struct Products {
-    /// The state behind it, under way.
-    s: Pending<[f32; 64]>,
-    o: [f32; 32],
-}
-
-/// R, rounded, of four times 8 tokens, those from 8 `first` on, whose v this is.
+/// Factors of S k̂ of four times 8 tokens, those from 8 `first` on.
 ///
 /// # Safety
 /// `factors` are this lane's, in shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn rest_of(
+unsafe fn factors_of(first: u32, factors: u32) -> [[f32; 2]; 4] {
+    let mut of = [[0.0; 2]; 4];
+    let mut i = 0;
+    while i < 4 {
+        // SAFETY: the caller's promise.
+        let pair = unsafe { load_shared_b64(factors + 32 * (first + i as u32)) };
+        of[i] = pair.map(f32::from_bits);
+        i += 1;
+    }
+    of
+}
+
+/// R, rounded, of four times 8 tokens, those from 8 `first` on, whose v and [`factors_of`] these are.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn rest_of(
     r: &mut [u32; 16],
     first: usize,
     v: &[f32; 16],
     products: &[f32; 32],
-    factors: u32,
+    factors: &[[f32; 2]; 4],
 ) {
     let mut i = 0;
     while i < 4 {
         let j = first + i;
-        // SAFETY: the caller's promise.
-        let [x, y] = unsafe { load_shared_b64(factors + 32 * j as u32) }.map(f32::from_bits);
+        let [x, y] = factors[i];
         let [a, b, c, d] = [v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]];
         let u = [
             products[4 * j],
