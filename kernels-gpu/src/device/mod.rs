@@ -831,6 +831,15 @@ pub(crate) use backend::load_time_constant;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use backend::load_time_constants;
 
+/// A number that the compiler does not know: a loop up to it is not unrolled, for code that is to be small.
+#[inline(always)]
+pub fn unknown(x: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    return backend::unknown(x);
+    #[cfg(not(target_arch = "nvptx64"))]
+    x
+}
+
 /// Says that the branch which calls it is taken rarely: what is behind it stays as likely, and is inlined as if it were not there.
 #[inline(always)]
 pub fn rarely() {

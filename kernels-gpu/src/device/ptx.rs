@@ -90,6 +90,14 @@ pub fn sync_warp(mask: u32) {
 }
 
 #[inline(always)]
+pub fn unknown(x: u32) -> u32 {
+    let y;
+    // SAFETY: a copy.
+    unsafe { asm!("mov.b32 {}, {};", out(reg32) y, in(reg32) x, options(nomem, nostack, preserves_flags)) };
+    y
+}
+
+#[inline(always)]
 pub fn warp_ballot(is: bool) -> u32 {
     // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
     unsafe { ballot(u32::MAX, is) }

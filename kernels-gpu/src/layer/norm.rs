@@ -8,9 +8,10 @@ use crate::device::cluster;
 use crate::device::float::rsqrt;
 use crate::device::shared::{load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
+use crate::device::unknown;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::elements::{self, Raw, bytes_of, load_one};
-use crate::math::range::{SMALL, rarely};
+use crate::math::range::{SMALL, rarely, times};
 use crate::math::reduce::pairwise_sum;
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
@@ -75,13 +76,27 @@ pub fn normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32), z: f32, wei
 /// The element `o` of a head of `dim`, the sum of whose squares is `squares`, by the root of their mean.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn root_normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32)) -> f32 {
-    if squares < 0.0 {
+    let mut o = [o];
+    let size = size_of(c, &mut o, (squares, dim));
+    o[0] * size
+}
+
+/// What is to be multiplied by elements `o` of a head of `dim`, the sum of whose squares is `squares`; these times [`SMALL`], where
+/// that is of such.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn size_of<const N: usize>(
+    c: &StepConstants,
+    o: &mut [f32; N],
+    (squares, dim): (f32, u32),
+) -> f32 {
+    let (mut mean, mut eps) = (squares * (1.0 / dim as f32), f32::from_bits(c.norm_eps));
+    if mean < 0.0 {
         rarely!();
-        // Next to which eps is nothing.
-        return o * SMALL * rsqrt(-squares * (1.0 / dim as f32));
+        *o = times(*o, SMALL);
+        // Next to what o was, eps is nothing.
+        (mean, eps) = (-mean, 0.0);
     }
-    let mean = squares * (1.0 / dim as f32);
-    o * rsqrt(mean + f32::from_bits(c.norm_eps))
+    rsqrt(mean + eps)
 }
 
 /// A sum of squares, as a norm takes it: `sum`, or, where that is ∞, of the same numbers times [`SMALL`], what is `small`. All
@@ -206,7 +221,7 @@ pub fn sum_of_neighbours(value: f32, lanes: u32) -> f32 {
     let small = value * SMALL;
     squares!(
         neighbours_sum(value * value, lanes),
-        neighbours_sum(small * small, lanes)
+        neighbours_sum_small(small * small, lanes)
     )
 }
 
@@ -215,6 +230,17 @@ pub fn sum_of_neighbours(value: f32, lanes: u32) -> f32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn neighbours_sum(mut value: f32, lanes: u32) -> f32 {
     let mut lane_mask = 1;
+    while lane_mask < lanes {
+        value += warp_shuffle_xor(value, lane_mask);
+        lane_mask *= 2;
+    }
+    value
+}
+
+/// [`neighbours_sum`], in little code, for what is rare.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn neighbours_sum_small(mut value: f32, lanes: u32) -> f32 {
+    let mut lane_mask = unknown(1);
     while lane_mask < lanes {
         value += warp_shuffle_xor(value, lane_mask);
         lane_mask *= 2;

@@ -13,9 +13,9 @@
 
 use core::marker::PhantomData;
 
-use super::conv::{Of, Part};
+use super::conv::{Of, Part, activate};
 use super::drafts::{self, Drafts, Walk};
-use super::norm::{neighbours_sum, normed, squares, sum_of};
+use super::norm::{neighbours_sum, neighbours_sum_small, size_of, squares, sum_of};
 use super::{Layered, Place};
 use crate::constants::Element;
 use crate::deferred::{InputRing, Ring};
@@ -658,7 +658,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             let lanes = Worker::<B, TILES16>::VALUE_LANES;
             let sum = squares!(
                 sum_of_rows(own, lanes),
-                sum_of_rows(times(own, SMALL), lanes)
+                sum_of_rows_small(own, lanes)
             );
             if t < TOKENS && lane_id().is_multiple_of(Worker::<B, TILES16>::VALUE_LANES) {
                 let place = layer.sum(launch.row.tile, worker.warp, t);
@@ -695,9 +695,10 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             let z = scales.z.to_f32(c.z_element);
             let weight = scales.weight.to_f32(c.norm_weight_element);
             let mut o = outputs(worker);
+            let size = size_of(c, &mut o, (squares, B::V));
             let mut i = 0;
             while i < 8 {
-                o[i] = normed(c, o[i], (squares, B::V), z[i], weight[i]);
+                o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]);
                 i += 1;
             }
             let address = launch.tokens.o.at(t, worker.first + first);
@@ -711,6 +712,13 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
 fn sum_of_rows(o: [f32; 8], lanes: u32) -> f32 {
     let [a, b, c, d, e, f, g, h] = o.map(|o| o * o);
     neighbours_sum(((a + b) + (c + d)) + ((e + f) + (g + h)), lanes)
+}
+
+/// [`sum_of_rows`] of o times [`SMALL`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn sum_of_rows_small(o: [f32; 8], lanes: u32) -> f32 {
+    let [a, b, c, d, e, f, g, h] = times(o, SMALL).map(|o| o * o);
+    neighbours_sum_small(((a + b) + (c + d)) + ((e + f) + (g + h)), lanes)
 }
 
 /// What the lane has of o, in the place of the new tokens' values.

@@ -15,12 +15,10 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
-use crate::math::range::{overflow, times};
+use crate::math::range::{may_overflow, overflow, shrinking, times};
 use crate::math::reduce::pairwise_sum;
 use crate::recurrent::tokens::Tokens;
-use crate::recurrent::vlast::{
-    advance, leave_products, load_rows, warp_norms, warp_powers, warp_shrunk,
-};
+use crate::recurrent::vlast::{advance, leave_products, load_rows, warp_norms, warp_shrunk};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{LayerParams, StepConstants};
@@ -168,7 +166,7 @@ impl<
                 cluster::wait_mailbox(mail::of_channels());
             }
 
-            let (mut k, q) = (
+            let (mut k, mut q) = (
                 load_rows::<ROWS>(smem + Self::KEYS + first * 4),
                 load_rows::<ROWS>(smem + Self::Q + first * 4),
             );
@@ -182,25 +180,30 @@ impl<
                 }
             }
             let sums = head + warp * Self::COLUMNS * 8;
-            leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
+            let may_overflow =
+                c.l2norm != 0 && (c.taps != 0 || may_overflow(true, [c.k_element, c.q_element]));
             let decay = if G::PER_CHANNEL { 1.0 } else { decay };
-            let all = [
-                warp_channels::<K>(smem + Self::KEYS),
-                warp_channels::<K>(smem + Self::Q),
-            ];
-            let mut norms = warp_norms(all[0], all[1]); // (1)
-            if overflow(c.l2norm != 0, norms) {
-                // Loaded again, so that nothing waits in registers for this.
+            let mut norms = None;
+            let norms = loop {
+                leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
+                if let Some(norms) = norms {
+                    break norms;
+                }
                 let all = [
                     warp_channels::<K>(smem + Self::KEYS),
                     warp_channels::<K>(smem + Self::Q),
                 ];
-                let [of_k, of_q] = warp_powers(all, norms);
-                (_, norms) = warp_shrunk(all, norms);
-                let q = times(load_rows(smem + Self::Q + first * 4), of_q);
+                let own = warp_norms(all[0], all[1]); // (1)
+                if !overflow(may_overflow, own) {
+                    break own;
+                }
+                // Loaded again, so that nothing waits in registers for this.
+                let [of_k, of_q] = shrinking(own);
+                q = times(load_rows(smem + Self::Q + first * 4), of_q);
                 k = times(load_rows(smem + Self::KEYS + first * 4), of_k);
-                leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
-            }
+                let (_, shrunk) = warp_shrunk(all, own);
+                norms = Some(shrunk);
+            };
             sync_threads();
             // All that owners alone do is between two barriers: what is on both sides of one would make two copies of it.
             if owns {

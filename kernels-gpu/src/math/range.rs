@@ -1,8 +1,8 @@
 //! Vectors whose squares add up to more than an f32 holds, so that their norm would be 0 and what is normalised NaN.
 //!
-//! Such a vector is multiplied by a power of two where it is loaded, which changes nothing of what is normalised: its norm takes
-//! the power back. Any other vector stays as it is, to the bit. Whether one of a warp's is large is a question to its elements,
-//! and one ballot; the sums are looked at in the rare case alone.
+//! Such a vector is multiplied by a power of two, which changes nothing of what is normalised: its norm takes the power back. Any
+//! other vector stays as it is, to the bit. The question is one to the finished sums, which are there anyway ([`overflow`]), and
+//! what is done then is short: what is multiplied by [`SMALL`] is summed once more.
 
 use super::elements::Raw;
 use super::power;
@@ -47,14 +47,45 @@ pub fn times<const N: usize>(mut x: [f32; N], by: f32) -> [f32; N] {
     x
 }
 
-/// Whether Σk² or Σq² is ∞, of Σk², Σq² and k·q.
+/// Whether Σk² or Σq² is ∞ of any lane of the warp, of its Σk², Σq² and k·q. All of them call it. A ballot, though most warps have
+/// one k and q: the assembler doubts else that the warp is together, and keeps a second copy of all shuffles that follow.
 #[inline(always)]
-pub fn overflow(l2norm: bool, [squares_k, squares_q, _]: [f32; 3]) -> bool {
-    let overflow = l2norm && (squares_k == f32::INFINITY || squares_q == f32::INFINITY);
-    if overflow {
-        rarely!();
-    }
-    overflow
+pub fn overflow(may_overflow: bool, [squares_k, squares_q, _]: [f32; 3]) -> bool {
+    may_overflow && any_large(squares_k == f32::INFINITY || squares_q == f32::INFINITY)
+}
+
+/// Whether Σk² or Σq², of these elements, may be ∞ where it is wanted: f16 has no such vector.
+#[inline(always)]
+pub fn may_overflow(l2norm: bool, elements: [u32; 2]) -> bool {
+    let f16 = Element::F16 as u32;
+    l2norm && (elements[0] != f16 || elements[1] != f16)
+}
+
+/// What to multiply k and q by, of whose sums some [`overflow`], where that is to be done once.
+#[inline(always)]
+pub fn shrinking([squares_k, squares_q, _]: [f32; 3]) -> [f32; 2] {
+    let of = |squares| {
+        if squares == f32::INFINITY {
+            SMALL
+        } else {
+            1.0
+        }
+    };
+    [of(squares_k), of(squares_q)]
+}
+
+/// Σk², Σq² and k·q of k and q that were multiplied by these powers. A sum of squares that has been ∞ is 2⁻¹² or more now: the
+/// 1e-6 that the norm adds is no longer nothing, and is taken away.
+#[inline(always)]
+pub fn shrunk([squares_k, squares_q, kq]: [f32; 3], powers: [f32; 2]) -> [f32; 3] {
+    let of = |squares: f32, power: f32| {
+        if power == SMALL {
+            squares - 1e-6
+        } else {
+            squares
+        }
+    };
+    [of(squares_k, powers[0]), of(squares_q, powers[1]), kq]
 }
 
 /// Whether any lane of the warp has a large element. All of them call it.

@@ -1,6 +1,7 @@
 //! Butterfly reductions.
 
 use crate::device::float::fma;
+use crate::device::unknown;
 // The simulator's own way: all lanes are waited for once, not for each value and step.
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use crate::device::sim::butterfly as at_once;
@@ -24,6 +25,25 @@ pub fn butterfly_sum<const N: usize>(mut values: [f32; N], low: u32, high: u32) 
     }
     let mut lane_mask = high / 2;
     while lane_mask >= low {
+        let mut i = 0;
+        while i < N {
+            values[i] += warp_shuffle_xor(values[i], lane_mask);
+            i += 1;
+        }
+        lane_mask /= 2;
+    }
+    values
+}
+
+/// [`butterfly_sum`] of bits `1..high`, in little code, for what is rare.
+#[inline(always)]
+pub fn butterfly_sum_small<const N: usize>(mut values: [f32; N], high: u32) -> [f32; N] {
+    #[cfg(not(target_arch = "nvptx64"))]
+    if let Some(sums) = at_once(values, 1, high, false) {
+        return sums;
+    }
+    let mut lane_mask = unknown(high / 2);
+    while lane_mask != 0 {
         let mut i = 0;
         while i < N {
             values[i] += warp_shuffle_xor(values[i], lane_mask);

@@ -14,8 +14,8 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, load};
-use crate::math::range::{tame, tame_values};
-use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, dot_parts};
+use crate::math::range::{may_overflow, overflow, shrinking, shrunk, times};
+use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, butterfly_sum_small, dot_parts};
 use crate::row::Row;
 use crate::state::{Share, StateElement, Tile, check_k_last, lanes_of, widen_rows};
 use crate::step::{StepConstants, StepParams};
@@ -116,15 +116,15 @@ impl<const PARTS: usize> RawToken<PARTS> {
 
     /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn values<G: Gating>(mut self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
-        let elements = [c.k_element, self.q_element];
-        tame(c.l2norm != 0, [&mut self.k, &mut self.q], elements, lanes);
+    fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+        let may_overflow = may_overflow(c.l2norm != 0, [c.k_element, self.q_element]);
         let channels = (
             parts_to_f32(self.k, c.k_element),
             parts_to_f32(self.q, self.q_element),
         );
         let gates = self.gates.values::<G>(c, lanes, together);
-        Token::new(c, channels, norms(channels, lanes), gates, self.slot)
+        let (channels, norms) = normable_of(may_overflow, channels, lanes);
+        Token::new(c, channels, norms, gates, self.slot)
     }
 }
 
@@ -155,11 +155,32 @@ pub(crate) type KeyAndQuery<const PARTS: usize> = ([[f32; 8]; PARTS], [[f32; 8];
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn normable<const PARTS: usize>(
     c: &StepConstants,
+    channels: KeyAndQuery<PARTS>,
+    lanes: u32,
+) -> (KeyAndQuery<PARTS>, [f32; 3]) {
+    normable_of(c.l2norm != 0, channels, lanes)
+}
+
+/// [`normable`], where the sums [`may_overflow`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn normable_of<const PARTS: usize>(
+    may_overflow: bool,
     (mut k, mut q): KeyAndQuery<PARTS>,
     lanes: u32,
 ) -> (KeyAndQuery<PARTS>, [f32; 3]) {
-    tame_values(c.l2norm != 0, [&mut k, &mut q], lanes);
-    ((k, q), norms((k, q), lanes))
+    let mut sums = norms((k, q), lanes);
+    if overflow(may_overflow, sums) {
+        let powers = shrinking(sums);
+        let mut part = 0;
+        while part < PARTS {
+            k[part] = times(k[part], powers[0]);
+            q[part] = times(q[part], powers[1]);
+            part += 1;
+        }
+        let own = [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)];
+        sums = shrunk(butterfly_sum_small(own, lanes), powers);
+    }
+    ((k, q), sums)
 }
 
 impl<const PARTS: usize> Token<PARTS> {

@@ -19,8 +19,10 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
-use crate::math::range::{SMALL, power_for, tame_values, times};
-use crate::math::reduce::{butterfly_scatter, butterfly_sum, column_products, dot, pairwise_sum};
+use crate::math::range::{may_overflow, overflow, shrinking, shrunk, times};
+use crate::math::reduce::{
+    butterfly_scatter, butterfly_sum, butterfly_sum_small, column_products, dot, pairwise_sum,
+};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, Tile, check_v_last};
 use crate::step::{StepConstants, StepParams};
@@ -224,12 +226,17 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 if G::PER_CHANNEL {
                     store_channels::<K>(smem + Self::DECAY, decay);
                 }
-                let (mut k, mut q) = ([k.to_f32(c.k_element)], [q.to_f32(tokens.q.element())]);
-                tame_values(c.l2norm != 0, [&mut k, &mut q], 32);
-                let ([k], [q]) = (k, q);
+                let elements = [c.k_element, tokens.q.element()];
+                let (k, q) = (k.to_f32(elements[0]), q.to_f32(elements[1]));
                 store_channels::<K>(smem, k);
                 store_channels::<K>(smem + Self::Q, q);
-                let norms = warp_norms(k, q); // (1)
+                let mut norms = warp_norms(k, q); // (1)
+                if overflow(may_overflow(c.l2norm != 0, elements), norms) {
+                    let ([k, q], shrunk) = warp_shrunk([k, q], norms);
+                    store_channels::<K>(smem, k);
+                    store_channels::<K>(smem + Self::Q, q);
+                    norms = shrunk;
+                }
                 let f = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
                 let slot = token_slot(c, params, row.b, t);
                 if lane_id() == 0 {
@@ -440,19 +447,14 @@ pub(crate) fn warp_norms(k: [f32; 4], q: [f32; 4]) -> [f32; 3] {
     butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
 }
 
-/// What k and q are to be multiplied by, whose [`warp_norms`], `sums`, [`overflow`]. All lanes of the warp call it.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) fn warp_powers([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> [f32; 2] {
-    let small = warp_norms(times(k, SMALL), times(q, SMALL));
-    [power_for(sums[0], small[0]), power_for(sums[1], small[1])]
-}
-
-/// k and q times these powers, and their [`warp_norms`]. All lanes of the warp call it.
+/// k and q, whose [`warp_norms`], `sums`, [`overflow`], multiplied by [`shrinking`]'s powers, and their sums. All lanes of the warp
+/// call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn warp_shrunk([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> ([[f32; 4]; 2], [f32; 3]) {
-    let [of_k, of_q] = warp_powers([k, q], sums);
-    let (k, q) = (times(k, of_k), times(q, of_q));
-    ([k, q], warp_norms(k, q))
+    let powers = shrinking(sums);
+    let (k, q) = (times(k, powers[0]), times(q, powers[1]));
+    let own = [dot(k, k), dot(q, q), dot(k, q)];
+    ([k, q], shrunk(butterfly_sum_small(own, 32), powers))
 }
 
 /// This lane's channels of q, k or a gate: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros

@@ -8,9 +8,9 @@ use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load};
-use crate::math::range::tame;
+use crate::math::range::may_overflow;
 use crate::math::reduce::{butterfly_sum_pairs, dot_parts};
-use crate::recurrent::klast::{norms, parts_to_f32};
+use crate::recurrent::klast::{normable_of, parts_to_f32};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of};
 use crate::step::{StepConstants, StepParams};
@@ -66,8 +66,8 @@ impl<
             let read = slots.read_head::<S>(&c, params, (row.hv, [V, K]));
             let from = (live, slots.is_fresh());
             let raw = read.load_start_rows::<S, ROWS, PARTS>(share, first, from);
-            let mut k = share.load_parts::<S, PARTS>(row.k(&c, params, 0), c.k_element, wide);
-            let mut q = share.load_parts::<S, PARTS>(row.q(&c, params, 0), c.q_element, wide);
+            let k = share.load_parts::<S, PARTS>(row.k(&c, params, 0), c.k_element, wide);
+            let q = share.load_parts::<S, PARTS>(row.q(&c, params, 0), c.q_element, wide);
             let v = load::<ROWS>(row.v(&c, params, first), c.v_element, wide);
             let gates = RawGates::load(&c, params, row);
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
@@ -78,18 +78,13 @@ impl<
                 return;
             }
 
-            tame(
-                c.l2norm != 0,
-                [&mut k, &mut q],
-                [c.k_element, c.q_element],
-                lanes,
-            );
             let (k, q, v) = (
                 parts_to_f32(k, c.k_element),
                 parts_to_f32(q, c.q_element),
                 v.to_f32(c.v_element),
             );
-            let norms = norms((k, q), lanes); // (1)
+            let may_overflow = may_overflow(c.l2norm != 0, [c.k_element, c.q_element]);
+            let ((k, q), norms) = normable_of(may_overflow, (k, q), lanes); // (1)
             let factors = Factors::new(
                 c.l2norm != 0,
                 f32::from_bits(c.scale),

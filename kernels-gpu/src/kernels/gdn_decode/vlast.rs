@@ -3,7 +3,6 @@
 use core::marker::PhantomData;
 
 use super::row::{RawGates, Slots};
-use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
@@ -14,9 +13,9 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, bytes_of, load, load_one};
-use crate::math::range::{rarely, times};
+use crate::math::range::{may_overflow, overflow, rarely, shrinking, times};
 use crate::math::reduce::{column_products, pairwise_sum};
-use crate::recurrent::vlast::{leave_sums, warp_norms, warp_powers, warp_shrunk};
+use crate::recurrent::vlast::{leave_sums, warp_norms, warp_shrunk};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{StepConstants, StepParams};
@@ -101,8 +100,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
                 }
                 return;
             }
-            let f16 = Element::F16 as u32;
-            let may_overflow = c.l2norm != 0 && (c.k_element != f16 || c.q_element != f16);
+            let may_overflow = may_overflow(c.l2norm != 0, [c.k_element, c.q_element]);
             let mut overflows = false;
             if owns_column {
                 let (k_address, q_address) = (row.k(&c, params, 0), row.q(&c, params, 0));
@@ -110,38 +108,60 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
                 let q = warp_channels::<K>(q_address, c.q_element, wide);
                 let [v] = load_one(row.v(&c, params, column), c.v_element).to_f32(c.v_element);
                 let gates = RawGates::load(&c, params, row);
-                let norms = warp_norms(k, q); // (1)
+                let mut norms = warp_norms(k, q); // (1)
+                let mut powers = [1.0; 2];
+                if overflow(may_overflow, norms) {
+                    powers = shrinking(norms);
+                    (_, norms) = warp_shrunk([k, q], norms);
+                    overflows = true;
+                }
                 let f = Factors::new(
                     c.l2norm != 0,
                     f32::from_bits(c.scale),
                     norms,
                     gates.values(&c),
                 );
-                overflows = may_overflow && (f.k == 0.0 || f.q == 0.0);
-                Self::store_factors(owner_smem, f);
-                store_shared_b32(owner_smem + 20, v.to_bits());
+                store_shared_b128(
+                    owner_smem,
+                    [
+                        f.decay.to_bits(),
+                        f.beta.to_bits(),
+                        f.k.to_bits(),
+                        f.q.to_bits(),
+                    ],
+                );
+                let [of_k, of_q] = powers.map(f32::to_bits);
+                store_shared_b128(
+                    owner_smem + 16,
+                    [f.kq.to_bits(), v.to_bits(), of_k, of_q],
+                );
             }
 
             let (mut k, mut q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));
-            let sums = sums_smem + warp * Self::COLUMNS * 8;
-            let sk = column_products(|r| S::widen(&c, raw[r]), k);
-            let sq = column_products(|r| S::widen(&c, raw[r]), q);
-            leave_sums::<S, LANES>(sk, sq, share, sums);
-            sync_threads();
-            // Those that wait for the owners look at the factors that one of them has left.
-            if may_overflow && !owns_column {
-                let [rk, rq] = load_shared_b64(sums_smem + Self::OWNERS + 8).map(f32::from_bits);
-                overflows = rk == 0.0 || rq == 0.0;
-            }
-            // The block is of one mind.
-            if overflows {
-                rarely!();
-                let powers = Self::shrink(&c, params, row, (owns_column, own));
-                (k, q) = (times(k, powers[0]), times(q, powers[1]));
+            let mut is_first = true;
+            loop {
                 let sk = column_products(|r| S::widen(&c, raw[r]), k);
                 let sq = column_products(|r| S::widen(&c, raw[r]), q);
+                let sums = sums_smem + warp * Self::COLUMNS * 8;
                 leave_sums::<S, LANES>(sk, sq, share, sums);
                 sync_threads();
+                if !is_first || !may_overflow {
+                    break;
+                }
+                // Those that wait for the owners look at what one of them has left.
+                let powers = sums_smem + Self::OWNERS + 24;
+                if !owns_column {
+                    let [of_k, of_q] = load_shared_b64(powers).map(f32::from_bits);
+                    overflows = of_k * of_q != 1.0;
+                }
+                // The block is of one mind.
+                if !overflows {
+                    break;
+                }
+                rarely!();
+                let [of_k, of_q] = load_shared_b64(powers).map(f32::from_bits);
+                (k, q) = (times(k, of_k), times(q, of_q));
+                is_first = false;
             }
             if owns_column {
                 let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
@@ -194,61 +214,6 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
                 write.store::<S>(share, first + r as u32, S::narrow(&c, next));
                 r += 1;
             }
-        }
-    }
-}
-
-impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
-    VLast<S, K, V, LANES, ROWS>
-{
-    /// # Safety
-    /// The first 20 bytes at `smem` are this thread's to write.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_factors(smem: u32, f: Factors) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_shared_b128(smem, [f.decay, f.beta, f.k, f.q].map(f32::to_bits));
-            store_shared_b32(smem + 16, f.kq.to_bits());
-        }
-    }
-
-    /// Of a token whose norms overflow: what k and q are to be multiplied by. The owners' factors become those of k and q so. All
-    /// threads of the block call it.
-    ///
-    /// # Safety
-    /// The token is live, and the owners have left their factors before a barrier.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn shrink(
-        c: &StepConstants,
-        params: &StepParams,
-        row: Row,
-        (owns_column, own): (bool, u32),
-    ) -> [f32; 2] {
-        let smem = dynamic_shared_mem();
-        let (owner, powers_smem) = (smem + Self::OWNERS + own * 32, smem + Self::STEPS);
-        // SAFETY: the caller's promise; what is written for others is read behind a barrier, and written behind one that is
-        // behind the reads of what was there.
-        unsafe {
-            sync_threads();
-            if owns_column {
-                let wide = c.wide_io != 0;
-                let all = [
-                    warp_channels::<K>(row.k(c, params, 0), c.k_element, wide),
-                    warp_channels::<K>(row.q(c, params, 0), c.q_element, wide),
-                ];
-                let sums = warp_norms(all[0], all[1]);
-                let powers = warp_powers(all, sums);
-                let (_, norms) = warp_shrunk(all, sums);
-                let [decay, beta, ..] = load_shared_b128(owner).map(f32::from_bits);
-                let scale = f32::from_bits(c.scale);
-                let factors = Factors::new(c.l2norm != 0, scale, norms, (decay, beta));
-                Self::store_factors(owner, factors);
-                if own == 0 {
-                    store_shared_b64(powers_smem, powers.map(f32::to_bits));
-                }
-            }
-            sync_threads();
-            load_shared_b64(powers_smem).map(f32::from_bits)
         }
     }
 }
