@@ -6,7 +6,7 @@
 
 use super::elements::Raw;
 use super::power;
-use super::reduce::{add_dot, butterfly_sum};
+use super::reduce::{add_dot, butterfly_sum_small};
 use crate::constants::Element;
 use crate::device::warp::warp_ballot;
 
@@ -112,7 +112,7 @@ pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes
         ];
         part += 1;
     }
-    let [squares, small] = butterfly_sum(sums, 1, lanes);
+    let [squares, small] = butterfly_sum_small(sums, lanes);
     power_for(squares, small)
 }
 

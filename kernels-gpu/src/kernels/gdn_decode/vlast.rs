@@ -6,7 +6,7 @@ use super::row::{RawGates, Slots};
 use crate::device::float::fma;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
-    store_shared_b64, store_shared_b128,
+    store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;

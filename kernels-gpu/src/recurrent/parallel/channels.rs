@@ -115,6 +115,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if !made {
                 self.store_values(set, inputs, c.v_element);
             }
+            if !made && Self::are_wild(c, set, inputs) {
+                self.tame_stored(key, c.k_element);
+                if let Set::New = set {
+                    self.tame_stored(Operand::Query, c.q_element);
+                }
+            }
             meeting::workers::<B>();
             let team = thread_idx_x() / Self::TEAM;
             let mut first = 0;

@@ -9,12 +9,13 @@ use super::worker::Worker;
 use super::{Around, Launch};
 use crate::constants::Element;
 use crate::device::float::rsqrt;
+use crate::device::unknown;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::{self, Raw, bytes_of, load};
-use crate::math::reduce::{butterfly_sum, dot};
+use crate::math::reduce::{butterfly_sum, butterfly_sum_small, dot};
 use crate::math::{power, range};
 use crate::recurrent::tokens::{Run, Tokens};
 use crate::step::StepConstants;
@@ -133,6 +134,42 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
+    /// Whether tokens as they lie in memory have to be made [tame](Self::tame_stored) where they are stored. All lanes of the warp
+    /// call it; behind the stores, lest loads wait for it that are not needed here.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn are_wild(c: &StepConstants, set: Set, inputs: &Inputs) -> bool {
+        let is_new = matches!(set, Set::New);
+        let f16 = Element::F16 as u32;
+        if c.l2norm == 0 || c.k_element == f16 && (!is_new || c.q_element == f16) {
+            return false;
+        }
+        let mut is_large = false;
+        let mut turn = 0;
+        while turn < Self::TURNS {
+            is_large |= inputs.keys.0[turn].is_large(c.k_element);
+            if is_new {
+                is_large |= inputs.queries.0[turn].is_large(c.q_element);
+            }
+            turn += 1;
+        }
+        range::any_large(is_large)
+    }
+
+    /// [`Self::tame`] of tokens of `operand`, of `element`s, where this lane has stored them. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// They are there, and this lane's to write.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn tame_stored(&self, operand: Operand, element: u32) {
+        let turns = unknown(Self::TURNS as u32) as usize;
+        let mut turn = 0;
+        while turn < turns {
+            // SAFETY: the caller's promise.
+            unsafe { self.tame_turn(operand, turn, (false, element)) };
+            turn += 1;
+        }
+    }
+
     /// [`Self::tame`] of tokens of `operand` that a convolution has made, where they lie; of a key that became another
     /// one what is left of it besides is left anew. All lanes of the warp call it, between barriers of the workers.
     ///
@@ -145,80 +182,105 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         operand: Operand,
     ) {
         let leaves = matches!(operand, Operand::Key);
-        let lane = lane_id() % Self::LANES;
         let mut turn = 0;
         while turn < Self::TURNS {
-            let t = self.token(operand, turn);
-            if Self::has_tokens(t) {
-                // SAFETY: the caller's promise; each word has one reader, its writer.
-                unsafe {
-                    if B::PER_CHANNEL {
-                        let channels = match operand {
-                            Operand::Query => Channels::Query,
-                            Operand::PreviousKey => Channels::PreviousKey,
-                            _ => Channels::Key,
-                        };
-                        let place = Map::<B>::channels(channels, t) + lane * 16;
-                        let [a, b, c, d] = load_shared_b128(place);
-                        let [e, f, g, h] = load_shared_b128(place + 2 * B::K);
-                        let raw = Raw([a, b, c, d, e, f, g, h]);
-                        let element = Element::F32 as u32;
-                        if range::any_large(raw.is_large(element)) {
-                            let power = range::power_of(&[raw.to_f32(element)], Self::LANES);
-                            let raw = raw.times(power, element);
-                            let [a, b, c, d, e, f, g, h] = raw.0;
-                            store_shared_b128(place, [a, b, c, d]);
-                            store_shared_b128(place + 2 * B::K, [e, f, g, h]);
-                            if leaves && power != 1.0 {
-                                let k = raw.to_f32(element);
-                                A::leave_tame_key(launch, (t, 8 * lane), k);
-                            }
-                        }
-                    } else {
-                        let place = Self::channels_place(operand, t);
-                        let load = |at: u32| {
-                            let mut raw = Raw([0; 8]);
-                            let mut i = 0;
-                            while i < 4 {
-                                raw.0[i] = load_shared_b32(at + 16 * i as u32);
-                                i += 1;
-                            }
-                            raw
-                        };
-                        let element = Element::Bf16 as u32;
-                        let high = load(place);
-                        if range::any_large(high.is_large(element)) {
-                            let low = load(place + Map::<B>::LOW);
-                            let (mut values, rest) = (high.to_f32(element), low.to_f32(element));
-                            let mut i = 0;
-                            while i < 8 {
-                                values[i] += rest[i];
-                                i += 1;
-                            }
-                            let power = range::power_of(&[values], Self::LANES);
-                            let high = high.times(power, element);
-                            let low = low.times(power, element);
-                            i = 0;
-                            while i < 4 {
-                                let at = place + 16 * i as u32;
-                                store_shared_b32(at, high.0[i]);
-                                store_shared_b32(at + Map::<B>::LOW, low.0[i]);
-                                i += 1;
-                            }
-                            if leaves && power != 1.0 {
-                                i = 0;
-                                while i < 8 {
-                                    values[i] *= power;
-                                    i += 1;
-                                }
-                                A::leave_tame_key(launch, (t, 8 * lane), values);
-                            }
-                        }
-                    }
+            // SAFETY: the caller's promise.
+            unsafe {
+                if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
+                    && leaves
+                {
+                    A::leave_tame_key(launch, (t, 8 * (lane_id() % Self::LANES)), values);
                 }
             }
             turn += 1;
         }
+    }
+
+    /// A turn of [`Self::tame_stored`], or, of what is `made`, of [`Self::tame_made`]. The token of this lane and its channels,
+    /// where they became others.
+    ///
+    /// # Safety
+    /// As theirs.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn tame_turn(
+        &self,
+        operand: Operand,
+        turn: usize,
+        (made, of_tokens): (bool, u32),
+    ) -> Option<(u32, [f32; 8])> {
+        let lane = lane_id() % Self::LANES;
+        let t = self.token(operand, turn);
+        if !Self::has_tokens(t) {
+            return None;
+        }
+        let (element, first, low) = if B::PER_CHANNEL {
+            let channels = match operand {
+                Operand::Query => Channels::Query,
+                Operand::PreviousKey if made => Channels::PreviousKey,
+                _ => Channels::Key,
+            };
+            let place = Map::<B>::channels(channels, t) + lane * 16;
+            (Element::F32 as u32, place, 2 * B::K)
+        } else {
+            let place = Self::channels_place(operand, t);
+            (Element::Bf16 as u32, place, Map::<B>::LOW)
+        };
+        // SAFETY: the caller's promise; each word has one reader, its writer.
+        unsafe {
+            // Of f32 8 words, of bf16 4, and 4 of what they lack, where that is anything.
+            let words = if B::PER_CHANNEL || of_tokens != Element::Bf16 as u32 {
+                8
+            } else {
+                4
+            };
+            let at = |i: u32| {
+                if B::PER_CHANNEL {
+                    first + i % 4 * 4 + i / 4 * low
+                } else {
+                    first + i % 4 * 16 + i / 4 * low
+                }
+            };
+            let (mut raw, mut rest) = (Raw([0; 8]), Raw([0; 8]));
+            let mut i = 0;
+            while i < 8 {
+                if i < words {
+                    let word = load_shared_b32(at(i as u32));
+                    if B::PER_CHANNEL || i < 4 {
+                        raw.0[i] = word;
+                    } else {
+                        rest.0[i - 4] = word;
+                    }
+                }
+                i += 1;
+            }
+            if made && !range::any_large(raw.is_large(element)) {
+                return None;
+            }
+            let (mut values, lacking) = (raw.to_f32(element), rest.to_f32(element));
+            i = 0;
+            while i < 8 && !B::PER_CHANNEL {
+                values[i] += lacking[i];
+                i += 1;
+            }
+            let power = range::power_of(&[values], Self::LANES);
+            (raw, rest) = (raw.times(power, element), rest.times(power, element));
+            i = 0;
+            while i < 8 {
+                let word = if B::PER_CHANNEL || i < 4 {
+                    raw.0[i]
+                } else {
+                    rest.0[i - 4]
+                };
+                if i < words {
+                    store_shared_b32(at(i as u32), word);
+                }
+                i += 1;
+            }
+            if power != 1.0 {
+                return Some((t, range::times(values, power)));
+            }
+        }
+        None
     }
 
     /// Tokens past the `count` first become zeros.
@@ -334,10 +396,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         values: [f32; 8],
         element: u32,
     ) {
-        let mut values = [values];
-        range::tame_values(c.l2norm != 0, [&mut values, &mut [[0.0; 8]]], Self::LANES);
-        let [values] = values;
-        let [square] = butterfly_sum([dot(values, values)], 1, Self::LANES);
+        let mut values = values;
+        let [mut square] = butterfly_sum([dot(values, values)], 1, Self::LANES);
+        if range::overflow(c.l2norm != 0, [square, 0.0, 0.0]) {
+            let powers = range::shrinking([square, 0.0, 0.0]);
+            values = range::times(values, powers[0]);
+            let own = butterfly_sum_small([dot(values, values)], Self::LANES);
+            [square, _, _] = range::shrunk([own[0], 0.0, 0.0], powers);
+        }
         let [power, mut lacks] = power::of_root(square);
         if c.l2norm != 0 {
             lacks *= rsqrt(square + 1e-6);

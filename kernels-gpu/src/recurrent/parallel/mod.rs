@@ -210,10 +210,10 @@ impl<A> Launch<'_, A> {
         // reads.
         unsafe {
             let drafts = A::load_drafts(self);
-            let mut previous = self.previous.as_ref().map(|previous| {
+            let previous = self.previous.as_ref().map(|previous| {
                 worker.load_inputs(Set::Previous, previous, c.previous_tokens, made)
             });
-            let mut inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
+            let inputs = worker.load_inputs(Set::New, tokens, tokens.count, made);
             let decay_inputs = if B::PER_CHANNEL {
                 let most = tokens.count.max(c.previous_tokens);
                 Some(worker.load_decay_inputs(c, self.params, self.row, most))
@@ -254,11 +254,6 @@ impl<A> Launch<'_, A> {
                         worker.tame_made(self, Operand::Query);
                     }
                 }
-            } else {
-                if let Some(inputs) = &mut previous {
-                    Worker::<B, TILES16>::tame(c, inputs);
-                }
-                Worker::<B, TILES16>::tame(c, &mut inputs);
             }
 
             if let Some(decay_inputs) = &decay_inputs {
@@ -272,10 +267,18 @@ impl<A> Launch<'_, A> {
             } else {
                 if !made && let Some(inputs) = &previous {
                     worker.store_tokens(c, Operand::PreviousKey, inputs.keys, inputs.count);
+                    // f16 parts are made of what is tame.
+                    if !worker.state_f16 && Worker::<B, TILES16>::are_wild(c, Set::Previous, inputs) {
+                        worker.tame_stored(Operand::PreviousKey, c.k_element);
+                    }
                 }
                 if !made && c.tokens != 0 {
                     worker.store_tokens(c, Operand::Key, inputs.keys, tokens.count);
                     worker.store_tokens(c, Operand::Query, inputs.queries, tokens.count);
+                    if !worker.state_f16 && Worker::<B, TILES16>::are_wild(c, Set::New, &inputs) {
+                        worker.tame_stored(Operand::Key, c.k_element);
+                        worker.tame_stored(Operand::Query, c.q_element);
+                    }
                 }
                 if made && worker.state_f16 {
                     meeting::workers::<B>();
