@@ -278,7 +278,7 @@ impl<A> Launch<'_, A> {
                 Worker::<B, TILES16>::decay_channels(pending.len);
                 if c.tokens != 0 {
                     self.leave(&worker, &inputs, (made, Some(decay_inputs)));
-                    worker.prepare(c, Set::New, &inputs, decay_inputs, (false, made));
+                    worker.prepare(step, Set::New, &inputs, decay_inputs, (false, made));
                 } else {
                     meeting::workers::<B>();
                 }

@@ -11,6 +11,7 @@
 //! | `MAIL` | 16 | the mailboxes: of q and k, and of the sums | | |
 //! | `SUMS` | 4 · 8 · V / ROWS | of the squares of o: of each token, a worker's rows each, of all tiles | workers of the head | workers |
 
+use core::cell::Cell;
 use core::marker::PhantomData;
 
 use super::conv::{Of, Part, activate};
@@ -23,12 +24,14 @@ use crate::device::cluster::{
     self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
 };
 use crate::device::global::store_b32;
-use crate::device::shared::{dynamic_shared_mem, load_shared_b128, store_shared_b32};
+use crate::device::shared::{
+    dynamic_shared_mem, load_shared_b32, load_shared_b128, store_shared_b32,
+};
 use crate::device::thread::thread_idx_x;
-use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::elements::{Raw, bytes_of, load, store};
-use crate::math::range::{SMALL, times};
+use crate::math::range::{self, SMALL, times};
 use crate::recurrent::parallel::fragments::split;
 use crate::recurrent::parallel::map::{Block, Channels, Map, Operand, Set, TOKENS};
 use crate::recurrent::parallel::worker::Worker;
@@ -249,6 +252,9 @@ impl Leaves for Rings {
     }
 }
 
+/// Blocks of a cluster that convolve q and k, at most.
+const MOST_PARTS: u32 = 8;
+
 /// A convolution, a norm, or both, around the recurrence of a block.
 pub(crate) struct Layer<'a, B, R, const CLUSTERED: bool> {
     block: PhantomData<B>,
@@ -268,7 +274,9 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     const SUMS: u32 = Self::MAIL + 2 * MAILBOX_BYTES;
     /// Sums of a token.
     const TOKEN_SUMS: u32 = B::V / B::ROWS;
-    pub const BYTES: u32 = Self::SUMS + TOKENS * Self::TOKEN_SUMS * 4;
+    /// A word of each warp of the blocks that convolve q and k: whether it has made any that is large.
+    const LARGE: u32 = Self::SUMS + TOKENS * Self::TOKEN_SUMS * 4;
+    pub const BYTES: u32 = Self::LARGE + if CLUSTERED { MOST_PARTS } else { 1 } * B::WARPS * 4;
 
     /// # Safety
     /// `params` and `c` describe live tensors.
@@ -325,8 +333,8 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn parts(c: &StepConstants) -> u32 {
         let blocks = Self::blocks(c);
-        if blocks >= 8 {
-            8
+        if blocks >= MOST_PARTS {
+            MOST_PARTS
         } else if blocks >= 4 {
             4
         } else if blocks >= 2 {
@@ -365,7 +373,12 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
                     let sets = if c.tokens != 0 { 2 } else { 0 }
                         + if c.previous_tokens != 0 { 1 } else { 0 };
                     let channels = sets * (B::K - own);
-                    open_mailbox(Self::mail_of_channels(), channels * TOKENS * 4);
+                    let large = match Self::looks_for_large(c) {
+                        true if own != 0 => (Self::parts(c) - 1) * B::WARPS,
+                        true => Self::parts(c) * B::WARPS,
+                        false => 0,
+                    };
+                    open_mailbox(Self::mail_of_channels(), (channels * TOKENS + large) * 4);
                 }
                 if Self::TILES > 1 && c.has_norm != 0 {
                     let sums = Self::TOKEN_SUMS - B::WARPS;
@@ -446,6 +459,36 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
                     send_b32(place, rank, word, Self::mail_of_channels());
                 }
                 rank += 1;
+            }
+        }
+    }
+
+    /// Whether those who convolve say whether they made any q or k that is large. Parts in f16 are made of whole vectors, and a
+    /// state that waits has a ring of its keys: there vectors are looked at themselves.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn looks_for_large(c: &StepConstants) -> bool {
+        c.l2norm != 0 && (B::PER_CHANNEL || c.state_f16 == 0) && !B::WAITS
+    }
+
+    /// Leaves in every block of the cluster whether this warp has made any large q or k. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// As [`Self::leave`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn leave_large(&self, c: &StepConstants, is_large: bool) {
+        let (_, own) = self.part;
+        if !Self::looks_for_large(c) || own == 0 {
+            return;
+        }
+        let large = warp_ballot(is_large);
+        let place = Self::LARGE + (self.rank * B::WARPS + thread_idx_x() / 32) * 4;
+        let (place, rank) = (dynamic_shared_mem() + place, lane_id());
+        // SAFETY: the caller's promise.
+        unsafe {
+            if rank == self.rank {
+                store_shared_b32(place, large);
+            } else if rank < Self::blocks(c) {
+                send_b32(place, rank, large, Self::mail_of_channels());
             }
         }
     }
@@ -580,8 +623,10 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             if c.wide_state == 0 {
                 drafts = Self::load_channel(launch, &walk, thread_idx_x(), true);
             }
+            let is_large = Cell::new(false);
             loop {
-                let give = |part: &Part, of, t, is_there, y| {
+                let give = |part: &Part, of, t, is_there, y: f32| {
+                    is_large.set(is_large.get() | (is_there && y.abs() >= range::LARGE));
                     let set = match of {
                         drafts::Of::Previous => Set::Previous,
                         drafts::Of::New => Set::New,
@@ -619,10 +664,27 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 let is_due = Self::looks_ahead(c);
                 next = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
             }
+            layer.leave_large(c, is_large.get());
             if Self::meets(c) {
                 wait_mailbox(Self::mail_of_channels());
             }
         }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn has_made_large(launch: &Launch<'_, Self>) -> bool {
+        let c = &launch.c;
+        if !Self::looks_for_large(c) {
+            return false;
+        }
+        let mut large = 0;
+        let mut i = lane_id();
+        while i < Self::parts(c) * B::WARPS {
+            // SAFETY: the caller's promise.
+            large |= unsafe { load_shared_b32(dynamic_shared_mem() + Self::LARGE + 4 * i) };
+            i += 32;
+        }
+        range::any_large(large != 0)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -23,6 +23,9 @@ pub(crate) use rarely;
 /// 2⁻⁷⁰: the squares of any 2⁷ finite numbers that are multiplied by it add up to less than ∞.
 pub const SMALL: f32 = f32::from_bits((127 - 70) << 23);
 
+/// 2⁶⁰: squares of up to 2⁷ numbers below it add up to less than ∞.
+pub const LARGE: f32 = f32::from_bits((127 + 60) << 23);
+
 /// What to multiply a vector by, of whose elements `squares` is the sum of the squares, and `small` that of the elements times
 /// [`SMALL`]: where the first is ∞ a power of two that brings its length between 2⁹ and 2¹⁰, next to which the 1e-6 of the norm is
 /// nothing; else 1.

@@ -45,6 +45,13 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     /// The row is live, and the blocks have met.
     unsafe fn make(launch: &Launch<'_, Self>, drafts: Self::Drafts);
 
+    /// Whether any q or k that were made are [large](crate::math::range::LARGE) and are to be normalised. All lanes of the warp call
+    /// it.
+    ///
+    /// # Safety
+    /// The row is live, and they are there.
+    unsafe fn has_made_large(launch: &Launch<'_, Self>) -> bool;
+
     /// Leaves once more what it has left of k of new token `t`, from a channel on: it is this now.
     ///
     /// # Safety
@@ -100,6 +107,11 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(_: &Launch<'_, Self>, (): ()) {}
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn has_made_large(_: &Launch<'_, Self>) -> bool {
+        false
+    }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_tame_key(_: &Launch<'_, Self>, _: (u32, u32), _: [f32; 8]) {}

@@ -12,6 +12,7 @@ use super::inputs::{Inputs, RawTokens};
 use super::map::{Block, Channels, Map, Operand, Set, TOKENS};
 use super::meeting;
 use super::worker::Worker;
+use super::{Around, Launch};
 use crate::constants::Element;
 use crate::device::shared::{
     load_shared_b128, store_shared_b32, store_shared_b64, store_shared_b128,
@@ -90,14 +91,15 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// # Safety
     /// All of it is the workers' to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn prepare(
+    pub unsafe fn prepare<A: Around<B, TILES16>>(
         &self,
-        c: &StepConstants,
+        launch: &Launch<'_, A>,
         set: Set,
         inputs: &Inputs,
         decay_inputs: &DecayInputs,
         (advances, made): (bool, bool),
     ) {
+        let c = &launch.c;
         let decays = |g| decay_inputs.gates(g).values(c).0;
         let (key, count) = (set.key(), inputs.count);
         // SAFETY: the caller's promise; the barriers part the writes from the reads.
@@ -115,13 +117,21 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if !made {
                 self.store_values(set, inputs, c.v_element);
             }
-            if !made && Self::are_wild(c, set, inputs) {
+            // Those of a state that waits are tame already: it has a ring of them.
+            if !B::WAITS && !made && Self::are_wild(c, set, inputs) {
                 self.tame_stored(key, c.k_element);
                 if let Set::New = set {
                     self.tame_stored(Operand::Query, c.q_element);
                 }
             }
             meeting::workers::<B>();
+            if !B::WAITS && made && A::has_made_large(launch) {
+                self.tame_made(launch, key);
+                if let Set::New = set {
+                    self.tame_made(launch, Operand::Query);
+                }
+                meeting::workers::<B>();
+            }
             let team = thread_idx_x() / Self::TEAM;
             let mut first = 0;
             while first < TOKENS / 2 {

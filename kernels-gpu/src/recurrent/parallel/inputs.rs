@@ -182,8 +182,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         operand: Operand,
     ) {
         let leaves = matches!(operand, Operand::Key);
+        let turns = unknown(Self::TURNS as u32) as usize;
         let mut turn = 0;
-        while turn < Self::TURNS {
+        while turn < turns {
             // SAFETY: the caller's promise.
             unsafe {
                 if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))

@@ -243,26 +243,15 @@ impl<A> Launch<'_, A> {
             }
             if made {
                 A::make(self, drafts);
-                // f16 parts are made of what is tame.
-                if c.l2norm != 0 && (B::PER_CHANNEL || !worker.state_f16) {
-                    meeting::workers::<B>();
-                    if previous.is_some() {
-                        worker.tame_made(self, Operand::PreviousKey);
-                    }
-                    if c.tokens != 0 {
-                        worker.tame_made(self, Operand::Key);
-                        worker.tame_made(self, Operand::Query);
-                    }
-                }
             }
 
             if let Some(decay_inputs) = &decay_inputs {
                 if let Some(inputs) = &previous {
-                    worker.prepare(c, Set::Previous, inputs, decay_inputs, (true, made));
+                    worker.prepare(self, Set::Previous, inputs, decay_inputs, (true, made));
                 }
                 if c.tokens != 0 {
                     let advances = c.update_state != 0;
-                    worker.prepare(c, Set::New, &inputs, decay_inputs, (advances, made));
+                    worker.prepare(self, Set::New, &inputs, decay_inputs, (advances, made));
                 }
             } else {
                 if !made && let Some(inputs) = &previous {
@@ -291,6 +280,16 @@ impl<A> Launch<'_, A> {
                     }
                 }
                 meeting::workers::<B>();
+                if made && !worker.state_f16 && A::has_made_large(self) {
+                    if previous.is_some() {
+                        worker.tame_made(self, Operand::PreviousKey);
+                    }
+                    if c.tokens != 0 {
+                        worker.tame_made(self, Operand::Key);
+                        worker.tame_made(self, Operand::Query);
+                    }
+                    meeting::workers::<B>();
+                }
                 meeting::leave_tokens::<B>(Set::New);
             }
 
