@@ -93,7 +93,9 @@ pub fn sync_warp(mask: u32) {
 pub fn unknown(x: u32) -> u32 {
     let y;
     // SAFETY: a copy.
-    unsafe { asm!("mov.b32 {}, {};", out(reg32) y, in(reg32) x, options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        asm!("mov.b32 {}, {};", out(reg32) y, in(reg32) x, options(nomem, nostack, preserves_flags))
+    };
     y
 }
 

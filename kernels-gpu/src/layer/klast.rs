@@ -11,8 +11,8 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::elements::{self, load};
-use crate::math::range::{SMALL, may_overflow, times};
-use crate::recurrent::klast::{Token, load_parts, normable_of, parts_to_f32, step};
+use crate::math::range::{SMALL, times};
+use crate::recurrent::klast::{Token, load_parts, normable, parts_to_f32, step};
 use crate::recurrent::tokens::{LaneGates, Tokens};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
@@ -159,9 +159,7 @@ impl<
                 }
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
-            let may_overflow =
-                c.l2norm != 0 && (c.taps != 0 || may_overflow(true, [c.k_element, c.q_element]));
-            let (channels, norms) = normable_of(may_overflow, (k, q), Self::LANES);
+            let (channels, norms) = normable(&c, (k, q), Self::LANES);
             let token = Token::new(&c, channels, norms, gates, 0);
             let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
             let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);

@@ -10,6 +10,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
+use crate::math::range::{any_large, may_overflow};
 use crate::recurrent::prepared::{FACTOR_BYTES, load_factors, load_key_and_query, store_factors};
 use crate::recurrent::tokens::{Gating, Run, Tokens, clear_rest};
 use crate::row::Row;
@@ -298,15 +299,21 @@ impl<'a> Launch<'a> {
     /// The tokens are prepared.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn overflow<W: Mtp>(&self, tokens: u32) -> bool {
-        let mut overflow = false;
-        let mut i = 0;
-        while self.c.l2norm != 0 && i < tokens {
-            // SAFETY: the caller's promise.
-            let factors = unsafe { load_key_and_query(W::head(self.c, i, 0) + W::FACTORS) };
-            overflow |= factors[0] == 0.0 || factors[1] == 0.0;
-            i += 1;
+        let c = self.c;
+        let made = c.taps != 0;
+        if c.l2norm == 0 || !made && !may_overflow(true, [c.k_element, c.q_element]) {
+            return false;
         }
-        overflow
+        // A token to a lane.
+        let mut overflow = false;
+        let mut i = lane_id();
+        while i < tokens {
+            // SAFETY: the caller's promise.
+            let factors = unsafe { load_key_and_query(W::head(c, i, 0) + W::FACTORS) };
+            overflow |= factors[0] == 0.0 || factors[1] == 0.0;
+            i += 32;
+        }
+        any_large(overflow)
     }
 
     /// Stores the factors of prepared token `i` for all heads of the block anew, with these norms. One lane calls it.

@@ -143,7 +143,7 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     if signs >> 31 != 0 || sum == f32::INFINITY {
         rarely!();
         let mut small = 0.0;
-        let mut i = 0;
+        let (mut i, count) = (0, unknown(count));
         while i < count {
             // SAFETY: the caller's promise.
             let word = f32::from_bits(unsafe { load_shared_b32(smem + i * 4) });

@@ -718,10 +718,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 own = outputs(worker);
             }
             let lanes = Worker::<B, TILES16>::VALUE_LANES;
-            let sum = squares!(
-                sum_of_rows(own, lanes),
-                sum_of_rows_small(own, lanes)
-            );
+            let sum = squares!(sum_of_rows(own, lanes), sum_of_rows_small(own, lanes));
             if t < TOKENS && lane_id().is_multiple_of(Worker::<B, TILES16>::VALUE_LANES) {
                 let place = layer.sum(launch.row.tile, worker.warp, t);
                 store_shared_b32(place, sum.to_bits());

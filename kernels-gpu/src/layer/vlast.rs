@@ -15,7 +15,7 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, load_one};
-use crate::math::range::{may_overflow, overflow, shrinking, times};
+use crate::math::range::{overflow, shrinking, times};
 use crate::math::reduce::pairwise_sum;
 use crate::recurrent::tokens::Tokens;
 use crate::recurrent::vlast::{advance, leave_products, load_rows, warp_norms, warp_shrunk};
@@ -180,8 +180,6 @@ impl<
                 }
             }
             let sums = head + warp * Self::COLUMNS * 8;
-            let may_overflow =
-                c.l2norm != 0 && (c.taps != 0 || may_overflow(true, [c.k_element, c.q_element]));
             let decay = if G::PER_CHANNEL { 1.0 } else { decay };
             let mut norms = None;
             let norms = loop {
@@ -194,7 +192,7 @@ impl<
                     warp_channels::<K>(smem + Self::Q),
                 ];
                 let own = warp_norms(all[0], all[1]); // (1)
-                if !overflow(may_overflow, own) {
+                if !overflow(c.l2norm != 0, own) {
                     break own;
                 }
                 // Loaded again, so that nothing waits in registers for this.

@@ -68,11 +68,7 @@ pub fn may_overflow(l2norm: bool, elements: [u32; 2]) -> bool {
 #[inline(always)]
 pub fn shrinking([squares_k, squares_q, _]: [f32; 3]) -> [f32; 2] {
     let of = |squares| {
-        if squares == f32::INFINITY {
-            SMALL
-        } else {
-            1.0
-        }
+        if squares == f32::INFINITY { SMALL } else { 1.0 }
     };
     [of(squares_k), of(squares_q)]
 }
@@ -158,40 +154,4 @@ pub fn tame<const PARTS: usize>(
         tame_one(k, elements[0], lanes);
         tame_one(q, elements[1], lanes);
     }
-}
-
-/// The same of values in f32.
-#[inline(always)]
-pub fn tame_values<const N: usize, const PARTS: usize>(
-    l2norm: bool,
-    [k, q]: [&mut [[f32; N]; PARTS]; 2],
-    lanes: u32,
-) {
-    if l2norm && any_large(are_large(k) || are_large(q)) {
-        let powers = [power_of(k, lanes), power_of(q, lanes)];
-        let mut part = 0;
-        while part < PARTS {
-            k[part] = times(k[part], powers[0]);
-            q[part] = times(q[part], powers[1]);
-            part += 1;
-        }
-    }
-}
-
-/// Whether any of these is [large](Raw::is_large).
-#[inline(always)]
-pub fn are_large<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS]) -> bool {
-    let mut is_large = false;
-    let mut part = 0;
-    while part < PARTS {
-        let mut raw = Raw([0; N]);
-        let mut i = 0;
-        while i < N {
-            raw.0[i] = x[part][i].to_bits();
-            i += 1;
-        }
-        is_large |= raw.is_large(Element::F32 as u32);
-        part += 1;
-    }
-    is_large
 }

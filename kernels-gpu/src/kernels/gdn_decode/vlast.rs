@@ -131,10 +131,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
                     ],
                 );
                 let [of_k, of_q] = powers.map(f32::to_bits);
-                store_shared_b128(
-                    owner_smem + 16,
-                    [f.kq.to_bits(), v.to_bits(), of_k, of_q],
-                );
+                store_shared_b128(owner_smem + 16, [f.kq.to_bits(), v.to_bits(), of_k, of_q]);
             }
 
             let (mut k, mut q) = (k.to_f32(c.k_element), q.to_f32(c.q_element));

@@ -9,10 +9,10 @@ use super::worker::Worker;
 use super::{Around, Launch};
 use crate::constants::Element;
 use crate::device::float::rsqrt;
-use crate::device::unknown;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
+use crate::device::unknown;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::math::elements::{self, Raw, bytes_of, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_small, dot};
@@ -187,7 +187,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         while turn < turns {
             // SAFETY: the caller's promise.
             unsafe {
-                if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
+                if let Some((t, values)) =
+                    self.tame_turn(operand, turn, (true, Element::F32 as u32))
                     && leaves
                 {
                     A::leave_tame_key(launch, (t, 8 * (lane_id() % Self::LANES)), values);

@@ -257,7 +257,8 @@ impl<A> Launch<'_, A> {
                 if !made && let Some(inputs) = &previous {
                     worker.store_tokens(c, Operand::PreviousKey, inputs.keys, inputs.count);
                     // f16 parts are made of what is tame.
-                    if !worker.state_f16 && Worker::<B, TILES16>::are_wild(c, Set::Previous, inputs) {
+                    if !worker.state_f16 && Worker::<B, TILES16>::are_wild(c, Set::Previous, inputs)
+                    {
                         worker.tame_stored(Operand::PreviousKey, c.k_element);
                     }
                 }
