@@ -68,7 +68,12 @@ impl<
     type Constants = StepConstants;
     const BLOCK: u32 = 32 * (WARPS + 1);
     const TILES: u32 = V / (WARPS * Self::ROWS);
-    const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
+    /// KDA with 32 rows of a warp: of views that are not aligned, 168 registers are too few by two.
+    const MIN_BLOCKS_PER_SM: u32 = if G::PER_CHANNEL && TILES16 == 2 {
+        1
+    } else {
+        384 / Self::BLOCK
+    };
     const SHARED_BYTES: u32 = Layer::<Self, (), CLUSTERED>::BYTES;
     const CLUSTER: u32 = Self::TILES;
     const CLUSTER_OF_HEADS: bool = CLUSTERED;

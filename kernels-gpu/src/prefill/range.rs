@@ -1,9 +1,9 @@
 //! The range of f16 factors. The tensor cores multiply R and δ in f16, which holds magnitudes from 2⁻²⁴ to 65,504. A
 //! warp has 16 rows of the state, and looks at its R of every token of a chunk. From the first token that f16 does not
-//! hold well, the warp works its rows token by token in f32, as a decode does ([`super::chain`]).
+//! hold well, the warp works its rows token by token in f32 ([`super::chain`]).
 //!
-//! The preparation bounds what the triangular system amplifies: Σ_s |T_ts| of a token times the scale of k is below
-//! [`MOST_GAIN`], or the token's factor of S k̂ᵀ is NaN ([`super::solve`]). So is R of that token then. With |R| below
+//! The preparation bounds what the triangular system amplifies: Σ |T_ts| of a token, over each block of 16 tokens s, times the
+//! scale of k is below [`MOST_GAIN`] / 4, or the token's factor of S k̂ᵀ is NaN ([`super::solve`]). So is R of that token then. With |R| below
 //! `LARGEST` neither δ nor what δ becomes for the state reaches 65,504.
 //!
 //! The rule for a token depends on that token, on tokens before it and on the state before the chunk. So no output

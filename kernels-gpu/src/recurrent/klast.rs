@@ -261,8 +261,12 @@ impl<
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = V / Self::TILE;
-    /// Several parts of k, q and states are more than 128 registers.
-    const MIN_BLOCKS_PER_SM: u32 = if PARTS > 1 { 384 } else { 512 } / THREADS;
+    /// Several parts of k, q and states are more than 128 registers; of K = 96, of views that are not aligned, more than 168.
+    const MIN_BLOCKS_PER_SM: u32 = match (PARTS > 1, K) {
+        (true, 96) => 256,
+        (true, _) => 384,
+        (false, _) => 512,
+    } / THREADS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::RECURRENT,

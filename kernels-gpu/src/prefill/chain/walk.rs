@@ -134,7 +134,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         long(unsafe { load_shared_b64(Self::slot(i)) })
     }
 
-    /// The state after the piece of this number, of more than one token. Of a row that is `SHORT` o is normed here, of others behind the launch.
+    /// The state after the piece of this number, of more than one token. Of a row that is `SHORT` o is normed here, of others
+    /// behind the launch.
     ///
     /// Rows of the state are independent of each other, so each warp decides for its 16 rows which tokens f16 holds
     /// ([`range`]). From the first one on that f16 does not hold, R is zero and the products leave the state as it is;
