@@ -118,7 +118,7 @@ impl Solver {
     /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
     /// warpgroup come.
     ///
-    /// A token that the chain has to work in f32 gets NaN for its factor of S k̂ᵀ: see [`look`]. `scales` has those of k, then
+    /// A token that the chain has to work in f32 gets NaN for its factor of S k̂ᵀ. `scales` has those of k, then
     /// those of q.
     ///
     /// # Safety
