@@ -8,7 +8,7 @@ use gated_delta_test_support::backend::Turns;
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::for_all;
-use gated_delta_test_support::spec::Family;
+use gated_delta_test_support::spec::{Family, Magnitude};
 use gated_delta_test_support::strategy::any_specs;
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::sample::select;
@@ -132,7 +132,11 @@ fn arbitrary_views_are_refused_or_computed() {
         "bad_input",
         2500,
         &(any_specs(families.to_vec(), 4), changes()),
-        |(spec, changes)| {
+        |(mut spec, changes)| {
+            if matches!(spec.magnitude, Magnitude::Extreme) {
+                // A view may make v of what was drawn for k: then f32 does not hold their products.
+                spec.magnitude = Magnitude::Usual;
+            }
             let mut case = spec.case();
             changes.iter().for_each(|change| change.apply(&mut case));
             turns.next(|backend| {
