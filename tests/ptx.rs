@@ -383,7 +383,7 @@ const NOT_OF_A_PREPARATION: [&str; 7] = [
 ];
 
 /// What is left of them for windows and o.
-const OF_A_FINISH: [&str; 16] = [
+const OF_A_FINISH: [&str; 17] = [
     "CHECKPOINT",
     "CU_SEQLENS_INDEX",
     "FRESH_INDEX",
@@ -400,6 +400,8 @@ const OF_A_FINISH: [&str; 16] = [
     "GD_WIDE_IO",
     "GD_X_",
     "GD_O_",
+    // It says where a value head's scales of o are.
+    "GD_V_ELEMENT",
 ];
 
 /// What a convolution before a preparation has a use for.
@@ -424,14 +426,20 @@ const OF_A_CONVOLUTION: [&str; 15] = [
 /// What a preparation has not, where a launch before it convolves.
 const OF_INPUTS_OF_A_CONVOLUTION: [&str; 3] = ["_CONV_", "READ_WINDOWS", "GD_X_"];
 
+/// What says whether a value head of a unit has scales of o in the workspace.
+const OF_SCALES_OF_O: [&str; 2] = ["GD_HAS_NORM", "GD_O_ELEMENT"];
+
 /// Whether a part of a prefill uses a constant.
-fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
+fn is_of_prefill(of: launch::Family, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
     if OF_GATES_OF_CHANNELS.contains(&symbol) {
         return of.decays_channels() && !of.convolves() && !of.finishes();
     }
     if has(&NOT_OF_A_PREFILL) {
         return false;
+    }
+    if (of.convolves() || of.prepares()) && OF_SCALES_OF_O.contains(&symbol) {
+        return true;
     }
     if of.convolves() {
         return ["GD_H", "GD_SCALE"].contains(&symbol) || has(&OF_A_CONVOLUTION);
@@ -449,14 +457,7 @@ fn is_of_prefill(entry: Entry, of: launch::Family, symbol: &str) -> bool {
             && !has(&OF_INPUTS_OF_A_CONVOLUTION);
     }
     // Only rows that are short are normed where their states are; but for a single token, element by element.
-    if symbol == "GD_WIDE_NORM" && of.max_tokens() != CHUNK {
-        return false;
-    }
-    // Columns of a state in memory are stored one by one.
-    let vlast = entry
-        .computes()
-        .is_some_and(|computes| computes.layout == launch::Layout::VLast);
-    !vlast || symbol != "GD_WIDE_STATE"
+    symbol != "GD_WIDE_NORM" || of.max_tokens() == CHUNK
 }
 
 /// Whether its 16-bit states may be f16: not those of drafts that wait.
@@ -504,7 +505,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
             return false;
         }
         if let Some(of) = prefill {
-            return is_of_prefill(entry, of, symbol);
+            return is_of_prefill(of, symbol);
         }
         if OF_A_PREFILL.contains(symbol) {
             return false;
