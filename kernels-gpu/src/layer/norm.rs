@@ -8,10 +8,10 @@ use crate::device::cluster;
 use crate::device::float::rsqrt;
 use crate::device::shared::{load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::device::unknown;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
+use crate::device::{rarely, unknown};
 use crate::math::elements::{self, Raw, bytes_of, load_one};
-use crate::math::range::{SMALL, rarely, times};
+use crate::math::range::{SMALL, times};
 use crate::math::reduce::pairwise_sum;
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
@@ -91,7 +91,7 @@ pub fn size_of<const N: usize>(
 ) -> f32 {
     let (mut mean, mut eps) = (squares * (1.0 / dim as f32), f32::from_bits(c.norm_eps));
     if mean < 0.0 {
-        rarely!();
+        rarely();
         *o = times(*o, SMALL);
         // Next to what o was, eps is nothing.
         (mean, eps) = (-mean, 0.0);
@@ -141,7 +141,7 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     };
     let [sum, _] = pairwise_sum(count as usize, word);
     if signs >> 31 != 0 || sum == f32::INFINITY {
-        rarely!();
+        rarely();
         let mut small = 0.0;
         let (mut i, count) = (0, unknown(count));
         while i < count {

@@ -41,8 +41,6 @@ impl<
     /// Rows of a slice.
     const SLICE: u32 = THREADS / Self::LANES * ROWS as u32;
     const SLICES: u32 = V / Self::SLICE;
-    /// Whether the first slices are asked for behind the convolution, and not before anything is waited for.
-    const STATES_LAST: bool = false;
 }
 
 impl<
@@ -122,17 +120,12 @@ impl<
             let slices = c.ratio * Self::SLICES;
             let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
             let ahead = Ahead::load::<Self>(&c, params, &place, row);
-            let start = || {
-                let mut s = 0;
-                while s < DEPTH {
-                    ring.start(s, s < slices, share, || {
-                        (head(s / Self::SLICES), first_row(s))
-                    });
-                    s += 1;
-                }
-            };
-            if !Self::STATES_LAST {
-                start();
+            let mut s = 0;
+            while s < DEPTH {
+                ring.start(s, s < slices, share, || {
+                    (head(s / Self::SLICES), first_row(s))
+                });
+                s += 1;
             }
             if !place.live() {
                 store_zeros::<Self>(&c, params, row);
@@ -140,9 +133,6 @@ impl<
             }
 
             let scale = ahead.give::<Self>(&c, params, &place, row);
-            if Self::STATES_LAST {
-                start();
-            }
             sync_threads();
 
             let k = load_parts(smem + Self::KEYS, share);

@@ -8,17 +8,8 @@ use super::elements::Raw;
 use super::power;
 use super::reduce::{add_dot, butterfly_sum_small};
 use crate::constants::Element;
+use crate::device::rarely;
 use crate::device::warp::warp_ballot;
-
-/// The way that has this is rarely gone. The compiler of kernels knows a hint for it; Rust 1.88, which is enough for the simulator,
-/// does not.
-macro_rules! rarely {
-    () => {
-        #[cfg(target_arch = "nvptx64")]
-        core::hint::cold_path();
-    };
-}
-pub(crate) use rarely;
 
 /// 2⁻⁷⁰: the squares of any 2⁷ finite numbers that are multiplied by it add up to less than ∞.
 pub const SMALL: f32 = f32::from_bits((127 - 70) << 23);
@@ -92,7 +83,7 @@ pub fn shrunk([squares_k, squares_q, kq]: [f32; 3], powers: [f32; 2]) -> [f32; 3
 pub fn any_large(is_large: bool) -> bool {
     let any = warp_ballot(is_large) != 0;
     if any {
-        rarely!();
+        rarely();
     }
     any
 }

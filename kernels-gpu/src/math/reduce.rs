@@ -18,12 +18,17 @@ fn at_once<const N: usize>(_: [f32; N], _: u32, _: u32, _: bool) -> Option<[f32;
 /// `low` and `high` alone. With `low = 1, high = 16`, lanes 0..16 get the sums over lanes 0..16 and
 /// lanes 16..32 those over lanes 16..32.
 #[inline(always)]
-pub fn butterfly_sum<const N: usize>(mut values: [f32; N], low: u32, high: u32) -> [f32; N] {
+pub fn butterfly_sum<const N: usize>(values: [f32; N], low: u32, high: u32) -> [f32; N] {
     #[cfg(not(target_arch = "nvptx64"))]
     if let Some(sums) = at_once(values, low, high, false) {
         return sums;
     }
-    let mut lane_mask = high / 2;
+    sum_from(values, high / 2, low)
+}
+
+/// [`butterfly_sum`], whose first exchange is `lane_mask` lanes apart, and whose last `low`.
+#[inline(always)]
+fn sum_from<const N: usize>(mut values: [f32; N], mut lane_mask: u32, low: u32) -> [f32; N] {
     while lane_mask >= low {
         let mut i = 0;
         while i < N {
@@ -37,21 +42,12 @@ pub fn butterfly_sum<const N: usize>(mut values: [f32; N], low: u32, high: u32) 
 
 /// [`butterfly_sum`] of bits `1..high`, in little code, for what is rare.
 #[inline(always)]
-pub fn butterfly_sum_small<const N: usize>(mut values: [f32; N], high: u32) -> [f32; N] {
+pub fn butterfly_sum_small<const N: usize>(values: [f32; N], high: u32) -> [f32; N] {
     #[cfg(not(target_arch = "nvptx64"))]
     if let Some(sums) = at_once(values, 1, high, false) {
         return sums;
     }
-    let mut lane_mask = unknown(high / 2);
-    while lane_mask != 0 {
-        let mut i = 0;
-        while i < N {
-            values[i] += warp_shuffle_xor(values[i], lane_mask);
-            i += 1;
-        }
-        lane_mask /= 2;
-    }
-    values
+    sum_from(values, unknown(high / 2), 1)
 }
 
 /// [`butterfly_sum`] of pairs.

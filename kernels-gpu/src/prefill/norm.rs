@@ -90,12 +90,6 @@ pub fn left(c: &StepConstants, [x, y]: [f32; 2]) -> u32 {
     pack_f16x2(x * size, y * size)
 }
 
-/// One of them, in the low half.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn left_one(c: &StepConstants, x: f32) -> f32 {
-    f32::from_bits(left(c, [x, 0.0]))
-}
-
 /// Two elements of o, from what is [`left`] of them.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_left(c: &StepConstants, word: u32) -> [f32; 2] {

@@ -293,7 +293,7 @@ pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32,
 /// o of rows lane / 4 and lane / 4 + 8 of a token, scaled as [`scale_output`] does, and what takes that back. All lanes of the
 /// warp come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn scale_token(o: [f32; 2], size: f32) -> ([f32; 2], f32) {
+fn scale_token(o: [f32; 2], size: f32) -> ([f32; 2], f32) {
     let largest = largest_of_rows(o, size);
     let [power, back] = power::of_exponent((largest >> 23).clamp(1, 253));
     (o.map(|o| o * power), back)

@@ -382,6 +382,30 @@ unsafe fn decay_channels<const K: u32>(
     }
 }
 
+/// v of token `t` and value head `hv`, in f32: of the channel that row `row` of the state is for.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; the token is there.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn value_of<const K: u32, const V: u32>(
+    (c, params): (&StepConstants, &PrefillParams),
+    (span, inputs): (&Span, Inputs),
+    t: u32,
+    (hv, row): (u32, u32),
+) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if c.taps != 0 {
+            let channel = channel_of_values::<K, V>(c, hv, V) + row;
+            return inputs.convolve((c, params), span, t, channel);
+        }
+        let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
+        let at = span.at(base, strides, t, hv * c.v_head + row, c.v_element);
+        let [v] = load_one(at, c.v_element).to_f32(c.v_element);
+        v
+    }
+}
+
 /// Advances the rows by token `t`; `row` is the first of this thread's two rows of the state, `staged`
 /// what [`stage`] stored where there is a convolution. Returns o of both.
 ///
@@ -396,7 +420,6 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
     s: &mut [f32; 64],
     (row, staged): (u32, u32),
 ) -> [f32; 2] {
-    let step = &params.layer.step;
     // Else the compiler keeps all addresses from piece to piece.
     let lane = anew(lane_id());
     let [k, q] = Source::of(((c, params), span), (of.h, t), (staged, K));
@@ -423,15 +446,7 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
         let mut half = 0;
         while half < 2 {
             let own = row + 8 * half as u32;
-            let v = if c.taps != 0 {
-                let channel = channel_of_values::<K, V>(c, of.hv, V) + own;
-                inputs.convolve((c, params), span, t, channel)
-            } else {
-                let strides = (params.v_row, c.v_token);
-                let at = span.at(step.v, strides, t, of.hv * c.v_head + own, c.v_element);
-                let [v] = load_one(at, c.v_element).to_f32(c.v_element);
-                v
-            };
+            let v = value_of::<K, V>((c, params), (span, inputs), t, (of.hv, own));
             let delta = factors.delta(v, sk[half]);
             o[half] = factors.output(sq[half], delta);
             let step = delta * factors.k;

@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 
 use super::row::{RawGates, Slots};
 use crate::device::float::fma;
+use crate::device::rarely;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
     store_shared_b128,
@@ -13,7 +14,7 @@ use crate::device::warp::lane_id;
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::elements::{self, bytes_of, load, load_one};
-use crate::math::range::{may_overflow, overflow, rarely, shrinking, times};
+use crate::math::range::{may_overflow, overflow, shrinking, times};
 use crate::math::reduce::{column_products, pairwise_sum};
 use crate::recurrent::vlast::{leave_sums, warp_norms, warp_shrunk};
 use crate::row::Row;
@@ -155,7 +156,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
                 if !overflows {
                     break;
                 }
-                rarely!();
+                rarely();
                 let [of_k, of_q] = load_shared_b64(powers).map(f32::from_bits);
                 (k, q) = (times(k, of_k), times(q, of_q));
                 is_first = false;

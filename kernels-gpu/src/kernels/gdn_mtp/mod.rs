@@ -23,8 +23,8 @@
 //!          row; the solver does (a) and W while the state is on its way
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
 //!          tokens that are no row's is zero; a token that is not there has k = q = v = 0, α = 1, β = 0
-//! Range    NaN from finite inputs only where Σk², Σq², S k or S q of the raw k and q leaves f32 (|k|, |q| up to 10¹⁸ never
-//!          square out of it), whatever the gates; a NaN among the inputs is never dropped
+//! Range    NaN from finite inputs only where S k or S q of the raw k and q leaves f32, whatever the gates (k and q whose squares
+//!          leave it are multiplied by a power of two before); a NaN among the inputs is never dropped
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; tests/gdn_mtp.rs, tests/laws
 

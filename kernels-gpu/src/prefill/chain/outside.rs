@@ -3,10 +3,10 @@
 //! The warp comes between the products of a piece and the store of o. The warp's 16 channels of the tile of v, 2 KB, are
 //! read by then, and no other warp touches them yet: there it stages k̂, q̂ and, where decays are of channels, α of a token.
 
-use super::super::convolution::{Inputs, channel_of, channel_of_values};
+use super::super::convolution::{Inputs, channel_of};
 use super::super::prepare::gates_of;
 use super::super::rows::Span;
-use super::super::single::{Source, decay_of};
+use super::super::single::{Source, decay_of, value_of};
 use super::super::values::tile_piece;
 use super::super::{CHUNK, anew, channels::beta_of};
 use super::Chain;
@@ -16,7 +16,7 @@ use crate::device::shared::{load_shared_b64, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
 use crate::layer::Place;
-use crate::math::elements::{self, load_one};
+use crate::math::elements::load_one;
 use crate::math::gate;
 use crate::math::power;
 use crate::recurrent::Gating;
@@ -263,16 +263,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             let mut half = 0;
             while half < 2 {
                 let own = row + 8 * half as u32;
-                let v = if c.taps != 0 {
-                    let channel = channel_of_values::<K, V>(c, self.row.hv, V) + own;
-                    inputs.convolve((c, params), span, t, channel)
-                } else {
-                    let strides = (params.v_row, c.v_token);
-                    let channel = self.row.hv * c.v_head + own;
-                    let at = span.at(params.layer.step.v, strides, t, channel, c.v_element);
-                    let [v] = elements::load_one(at, c.v_element).to_f32(c.v_element);
-                    v
-                };
+                let (with, of) = ((c, params), (self.row.hv, own));
+                let v = value_of::<K, V>(with, (span, inputs), t, of);
                 delta[half] = beta * (v - products[half]);
                 half += 1;
             }
