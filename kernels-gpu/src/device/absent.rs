@@ -38,6 +38,7 @@ absent! {
     block_idx_z() -> u32;
     sync_threads();
     sync_barrier(barrier: u32, threads: u32);
+    sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool;
     arrive_at_barrier(barrier: u32, threads: u32);
     lane_id() -> u32;
     sync_warp(mask: u32);

@@ -66,6 +66,12 @@ pub mod thread {
         backend::sync_barrier(barrier, threads)
     }
 
+    /// [`sync_barrier`], and whether `is` holds for any of the threads. All of them wait.
+    #[inline(always)]
+    pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool {
+        backend::sync_barrier_any(barrier, threads, is)
+    }
+
     /// Comes to a barrier that others wait for in [`sync_barrier`], and goes on.
     #[inline(always)]
     pub fn arrive_at_barrier(barrier: u32, threads: u32) {
@@ -285,9 +291,9 @@ pub mod warpgroup {
         sums
     }
 
-    /// Sums that are there, for another [`settle`] behind two ways.
+    /// Sums that are there, for what waits for sums.
     #[inline(always)]
-    pub fn settled(sums: [f32; 64]) -> Pending<[f32; 64]> {
+    pub fn pending<T>(sums: T) -> Pending<T> {
         Pending(sums)
     }
 }

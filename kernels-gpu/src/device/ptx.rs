@@ -73,6 +73,26 @@ pub fn sync_barrier(barrier: u32, threads: u32) {
 }
 
 #[inline(always)]
+pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool {
+    let any: u32;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "{{ .reg .pred own, any;",
+            "setp.ne.b32 own, {is}, 0;",
+            "barrier.cta.red.or.aligned.pred any, {barrier}, {threads}, own;",
+            "selp.b32 {any}, 1, 0, any; }}",
+            any = out(reg32) any,
+            is = in(reg32) is as u32,
+            barrier = in(reg32) barrier,
+            threads = in(reg32) threads,
+            options(nostack)
+        );
+    }
+    any != 0
+}
+
+#[inline(always)]
 pub fn arrive_at_barrier(barrier: u32, threads: u32) {
     // SAFETY: as above.
     unsafe { barrier_arrive(barrier, threads) }

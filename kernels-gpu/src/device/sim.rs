@@ -205,6 +205,15 @@ pub(super) fn sync_barrier(barrier: u32, threads: u32) {
     current(|block| block.wait(At::SyncBarrier(Barrier::new(barrier, threads))));
 }
 
+pub(super) fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool {
+    let barrier = Barrier::new(barrier, threads);
+    current(|block| {
+        block.vote(barrier, is);
+        block.wait(At::SyncBarrier(barrier));
+        block.vote_of(barrier)
+    })
+}
+
 pub(super) fn arrive_at_barrier(barrier: u32, threads: u32) {
     current(|block| block.wait(At::Arrive(Barrier::new(barrier, threads))));
 }

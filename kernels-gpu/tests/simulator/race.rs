@@ -6,7 +6,7 @@ use gated_delta_kernels::device::global;
 use gated_delta_kernels::device::shared::{copy_async_commit, copy_async_wait};
 use gated_delta_kernels::device::sim::{FaultKind, Region};
 use gated_delta_kernels::device::thread::{
-    arrive_at_barrier, block_idx_x, sync_barrier, sync_threads, thread_idx_x,
+    arrive_at_barrier, block_idx_x, sync_barrier, sync_barrier_any, sync_threads, thread_idx_x,
 };
 use gated_delta_kernels::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_xor};
 
@@ -403,4 +403,21 @@ fn barriers_hand_on_what_they_ordered() {
         }
     };
     run([1; 3], 96, &[], body).expect("ordered through the second warp");
+}
+
+/// Each group of two warps has its own answer at each turn, with the accesses before ordered; a yes is not kept for the next turn.
+#[test]
+fn a_barrier_says_whether_one_thread_said_yes() {
+    let body = || {
+        let (thread, group) = (thread_idx_x(), thread_idx_x() / 64);
+        for turn in 0..4 {
+            let is = group == 1 && turn % 2 == 1 && thread == 100;
+            store_shared(4 * thread, turn);
+            let any = sync_barrier_any(1 + group, 64, is);
+            assert_eq!(any, group == 1 && turn % 2 == 1, "{group}, turn {turn}");
+            assert_eq!(load_shared(4 * (thread ^ 32)), turn);
+            sync_barrier(1 + group, 64);
+        }
+    };
+    run([1; 3], 128, &[], body).expect("ordered, with one answer for each group");
 }

@@ -54,6 +54,8 @@ pub struct Arrivals {
     phases: Cell<u32>,
     /// Mailboxes that are before one of them.
     mail: Cell<u64>,
+    /// Whether one of those that come says yes, and whether one of those did that waited last.
+    votes: Cell<[bool; 2]>,
 }
 
 impl Arrivals {
@@ -63,10 +65,25 @@ impl Arrivals {
         self.clock.iter().for_each(|time| time.set(0));
         self.phases.set(0);
         self.mail.set(0);
+        let [said, _] = self.votes.get();
+        self.votes.set([false, said]);
     }
 }
 
 impl Block<'_> {
+    /// What a thread says that comes to `barrier`.
+    pub(super) fn vote(&self, barrier: Barrier, is: bool) {
+        let votes = &self.arrivals[barrier.number as usize].votes;
+        let [said, last] = votes.get();
+        votes.set([said || is, last]);
+    }
+
+    /// Whether a thread said yes that came to `barrier`, at which the thread has waited.
+    pub(super) fn vote_of(&self, barrier: Barrier) -> bool {
+        let [_, last] = self.arrivals[barrier.number as usize].votes.get();
+        last
+    }
+
     /// `warp` comes to `barrier` and goes on.
     pub(super) fn arrive(&self, warp: usize, barrier: Barrier) -> Result<(), Box<Problem>> {
         let arrivals = &self.arrivals[barrier.number as usize];
