@@ -16,10 +16,8 @@ use crate::device::shared::{
     load_matrices, load_matrices_transposed, load_shared_b32, load_shared_b128, store_shared_b32,
     store_shared_b128,
 };
-use crate::device::thread::{sync_barrier, thread_idx_x};
-use crate::device::warp::{
-    FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_ballot, warp_shuffle_xor,
-};
+use crate::device::thread::{sync_barrier, sync_barrier_any, thread_idx_x};
+use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_shuffle_xor};
 use crate::math::elements::bf16_to_f32;
 
 /// Bytes of a block of 16 rows of bf16.
@@ -112,7 +110,6 @@ impl Solver {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn solve_nothing() {
         sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
-        sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
     }
 
     /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
@@ -162,24 +159,21 @@ impl Solver {
                     half += 1;
                 }
             }
-            sync_barrier(SOLVERS + group, 128);
+            // Looked at only where one of the tokens may be amplified too much, or have scales that are too large.
+            let looks = !is_contraction(betas) || !has_plain_scales(scales, 16 * own + lane % 16);
+            let looks = sync_barrier_any(SOLVERS + group, 128, looks);
             let (matrix, line) = (lane / 8, lane % 8);
             let square = of_block(matrix / 2 * 8 + line, matrix % 2 * 8);
             // Of D, whose columns are where rows of a block are.
             let of_columns = of_block(matrix % 2 * 8 + line, matrix / 2 * 8);
-            let mut x = [[[0u32; 4]; 2]; 4];
+            let mut x = [[[0u32; 4]; 2]; 3];
             x[0] = read(mine + own * BLOCK + of_columns);
             if own % 2 == 1 {
                 store_block(out, own - 1, [0; 4]);
             }
-            let block = of_betas(joined(&x[0]), betas);
-            store_block(out, own, packed(block));
-            // The square is solved: from here on it says of each token whether this warp's tokens s amplify it too much.
-            let flags = mine + SQUARE;
-            store_shared_b32(flags + 4 * lane, 0);
-            store_shared_b32(flags + 4 * (lane + 32), 0);
-            sync_warp(FULL_MASK);
-            look(block, (own, true), scales, flags);
+            store_block(out, own, packed(of_betas(joined(&x[0]), betas)));
+            // Of the last step, which no product is of.
+            let mut last = [[0.0; 4]; 2];
             let mut i = own + 1;
             let mut steps = 1;
             while steps < 4 {
@@ -197,25 +191,43 @@ impl Solver {
                         [[0.0; 4]; 2],
                     );
                     let next = sums.map(|sums| sums.map(|x| -x));
-                    x[steps] = as_left(next);
-                    let block = of_betas(next, betas);
-                    store_block(out, i, packed(block));
-                    look(block, (i, false), scales, flags);
+                    if steps == 3 {
+                        last = next;
+                    } else {
+                        x[steps] = as_left(next);
+                    }
+                    store_block(out, i, packed(of_betas(next, betas)));
                 }
                 i += 1;
                 steps += 1;
             }
-            sync_barrier(SOLVERS + group, 128);
-            if lane < 16 {
-                let token = 16 * own + lane;
-                let mut flag = 0;
-                let mut warp = 0;
-                while warp <= own {
-                    flag |= load_shared_b32(of_warp(warp) + SQUARE + 4 * token);
-                    warp += 1;
+            if looks {
+                rarely();
+                // The square is solved: it says of each token whether this warp's tokens s amplify it too much.
+                let flags = mine + SQUARE;
+                store_shared_b32(flags + 4 * lane, 0);
+                store_shared_b32(flags + 4 * (lane + 32), 0);
+                sync_warp(FULL_MASK);
+                let mut k = 0;
+                while k < 4 {
+                    if own + k < 4 {
+                        let block = if k == 3 { last } else { joined(&x[k as usize]) };
+                        look(of_betas(block, betas), own + k, scales, flags);
+                    }
+                    k += 1;
                 }
-                if flag != 0 {
-                    out.store_b32(FACTORS + 4 * token, f32::NAN.to_bits());
+                sync_barrier(SOLVERS + group, 128);
+                if lane < 16 {
+                    let token = 16 * own + lane;
+                    let mut flag = 0;
+                    let mut warp = 0;
+                    while warp <= own {
+                        flag |= load_shared_b32(of_warp(warp) + SQUARE + 4 * token);
+                        warp += 1;
+                    }
+                    if flag != 0 {
+                        out.store_b32(FACTORS + 4 * token, f32::NAN.to_bits());
+                    }
                 }
             }
         }
@@ -283,31 +295,50 @@ fn packed([a, b]: [[f32; 4]; 2]) -> [u32; 4] {
     ]
 }
 
+/// Whether 0 ≤ β ≤ 1. Of keys no longer than 1 and decays of at most 1, I − β k kᵀ enlarges nothing then: with w what such
+/// factors leave of k_t, |w|² falls by β (2 − β) (w k_s)² at each token s, so Σ β_s |w k_s| over 16 tokens is at most
+/// √16, and Σ |T_ts| no more than 4.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[allow(clippy::manual_range_contains)] // Comparisons, as the formula has them.
+fn is_contraction([a, b]: [f32; 2]) -> bool {
+    a >= 0.0 && a <= 1.0 && b >= 0.0 && b <= 1.0
+}
+
+/// A token's scale of k, and the magnitude of that of q.
+///
+/// # Safety
+/// The scales, those of k and then those of q, were stored before a barrier.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn scales_of(scales: u32, token: u32) -> [f32; 2] {
+    // SAFETY: the caller's promise.
+    let [k, q] = [0, FACTOR_BYTES].map(|of| unsafe { load_shared_b32(scales + of + 4 * token) });
+    [k, q & 0x7fff_ffff].map(f32::from_bits)
+}
+
+/// Whether a token's k is no longer than 1, and its q no longer than f16 holds. Without a norm k is shorter than its scale, a
+/// power of two, and at least half as long; with a norm the scale is 2 at most.
+///
+/// # Safety
+/// As [`scales_of`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn has_plain_scales(scales: u32, token: u32) -> bool {
+    // SAFETY: the caller's promise.
+    let [k, q] = unsafe { scales_of(scales, token) };
+    k < 2.0 && q < MOST_QUERY
+}
+
 /// Looks at a block of T, of 16 tokens s and its tokens t, those from 16 `i` on: flags those that the chain has to work in
 /// f32 ([`super::range`]). All lanes of the warp come.
 ///
 /// # Safety
-/// The scales, those of k and then those of q, were stored before a barrier; the flags are the warp's to write.
+/// As [`scales_of`]'s; the flags are the warp's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn look(block: [[f32; 4]; 2], (i, is_own): (u32, bool), scales: u32, flags: u32) {
+unsafe fn look(block: [[f32; 4]; 2], i: u32, scales: u32, flags: u32) {
     let lane = lane_id();
-    let scale = |of: u32, token: u32| {
-        // SAFETY: the caller's promise.
-        f32::from_bits(unsafe { load_shared_b32(scales + of * FACTOR_BYTES + 4 * token) })
-    };
-    let of_query = |token: u32| f32::from_bits(scale(1, token).to_bits() & 0x7fff_ffff);
     let [[a, b], [c, d]] = block.map(|x| {
         let x = x.map(|x| f32::from_bits(x.to_bits() & 0x7fff_ffff));
         [x[0] + x[2], x[1] + x[3]]
     });
-    // Sums of eight lanes are below MOST_GAIN / 4 if each part is below an eighth of that. NaN is not below.
-    let is_below = maximum(maximum(a, b), maximum(c, d)) < MOST_GAIN / 32.0;
-    let token = 16 * i + lane % 16;
-    let is_near_one = scale(0, token) < 2.0 && (!is_own || of_query(token) < MOST_QUERY);
-    if warp_ballot(!is_below || !is_near_one) == 0 {
-        return;
-    }
-    rarely();
     // Of 8 lanes with the same tokens, each half takes half of the sums.
     let (is_upper, is_odd) = (lane & 4 != 0, lane & 8 != 0);
     let trade = |own: f32, other: f32, is_second: bool, mask: u32| {
@@ -322,10 +353,9 @@ unsafe fn look(block: [[f32; 4]; 2], (i, is_own): (u32, bool), scales: u32, flag
     let sum = trade(first, second, is_odd, 8);
     let sum = sum + warp_shuffle_xor(sum, 16);
     let token = 16 * i + is_upper as u32 * 8 + lane % 4 * 2 + is_odd as u32;
-    let k = scale(0, token);
-    let holds = sum * maximum(0.5 * k, 1.0) < MOST_GAIN / 4.0
-        && k < MOST_KEY
-        && of_query(token) < MOST_QUERY;
+    // SAFETY: the caller's promise.
+    let [k, q] = unsafe { scales_of(scales, token) };
+    let holds = sum * maximum(0.5 * k, 1.0) < MOST_GAIN / 4.0 && k < MOST_KEY && q < MOST_QUERY;
     if !holds && lane < 16 {
         // SAFETY: as above.
         unsafe { store_shared_b32(flags + 4 * token, 1) };
