@@ -1315,6 +1315,7 @@ fn any_magnitude() {
         (KLAST, 1e30, 0, false),
         (KLAST, 1e-5, 0, true),
         (KLAST, 1e5, 4, true),
+        (KLAST, 1e25, 0, true),
         (short, 1e-8, 0, false),
         (short, 1e9, 0, true),
         (

@@ -10,11 +10,14 @@ use super::CHUNK;
 use super::output::{Scales, sum_of_quad};
 use super::rows::{Piece, Span};
 use crate::constants::Element;
-use crate::device::float::{b16x2_to_f32, pack_f16x2};
+use crate::device::float::{b16x2_to_f32, pack_f16x2, rsqrt};
 use crate::device::global::{load_b32, store_b32};
+use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
+use crate::device::warp::{lane_id, warp_ballot};
 use crate::math::elements::{Raw, bytes_of, load};
 use crate::math::power;
+use crate::math::range::{SMALL, any_large, times};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Most groups of 64 channels.
@@ -59,22 +62,6 @@ pub const fn is_left(c: &StepConstants) -> bool {
 pub fn size(c: &StepConstants) -> f32 {
     let [size, _] = sizes(c);
     size
-}
-
-/// What takes back the scale of 16 channels of a token, whose scales are these.
-///
-/// # Safety
-/// The chain has left them.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn scale_of(scales: u64, token: u32) -> f32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if token < load_b32(scales + FIRST as u64) {
-            1.0
-        } else {
-            f32::from_bits(load_b32(scales + 4 * token as u64))
-        }
-    }
 }
 
 /// What makes up for the scale of q, and what takes that back: powers of two.
@@ -161,7 +148,11 @@ pub unsafe fn of_unit<const V: u32>(
     // SAFETY: the caller's promise; a thread has its own channels of a token, and loads them before it stores any.
     unsafe {
         let mut left = [Left::NONE; MOST_GROUPS];
-        let mut back = [1.0; MOST_GROUPS];
+        // A lane for each 16 channels of the value head.
+        let mut first = CHUNK;
+        if is_left(c) && lane_id() < V / 16 {
+            first = load_b32(scales_of(powers, lane_id()) + FIRST as u64);
+        }
         let mut scales = [Scales::NONE; MOST_GROUPS];
         let mut group = 0;
         while group < groups {
@@ -170,26 +161,109 @@ pub unsafe fn of_unit<const V: u32>(
             let o = span.at(base, strides, t, at, c.o_element);
             if is_there {
                 left[group] = Left::load(c, o);
-                if is_left(c) {
-                    back[group] = scale_of(scales_of(powers, channel(group) / 16), token);
-                }
                 scales[group] = Scales::load(c, params, (span, t), (hv, channel(group)));
             }
             group += 1;
         }
+        // Behind all loads: a branch among them would wait.
+        let is_scaled = is_left(c) && warp_ballot(first < CHUNK) != 0;
+        let unit = Unit {
+            left,
+            scales,
+            of: (hv, part),
+            token: (t, token),
+            is_there,
+        };
+        if is_scaled || !is_left(c) {
+            rarely();
+            unit.finish::<V, true>(c, params, span, powers);
+        } else {
+            unit.finish::<V, false>(c, params, span, powers);
+        }
+    }
+}
+
+/// What a thread has of a unit: 16 channels of a token in each group of 64, and what these are normed with.
+struct Unit {
+    left: [Left; MOST_GROUPS],
+    scales: [Scales; MOST_GROUPS],
+    /// The value head, and the first channel in a group.
+    of: (u32, u32),
+    /// The token of the row, and of the piece.
+    token: (u32, u32),
+    is_there: bool,
+}
+
+impl Unit {
+    /// Norms the channels and stores them. Unless the norm `LOOKS`, no token is scaled, and the sum of squares is one of what
+    /// f16 holds.
+    ///
+    /// # Safety
+    /// As [`of_unit`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn finish<const V: u32, const LOOKS: bool>(
+        &self,
+        c: &StepConstants,
+        params: &PrefillParams,
+        span: &Span,
+        powers: u64,
+    ) {
+        let groups = V as usize / 64;
+        let ((hv, part), (t, token)) = (self.of, self.token);
         let mut values = [[0.0; 16]; MOST_GROUPS];
-        let mut squares = 0.0;
-        group = 0;
+        let (mut squares, mut eps) = (0.0, f32::from_bits(c.norm_eps));
+        let mut group = 0;
         while group < groups {
-            values[group] = left[group].values(c).map(|o| o * back[group]);
+            values[group] = self.left[group].values(c);
+            if LOOKS && is_left(c) {
+                // SAFETY: the caller's promise.
+                let back = unsafe { scale_of(powers, 64 * group as u32 + part, token) };
+                values[group] = times(values[group], back);
+            }
             squares += sum_of_quad(&values[group]);
             group += 1;
         }
+        if LOOKS && any_large(squares == f32::INFINITY) {
+            let mut small = 0.0;
+            group = 0;
+            while group < groups {
+                small += sum_of_quad(&times(values[group], SMALL));
+                group += 1;
+            }
+            if squares == f32::INFINITY {
+                // Next to what o is, eps is nothing.
+                (squares, eps) = (small, 0.0);
+                group = 0;
+                while group < groups {
+                    values[group] = times(values[group], SMALL);
+                    group += 1;
+                }
+            }
+        }
+        let size = rsqrt(squares * (1.0 / V as f32) + eps);
         group = 0;
-        while group < groups && is_there {
-            let of = (hv, channel(group));
-            scales[group].store::<V>(c, params, (span, t), of, &values[group], squares);
+        while group < groups && self.is_there {
+            let of = (hv, 64 * group as u32 + part);
+            // SAFETY: the caller's promise.
+            unsafe { self.scales[group].store(c, params, (span, t), of, &values[group], size) };
             group += 1;
+        }
+    }
+}
+
+/// What takes back the scale of the 16 channels from `channel` on of a token, whose scales are behind `powers`.
+///
+/// # Safety
+/// The chain has left them.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn scale_of(powers: u64, channel: u32, token: u32) -> f32 {
+    let scales = scales_of(powers, channel / 16);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if token < load_b32(scales + FIRST as u64) {
+            1.0
+        } else {
+            f32::from_bits(load_b32(scales + 4 * token as u64))
         }
     }
 }

@@ -5,6 +5,7 @@ use core::array;
 use super::anew;
 use super::chain::cluster as cluster_of;
 use super::norm;
+use super::range;
 use super::rows::{Piece, Span};
 use super::values::{half_tile, tile_matrix, tile_piece, tokens_apart};
 use crate::constants::Element;
@@ -14,15 +15,63 @@ use crate::device::global::{store_b16, store_b128};
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_matrices_transposed, store_shared_b32,
 };
-use crate::device::thread::{sync_barrier, sync_threads, thread_idx_x};
+use crate::device::thread::{sync_barrier, sync_barrier_any, sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
 use crate::device::warpgroup::fence_shared;
-use crate::layer::norm::normed;
+use crate::layer::conv::activate;
+use crate::layer::norm::size_of;
 use crate::math::elements::{self, Raw};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Stores a warpgroup's part of o, from channel `first` of value head `hv` on, or what is [left](norm::left) of it for a norm
-/// behind the chain. `tile` is one of [`super::values::TILE_BYTES`] that nobody reads any more, `barrier` the warpgroup's own.
+/// Whether o goes by way of a tile, so that threads store neighbours.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+const fn goes_by_tile(c: &StepConstants) -> bool {
+    c.wide_io != 0 && c.o_element != Element::F32 as u32
+}
+
+/// Before [`store`]: stages o in the tile, for which it is packed as [`store`] has it. Returns whether f16 may not hold what is
+/// [left](norm::left) of an o of the warpgroup, or a warp `scales` it anyway; the same in all threads. Then [`stage_anew`] follows,
+/// behind what scales o.
+///
+/// # Safety
+/// `tile` is one of [`super::values::TILE_BYTES`] that nobody reads any more, `barrier` the warpgroup's own, all threads of
+/// which come.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn stage(
+    c: &StepConstants,
+    o: &[f32; 32],
+    (tile, barrier): (u32, u32),
+    scales: bool,
+) -> bool {
+    if !goes_by_tile(c) {
+        return norm::is_left(c);
+    }
+    let words = packed(c, o);
+    // SAFETY: the caller's promise.
+    unsafe { to_tile(&words, tile) };
+    if norm::is_left(c) {
+        sync_barrier_any(barrier, 128, scales || range::may_be_large(&words))
+    } else {
+        sync_barrier(barrier, 128);
+        false
+    }
+}
+
+/// See [`stage`].
+///
+/// # Safety
+/// As [`stage`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn stage_anew(c: &StepConstants, o: &[f32; 32], (tile, barrier): (u32, u32)) {
+    if goes_by_tile(c) {
+        // SAFETY: the caller's promise.
+        unsafe { to_tile(&packed(c, o), tile) };
+        sync_barrier(barrier, 128);
+    }
+}
+
+/// Stores a warpgroup's part of o, which is [staged](stage), from channel `first` of value head `hv` on, or what is
+/// [left](norm::left) of it for a norm behind the chain.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors.
@@ -33,23 +82,17 @@ pub unsafe fn store(
     (span, piece): (&Span, Piece),
     (hv, first): (u32, u32),
     o: &[f32; 32],
-    (tile, barrier): (u32, u32),
+    tile: u32,
 ) {
     let base = params.layer.step.o;
     let (strides, head) = ((params.o_row, c.o_token), hv * c.o_head + first);
-    let pack = |x, y| {
-        if c.has_norm != 0 {
-            norm::left(c, [x, y])
-        } else if c.o_element == Element::Bf16 as u32 {
-            pack_bf16x2(x, y)
-        } else {
-            pack_f16x2(x, y)
-        }
-    };
     // SAFETY: the caller's promise; a thread stores elements of its own, of tokens that are there.
     unsafe {
-        if c.wide_io != 0 && c.o_element != Element::F32 as u32 {
-            let words = through_tile(o, (tile, barrier), pack);
+        if goes_by_tile(c) {
+            let words = array::from_fn(|i| {
+                let (token, part) = own_piece(i as u32);
+                load_shared_b128(tile + tile_piece(token, part))
+            });
             release(c);
             store_pieces(c, params, (span, piece), head, words);
             return;
@@ -61,7 +104,7 @@ pub unsafe fn store(
                 if c.o_element == Element::F32 as u32 {
                     elements::store([o], address, c.o_element, false);
                 } else {
-                    store_b16(address, pack(o, 0.0) as u16);
+                    store_b16(address, pack(c, [o, 0.0]) as u16);
                 }
             }
         });
@@ -75,35 +118,49 @@ fn own_piece(i: u32) -> (u32, u32) {
     (thread / 8 + 16 * i, thread % 8)
 }
 
-/// The parts of [`own_piece`], two elements to a word as `pack` has them.
+/// Two sums of an o that is not f32, as they are stored.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn pack(c: &StepConstants, o: [f32; 2]) -> u32 {
+    if c.has_norm != 0 {
+        norm::left(c, o)
+    } else if c.o_element == Element::Bf16 as u32 {
+        pack_bf16x2(o[0], o[1])
+    } else {
+        pack_f16x2(o[0], o[1])
+    }
+}
+
+/// All sums so, two to a word.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn packed(c: &StepConstants, o: &[f32; 32]) -> [u32; 16] {
+    let mut words = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        words[i] = pack(c, [o[2 * i], o[2 * i + 1]]);
+        i += 1;
+    }
+    words
+}
+
+/// Stores words of two sums each to the tile, whose tokens are together there.
 ///
 /// # Safety
-/// The tile is the warpgroup's, all threads of which come.
+/// The warp's part of the tile is nobody's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn through_tile(
-    o: &[f32; 32],
-    (tile, barrier): (u32, u32),
-    pack: impl Fn(f32, f32) -> u32,
-) -> [[u32; 4]; 4] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut i = 0;
-        while i < 4 {
-            let mut words = [0; 4];
-            let mut m = 0;
-            while m < 4 {
-                let at = 8 * i + 4 * (m / 2) + 2 * (m % 2);
-                words[m] = pack(o[at], o[at + 1]);
-                m += 1;
-            }
-            store_matrices_transposed(tile + tile_matrix(i as u32), words);
-            i += 1;
+unsafe fn to_tile(words: &[u32; 16], tile: u32) {
+    let mut i = 0;
+    while i < 4 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let of = [
+                words[4 * i],
+                words[4 * i + 1],
+                words[4 * i + 2],
+                words[4 * i + 3],
+            ];
+            store_matrices_transposed(tile + tile_matrix(i as u32), of);
         }
-        sync_barrier(barrier, 128);
-        array::from_fn(|i| {
-            let (token, part) = own_piece(i as u32);
-            load_shared_b128(tile + tile_piece(token, part))
-        })
+        i += 1;
     }
 }
 
@@ -268,7 +325,8 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             };
             if token < piece.count {
                 let (t, of) = (piece.start + token, (hv, first + part));
-                scales[half].store::<V>(c, params, (span, t), of, &own[half], squares);
+                let size = size_of(c, &mut own[half], (squares, V));
+                scales[half].store(c, params, (span, t), of, &own[half], size);
             }
             half += 1;
         }
@@ -333,19 +391,19 @@ impl Scales {
         scales
     }
 
-    /// Norms `o` of these channels, of a head of V whose squares have this sum, and stores it.
+    /// Norms `o` of these channels by `size`, and stores it.
     ///
     /// # Safety
     /// As [`Self::load`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store<const V: u32>(
+    pub unsafe fn store(
         &self,
         c: &StepConstants,
         params: &PrefillParams,
         (span, t): (&Span, u32),
         (hv, channel): (u32, u32),
         o: &[f32; 16],
-        squares: f32,
+        size: f32,
     ) {
         let mut i = 0;
         while i < 2 {
@@ -354,7 +412,8 @@ impl Scales {
             let mut values = [0.0; 8];
             let mut e = 0;
             while e < 8 {
-                values[e] = normed(c, o[8 * i + e], (squares, V), z[e], weight[e]);
+                let root_normed = o[8 * i + e] * size;
+                values[e] = weight[e] * root_normed * activate(c.norm_activation, z[e]);
                 e += 1;
             }
             let channel = hv * c.o_head + channel + 8 * i as u32;

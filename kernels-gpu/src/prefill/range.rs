@@ -11,7 +11,6 @@
 
 use super::{CHUNK, anew, of_lane, of_warp};
 use crate::device::float::{add_f16x2, fma_f16x2, larger_f16x2, pack_f16x2};
-use crate::device::rarely;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
 use crate::math::power;
 
@@ -72,9 +71,16 @@ pub fn is_small(word: u32) -> bool {
     warp_ballot(word & both(NOT_SMALL) != 0) == 0
 }
 
+/// Whether a thread's words of R may be large: one is 256 or more, or NaN. Not all that are [`first_outside`] finds outside.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn may_be_large(r: &[u32; 16]) -> bool {
+    at_least(squares(r) & !SIGNS, INFINITE) != 0
+}
+
 /// The first token of the piece whose R f16 does not hold, of the warp's 16 rows, with the state `s` of before the piece,
-/// which may be [small](is_small); [`CHUNK`] if there is none. R of that token and of those behind it becomes 0. All lanes
-/// of the warp come, and have the answer.
+/// which may be [small](is_small); [`CHUNK`] if there is none, as there is none where no thread's R
+/// [may be large](may_be_large) and the state is not small. R of that token and of those behind it becomes 0. All lanes of
+/// the warp come, and have the answer.
 ///
 /// Words 2 j and 2 j + 1 of `r` are of rows lane / 4 and lane / 4 + 8, each of tokens 8 j + lane % 4 · 2 and the next.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -82,17 +88,12 @@ pub fn first_outside<const K: u32>(
     r: &mut [u32; 16],
     s: &[f32; 64],
     is_small: bool,
-    count: impl Fn() -> u32,
+    count: u32,
 ) -> u32 {
-    let is_large = at_least(squares(r) & !SIGNS, INFINITE) != 0;
     let mut first = CHUNK;
-    if is_small || warp_ballot(is_large) != 0 {
-        rarely();
-        let count = count();
-        if !holds(r, is_small, count) {
-            first = of_warp(search::<K>(s, r, count));
-            clear_from(r, first);
-        }
+    if !holds(r, is_small, count) {
+        first = of_warp(search::<K>(s, r, count));
+        clear_from(r, first);
     }
     first
 }

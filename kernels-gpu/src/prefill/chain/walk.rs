@@ -12,10 +12,11 @@ use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp};
 use super::{Chain, GROUPS, Progress, STAGES};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
+use crate::device::rarely;
 use crate::device::shared::{
     arrive_at_counter, load_shared_b32, load_shared_b64, wait_for_counter,
 };
-use crate::device::thread::thread_idx_x;
+use crate::device::thread::{sync_barrier_any, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::device::warpgroup::{self, fence_shared};
 use crate::layer::Place;
@@ -138,27 +139,25 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// behind the launch.
     ///
     /// Rows of the state are independent of each other, so each warp decides for its 16 rows which tokens f16 holds
-    /// ([`range`]). From the first one on that f16 does not hold, R is zero and the products leave the state as it is;
-    /// behind the products the warp works the tokens one by one ([`super::outside`]).
+    /// ([`range`]). The warps of a warpgroup vote, and look at tokens only if one of them may have such a token. From the
+    /// first token on that f16 does not hold, R of a warp is zero and the products leave the state as it is; behind the products
+    /// the warp works these tokens one by one ([`super::outside`]).
     ///
     /// # Safety
     /// Images and v are in `stage`, the other operands at `head`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn advance<const SHORT: bool>(
         &self,
-        mut s: [f32; 64],
+        before: [f32; 64],
         number: u32,
         (stage, head): (u32, u32),
     ) -> [f32; 64] {
-        let (c, params) = (self.c, self.params);
+        let c = self.c;
         let tile = Self::tile(stage);
         let factors = head + FACTORS + lane_id() % 4 * 8;
         // SAFETY: the caller's promise.
         unsafe {
-            let factor = |kind: u32, j: usize| {
-                load_shared_b64(factors + kind * FACTOR_BYTES + 32 * j as u32).map(f32::from_bits)
-            };
-            let a: [u32; 32] = array::from_fn(|i| pack_f16x2(s[2 * i], s[2 * i + 1]));
+            let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
             // Before the products: words that are read beside them make the assembler wait for each product.
             let is_small = range::is_small(a[0]);
             let products = warpgroup::by_both::<K>(&a, stage);
@@ -170,17 +169,76 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             let (second, y) = (values::of_tile(c, tile, 32), factors_of(4, factors));
             rest_of(&mut r, 0, &v, &of_keys, &x);
             rest_of(&mut r, 4, &second, &of_keys, &y);
-            let first = range::first_outside::<K>(&mut r, &s, is_small, || {
-                Self::kept_span().piece(number).count
-            });
-            let products = warpgroup::by_triangle(&r, head, of_queries);
-            // Beside the products of R. A branch keeps them there: behind a choice the assembler waits for the products first.
+            let may_be_outside = is_small | range::may_be_large(&r);
+            // Before the branch: the assembler multiplies the state behind what it waits for, unless the decay is there.
+            let decay = if G::PER_CHANNEL {
+                1.0
+            } else {
+                f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES))
+            };
+            let looks = sync_barrier_any(Self::group_barrier(), 128, may_be_outside);
+            let mut first = CHUNK;
+            let weighed = if looks {
+                rarely();
+                let count = Self::kept_span().piece(number).count;
+                first = range::first_outside::<K>(&mut r, &before, is_small, count);
+                let products = warpgroup::by_triangle(&r, head, of_queries);
+                Self::weigh(before, decay, products, factors, first)
+            } else {
+                let products = warpgroup::by_triangle(&r, head, of_queries);
+                Self::weigh(before, decay, products, factors, CHUNK)
+            };
+            let Weighed {
+                s,
+                plain,
+                decayed,
+                mut o,
+            } = weighed;
+            let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
+            let mut s = if G::PER_CHANNEL {
+                warpgroup::add::<K, 64>(s, state, &mut o, products)
+            } else {
+                warpgroup::add::<K, 128>(s, state, &mut o, products)
+            };
+            if looks {
+                rarely();
+                let mut own = warpgroup::settle::<K>(s);
+                if first < CHUNK {
+                    self.advance_outside::<SHORT>(&mut own, &mut o, (number, first), tile);
+                }
+                s = warpgroup::pending(own);
+            }
+            // Beside the products that are added to the state.
+            self.store_output::<SHORT>(o, (number, first), stage);
+            warpgroup::settle::<K>(s)
+        }
+    }
+
+    /// Barrier of this thread's warpgroup.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn group_barrier() -> u32 {
+        GROUPS + thread_idx_x() / 128
+    }
+
+    /// What the products of R and of queries, which are under way, become for the products behind them. From token `first` on, if
+    /// there is such a token in the piece, δ takes no part in these, and the state stays.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn weigh(
+        mut s: [f32; 64],
+        decay: f32,
+        products: warpgroup::Pending<[[f32; 32]; 2]>,
+        factors: u32,
+        first: u32,
+    ) -> Weighed {
+        // SAFETY: the factors are there.
+        unsafe {
+            // Beside the products of R.
             if first < CHUNK {
                 // The state stays.
             } else if G::PER_CHANNEL {
                 let mut j = 0;
                 while j < K as usize / 8 {
-                    let [x, y] = factor(3, j);
+                    let [x, y] = factor(factors, 3, j);
                     s[4 * j] *= x;
                     s[4 * j + 1] *= y;
                     s[4 * j + 2] *= x;
@@ -188,7 +246,6 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                     j += 1;
                 }
             } else {
-                let decay = f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES));
                 let mut i = 0;
                 while i < K as usize / 2 {
                     s[i] *= decay;
@@ -199,7 +256,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             let (mut plain, mut decayed, mut o) = ([0; 16], [0; 16], [0.0; 32]);
             let mut j = 0;
             while j < 8 {
-                let ([x, y], [z, w]) = (factor(2, j), factor(1, j));
+                let ([x, y], [z, w]) = (factor(factors, 2, j), factor(factors, 1, j));
                 let at = 4 * j;
                 plain[2 * j] = pack_f16x2(delta[at], delta[at + 1]);
                 plain[2 * j + 1] = pack_f16x2(delta[at + 2], delta[at + 3]);
@@ -215,48 +272,85 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 range::clear_from(&mut plain, first);
                 decayed = [0; 16];
             }
-            let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
-            let mut s = if G::PER_CHANNEL {
-                warpgroup::add::<K, 64>(s, state, &mut o, products)
-            } else {
-                warpgroup::add::<K, 128>(s, state, &mut o, products)
-            };
-            // Loaded beside the products, for what is behind the branch, where there are registers.
-            let early = if const { GROUPS_OF_BLOCK == 2 || G::PER_CHANNEL } {
-                Some(Self::kept_span())
-            } else {
-                None
-            };
-            if first < CHUNK {
-                let mut own = warpgroup::settle::<K>(s);
-                self.advance_outside::<SHORT>(&mut own, &mut o, (number, first), tile);
-                s = warpgroup::settled(own);
+            Weighed {
+                s,
+                plain,
+                decayed,
+                o,
             }
-            // Beside the products that are added to the state.
-            let (of, barrier) = ((self.row.hv, self.first()), GROUPS + thread_idx_x() / 128);
-            let span = match early {
-                Some(span) => span,
-                None => Self::kept_span(),
-            };
+        }
+    }
+
+    /// Stores o of the piece, whose first token that f16 does not hold is `first`.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live; the warpgroup's tile of v in `stage` is read.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_output<const SHORT: bool>(
+        &self,
+        mut o: [f32; 32],
+        (number, first): (u32, u32),
+        stage: u32,
+    ) {
+        let (c, params) = (self.c, self.params);
+        let (of, at) = (
+            (self.row.hv, self.first()),
+            (Self::tile(stage), Self::group_barrier()),
+        );
+        // SAFETY: the caller's promise.
+        unsafe {
+            let span = Self::kept_span();
             let piece = span.piece(number);
-            if norm::is_left(c) {
+            let is_normed = SHORT && c.has_norm != 0;
+            let scales = if is_normed {
+                norm::is_left(c)
+            } else {
+                output::stage(c, &o, at, first < CHUNK)
+            };
+            if scales {
+                rarely();
                 self.scale_output::<SHORT>(&mut o, (&span, number), first);
+                if !is_normed {
+                    output::stage_anew(c, &o, at);
+                }
             }
-            if SHORT && c.has_norm != 0 {
+            if is_normed {
                 let sums = if Self::CLUSTERED {
                     Self::sums_of_cluster(stage != Self::stage(0))
                 } else {
                     Self::sums()
                 };
-                let scales = Self::scratch() + thread_idx_x() / 128 * 4 * norm::OF_WARP;
-                let at = (tile, barrier, sums, scales);
+                let powers = Self::scratch() + thread_idx_x() / 128 * 4 * norm::OF_WARP;
+                let at = (at.0, at.1, sums, powers);
                 output::store_normed::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
             } else {
-                output::store(c, params, (&span, piece), of, &o, (tile, barrier));
+                output::store(c, params, (&span, piece), of, &o, at.0);
             }
-            warpgroup::settle::<K>(s)
         }
     }
+}
+
+/// Of a piece, what the last products are of.
+struct Weighed {
+    /// The state, decayed to the end of the piece.
+    s: [f32; 64],
+    /// δ, rounded.
+    plain: [u32; 16],
+    /// δ, decayed to the end of the piece, and rounded.
+    decayed: [u32; 16],
+    /// What o has of the state.
+    o: [f32; 32],
+}
+
+/// The lane's two factors of a kind, of tokens or channels from 8 `j` on.
+///
+/// # Safety
+/// `factors` are this lane's, in shared memory.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn factor(factors: u32, kind: u32, j: usize) -> [f32; 2] {
+    let byte = kind * FACTOR_BYTES + 32 * j as u32;
+    // SAFETY: the caller's promise.
+    unsafe { load_shared_b64(factors + byte) }.map(f32::from_bits)
 }
 
 /// Factors of S k̂ of four times 8 tokens, those from 8 `first` on.
