@@ -1102,13 +1102,8 @@ fn extreme_gates() {
                 equal_keys,
                 ..Case::new(entry, &[130, 40])
             };
-            let most = if beta == 2.0 && equal_keys {
-                5e-2
-            } else {
-                2.5e-3
-            };
             let what = format!("log decay from {fastest}, beta {beta}, equal keys: {equal_keys}");
-            check_within(most, &format!("{}, {what}", entry.name()), &case);
+            check_within(2.5e-3, &format!("{}, {what}", entry.name()), &case);
         }
     }
 }
