@@ -11,6 +11,7 @@
 
 use crate::constants::{Element, Index};
 use crate::device::{float, global};
+use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, store};
 use crate::step::{StepConstants, StepParams};
 
@@ -52,22 +53,18 @@ impl StateElement for B16 {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(c: &StepConstants, raw: RawFragment) -> [f32; 8] {
         let mut values = [0.0; 8];
-        let mut i = 0;
-        while i < 4 {
+        each!(i in 0..4 => {
             [values[2 * i], values[2 * i + 1]] = float::b16x2_to_f32(raw[i], c.state_f16 != 0);
-            i += 1;
-        }
+        });
         values
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(c: &StepConstants, values: [f32; 8]) -> RawFragment {
         let mut raw = [0; 8];
-        let mut i = 0;
-        while i < 4 {
+        each!(i in 0..4 => {
             raw[i] = float::pack_b16x2(values[2 * i], values[2 * i + 1], c.state_f16 != 0);
-            i += 1;
-        }
+        });
         raw
     }
 }
@@ -79,22 +76,14 @@ impl StateElement for F32 {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(_: &StepConstants, raw: RawFragment) -> [f32; 8] {
         let mut values = [0.0; 8];
-        let mut i = 0;
-        while i < 8 {
-            values[i] = f32::from_bits(raw[i]);
-            i += 1;
-        }
+        each!(i in 0..8 => values[i] = f32::from_bits(raw[i]));
         values
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(_: &StepConstants, values: [f32; 8]) -> RawFragment {
         let mut raw = [0; 8];
-        let mut i = 0;
-        while i < 8 {
-            raw[i] = values[i].to_bits();
-            i += 1;
-        }
+        each!(i in 0..8 => raw[i] = values[i].to_bits());
         raw
     }
 }
@@ -146,12 +135,10 @@ impl Share {
         wide: bool,
     ) -> [Raw<8>; PARTS] {
         let mut raw = [Raw([0; 8]); PARTS];
-        let mut i = 0;
-        while i < PARTS {
+        each!(i in 0..PARTS => {
             // SAFETY: the caller's promise.
             raw[i] = unsafe { self.part(i).load_matching::<S>(address, element, wide) };
-            i += 1;
-        }
+        });
         raw
     }
 
@@ -167,8 +154,7 @@ impl Share {
         wide: bool,
     ) -> Raw<8> {
         let mut raw = Raw([0; 8]);
-        let mut i = 0;
-        while i < S::PIECES {
+        each!(i in 0..S::PIECES => {
             let address = address + (self.piece::<S>(i) * bytes_of(element)) as u64;
             // SAFETY: the caller's promise.
             unsafe {
@@ -178,8 +164,7 @@ impl Share {
                     raw.load::<4>(4 * i, address, element, wide)
                 }
             }
-            i += 1;
-        }
+        });
         raw
     }
 }
@@ -313,8 +298,7 @@ impl Head {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<S: StateElement>(self, share: Share, row: u32, live: bool) -> RawFragment {
         let mut raw = [0; 8];
-        let mut i = 0;
-        while i < S::PIECES {
+        each!(i in 0..S::PIECES => {
             let address = self.piece_address::<S>(share, row, i);
             // SAFETY: the caller's promise.
             unsafe {
@@ -322,15 +306,12 @@ impl Head {
                     [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]] =
                         global::load_state_b128(address, live);
                 } else {
-                    let mut word = 0;
-                    while word < 4 {
+                    each!(word in 0..4 => {
                         raw[4 * i + word] = load_word::<S>(address + 4 * word as u64, live);
-                        word += 1;
-                    }
+                    });
                 }
             }
-            i += 1;
-        }
+        });
         raw
     }
 
@@ -362,16 +343,12 @@ impl Head {
         from: (bool, bool),
     ) -> RawRows<ROWS, PARTS> {
         let mut raw = [[[0; 8]; PARTS]; ROWS];
-        let mut r = 0;
-        while r < ROWS {
-            let mut i = 0;
-            while i < PARTS {
+        each!(r in 0..ROWS => {
+            each!(i in 0..PARTS => {
                 // SAFETY: the caller's promise.
                 raw[r][i] = unsafe { self.load_start::<S>(share.part(i), first + r as u32, from) };
-                i += 1;
-            }
-            r += 1;
-        }
+            });
+        });
         raw
     }
 
@@ -387,12 +364,10 @@ impl Head {
         row: u32,
         values: [[f32; 8]; PARTS],
     ) {
-        let mut i = 0;
-        while i < PARTS {
+        each!(i in 0..PARTS => {
             // SAFETY: the caller's promise.
             unsafe { self.store::<S>(share.part(i), row, S::narrow(c, values[i])) };
-            i += 1;
-        }
+        });
     }
 
     /// [`Self::store_row`]; what the stored row is worth.
@@ -407,14 +382,12 @@ impl Head {
         row: u32,
         mut values: [[f32; 8]; PARTS],
     ) -> [[f32; 8]; PARTS] {
-        let mut i = 0;
-        while i < PARTS {
+        each!(i in 0..PARTS => {
             let rounded = S::narrow(c, values[i]);
             // SAFETY: the caller's promise.
             unsafe { self.store::<S>(share.part(i), row, rounded) };
             values[i] = S::widen(c, rounded);
-            i += 1;
-        }
+        });
         values
     }
 
@@ -424,8 +397,7 @@ impl Head {
     /// The head's state is live global memory, and no other thread touches this fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store<S: StateElement>(self, share: Share, row: u32, raw: RawFragment) {
-        let mut i = 0;
-        while i < S::PIECES {
+        each!(i in 0..S::PIECES => {
             let address = self.piece_address::<S>(share, row, i);
             // SAFETY: the caller's promise.
             unsafe {
@@ -435,15 +407,12 @@ impl Head {
                         [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]],
                     );
                 } else {
-                    let mut word = 0;
-                    while word < 4 {
+                    each!(word in 0..4 => {
                         store_word::<S>(address + 4 * word as u64, raw[4 * i + word]);
-                        word += 1;
-                    }
+                    });
                 }
             }
-            i += 1;
-        }
+        });
     }
 }
 
@@ -522,8 +491,7 @@ impl Tile {
                 }
                 i += 1;
             }
-            i = 0;
-            while i < COPIED {
+            each!(i in 0..COPIED => {
                 let (byte, is_there) = place(i);
                 let address = to.address + byte;
                 if is_there {
@@ -538,8 +506,7 @@ impl Tile {
                         }
                     }
                 }
-                i += 1;
-            }
+            });
             first += COPIED as u32 * threads * elements;
         }
     }

@@ -14,6 +14,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, sync_warp, warp_shuffle_xor};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::gate;
 use crate::math::range::tame;
@@ -111,15 +112,7 @@ impl<
         let bytes = 4 * ROWS as u32;
         let updates = smem + Self::UPDATES + group * MAX_PENDING * bytes;
         let mut states = raw.map(|raw| S::widen(c, raw));
-        let mut r = 0;
-        while r < ROWS {
-            let mut i = 0;
-            while i < 8 {
-                states[r][i] *= decay[i];
-                i += 1;
-            }
-            r += 1;
-        }
+        each!(r in 0..ROWS => each!(i in 0..8 => states[r][i] *= decay[i]));
         // SAFETY: the caller's promise; a group's place is its own, and nobody reads it any more.
         unsafe {
             sync_warp(FULL_MASK);
@@ -133,31 +126,19 @@ impl<
                 }
             }
             sync_warp(FULL_MASK);
-            let mut j = 0;
-            while j < len {
+            each!(j in 0..len => {
                 let key = load_channels(smem + Self::KEYS + j * K * 4, share);
                 let mut update = [0.0; ROWS];
-                r = 0;
+                let mut r = 0;
                 while r < ROWS {
                     let words = load_shared_b128(updates + j * bytes + 4 * r as u32);
-                    let mut n = 0;
-                    while n < 4 {
-                        update[r + n] = f32::from_bits(words[n]);
-                        n += 1;
-                    }
+                    each!(n in 0..4 => update[r + n] = f32::from_bits(words[n]));
                     r += 4;
                 }
-                r = 0;
-                while r < ROWS {
-                    let mut i = 0;
-                    while i < 8 {
-                        states[r][i] = fma(update[r], key[i], states[r][i]);
-                        i += 1;
-                    }
-                    r += 1;
-                }
-                j += 1;
-            }
+                each!(r in 0..ROWS => {
+                    each!(i in 0..8 => states[r][i] = fma(update[r], key[i], states[r][i]));
+                });
+            });
         }
         states.map(|state| S::narrow(c, state))
     }
@@ -179,8 +160,7 @@ impl<
                 let [pending] = butterfly_sum([lane.log_decay], 1, Self::LANES);
                 ([[0.0; 8]; MOST_ENTRIES], [pending; 8])
             };
-            let mut i = 0;
-            while i < Self::ENTRIES {
+            each!(i in 0..Self::ENTRIES => {
                 let j = group + i as u32 * Self::GROUPS;
                 let mut key = lane.keys[i].to_f32(c.keys_element);
                 let mut weights = behind[i];
@@ -191,16 +171,11 @@ impl<
                     let [log_decay] = butterfly_sum([own], 1, Self::LANES);
                     weights = [gate::exp(log_decay); 8];
                 }
-                let mut channel = 0;
-                while channel < 8 {
-                    key[channel] *= weights[channel];
-                    channel += 1;
-                }
+                each!(channel in 0..8 => key[channel] *= weights[channel]);
                 if j < MAX_PENDING {
                     store_channels(smem + Self::KEYS + j * K * 4, share, key);
                 }
-                i += 1;
-            }
+            });
             sync_threads();
             total.map(gate::exp)
         }
@@ -220,32 +195,26 @@ impl<
         let (mut behind, mut total) = ([log_decay; MOST_ENTRIES], log_decay);
         // SAFETY: each place has one writer, and is read behind the barrier.
         unsafe {
-            let mut i = 0;
-            while i < Self::ENTRIES {
+            each!(i in 0..Self::ENTRIES => {
                 let j = group + i as u32 * Self::GROUPS;
                 if j < MAX_PENDING {
                     let log_decays = lane.log_decays[i].to_f32(F32);
                     store_channels(log_decays_smem + j * K * 4, share, log_decays);
                 }
-                i += 1;
-            }
+            });
             sync_threads();
             let mut j = ahead;
             while j > 0 {
                 j -= 1;
                 let of_token = load_channels(log_decays_smem + j * K * 4, share);
-                let mut channel = 0;
-                while channel < 8 {
-                    i = 0;
-                    while i < Self::ENTRIES {
+                each!(channel in 0..8 => {
+                    each!(i in 0..Self::ENTRIES => {
                         if j == group + i as u32 * Self::GROUPS {
                             behind[i][channel] = total[channel];
                         }
-                        i += 1;
-                    }
+                    });
                     total[channel] += of_token[channel];
-                    channel += 1;
-                }
+                });
             }
         }
         (behind, total)
@@ -268,8 +237,7 @@ impl<
                     lane.log_decay = f32::from_bits(load_b32(ring.decay(share.lane, 1)));
                 }
             }
-            let mut i = 0;
-            while i < Self::ENTRIES {
+            each!(i in 0..Self::ENTRIES => {
                 let j = group + i as u32 * Self::GROUPS;
                 if j < ahead {
                     lane.keys[i] = share.load_matching::<S>(ring.key(j), c.keys_element, true);
@@ -277,8 +245,7 @@ impl<
                         lane.log_decays[i] = share.load_matching::<S>(ring.decay(j, K), F32, true);
                     }
                 }
-                i += 1;
-            }
+            });
         }
         lane
     }
@@ -302,18 +269,13 @@ impl<
                 let [pending] = butterfly_sum([lane.log_decay], 1, Self::LANES);
                 ([log_decay; MOST_ENTRIES], [log_decay[0] + pending; 8])
             };
-            let mut i = 0;
-            while i < Self::ENTRIES {
+            each!(i in 0..Self::ENTRIES => {
                 let j = group + i as u32 * Self::GROUPS;
                 let key = lane.keys[i].to_f32(c.keys_element);
                 let mut decayed = key;
                 let log_decay_behind = if share.lane > j { lane.log_decay } else { 0.0 };
                 if G::PER_CHANNEL {
-                    let mut channel = 0;
-                    while channel < 8 {
-                        decayed[channel] *= gate::exp(behind[i][channel]);
-                        channel += 1;
-                    }
+                    each!(channel in 0..8 => decayed[channel] *= gate::exp(behind[i][channel]));
                 }
                 let [mut with_k, mut with_q, log_decay_behind] = butterfly_sum(
                     [dot(decayed, k), dot(decayed, q), log_decay_behind],
@@ -327,8 +289,7 @@ impl<
                 if share.lane == 0 && j < MAX_PENDING {
                     store_shared_b64(smem + j * 8, [with_k.to_bits(), with_q.to_bits()]);
                 }
-                i += 1;
-            }
+            });
             sync_threads();
             total.map(gate::exp)
         }
@@ -357,20 +318,16 @@ impl<
         share: Share,
     ) -> (f32, f32) {
         let (mut decayed_k, mut decayed_q) = (k, q);
-        let mut i = 0;
-        while i < 8 {
+        each!(i in 0..8 => {
             decayed_k[i] *= decay[i];
             decayed_q[i] *= decay[i];
-            i += 1;
-        }
+        });
         let mut products = [0.0; VALUES];
-        let mut r = 0;
-        while r < ROWS {
+        each!(r in 0..ROWS => {
             let s = S::widen(c, raw[r]);
             products[2 * r] = fma(update[r], with[0], dot(s, decayed_k));
             products[2 * r + 1] = fma(update[r], with[1], dot(s, decayed_q));
-            r += 1;
-        }
+        });
         let products = butterfly_scatter(products, 1, VALUES as u32);
         let [product] = butterfly_sum([products[0]], VALUES as u32, Self::LANES);
         let other = warp_shuffle_xor(product, 1);
@@ -471,12 +428,10 @@ impl<
                 return;
             }
             let mut raw = [[0; 8]; ROWS];
-            let mut r = 0;
-            while r < ROWS {
+            each!(r in 0..ROWS => {
                 let start = (pending.live, pending.fresh);
                 raw[r] = head.load_start::<S>(share, first + r as u32, start);
-                r += 1;
-            }
+            });
             let smem = dynamic_shared_mem();
             let mut lane = Self::load_lane(&c, ring, pending.len, (share, group, first));
             if must_fold {
@@ -486,11 +441,7 @@ impl<
                 lane = Lane::NONE;
             }
             if must_fold || (pending.live && pending.fresh) {
-                r = 0;
-                while r < ROWS {
-                    head.store::<S>(share, first + r as u32, raw[r]);
-                    r += 1;
-                }
+                each!(r in 0..ROWS => head.store::<S>(share, first + r as u32, raw[r]));
             }
             if c.tokens == 0 {
                 return;

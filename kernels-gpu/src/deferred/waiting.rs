@@ -12,6 +12,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
+use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::gate;
 use crate::recurrent::parallel::channels::DecayInputs;
@@ -176,14 +177,12 @@ impl<const TILES16: usize> Fold<TILES16> {
         let mut half = 0;
         while half < 2 && half < halves(len) {
             let weights = log_decays.of_columns(half);
-            let mut tile = 0;
-            while tile < TILES16 {
+            each!(tile in 0..TILES16 => {
                 // SAFETY: the caller's promise.
                 let [a, b, c, d] = unsafe { worker.updates(ring, tile, half) };
                 let [x, y] = if B::PER_CHANNEL { [1.0; 2] } else { weights };
                 steps[half as usize][tile] = Split::new([x * a, y * b, x * c, y * d]);
-                tile += 1;
-            }
+            });
             half += 1;
         }
         Self {
@@ -234,8 +233,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ) -> RawTokens {
         let RawTokens(mut raw) = RawTokens::NONE;
         let channel = lane_id() % Self::LANES * 8;
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             if t < of_operand(operand, len) {
                 let address = ring.key(first_of(operand) + t);
@@ -243,8 +241,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 // SAFETY: the caller's promise.
                 raw[turn] = unsafe { load(address, c.keys_element, true) };
             }
-            turn += 1;
-        }
+        });
         RawTokens(raw)
     }
 
@@ -323,8 +320,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         RawTokens(mut raw): RawTokens,
         len: u32,
     ) -> RawTokens {
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             if t < of_operand(operand, len) {
                 let decays = Map::<B>::log_decays(first_of(operand) + t);
@@ -332,15 +328,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 // SAFETY: the caller's promise.
                 let decays = unsafe { load_8(decays) };
                 let mut key = raw[turn].to_f32(c.keys_element);
-                let mut i = 0;
-                while i < 8 {
-                    key[i] *= decays[i];
-                    i += 1;
-                }
+                each!(i in 0..8 => key[i] *= decays[i]);
                 raw[turn] = Raw(key.map(f32::to_bits));
             }
-            turn += 1;
-        }
+        });
         RawTokens(raw)
     }
 
@@ -355,8 +346,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         (raw, element): (RawTokens, u32),
         len: u32,
     ) {
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             let (address, low) = (Self::channels_place(operand, t), Map::<B>::LOW);
             // SAFETY: the caller's promise; each word has one writer.
@@ -367,8 +357,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     store_channels(Raw([0; 8]), element, address, low);
                 }
             }
-            turn += 1;
-        }
+        });
     }
 
     /// u of this lane's rows r and r + 8 of a tile, of pending tokens 8 `half` + 2c and the next.
@@ -379,15 +368,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     pub unsafe fn updates(&self, ring: Ring, tile: usize, half: u32) -> [f32; 4] {
         let element = ring.update_element();
         let mut updates = [0.0; 4];
-        let mut i = 0;
-        while i < 4 {
+        each!(i in 0..4 => {
             let j = TOKENS * half + lane_id() % 4 * 2 + i as u32 % 2;
             let row = 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4;
             let place = Map::<B>::update(self.warp, j, row, bytes_of(element));
             // SAFETY: the caller's promise.
             updates[i] = unsafe { load_value(place, element) };
-            i += 1;
-        }
+        });
         updates
     }
 
@@ -403,13 +390,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             unsafe {
                 let [of_keys, of_queries] = [false, true]
                     .map(|of_queries| SplitMatrix::load(Map::<B>::weights(half, of_queries), 1.0));
-                let mut tile = 0;
-                while tile < TILES16 {
+                each!(tile in 0..TILES16 => {
                     let updates = Split::new(self.updates(ring, tile, half));
                     sk[tile] = updates.times(sk[tile], of_keys);
                     sq[tile] = updates.times(sq[tile], of_queries);
-                    tile += 1;
-                }
+                });
             }
             half += 1;
         }
@@ -427,20 +412,16 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let factor = load_shared_b32(solution.step_factors() + 4 * (lane_id() / 4));
             let deltas = SplitMatrix::load(solution.delta(), f32::from_bits(factor));
             sync_warp(FULL_MASK);
-            let mut tile = 0;
-            while tile < TILES16 {
+            each!(tile in 0..TILES16 => {
                 let updates = residuals[tile].times([0.0; 4], deltas);
-                let mut i = 0;
-                while i < 4 {
+                each!(i in 0..4 => {
                     let (t, row) = Self::place_of(tile, i);
                     store_shared_b32(
                         Map::<B>::update(self.warp, t, row, F32_BYTES),
                         updates[i].to_bits(),
                     );
-                    i += 1;
-                }
-                tile += 1;
-            }
+                });
+            });
         }
     }
 
@@ -469,8 +450,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_keys(&self, c: &StepConstants, (ring, len): (Ring, u32), inputs: &Inputs) {
         let channel = lane_id() % Self::LANES * 8;
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(Operand::Key, turn);
             if t < inputs.count {
                 let address = ring.key(len + t) + (channel * bytes_of(c.keys_element)) as u64;
@@ -478,8 +458,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 // SAFETY: the caller's promise; the entry is that of no pending token.
                 unsafe { store(key, address, c.keys_element, true) };
             }
-            turn += 1;
-        }
+        });
     }
 
     /// KDA: leaves the new tokens' log α behind the `len` pending ones.
@@ -495,8 +474,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         decay_inputs: &DecayInputs,
     ) {
         let channel = lane_id() % Self::LANES * 8;
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(Operand::Key, turn);
             if t < inputs.count {
                 let address = ring.decay(len + t, B::K) + 4 * channel as u64;
@@ -504,8 +482,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 // SAFETY: the caller's promise; the entry is that of no pending token.
                 unsafe { store(log_decays, address, F32, true) };
             }
-            turn += 1;
-        }
+        });
     }
 
     /// Stores S₀, folded where there is a `fold`, and leaves it in shared memory too, as it is stored.
@@ -515,19 +492,15 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_folded(&self, fold: &Option<Fold<TILES16>>, head: Head) {
         Self::wait_for_state();
-        let mut piece = 0;
-        while piece < Self::PIECES {
-            let mut tile = 0;
-            while tile < TILES16 {
+        each!(piece in 0..Self::PIECES => {
+            each!(tile in 0..TILES16 => {
                 // SAFETY: the caller's promise.
                 unsafe {
                     let next = self.fold_piece(fold, tile, piece);
                     self.store_piece(head, tile, piece, next);
                 }
-                tile += 1;
-            }
-            piece += 1;
-        }
+            });
+        });
     }
 
     /// One piece of it.

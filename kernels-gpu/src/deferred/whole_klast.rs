@@ -12,6 +12,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::layer::{Ahead, Layered, Place, Slices, Whole, finish, position, store_zeros};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{Raw, load};
 use crate::recurrent::klast::{load_channels, load_parts, normable};
 use crate::recurrent::tokens::RawGates;
@@ -185,11 +186,7 @@ impl<
                 store_zeros::<Self>(&c, layer, row);
                 return;
             }
-            let mut r = 0;
-            while r < c.ratio {
-                Self::fetch(ring(r), pending.len);
-                r += 1;
-            }
+            each!(r in 0..c.ratio => Self::fetch(ring(r), pending.len));
 
             let scale = inputs.give::<Self>(&c, layer, &place, row);
             sync_threads();
@@ -270,11 +267,7 @@ impl<
                     update = Raw([0; ROWS]);
                 }
                 if must_fold || pending.fresh {
-                    let mut n = 0;
-                    while n < ROWS {
-                        state.store::<S>(share, first + n as u32, raw[n]);
-                        n += 1;
-                    }
+                    each!(n in 0..ROWS => state.store::<S>(share, first + n as u32, raw[n]));
                 }
                 let with =
                     Tile::<G, S, K, V, ROWS, VALUES, THREADS>::weights(weights, share, ahead);

@@ -23,6 +23,7 @@ use crate::device::shared::COUNTER_BYTES;
 use crate::device::warpgroup::TRIANGLE_BYTES;
 use crate::device::{cluster, float, global, shared, thread, warp, warpgroup};
 use crate::launch::Kernel;
+use crate::math::each::each;
 
 /// Addresses of one launch.
 #[repr(C)]
@@ -220,16 +221,14 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
                 shared::load_matrices(quads + 16 * id),
                 shared::load_matrices_transposed(quads + 16 * id),
             );
-            let mut i = 0;
-            while i < 4 {
+            each!(i in 0..4 => {
                 put(24 + i as u32, products[i].to_bits());
                 put(40 + i as u32, of_f16[i].to_bits());
                 put(50 + i as u32, of_either[0][i].to_bits());
                 put(54 + i as u32, of_either[1][i].to_bits());
                 put(28 + i as u32, rows[i]);
                 put(32 + i as u32, columns[i]);
-                i += 1;
-            }
+            });
         }
     }
 }
@@ -365,27 +364,19 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             thread::sync_threads();
             let (r, c) = (id / 32 * 16 + id % 32 / 4, id % 4 * 2);
             let mut a = [0; 32];
-            let mut i = 0;
-            while i < 32 {
+            each!(i in 0..32 => {
                 let (row, column) = (
                     r + i as u32 % 2 * 8,
                     16 * (i as u32 / 4) + i as u32 / 2 % 2 * 8 + c,
                 );
                 a[i] = float::pack_f16x2(at(row, column), at(row, column + 1));
-                i += 1;
-            }
+            });
             let mut x = [0; 16];
-            i = 0;
-            while i < 16 {
-                x[i] = a[i];
-                i += 1;
-            }
+            each!(i in 0..16 => x[i] = a[i]);
             let put = |first: u32, sums: &[f32]| {
-                let mut i = 0;
-                while i < sums.len() {
+                each!(i in 0..sums.len() => {
                     global::store_b32(place(first + i as u32), sums[i].to_bits());
-                    i += 1;
-                }
+                });
             };
             // Each product is stored before the next, so that no register waits for it.
             let (first, second) = warpgroup::first(warpgroup::by_both::<128>(&a, image));
@@ -402,11 +393,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             let own = tile + 16 * id;
             shared::store_matrices_transposed(own, [a[0], a[1], a[2], a[3]]);
             let words = shared::load_shared_b128(own);
-            i = 0;
-            while i < 4 {
-                global::store_b32(place(192 + i as u32), words[i]);
-                i += 1;
-            }
+            each!(i in 0..4 => global::store_b32(place(192 + i as u32), words[i]));
             // Two groups of bulk copies, the second half of the input in the second.
             warpgroup::fence_shared();
             thread::sync_threads();
@@ -432,11 +419,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             }
             thread::sync_threads();
             let words = shared::load_shared_b128(own);
-            i = 0;
-            while i < 4 {
-                global::store_b32(place(198 + i as u32), words[i]);
-                i += 1;
-            }
+            each!(i in 0..4 => global::store_b32(place(198 + i as u32), words[i]));
             // Warps come to a counter, with copies of both kinds; then when these are read, and when they are handed back.
             let met = counter + COUNTER_BYTES;
             if id == 0 {
@@ -451,24 +434,20 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             }
             shared::arrive_at_counter_behind_copies(met);
             let other = tile + 16 * (BLOCK - 1 - id);
-            i = 0;
-            while i < 2 {
+            each!(i in 0..2 => {
                 shared::wait_for_counter(met, 2 * i as u32);
                 let words = shared::load_shared_b128(other);
-                let mut word = 0;
-                while word < 4 {
+                each!(word in 0..4 => {
                     let row = 202 + 4 * i as u32 + word as u32;
                     global::store_b32(place(row), words[word]);
-                    word += 1;
-                }
+                });
                 if i == 0 {
                     shared::arrive_at_counter(met);
                     shared::wait_for_counter(met, 1);
                     shared::store_shared_b128(own, words);
                     shared::arrive_at_counter(met);
                 }
-                i += 1;
-            }
+            });
             let pair = params.output + 4 * (196 * BLOCK + 2 * id) as u64;
             global::store_state_b64(pair, [id, !id]);
             let [low, high] = global::load_state_b64(pair, true);
@@ -508,10 +487,6 @@ fn multiply(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum<const N: usize>(words: [u32; N]) -> u32 {
     let mut total = 0u32;
-    let mut i = 0;
-    while i < N {
-        total = total.wrapping_add(words[i]);
-        i += 1;
-    }
+    each!(i in 0..N => total = total.wrapping_add(words[i]));
     total
 }

@@ -9,6 +9,7 @@ use crate::constants::constants;
 use crate::device::global::{load_state_b128, store_state_b128};
 use crate::device::thread::{block_idx_x, thread_idx_x};
 use crate::launch::Kernel;
+use crate::math::each::each;
 
 const BLOCK: u32 = 128;
 /// Bytes that a block of the 2-piece variant works on.
@@ -49,18 +50,12 @@ impl<const PIECES: usize> Kernel for InPlace<PIECES> {
         let mut raw = [[0; 4]; PIECES];
         // SAFETY: the caller's promise; the pieces are this thread's own.
         unsafe {
-            let mut piece = 0;
-            while piece < PIECES {
-                raw[piece] = load_state_b128(address(piece), true);
-                piece += 1;
-            }
-            piece = 0;
-            while piece < PIECES {
+            each!(piece in 0..PIECES => raw[piece] = load_state_b128(address(piece), true));
+            each!(piece in 0..PIECES => {
                 let [x, y, z, w] = raw[piece];
                 let scaled = |bits: u32| (f32::from_bits(bits) * factor).to_bits();
                 store_state_b128(address(piece), [scaled(x), scaled(y), scaled(z), scaled(w)]);
-                piece += 1;
-            }
+            });
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::constants::Element;
 use crate::deferred::InputRing;
 use crate::device::float::fma;
 use crate::device::global::{load_state_b16, load_state_b32, store_b16, store_b32};
+use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, load_one};
 use crate::math::gate;
 use crate::row::Row;
@@ -49,8 +50,7 @@ impl<const N: usize> Channels<N> {
         let part = |i: usize| Part::new(c, row, dims, tiles, first + i as u32 * threads);
         let parts = array::from_fn(part);
         let mut loaded = [const { Loaded::NONE }; N];
-        let mut i = 0;
-        while i < N {
+        each!(i in 0..N => {
             let is_there = parts[i].is_there;
             if is_there || (all && c.taps != 0) {
                 let channel = if is_there {
@@ -67,22 +67,19 @@ impl<const N: usize> Channels<N> {
                     loaded[i].channel = Channel::load(c, params, place, channel, is_there);
                 }
             }
-            i += 1;
-        }
+        });
         Self { parts, loaded }
     }
 
     /// Convolves the token and hands every channel to `give`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn convolve(&self, c: &StepConstants, give: impl Fn(&Part, f32)) {
-        let mut i = 0;
-        while i < N {
+        each!(i in 0..N => {
             if self.parts[i].is_there {
                 let Loaded { channel, x } = &self.loaded[i];
                 give(&self.parts[i], channel.convolve(c, *x));
             }
-            i += 1;
-        }
+        });
     }
 
     /// Writes the windows after the token, where states are written.
@@ -153,8 +150,7 @@ impl Channel {
                 bias = load_one(address, element);
             }
             let mut inputs = [Raw([0]); TAPS - 1];
-            let mut i = 0;
-            while i < TAPS - 1 {
+            each!(i in 0..TAPS - 1 => {
                 if let Some(input) = input(c, i) {
                     let address =
                         window + input * (c.read_windows_input * bytes_of(c.x_element)) as u64;
@@ -163,8 +159,7 @@ impl Channel {
                 if place.is_fresh() {
                     inputs[i] = Raw([0]);
                 }
-                i += 1;
-            }
+            });
             Self { inputs, taps, bias }
         }
     }
@@ -193,8 +188,7 @@ impl Channel {
                     loaded.bias = load_one(address, c.conv_bias_element);
                 }
             }
-            let mut i = 0;
-            while i < TAPS - 1 {
+            each!(i in 0..TAPS - 1 => {
                 if input(c, i).is_some() {
                     let (address, live) = match ring.pending_input(c, i, channel) {
                         Some(pending) => pending,
@@ -209,8 +203,7 @@ impl Channel {
                 if place.is_fresh() {
                     loaded.inputs[i] = Raw([0]);
                 }
-                i += 1;
-            }
+            });
         }
         loaded
     }
@@ -220,14 +213,12 @@ impl Channel {
     pub fn convolve(&self, c: &StepConstants, x: Raw<1>) -> f32 {
         let [mut sum] = self.bias.to_f32(c.conv_bias_element);
         let taps = self.taps.to_f32(c.conv_weight_element);
-        let mut i = 0;
-        while i < TAPS - 1 {
+        each!(i in 0..TAPS - 1 => {
             if input(c, i).is_some() {
                 let [value] = self.inputs[i].to_f32(c.x_element);
                 sum = fma(taps[i], value, sum);
             }
-            i += 1;
-        }
+        });
         let [x] = x.to_f32(c.x_element);
         activate(c.conv_activation, fma(taps[TAPS - 1], x, sum))
     }
@@ -235,11 +226,7 @@ impl Channel {
     /// The window after a token: without its oldest input, with x.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn shift(&mut self, x: Raw<1>) {
-        let mut i = 0;
-        while i < TAPS - 2 {
-            self.inputs[i] = self.inputs[i + 1];
-            i += 1;
-        }
+        each!(i in 0..TAPS - 2 => self.inputs[i] = self.inputs[i + 1]);
         self.inputs[TAPS - 2] = x;
     }
 
@@ -248,15 +235,13 @@ impl Channel {
     pub fn shift_where(&mut self, moves: bool, x: Raw<1>) {
         let before = *self;
         self.shift(x);
-        let mut i = 0;
-        while i < TAPS - 1 {
+        each!(i in 0..TAPS - 1 => {
             self.inputs[i] = if moves {
                 self.inputs[i]
             } else {
                 before.inputs[i]
             };
-            i += 1;
-        }
+        });
     }
 
     /// Writes the window to the row's slot.
@@ -283,15 +268,13 @@ impl Channel {
     /// They are this thread's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_inputs(&self, c: &StepConstants, first: u64, stride: u32) {
-        let mut i = 0;
-        while i < TAPS - 1 {
+        each!(i in 0..TAPS - 1 => {
             if let Some(input) = input(c, i) {
                 let address = first + input * (stride * bytes_of(c.x_element)) as u64;
                 // SAFETY: the caller's promise.
                 unsafe { store_element(c.x_element, address, self.inputs[i]) };
             }
-            i += 1;
-        }
+        });
     }
 
     /// With token slots: writes what is before the row's tokens, all but the oldest input of the window.
@@ -412,8 +395,7 @@ pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -
             return load::<TAPS>(address, element, c.wide_conv_weight != 0);
         }
         let mut taps = Raw([0; TAPS]);
-        let mut i = 0;
-        while i < TAPS {
+        each!(i in 0..TAPS => {
             let absent = TAPS as u32 - c.taps;
             if i as u32 >= absent {
                 let Raw([tap]) = load_one(address + (i as u32 - absent) as u64 * bytes, element);
@@ -423,8 +405,7 @@ pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -
                     taps.0[i / 2] |= tap << (16 * (i % 2));
                 }
             }
-            i += 1;
-        }
+        });
         taps
     }
 }

@@ -3,6 +3,7 @@
 use super::Place;
 use super::conv::{Channel, Part, store_element, store_input};
 use crate::deferred::InputRing;
+use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load_one};
 use crate::recurrent::tokens::Tokens;
 use crate::step::{LayerParams, StepConstants};
@@ -209,16 +210,14 @@ impl Drafts {
                 let (mut first, mut held) = (0, self.previous);
                 while first < c.previous_tokens {
                     let next = self.load_next(c, params, walk, Of::Previous, first);
-                    let mut i = 0;
-                    while i < HELD {
+                    each!(i in 0..HELD => {
                         let t = first + i as u32;
                         if t < c.previous_tokens {
                             let y = self.channel.convolve(c, held[i]);
                             give(&self.part, Of::Previous, t, t < walk.kept, y);
                             self.channel.shift_where(t < walk.kept, held[i]);
                         }
-                        i += 1;
-                    }
+                    });
                     (first, held) = (first + HELD as u32, next);
                 }
                 if is_there {
@@ -228,8 +227,7 @@ impl Drafts {
             let (mut first, mut held) = (0, self.new);
             while first < c.tokens {
                 let next = self.load_next(c, params, walk, Of::New, first);
-                let mut i = 0;
-                while i < HELD {
+                each!(i in 0..HELD => {
                     let t = first + i as u32;
                     if t < c.tokens {
                         let y = self.channel.convolve(c, held[i]);
@@ -239,8 +237,7 @@ impl Drafts {
                             self.after(c, params, place, walk, (t, held[i]));
                         }
                     }
-                    i += 1;
-                }
+                });
                 (first, held) = (first + HELD as u32, next);
             }
         }
@@ -265,14 +262,12 @@ impl Drafts {
         let number = self.part.channel;
         // SAFETY: the caller's promise; the entries are those of no pending token.
         unsafe {
-            let mut i = 0;
-            while i < HELD {
+            each!(i in 0..HELD => {
                 let t = i as u32;
                 if t < walk.count {
                     store_element(c.x_element, ring.new_input(c, t, number), self.new[i]);
                 }
-                i += 1;
-            }
+            });
             if ring.moves {
                 self.channel.store_window(c, params, place, number);
             }

@@ -10,6 +10,7 @@ use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b3
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
 use crate::launch::{Computes, Kernel, Layout};
+use crate::math::each::each;
 use crate::math::elements::{self, load};
 use crate::math::range::{SMALL, times};
 use crate::recurrent::klast::{Token, load_parts, normable, parts_to_f32, step};
@@ -152,11 +153,9 @@ impl<
                 cluster::wait_mailbox(mail::of_channels());
                 k = load_parts(smem + Self::KEYS, share);
                 q = load_parts(smem + Self::Q, share);
-                let mut i = 0;
-                while i < ROWS {
+                each!(i in 0..ROWS => {
                     v[i] = f32::from_bits(load_shared_b32(head_smem + (own + i as u32) * 4));
-                    i += 1;
-                }
+                });
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
             let (channels, norms) = normable(&c, (k, q), Self::LANES);
@@ -171,11 +170,9 @@ impl<
             }
             if c.update_state != 0 {
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [V, K]));
-                let mut i = 0;
-                while i < ROWS {
+                each!(i in 0..ROWS => {
                     write.store_row::<S, PARTS>(&c, share, first + i as u32, states[i]);
-                    i += 1;
-                }
+                });
             }
             if c.has_norm != 0 {
                 cluster::wait_mailbox(mail::of_sums());
@@ -225,11 +222,9 @@ impl<
                 _ => Self::KEYS,
             };
             let address = smem + first + position::<S>(Self::LANES, part.own);
-            let mut rank = 0;
-            while rank < Self::BLOCKS {
+            each!(rank in 0..Self::BLOCKS => {
                 cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-                rank += 1;
-            }
+            });
         }
     }
 

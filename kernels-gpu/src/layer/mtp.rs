@@ -9,6 +9,7 @@ use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b3
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, load_one};
 use crate::math::range::{any_large, may_overflow};
 use crate::recurrent::prepared::{FACTOR_BYTES, load_factors, load_key_and_query, store_factors};
@@ -184,13 +185,11 @@ impl<'a> Launch<'a> {
         let tile = Tile::new(v_last, [W::K, W::V], (row.tile * W::TILE, W::TILE));
         // SAFETY: the caller's promise.
         unsafe {
-            let mut r = 0;
-            while r < c.ratio {
+            each!(r in 0..c.ratio => {
                 let of = (row.value_head(c, r), tile);
                 let slots = &self.place.slots;
                 slots.carry::<S>(c, &params.step, of, (thread, W::THREADS));
-                r += 1;
-            }
+            });
             if self.place.carries_window(c, params) {
                 let mut i = thread;
                 while i < 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE {
@@ -323,8 +322,7 @@ impl<'a> Launch<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_norms<W: Mtp>(&self, i: u32, norms: [f32; 3]) {
         let c = self.c;
-        let mut r = 0;
-        while r < c.ratio {
+        each!(r in 0..c.ratio => {
             let smem = W::head(c, i, r) + W::FACTORS;
             // SAFETY: the caller's promise.
             unsafe {
@@ -333,8 +331,7 @@ impl<'a> Launch<'a> {
                 let scale = f32::from_bits(c.scale);
                 store_factors(smem, Factors::new(c.l2norm != 0, scale, norms, gates));
             }
-            r += 1;
-        }
+        });
     }
 
     /// z and weight of `n`, an element of o; loaded ahead of what waits.
@@ -484,10 +481,8 @@ unsafe fn give<W: Mtp>(c: &StepConstants, part: &Part, i: u32, y: f32) {
             store_shared_b32(address, y.to_bits());
             return;
         }
-        let mut rank = 0;
-        while rank < W::BLOCKS {
+        each!(rank in 0..W::BLOCKS => {
             cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-            rank += 1;
-        }
+        });
     }
 }

@@ -10,6 +10,7 @@ use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b3
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
 use crate::launch::{Computes, Kernel, Layout};
+use crate::math::each::each;
 use crate::recurrent::klast::{
     Token, load_channels, load_parts, normable, norms, step, store_channels, store_parts,
 };
@@ -216,13 +217,11 @@ impl<
                     loop {
                         if c.previous_tokens != 0 && i == kept {
                             let write = slots.write::<S>(&c, &params.step, (of_head.hv, [V, K]));
-                            let mut n = 0;
-                            while n < ROWS {
+                            each!(n in 0..ROWS => {
                                 let row = first + n as u32;
                                 states[n] =
                                     write.store_rounded::<S, PARTS>(&c, share, row, states[n]);
-                                n += 1;
-                            }
+                            });
                         }
                         if i == tokens {
                             break;
@@ -235,19 +234,15 @@ impl<
                         }
                         let after = (i - 1 - kept, i == tokens, token.slot);
                         slots.after::<S>(&c, &params.step, of_head, [V, K], after, |head| {
-                            let mut n = 0;
-                            while n < ROWS {
+                            each!(n in 0..ROWS => {
                                 head.store_row::<S, PARTS>(&c, share, first + n as u32, states[n]);
-                                n += 1;
-                            }
+                            });
                         });
                         sync_warp(FULL_MASK); // o takes the place of v
                         if share.lane == 0 {
-                            let mut n = 0;
-                            while n < ROWS {
+                            each!(n in 0..ROWS => {
                                 store_shared_b32(values + n as u32 * 4, o[n].to_bits());
-                                n += 1;
-                            }
+                            });
                         }
                     }
                 } else {
@@ -395,11 +390,7 @@ impl<
         // SAFETY: the caller's promise.
         unsafe {
             let mut v = [0.0; ROWS];
-            let mut n = 0;
-            while n < ROWS {
-                v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4));
-                n += 1;
-            }
+            each!(n in 0..ROWS => v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4)));
             let made = Token {
                 k: load_parts(token, share),
                 q: load_parts(token + Self::Q, share),

@@ -13,6 +13,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::reduce::pairwise_sum;
 use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
 use crate::recurrent::slots::token_slot;
@@ -223,15 +224,13 @@ impl<
                 loop {
                     if c.previous_tokens != 0 && i == kept {
                         let write = slots.write::<S>(&c, &params.step, (of_head.hv, [K, V]));
-                        let mut n = 0;
-                        while n < ROWS {
+                        each!(n in 0..ROWS => {
                             let rounded = S::narrow(&c, states[n]);
                             if is_there {
                                 write.store::<S>(share, first + n as u32, rounded);
                             }
                             states[n] = S::widen(&c, rounded);
-                            n += 1;
-                        }
+                        });
                     }
                     if i == tokens {
                         break;
@@ -239,11 +238,9 @@ impl<
                     let (token, of_token) = (Self::token(&c, i), Self::head(&c, i, r));
                     if G::PER_CHANNEL {
                         let decay = load_rows::<ROWS>(of_token + first * 4);
-                        let mut n = 0;
-                        while n < ROWS {
+                        each!(n in 0..ROWS => {
                             states[n] = states[n].map(|s| s * decay[n]); // (2)
-                            n += 1;
-                        }
+                        });
                     }
                     let (k, q) = (
                         load_rows::<ROWS>(token + first * 4),
@@ -267,11 +264,9 @@ impl<
                     let slot = load_slot(&c, token + Self::SLOT);
                     let after = (i - 1 - kept, i == tokens, slot);
                     slots.after::<S>(&c, &params.step, of_head, [K, V], after, |head| {
-                        let mut n = 0;
-                        while n < ROWS {
+                        each!(n in 0..ROWS => {
                             head.store::<S>(share, first + n as u32, S::narrow(&c, states[n]));
-                            n += 1;
-                        }
+                        });
                     });
                 }
                 s += 1;

@@ -30,6 +30,7 @@ use crate::device::shared::{
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
 use crate::launch::{Computes, Kernel, Layout};
+use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::range::{self, SMALL, times};
 use crate::recurrent::parallel::fragments::split;
@@ -458,13 +459,11 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
             let place = Self::channel(part, set, t);
             store_shared_b32(place, word);
             let blocks = Self::blocks(c);
-            let mut rank = 0;
-            while rank < blocks {
+            each!(rank in 0..blocks => {
                 if rank != self.rank {
                     send_b32(place, rank, word, Self::mail_of_channels());
                 }
-                rank += 1;
-            }
+            });
         }
     }
 
@@ -645,16 +644,14 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 (layer.rings).leave(c, layer.params, &layer.place, &walk, &drafts);
                 drafts.convolve(c, layer.params, &layer.place, &walk, give);
                 // Those that the launch has no room for.
-                let mut t = 0;
-                while t < TOKENS {
+                each!(t in 0..TOKENS => {
                     if c.previous_tokens != 0 && t >= c.previous_tokens {
                         layer.leave(c, &part, Set::Previous, t, 0.0);
                     }
                     if c.tokens != 0 && t >= c.tokens {
                         layer.leave(c, &part, Set::New, t, 0.0);
                     }
-                    t += 1;
-                }
+                });
                 // The same for all threads, which come to the shuffles together.
                 first += 32 * B::WARPS;
                 if first >= channels {
@@ -696,15 +693,13 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     unsafe fn leave_tame_key(launch: &Launch<'_, Self>, (t, channel): (u32, u32), k: [f32; 8]) {
         let layer = &launch.around;
         let (first, count) = layer.part;
-        let mut i = 0;
-        while i < 8 {
+        each!(i in 0..8 => {
             let own = channel + i as u32;
             if t < launch.tokens.count && own >= first && own < first + count {
                 // SAFETY: the caller's promise.
                 unsafe { layer.rings.leave_tame_key(t, own, k[i]) };
             }
-            i += 1;
-        }
+        });
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -727,14 +722,12 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             if t < TOKENS && lane_id().is_multiple_of(Worker::<B, TILES16>::VALUE_LANES) {
                 let place = layer.sum(launch.row.tile, worker.warp, t);
                 store_shared_b32(place, sum.to_bits());
-                let mut tile = 0;
-                while tile < Self::TILES {
+                each!(tile in 0..Self::TILES => {
                     if tile != launch.row.tile {
                         let rank = layer.rank - launch.row.tile + tile;
                         send_b32(place, rank, sum.to_bits(), Self::mail_of_sums());
                     }
-                    tile += 1;
-                }
+                });
             }
         }
     }
@@ -760,11 +753,9 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             let weight = scales.weight.to_f32(c.norm_weight_element);
             let mut o = outputs(worker);
             let size = size_of(c, &mut o, (squares, B::V));
-            let mut i = 0;
-            while i < 8 {
+            each!(i in 0..8 => {
                 o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]);
-                i += 1;
-            }
+            });
             let address = launch.tokens.o.at(t, worker.first + first);
             store(o, address, c.o_element, c.wide_io != 0);
         }

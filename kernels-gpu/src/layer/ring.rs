@@ -6,6 +6,7 @@ use crate::device::shared::{
     copy_async_b128, copy_async_commit, copy_async_wait, load_shared_b128,
 };
 use crate::device::thread::thread_idx_x;
+use crate::math::each::each;
 use crate::state::{Head, RawRows, Share, StateElement};
 
 /// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, in its shared memory; a
@@ -62,15 +63,13 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     ) {
         if self.copies && is_there {
             let (head, first) = from();
-            let mut i = 0;
-            while i < ROWS * Self::PIECES {
+            each!(i in 0..ROWS * Self::PIECES => {
                 let row = first + (i / Self::PIECES) as u32;
                 let part = share.part(i % Self::PIECES / S::PIECES);
                 let address = head.piece_address::<S>(part, row, i % S::PIECES);
                 // SAFETY: the caller's promise.
                 unsafe { copy_async_b128(self.piece(at, i as u32), address) };
-                i += 1;
-            }
+            });
         }
         copy_async_commit();
     }
@@ -102,29 +101,23 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         first: u32,
     ) -> RawRows<ROWS, PARTS> {
         let mut raw = [[[0; 8]; PARTS]; ROWS];
-        let mut row = 0;
-        while row < ROWS {
+        each!(row in 0..ROWS => {
             // SAFETY: the caller's promise.
             unsafe {
                 if self.copies {
-                    let mut i = 0;
-                    while i < Self::PIECES {
+                    each!(i in 0..Self::PIECES => {
                         let piece = self.piece(at, (row * Self::PIECES + i) as u32);
                         let (raw, word) = (&mut raw[row][i / S::PIECES], 4 * (i % S::PIECES));
                         [raw[word], raw[word + 1], raw[word + 2], raw[word + 3]] =
                             load_shared_b128(piece);
-                        i += 1;
-                    }
+                    });
                 } else if self.reads {
-                    let mut part = 0;
-                    while part < PARTS {
+                    each!(part in 0..PARTS => {
                         raw[row][part] = head.load::<S>(share.part(part), first + row as u32, true);
-                        part += 1;
-                    }
+                    });
                 }
             }
-            row += 1;
-        }
+        });
         raw
     }
 }

@@ -14,6 +14,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, load_one};
 use crate::math::range::{overflow, shrinking, times};
 use crate::math::reduce::pairwise_sum;
@@ -131,12 +132,10 @@ impl<
             let live = place.live();
             let start = place.slots.start::<S>(&c, &params.step, (row.hv, [K, V]));
             let mut raw = [[0; 8]; ROWS];
-            let mut i = 0;
-            while i < ROWS {
+            each!(i in 0..ROWS => {
                 let from = (live, place.is_fresh());
                 raw[i] = start.load_start::<S>(share, first + i as u32, from);
-                i += 1;
-            }
+            });
             let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::COLUMNS));
             let own_channels = (thread_idx_x(), c.ratio * Self::THREADS, false);
             let channels =
@@ -173,11 +172,9 @@ impl<
             let mut states = raw.map(|raw| S::widen(&c, raw));
             if G::PER_CHANNEL {
                 let decay = load_rows::<ROWS>(head + Self::DECAY + first * 4);
-                i = 0;
-                while i < ROWS {
+                each!(i in 0..ROWS => {
                     states[i] = states[i].map(|s| s * decay[i]); // (2)
-                    i += 1;
-                }
+                });
             }
             let sums = head + warp * Self::COLUMNS * 8;
             let decay = if G::PER_CHANNEL { 1.0 } else { decay };
@@ -231,11 +228,9 @@ impl<
             if c.update_state != 0 {
                 advance::<S, ROWS>(&mut states, k, decay, share, head + Self::STEPS);
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [K, V]));
-                i = 0;
-                while i < ROWS {
+                each!(i in 0..ROWS => {
                     write.store::<S>(share, first + i as u32, S::narrow(&c, states[i]));
-                    i += 1;
-                }
+                });
             }
             // While these wait the block is there for what is sent to it.
             if c.has_norm != 0 && thread < Self::COLUMNS {
@@ -276,12 +271,10 @@ impl<
                 Of::Query => Self::Q,
                 _ => Self::KEYS,
             };
-            let mut rank = 0;
-            while rank < Self::BLOCKS {
+            each!(rank in 0..Self::BLOCKS => {
                 let address = smem + first + part.own * 4;
                 cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-                rank += 1;
-            }
+            });
         }
     }
 

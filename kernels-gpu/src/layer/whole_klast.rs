@@ -8,6 +8,7 @@ use super::{Layered, Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
+use crate::math::each::each;
 use crate::recurrent::klast::{Token, load_channels, load_parts, normable, step};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
@@ -120,13 +121,11 @@ impl<
             let slices = c.ratio * Self::SLICES;
             let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
             let ahead = Ahead::load::<Self>(&c, params, &place, row);
-            let mut s = 0;
-            while s < DEPTH {
+            each!(s in 0..DEPTH => {
                 ring.start(s, s < slices, share, || {
                     (head(s / Self::SLICES), first_row(s))
                 });
-                s += 1;
-            }
+            });
             if !place.live() {
                 store_zeros::<Self>(&c, params, row);
                 return;
@@ -139,8 +138,7 @@ impl<
             let q = load_parts(smem + Self::Q, share);
             let ((k, q), norms) = normable(&c, (k, q), Self::LANES);
             let mut s = 0;
-            let mut r = 0;
-            while r < c.ratio {
+            each!(r in 0..c.ratio => {
                 let of_head = Self::head(r);
                 let beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
                 let gates = if G::PER_CHANNEL {
@@ -152,22 +150,18 @@ impl<
                 let token = Token::new(&c, (k, q), norms, gates, 0);
                 let hv = row.with_head(&c, r).hv;
                 let write = place.slots.write::<S>(&c, &params.step, (hv, [V, K]));
-                let mut i = 0;
-                while i < Self::SLICES {
+                each!(i in 0..Self::SLICES => {
                     let first = first_row(i);
                     ring.wait(DEPTH - 1);
                     let raw = ring.read(s % DEPTH, share, head(r), first);
                     let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                     let mut v = [0.0; ROWS];
-                    let mut n = 0;
-                    while n < ROWS {
+                    each!(n in 0..ROWS => {
                         let address = of_head + (first + n as u32) * 4;
                         v[n] = f32::from_bits(load_shared_b32(address));
-                        n += 1;
-                    }
+                    });
                     let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
-                    n = 0;
-                    while n < ROWS {
+                    each!(n in 0..ROWS => {
                         let row = first + n as u32;
                         if share.lane == 0 {
                             store_shared_b32(of_head + Self::O + row * 4, o[n].to_bits());
@@ -175,17 +169,14 @@ impl<
                         if c.update_state != 0 {
                             write.store_row::<S, PARTS>(&c, share, row, states[n]);
                         }
-                        n += 1;
-                    }
+                    });
                     let next = s + DEPTH;
                     ring.start(next % DEPTH, next < slices, share, || {
                         (head(next / Self::SLICES), first_row(next))
                     });
                     s += 1;
-                    i += 1;
-                }
-                r += 1;
-            }
+                });
+            });
             sync_threads();
             finish::<Self>(&c, params, row, scale);
         }

@@ -11,6 +11,7 @@ use crate::device::shared::{
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::range::overflow;
 use crate::math::reduce::{column_products, pairwise_sum};
 use crate::recurrent::vlast::{
@@ -147,11 +148,9 @@ impl<
                 let (at, is_there) = (part * Self::SLICES + i, r < c.ratio);
                 ring.start(at, is_there, share(part), || (head(r), first_row(i)));
             };
-            let mut i = 0;
-            while i < Self::PARTS * Self::SLICES {
+            each!(i in 0..Self::PARTS * Self::SLICES => {
                 start(0, i / Self::SLICES, i % Self::SLICES);
-                i += 1;
-            }
+            });
             if !place.live() {
                 store_zeros::<Self>(&c, params, row);
                 return;
@@ -175,8 +174,7 @@ impl<
                 norms = shrunk;
                 sync_threads();
             }
-            let mut n = 0;
-            while n < c.ratio * Self::PARTS {
+            each!(n in 0..c.ratio * Self::PARTS => {
                 let (r, part) = (n / Self::PARTS, n % Self::PARTS);
                 let (of_head, share) = (Self::head(r), share(part));
                 let states = |i: u32| {
@@ -187,11 +185,9 @@ impl<
                         .map(|[raw]| S::widen(&c, raw));
                     if G::PER_CHANNEL {
                         let decay = load_rows::<ROWS>(of_head + Self::DECAY + first * 4);
-                        let mut n = 0;
-                        while n < ROWS {
+                        each!(n in 0..ROWS => {
                             states[n] = states[n].map(|s| s * decay[n]); // (2)
-                            n += 1;
-                        }
+                        });
                     }
                     (states, load_rows::<ROWS>(smem + Self::KEYS + first * 4))
                 };
@@ -207,12 +203,10 @@ impl<
                 let (mut sk, mut sq) = products(0);
                 if Self::SLICES == 2 {
                     let (more_sk, more_sq) = products(1);
-                    let mut n = 0;
-                    while n < 8 {
+                    each!(n in 0..8 => {
                         sk[n] += more_sk[n];
                         sq[n] += more_sq[n];
-                        n += 1;
-                    }
+                    });
                 }
                 leave_sums::<S, LANES>(sk, sq, share, sums + warp * Self::COLUMNS * 8);
                 sync_threads();
@@ -239,23 +233,18 @@ impl<
                 sync_threads();
                 let hv = row.with_head(&c, r).hv;
                 let write = place.slots.write::<S>(&c, &params.step, (hv, [K, V]));
-                i = 0;
-                while i < Self::SLICES {
+                each!(i in 0..Self::SLICES => {
                     if c.update_state != 0 {
                         let (mut states, k) = states(i);
                         advance::<S, ROWS>(&mut states, k, decay, share, steps);
-                        let mut n = 0;
-                        while n < ROWS {
+                        each!(n in 0..ROWS => {
                             let row = first_row(i) + n as u32;
                             write.store::<S>(share, row, S::narrow(&c, states[n]));
-                            n += 1;
-                        }
+                        });
                     }
                     start(r + 1, part, i);
-                    i += 1;
-                }
-                n += 1;
-            }
+                });
+            });
             finish::<Self>(&c, params, row, scale);
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::constants::Element;
 use crate::device::{float, global};
+use crate::math::each::each;
 
 /// `N` consecutive elements as they lie in memory: 16-bit ones two to a word. Converted only where the
 /// values are wanted, so that a kernel can issue every load before it waits for any.
@@ -35,11 +36,9 @@ impl<const N: usize> Raw<N> {
                 if wide {
                     self.load_words::<COUNT>(first, address);
                 } else {
-                    let mut i = 0;
-                    while i < COUNT {
+                    each!(i in 0..COUNT => {
                         self.0[first + i] = global::load_b32(address + 4 * i as u64);
-                        i += 1;
-                    }
+                    });
                 }
             } else if wide && COUNT > 1 {
                 match COUNT {
@@ -48,8 +47,7 @@ impl<const N: usize> Raw<N> {
                     _ => self.load_words::<4>(first / 2, address),
                 }
             } else {
-                let mut i = 0;
-                while i < COUNT {
+                each!(i in 0..COUNT => {
                     let bits = global::load_b16(address + 2 * i as u64) as u32;
                     let word = (first + i) / 2;
                     self.0[word] = if (first + i).is_multiple_of(2) {
@@ -57,8 +55,7 @@ impl<const N: usize> Raw<N> {
                     } else {
                         self.0[word] | (bits << 16)
                     };
-                    i += 1;
-                }
+                });
             }
         }
     }
@@ -91,8 +88,7 @@ impl<const N: usize> Raw<N> {
     #[inline(always)]
     pub fn to_f32(self, element: u32) -> [f32; N] {
         let mut values = [0.0; N];
-        let mut i = 0;
-        while i < N {
+        each!(i in 0..N => {
             let half = (self.0[i / 2] >> (16 * (i % 2))) as u16;
             values[i] = if element == Element::F32 as u32 {
                 f32::from_bits(self.0[i])
@@ -101,8 +97,7 @@ impl<const N: usize> Raw<N> {
             } else {
                 float::f16_to_f32(half)
             };
-            i += 1;
-        }
+        });
         values
     }
 }
@@ -123,13 +118,11 @@ impl<const N: usize> Raw<N> {
             N.div_ceil(2)
         };
         let mut carried = 0;
-        let mut i = 0;
-        while i < N {
+        each!(i in 0..N => {
             if i < words {
                 carried |= (self.0[i] & sizes) + carry;
             }
-            i += 1;
-        }
+        });
         element != Element::F16 as u32 && carried & !sizes != 0
     }
 
@@ -137,16 +130,14 @@ impl<const N: usize> Raw<N> {
     #[inline(always)]
     pub fn times(mut self, power: f32, element: u32) -> Self {
         let values = self.to_f32(element);
-        let mut i = 0;
-        while i < N {
+        each!(i in 0..N => {
             if element == Element::F32 as u32 {
                 self.0[i] = (values[i] * power).to_bits();
             } else if element == Element::Bf16 as u32 && i % 2 == 0 {
                 let next = if i + 1 < N { values[i + 1] } else { 0.0 };
                 self.0[i / 2] = float::pack_bf16x2(values[i] * power, next * power);
             }
-            i += 1;
-        }
+        });
         self
     }
 }
@@ -188,8 +179,7 @@ pub unsafe fn load_one(address: u64, element: u32) -> Raw<1> {
 #[inline(always)]
 pub unsafe fn store<const N: usize>(values: [f32; N], address: u64, element: u32, wide: bool) {
     let mut words = [0; N];
-    let mut i = 0;
-    while i < N {
+    each!(i in 0..N => {
         if element == Element::F32 as u32 {
             words[i] = values[i].to_bits();
         } else if i % 2 == 0 {
@@ -200,8 +190,7 @@ pub unsafe fn store<const N: usize>(values: [f32; N], address: u64, element: u32
                 float::pack_f16x2(values[i], next)
             };
         }
-        i += 1;
-    }
+    });
     let mut i = 0;
     // SAFETY: the caller's promise; each branch covers exactly the N elements.
     unsafe {

@@ -1,6 +1,7 @@
 //! What kernel bodies are made of: element conversion, gates, powers of two, reductions, vectors out of range.
 
 pub mod delta_rule;
+pub(crate) mod each;
 pub mod elements;
 pub mod gate;
 pub mod power;

@@ -10,6 +10,7 @@ use super::reduce::{add_dot, butterfly_sum_small};
 use crate::constants::Element;
 use crate::device::rarely;
 use crate::device::warp::warp_ballot;
+use crate::math::each::each;
 
 /// 2⁻⁷⁰: the squares of any 2⁷ finite numbers that are multiplied by it add up to less than ∞.
 pub const SMALL: f32 = f32::from_bits((127 - 70) << 23);
@@ -33,11 +34,7 @@ pub fn power_for(squares: f32, small: f32) -> f32 {
 /// x times a number. A loop, which is inlined wherever it stands, as `map` is not.
 #[inline(always)]
 pub fn times<const N: usize>(mut x: [f32; N], by: f32) -> [f32; N] {
-    let mut i = 0;
-    while i < N {
-        x[i] *= by;
-        i += 1;
-    }
+    each!(i in 0..N => x[i] *= by);
     x
 }
 
@@ -93,15 +90,13 @@ pub fn any_large(is_large: bool) -> bool {
 #[inline(always)]
 pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes: u32) -> f32 {
     let mut sums = [0.0; 2];
-    let mut part = 0;
-    while part < PARTS {
+    each!(part in 0..PARTS => {
         let small = times(x[part], SMALL);
         sums = [
             add_dot(sums[0], x[part], x[part]),
             add_dot(sums[1], small, small),
         ];
-        part += 1;
-    }
+    });
     let [squares, small] = butterfly_sum_small(sums, lanes);
     power_for(squares, small)
 }
@@ -111,17 +106,9 @@ pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes
 #[inline(always)]
 pub fn tame_one<const PARTS: usize>(raw: &mut [Raw<8>; PARTS], element: u32, lanes: u32) {
     let mut values = [[0.0; 8]; PARTS];
-    let mut part = 0;
-    while part < PARTS {
-        values[part] = raw[part].to_f32(element);
-        part += 1;
-    }
+    each!(part in 0..PARTS => values[part] = raw[part].to_f32(element));
     let power = power_of(&values, lanes);
-    part = 0;
-    while part < PARTS {
-        raw[part] = raw[part].times(power, element);
-        part += 1;
-    }
+    each!(part in 0..PARTS => raw[part] = raw[part].times(power, element));
 }
 
 /// k and q, of these elements, so that the sums of their squares are finite: see [`tame_one`].
@@ -136,11 +123,9 @@ pub fn tame<const PARTS: usize>(
         return;
     }
     let mut is_large = false;
-    let mut part = 0;
-    while part < PARTS {
+    each!(part in 0..PARTS => {
         is_large |= k[part].is_large(elements[0]) || q[part].is_large(elements[1]);
-        part += 1;
-    }
+    });
     if any_large(is_large) {
         tame_one(k, elements[0], lanes);
         tame_one(q, elements[1], lanes);

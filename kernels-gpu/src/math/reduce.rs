@@ -2,6 +2,7 @@
 
 use crate::device::float::fma;
 use crate::device::unknown;
+use crate::math::each::each;
 // The simulator's own way: all lanes are waited for once, not for each value and step.
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use crate::device::sim::butterfly as at_once;
@@ -30,11 +31,7 @@ pub fn butterfly_sum<const N: usize>(values: [f32; N], low: u32, high: u32) -> [
 #[inline(always)]
 fn sum_from<const N: usize>(mut values: [f32; N], mut lane_mask: u32, low: u32) -> [f32; N] {
     while lane_mask >= low {
-        let mut i = 0;
-        while i < N {
-            values[i] += warp_shuffle_xor(values[i], lane_mask);
-            i += 1;
-        }
+        each!(i in 0..N => values[i] += warp_shuffle_xor(values[i], lane_mask));
         lane_mask /= 2;
     }
     values
@@ -65,22 +62,16 @@ pub fn butterfly_sum_pairs<const N: usize>(
             at_once(second, low, high, false),
         );
         if let (Some(first), Some(second)) = (first, second) {
-            let mut i = 0;
-            while i < N {
-                pairs[i] = [first[i], second[i]];
-                i += 1;
-            }
+            each!(i in 0..N => pairs[i] = [first[i], second[i]]);
             return pairs;
         }
     }
     let mut lane_mask = high / 2;
     while lane_mask >= low {
-        let mut i = 0;
-        while i < N {
+        each!(i in 0..N => {
             pairs[i][0] += warp_shuffle_xor(pairs[i][0], lane_mask);
             pairs[i][1] += warp_shuffle_xor(pairs[i][1], lane_mask);
-            i += 1;
-        }
+        });
         lane_mask /= 2;
     }
     pairs
@@ -105,8 +96,7 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
     let mut parted = 0;
     while lane_mask < high {
         let keeps_second = lane_id() & lane_mask != 0;
-        let mut i = 0;
-        while i < N {
+        each!(i in 0..N => {
             if i & (stride | parted) == 0 {
                 let (first, second) = (values[i], values[i + stride]);
                 let (mine, other) = if keeps_second {
@@ -116,8 +106,7 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
                 };
                 values[i] = mine + warp_shuffle_xor(other, lane_mask);
             }
-            i += 1;
-        }
+        });
         parted |= stride;
         lane_mask *= 2;
         stride *= 2;
@@ -131,8 +120,7 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
 pub fn pairwise_sum(count: usize, mut pair: impl FnMut(usize) -> [f32; 2]) -> [f32; 2] {
     // partial[l] is the sum of the last whole run of 2^l pairs: few are live at a time.
     let mut partial = [[0.0; 2]; 6];
-    let mut i = 0;
-    while i < count {
+    each!(i in 0..count => {
         let mut sum = pair(i);
         let mut level = 0;
         while (i >> level) & 1 == 1 {
@@ -140,8 +128,7 @@ pub fn pairwise_sum(count: usize, mut pair: impl FnMut(usize) -> [f32; 2]) -> [f
             level += 1;
         }
         partial[level] = sum;
-        i += 1;
-    }
+    });
     let mut level = count.ilog2() as usize;
     let mut sum = partial[level];
     while level > 0 {
@@ -166,17 +153,9 @@ pub fn column_products<const ROWS: usize>(
         let (first, second) = (row(2 * pair), row(2 * pair + 1));
         let mut sum = [0.0; 8];
         let mut level = 0;
-        let mut i = 0;
-        while i < 8 {
-            sum[i] = fma(second[i], x[2 * pair + 1], first[i] * x[2 * pair]);
-            i += 1;
-        }
+        each!(i in 0..8 => sum[i] = fma(second[i], x[2 * pair + 1], first[i] * x[2 * pair]));
         while (pair >> level) & 1 == 1 {
-            i = 0;
-            while i < 8 {
-                sum[i] += partial[level][i];
-                i += 1;
-            }
+            each!(i in 0..8 => sum[i] += partial[level][i]);
             level += 1;
         }
         partial[level] = sum;
@@ -198,21 +177,13 @@ pub fn dot_parts<const N: usize, const PARTS: usize>(
     y: [[f32; N]; PARTS],
 ) -> f32 {
     let mut sum = 0.0;
-    let mut part = 0;
-    while part < PARTS {
-        sum = add_dot(sum, x[part], y[part]);
-        part += 1;
-    }
+    each!(part in 0..PARTS => sum = add_dot(sum, x[part], y[part]));
     sum
 }
 
 /// sum + x · y of a thread's own values, in order.
 #[inline(always)]
 pub fn add_dot<const N: usize>(mut sum: f32, x: [f32; N], y: [f32; N]) -> f32 {
-    let mut i = 0;
-    while i < N {
-        sum = fma(x[i], y[i], sum);
-        i += 1;
-    }
+    each!(i in 0..N => sum = fma(x[i], y[i], sum));
     sum
 }

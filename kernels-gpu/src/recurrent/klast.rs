@@ -13,6 +13,7 @@ use crate::device::shared::{
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, Raw, load};
 use crate::math::range::{may_overflow, overflow, shrinking, shrunk, times};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, butterfly_sum_small, dot_parts};
@@ -171,12 +172,10 @@ pub(crate) fn normable_of<const PARTS: usize>(
     let mut sums = norms((k, q), lanes);
     if overflow(may_overflow, sums) {
         let powers = shrinking(sums);
-        let mut part = 0;
-        while part < PARTS {
+        each!(part in 0..PARTS => {
             k[part] = times(k[part], powers[0]);
             q[part] = times(q[part], powers[1]);
-            part += 1;
-        }
+        });
         let own = [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)];
         sums = shrunk(butterfly_sum_small(own, lanes), powers);
     }
@@ -212,38 +211,28 @@ pub(crate) fn step<G: Gating, const ROWS: usize, const PARTS: usize>(
     lanes: u32,
 ) -> [f32; ROWS] {
     let mut products = [[0.0; 2]; ROWS];
-    let mut r = 0;
-    while r < ROWS {
+    each!(r in 0..ROWS => {
         if G::PER_CHANNEL {
-            let mut i = 0;
-            while i < 8 {
+            each!(i in 0..8 => {
                 states[r][0][i] *= token.decay[i]; // (2)
-                i += 1;
-            }
+            });
         }
         products[r] = [dot_parts(states[r], token.k), dot_parts(states[r], token.q)];
-        r += 1;
-    }
+    });
     let products = butterfly_sum_pairs(products, 1, lanes);
     let mut o = [0.0; ROWS];
-    r = 0;
-    while r < ROWS {
+    each!(r in 0..ROWS => {
         let [sk, sq] = products[r];
         let delta = token.factors.delta(v[r], sk); // (3)
         o[r] = token.factors.output(sq, delta); // (5)
         let step = delta * token.factors.k;
-        let mut part = 0;
-        while part < PARTS {
+        each!(part in 0..PARTS => {
             let (s, k) = (&mut states[r][part], token.k[part]);
-            let mut i = 0;
-            while i < 8 {
+            each!(i in 0..8 => {
                 s[i] = fma(step, k[i], token.factors.decay * s[i]); // (2) (4)
-                i += 1;
-            }
-            part += 1;
-        }
-        r += 1;
-    }
+            });
+        });
+    });
     o
 }
 
@@ -374,22 +363,17 @@ impl<
             sync_threads();
             let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
             if c.previous_tokens != 0 {
-                let mut t = 0;
-                while t < kept {
+                each!(t in 0..kept => {
                     let (token, v) = Self::prepared(&c, t, share);
                     step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
-                    t += 1;
-                }
+                });
                 let write = slots.write::<S>(&c, params, (row.hv, [V, K]));
-                let mut r = 0;
-                while r < ROWS {
+                each!(r in 0..ROWS => {
                     states[r] =
                         write.store_rounded::<S, PARTS>(&c, share, first + r as u32, states[r]);
-                    r += 1;
-                }
+                });
             }
-            let mut t = 0;
-            while t < tokens.count {
+            each!(t in 0..tokens.count => {
                 let (token, v) = Self::prepared(&c, kept + t, share);
                 let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
                 let is_last = t + 1 == tokens.count;
@@ -405,8 +389,7 @@ impl<
                 if share.lane == 0 {
                     elements::store(o, tokens.o.at(t, first), c.o_element, wide);
                 }
-                t += 1;
-            }
+            });
         }
     }
 }
@@ -435,11 +418,9 @@ impl<
         // SAFETY: the caller's promise.
         unsafe {
             slots.after::<S>(c, params, row, [V, K], after, |head| {
-                let mut r = 0;
-                while r < ROWS {
+                each!(r in 0..ROWS => {
                     head.store_row::<S, PARTS>(c, share, first + r as u32, states[r]);
-                    r += 1;
-                }
+                });
             });
         }
     }
@@ -484,12 +465,10 @@ impl<
             let mut t = share.lane;
             while t < tokens.count {
                 let v_of_rows = v.to_f32(c.v_element);
-                let mut r = 0;
-                while r < ROWS {
+                each!(r in 0..ROWS => {
                     let address = values + t * Self::TOKEN_BYTES + r as u32 * 4;
                     store_shared_b32(address, v_of_rows[r].to_bits());
-                    r += 1;
-                }
+                });
                 t += Self::LANES;
                 if t < tokens.count {
                     v = load::<ROWS>(tokens.v.at(t, first), c.v_element, c.wide_io != 0);
@@ -529,12 +508,10 @@ impl<
         unsafe {
             let factors = Self::factors(smem);
             let mut v = [0.0; ROWS];
-            let mut r = 0;
-            while r < ROWS {
+            each!(r in 0..ROWS => {
                 let address = smem + Self::VALUES + (group * ROWS as u32 + r as u32) * 4;
                 v[r] = f32::from_bits(load_shared_b32(address));
-                r += 1;
-            }
+            });
             let slot = Self::slot(c, smem);
             let token = Token {
                 slot,
@@ -592,12 +569,10 @@ pub(crate) unsafe fn store_parts<const PARTS: usize>(
     share: Share,
     values: [[f32; 8]; PARTS],
 ) {
-    let mut i = 0;
-    while i < PARTS {
+    each!(i in 0..PARTS => {
         // SAFETY: the caller's promise.
         unsafe { store_channels(smem + i as u32 * share.lanes * 32, share, values[i]) };
-        i += 1;
-    }
+    });
 }
 
 /// What [`store_parts`] stored for this lane.
@@ -607,11 +582,9 @@ pub(crate) unsafe fn store_parts<const PARTS: usize>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_parts<const PARTS: usize>(smem: u32, share: Share) -> [[f32; 8]; PARTS] {
     let mut values = [[0.0; 8]; PARTS];
-    let mut i = 0;
-    while i < PARTS {
+    each!(i in 0..PARTS => {
         // SAFETY: the caller's promise.
         values[i] = unsafe { load_channels(smem + i as u32 * share.lanes * 32, share) };
-        i += 1;
-    }
+    });
     values
 }

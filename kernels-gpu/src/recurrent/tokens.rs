@@ -6,6 +6,7 @@ use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::launch::Family;
+use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load_one};
 use crate::math::gate;
 use crate::row::Row;
@@ -335,11 +336,7 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
         let (mut decay, beta) = self.log_values(c);
-        let mut i = 0;
-        while i < CHANNELS {
-            decay[i] = gate::exp(decay[i]);
-            i += 1;
-        }
+        each!(i in 0..CHANNELS => decay[i] = gate::exp(decay[i]));
         (decay, beta)
     }
 
@@ -347,12 +344,10 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn log_values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
         let mut decay = self.g.to_f32(c.g_element);
-        let mut i = 0;
-        while i < CHANNELS {
+        each!(i in 0..CHANNELS => {
             let dt_bias = f32::from_bits(self.dt_bias.0[i]);
             decay[i] = log_decay(c, decay[i], self.a_log, dt_bias);
-            i += 1;
-        }
+        });
         (decay, self.beta(c))
     }
 
@@ -488,33 +483,25 @@ impl RawGates<8> {
         while mask >= lanes {
             count /= 2;
             let upper = lane_id() & mask != 0;
-            let mut i = 0;
-            while i < count {
+            each!(i in 0..count => {
                 decay[i] = if upper { decay[count + i] } else { decay[i] };
                 dt_bias[i] = if upper {
                     dt_bias[count + i]
                 } else {
                     dt_bias[i]
                 };
-                i += 1;
-            }
+            });
             mask /= 2;
         }
-        let mut i = 0;
-        while i < count {
-            decay[i] = of(log_decay(c, decay[i], self.a_log, dt_bias[i]));
-            i += 1;
-        }
+        each!(i in 0..count => decay[i] = of(log_decay(c, decay[i], self.a_log, dt_bias[i])));
         mask = lanes;
         while mask <= 16 {
             let upper = lane_id() & mask != 0;
-            let mut i = 0;
-            while i < count {
+            each!(i in 0..count => {
                 let (own, other) = (decay[i], warp_shuffle_xor(decay[i], mask));
                 decay[i] = if upper { other } else { own };
                 decay[count + i] = if upper { own } else { other };
-                i += 1;
-            }
+            });
             count *= 2;
             mask *= 2;
         }

@@ -18,6 +18,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::launch::{Computes, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
 use crate::math::range::{may_overflow, overflow, shrinking, shrunk, times};
 use crate::math::reduce::{
@@ -120,11 +121,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             }
             let start = slots.start::<S>(&c, params, (row.hv, [K, V]));
             let mut raw = [[0; 8]; ROWS];
-            let mut r = 0;
-            while r < ROWS {
+            each!(r in 0..ROWS => {
                 raw[r] = start.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
-                r += 1;
-            }
+            });
             if !live {
                 let mut t = 0;
                 while t < tokens.count && owner < Self::COLUMNS {
@@ -141,8 +140,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             sync_threads();
             let mut states = raw.map(|raw| S::widen(&c, raw));
             if c.previous_tokens != 0 {
-                let mut t = 0;
-                while t < kept {
+                each!(t in 0..kept => {
                     Self::products(&mut states, t, share, first);
                     sync_threads();
                     if owner < Self::COLUMNS {
@@ -150,19 +148,15 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                     }
                     sync_threads();
                     Self::update(&mut states, t, share, first);
-                    t += 1;
-                }
+                });
                 let write = slots.write::<S>(&c, params, (row.hv, [K, V]));
-                r = 0;
-                while r < ROWS {
+                each!(r in 0..ROWS => {
                     let rounded = S::narrow(&c, states[r]);
                     write.store::<S>(share, first + r as u32, rounded);
                     states[r] = S::widen(&c, rounded);
-                    r += 1;
-                }
+                });
             }
-            let mut t = 0;
-            while t < tokens.count {
+            each!(t in 0..tokens.count => {
                 Self::products(&mut states, kept + t, share, first);
                 sync_threads();
                 if owner < Self::COLUMNS {
@@ -175,14 +169,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 let is_last = t + 1 == tokens.count;
                 let slot = Self::slot(&c, Self::token(kept + t));
                 slots.after::<S>(&c, params, row, [K, V], (t, is_last, slot), |head| {
-                    let mut r = 0;
-                    while r < ROWS {
+                    each!(r in 0..ROWS => {
                         head.store::<S>(share, first + r as u32, S::narrow(&c, states[r]));
-                        r += 1;
-                    }
+                    });
                 });
-                t += 1;
-            }
+            });
         }
     }
 }
@@ -256,11 +247,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         unsafe {
             if G::PER_CHANNEL {
                 let decay = load_rows::<ROWS>(smem + Self::DECAY + first * 4);
-                let mut r = 0;
-                while r < ROWS {
+                each!(r in 0..ROWS => {
                     states[r] = states[r].map(|s| s * decay[r]); // (2)
-                    r += 1;
-                }
+                });
             }
             let (k, q) = (
                 load_rows::<ROWS>(smem + first * 4),
@@ -334,14 +323,12 @@ pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
     let sk = butterfly_scatter(sk, LANES, 32);
     let sq = butterfly_scatter(sq, LANES, 32);
     let kept = FRAGMENT * LANES / 32;
-    let mut i = 0;
-    while i < kept {
+    each!(i in 0..kept => {
         let column = share.column::<S>((lane_id() / LANES * kept + i) as usize);
         let pair = [sk[i as usize].to_bits(), sq[i as usize].to_bits()];
         // SAFETY: the caller's promise.
         unsafe { store_shared_b64(sums + column * 8, pair) };
-        i += 1;
-    }
+    });
 }
 
 /// The state after a token, whose δ rk of each column is at `steps`.
@@ -361,22 +348,14 @@ pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
     while i < 8 {
         // SAFETY: the caller's promise.
         let piece = unsafe { load_shared_b128(steps + share.column::<S>(i) * 4) };
-        let mut j = 0;
-        while j < 4 {
-            step[i + j] = f32::from_bits(piece[j]);
-            j += 1;
-        }
+        each!(j in 0..4 => step[i + j] = f32::from_bits(piece[j]));
         i += 4;
     }
-    let mut r = 0;
-    while r < ROWS {
-        i = 0;
-        while i < 8 {
+    each!(r in 0..ROWS => {
+        each!(i in 0..8 => {
             states[r][i] = fma(step[i], k[r], decay * states[r][i]); // (2) (4)
-            i += 1;
-        }
-        r += 1;
-    }
+        });
+    });
 }
 
 /// KDA's α of this lane's channels, padded to 4, of token `t`; then what [`Factors`] take: GDN's α (KDA's 1) and β.
@@ -513,11 +492,7 @@ pub(crate) unsafe fn load_rows<const ROWS: usize>(smem: u32) -> [f32; ROWS] {
     while i < ROWS {
         // SAFETY: the caller's promise.
         let piece = unsafe { load_shared_b128(smem + i as u32 * 4) };
-        let mut j = 0;
-        while j < 4 {
-            values[i + j] = f32::from_bits(piece[j]);
-            j += 1;
-        }
+        each!(j in 0..4 => values[i + j] = f32::from_bits(piece[j]));
         i += 4;
     }
     values

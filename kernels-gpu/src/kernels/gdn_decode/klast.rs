@@ -7,6 +7,7 @@ use crate::device::float::fma;
 use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, load};
 use crate::math::range::may_overflow;
 use crate::math::reduce::{butterfly_sum_pairs, dot_parts};
@@ -93,37 +94,29 @@ impl<
             );
 
             let mut products = [[0.0; 2]; ROWS];
-            let mut r = 0;
-            while r < ROWS {
+            each!(r in 0..ROWS => {
                 let s = raw[r].map(|raw| S::widen(&c, raw));
                 products[r] = [dot_parts(s, k), dot_parts(s, q)];
-                r += 1;
-            }
+            });
             let products = butterfly_sum_pairs(products, 1, lanes);
             let write = slots.write_head::<S>(&c, params, (row.hv, [V, K]));
             let mut o = [0.0; ROWS];
-            r = 0;
-            while r < ROWS {
+            each!(r in 0..ROWS => {
                 let [sk, sq] = products[r];
                 let delta = factors.delta(v[r], sk); // (3)
                 o[r] = factors.output(sq, delta); // (5)
                 if c.update_state != 0 {
                     let step = delta * factors.k;
                     let mut next = raw[r].map(|raw| S::widen(&c, raw));
-                    let mut part = 0;
-                    while part < PARTS {
-                        let mut i = 0;
-                        while i < 8 {
+                    each!(part in 0..PARTS => {
+                        each!(i in 0..8 => {
                             let s = next[part][i];
                             next[part][i] = fma(step, k[part][i], factors.decay * s); // (2) (4)
-                            i += 1;
-                        }
-                        part += 1;
-                    }
+                        });
+                    });
                     write.store_row::<S, PARTS>(&c, share, first + r as u32, next);
                 }
-                r += 1;
-            }
+            });
             if share.lane == 0 {
                 elements::store(o, row.o(&c, params, first), c.o_element, wide);
             }

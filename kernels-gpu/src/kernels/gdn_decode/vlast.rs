@@ -13,6 +13,7 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::launch::{Computes, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, bytes_of, load, load_one};
 use crate::math::range::{may_overflow, overflow, shrinking, times};
 use crate::math::reduce::{column_products, pairwise_sum};
@@ -87,11 +88,9 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
             let live = slots.live(&c, params);
             let read = slots.read_head::<S>(&c, params, (row.hv, [K, V]));
             let mut raw = [[0; 8]; ROWS];
-            let mut r = 0;
-            while r < ROWS {
+            each!(r in 0..ROWS => {
                 raw[r] = read.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
-                r += 1;
-            }
+            });
             let k = load::<ROWS>(row.k(&c, params, first), c.k_element, wide);
             let q = load::<ROWS>(row.q(&c, params, first), c.q_element, wide);
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
@@ -192,26 +191,18 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
             let mut i = 0;
             while i < 8 {
                 let piece = load_shared_b128(steps_smem + share.column::<S>(i) * 4);
-                let mut j = 0;
-                while j < 4 {
-                    step[i + j] = f32::from_bits(piece[j]);
-                    j += 1;
-                }
+                each!(j in 0..4 => step[i + j] = f32::from_bits(piece[j]));
                 i += 4;
             }
             let write = slots.write_head::<S>(&c, params, (row.hv, [K, V]));
-            r = 0;
-            while r < ROWS {
+            each!(r in 0..ROWS => {
                 let s = S::widen(&c, raw[r]);
                 let mut next = [0.0; 8];
-                i = 0;
-                while i < 8 {
+                each!(i in 0..8 => {
                     next[i] = fma(step[i], k[r], decay * s[i]); // (2) (4)
-                    i += 1;
-                }
+                });
                 write.store::<S>(share, first + r as u32, S::narrow(&c, next));
-                r += 1;
-            }
+            });
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
+use crate::math::each::each;
 use crate::math::elements::{Raw, load};
 use crate::math::power;
 use crate::math::reduce::{butterfly_scatter, dot};
@@ -157,8 +158,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         absent: f32,
         count: u32,
     ) {
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             let place = Map::<B>::channels(channels, t) + lane_id() % Self::LANES * 16;
             let store = |values: [f32; 8]| {
@@ -174,8 +174,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             } else if t < TOKENS {
                 store([absent; 8]);
             }
-            turn += 1;
-        }
+        });
     }
 
     /// Columns `pair` and 7 − `pair` of the products, and tokens `pair` and 7 − `pair` of the operands. All lanes of the
@@ -197,8 +196,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let mut sums = [0.0; 32];
         // p of each column, Γ of its token, and Γ so far.
         let (mut steps, mut decays, mut decay) = ([[0.0; 4]; 2], [[0.0; 4]; 2], [1.0; 4]);
-        let mut t = 0;
-        while t < TOKENS as usize {
+        each!(t in 0..TOKENS as usize => {
             let k = load(keys, t as u32);
             let alpha = load(Channels::Decay, t as u32);
             decay = product(decay, alpha);
@@ -221,15 +219,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 }
                 side += 1;
             }
-            t += 1;
-        }
+        });
         // Lest the assembler load what follows ahead, and run out of registers.
         sync_warp(FULL_MASK);
         // Of Γ ⊙ k and Γ ⊙ q of each column.
         let mut powers = [[1.0; 2]; 2];
-        let mut side = 0;
         if self.state_f16 {
-            while side < 2 {
+            each!(side in 0..2 => {
                 let k = product(decays[side], load(keys, of_columns[side]));
                 sums[16 + side] = dot(k, k);
                 if is_new {
@@ -238,22 +234,18 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     let q = product(decays[side], q);
                     sums[26 + side] = dot(q, q);
                 }
-                side += 1;
-            }
+            });
             sums = butterfly_scatter(sums, 1, Self::TEAM);
-            side = 0;
-            while side < 2 {
+            each!(side in 0..2 => {
                 powers[side] = [16, 26].map(|first| {
                     let [power, _] = power::of_root(Self::of_team(&sums, first + side));
                     power
                 });
-                side += 1;
-            }
-            side = 0;
+            });
         }
         // SAFETY: the caller's promise; each place has one writer.
         unsafe {
-            while side < 2 {
+            each!(side in 0..2 => {
                 let t = of_columns[side];
                 let [of_key, of_query] = powers[side];
                 let k = product(decays[side], load(keys, t));
@@ -275,8 +267,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 if advances {
                     Self::store_token(Operand::Step, t, lane, steps[side], false);
                 }
-                side += 1;
-            }
+            });
             if advances && pair == 0 {
                 let place = Map::<B>::kept() + 4 * Self::channel(lane);
                 store_shared_b128(place, decays[1].map(f32::to_bits));

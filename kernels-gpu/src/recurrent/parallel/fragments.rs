@@ -15,6 +15,7 @@ use crate::device::shared::{
 use crate::device::warp::{
     FULL_MASK, lane_id, mma_m16n8k16_b16, mma_m16n8k16_bf16, sync_warp, warp_shuffle_xor,
 };
+use crate::math::each::each;
 use crate::math::elements::Raw;
 use crate::math::power;
 
@@ -299,22 +300,18 @@ impl Split {
         // Lest the assembler take several pieces at a time, and run out of registers.
         sync_warp(FULL_MASK);
         let mut next = [[0; 4]; 2];
-        let mut j = 0;
-        while j < 4 {
+        each!(j in 0..4 => {
             let mut sum = Steps::kept(state, false, decays, j);
-            let mut set = 0;
-            while set < SETS {
+            each!(set in 0..SETS => {
                 let (step, k) = steps[set];
                 sum = mma_m16n8k16_bf16(step.0, [k.high[j]; 2], sum);
                 if k.split {
                     sum = mma_m16n8k16_bf16(step.0, [k.low[j]; 2], sum);
                 }
-                set += 1;
-            }
+            });
             next[0][j] = pack_bf16x2(sum[0], sum[1]);
             next[1][j] = pack_bf16x2(sum[2], sum[3]);
-            j += 1;
-        }
+        });
         next
     }
 }
@@ -348,8 +345,7 @@ impl SplitMatrix {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) {
     let values = raw.to_f32(element);
-    let mut j = 0;
-    while j < 4 {
+    each!(j in 0..4 => {
         let word = address + 16 * j as u32;
         // SAFETY: the caller's promise.
         unsafe {
@@ -359,8 +355,7 @@ pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) 
                 store_words(split(values[2 * j], values[2 * j + 1], false), word, low);
             }
         }
-        j += 1;
-    }
+    });
 }
 
 /// Stores 8 channels of a token, to which they are `element`s, in fragment order as f16. `address` and `low` as
@@ -370,8 +365,7 @@ pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) 
 /// The places are this lane's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_f16_channels(values: [f32; 8], element: u32, address: u32, low: u32) {
-    let mut j = 0;
-    while j < 4 {
+    each!(j in 0..4 => {
         let (x, y) = (values[2 * j], values[2 * j + 1]);
         let word = address + 16 * j as u32;
         // SAFETY: the caller's promise.
@@ -382,8 +376,7 @@ pub unsafe fn store_f16_channels(values: [f32; 8], element: u32, address: u32, l
                 store_shared_b32(word, pack_f16x2(x, y));
             }
         }
-        j += 1;
-    }
+    });
 }
 
 /// Stores two channels of a token in split form.

@@ -3,6 +3,7 @@
 use super::map::Block;
 use crate::constants::Element;
 use crate::device::warp::{lane_id, warp_shuffle_idx};
+use crate::math::each::each;
 use crate::math::elements::{Raw, load_one};
 use crate::recurrent::tokens::{RawGates, Tokens, gate_row, load_a_log, load_beta};
 use crate::row::Row;
@@ -88,12 +89,10 @@ impl GateInputs {
             decay
         };
         let mut sum = 0.0;
-        let mut i = 0;
-        while i < 8 {
+        each!(i in 0..8 => {
             let next = warp_shuffle_idx(decay, i);
             sum = if i <= t { sum + next } else { sum };
-            i += 1;
-        }
+        });
         Gates { decay: sum, beta }
     }
 }

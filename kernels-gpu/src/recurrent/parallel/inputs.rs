@@ -14,6 +14,7 @@ use crate::device::shared::{
 };
 use crate::device::unknown;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
+use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_small, dot};
 use crate::math::{power, range};
@@ -95,16 +96,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_tokens(&self, operand: Operand, run: Run, there: u32) -> RawTokens {
         let RawTokens(mut raw) = RawTokens::NONE;
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             if t < there {
                 let address = run.at(t, lane_id() % Self::LANES * 8);
                 // SAFETY: the caller's promise.
                 raw[turn] = unsafe { load(address, run.element(), self.wide_io) };
             }
-            turn += 1;
-        }
+        });
         RawTokens(raw)
     }
 
@@ -116,21 +115,17 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             return;
         }
         let mut is_large = false;
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             is_large |= inputs.keys.0[turn].is_large(key) || inputs.queries.0[turn].is_large(query);
-            turn += 1;
-        }
+        });
         if range::any_large(is_large) {
-            turn = 0;
-            while turn < Self::TURNS {
+            each!(turn in 0..Self::TURNS => {
                 let (mut k, mut q) = ([inputs.keys.0[turn]], [inputs.queries.0[turn]]);
                 range::tame_one(&mut k, key, Self::LANES);
                 range::tame_one(&mut q, query, Self::LANES);
                 [inputs.keys.0[turn]] = k;
                 [inputs.queries.0[turn]] = q;
-                turn += 1;
-            }
+            });
         }
     }
 
@@ -144,14 +139,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             return false;
         }
         let mut is_large = false;
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             is_large |= inputs.keys.0[turn].is_large(c.k_element);
             if is_new {
                 is_large |= inputs.queries.0[turn].is_large(c.q_element);
             }
-            turn += 1;
-        }
+        });
         range::any_large(is_large)
     }
 
@@ -162,12 +155,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn tame_stored(&self, operand: Operand, element: u32) {
         let turns = unknown(Self::TURNS as u32) as usize;
-        let mut turn = 0;
-        while turn < turns {
+        each!(turn in 0..turns => {
             // SAFETY: the caller's promise.
             unsafe { self.tame_turn(operand, turn, (false, element)) };
-            turn += 1;
-        }
+        });
     }
 
     /// [`Self::tame`] of tokens of `operand` that a convolution has made, where they lie; of a key that became another
@@ -183,8 +174,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ) {
         let leaves = matches!(operand, Operand::Key);
         let turns = unknown(Self::TURNS as u32) as usize;
-        let mut turn = 0;
-        while turn < turns {
+        each!(turn in 0..turns => {
             // SAFETY: the caller's promise.
             unsafe {
                 if let Some((t, values)) =
@@ -194,8 +184,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     A::leave_tame_key(launch, (t, 8 * (lane_id() % Self::LANES)), values);
                 }
             }
-            turn += 1;
-        }
+        });
     }
 
     /// A turn of [`Self::tame_stored`], or, of what is `made`, of [`Self::tame_made`]. The token of this lane and its channels,
@@ -243,8 +232,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 }
             };
             let (mut raw, mut rest) = (Raw([0; 8]), Raw([0; 8]));
-            let mut i = 0;
-            while i < 8 {
+            each!(i in 0..8 => {
                 if i < words {
                     let word = load_shared_b32(at(i as u32));
                     if B::PER_CHANNEL || i < 4 {
@@ -253,21 +241,19 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                         rest.0[i - 4] = word;
                     }
                 }
-                i += 1;
-            }
+            });
             if made && !range::any_large(raw.is_large(element)) {
                 return None;
             }
             let (mut values, lacking) = (raw.to_f32(element), rest.to_f32(element));
-            i = 0;
+            let mut i = 0;
             while i < 8 && !B::PER_CHANNEL {
                 values[i] += lacking[i];
                 i += 1;
             }
             let power = range::power_of(&[values], Self::LANES);
             (raw, rest) = (raw.times(power, element), rest.times(power, element));
-            i = 0;
-            while i < 8 {
+            each!(i in 0..8 => {
                 let word = if B::PER_CHANNEL || i < 4 {
                     raw.0[i]
                 } else {
@@ -276,8 +262,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 if i < words {
                     store_shared_b32(at(i as u32), word);
                 }
-                i += 1;
-            }
+            });
             if power != 1.0 {
                 return Some((t, range::times(values, power)));
             }
@@ -301,8 +286,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             Operand::Query => c.q_element,
             _ => c.k_element,
         };
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             let (address, low) = (Self::channels_place(operand, t), Map::<B>::LOW);
             // SAFETY: the caller's promise; each word has one writer. Two stores, lest the choice be made where the
@@ -316,8 +300,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     store_channels(Raw([0; 8]), element, address, low);
                 }
             }
-            turn += 1;
-        }
+        });
     }
 
     /// The first word of this lane's channels of token `t`.
@@ -364,8 +347,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// They are there, and the workers' to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn make_f16_tokens(&self, c: &StepConstants, operand: Operand) {
-        let mut turn = 0;
-        while turn < Self::TURNS {
+        each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             if Self::has_tokens(t) {
                 let address = Self::channels_place(operand, t);
@@ -382,8 +364,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     Self::store_f16_token(c, operand, t, values, Element::F32 as u32);
                 }
             }
-            turn += 1;
-        }
+        });
     }
 
     /// Stores this lane's channels of token `t`, with a power of two, and what they lack then. All lanes of the warp call it.

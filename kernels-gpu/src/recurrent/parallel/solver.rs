@@ -9,6 +9,7 @@ use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b64,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
+use crate::math::each::each;
 use crate::math::power;
 use crate::step::StepConstants;
 
@@ -36,11 +37,7 @@ pub const MOST_PIECES: usize = 4;
 pub fn sum(parts: [[f32; 4]; MOST_PIECES]) -> [f32; 4] {
     let [a, b, c, d] = parts;
     let mut sum = [0.0; 4];
-    let mut i = 0;
-    while i < 4 {
-        sum[i] = (a[i] + b[i]) + (c[i] + d[i]);
-        i += 1;
-    }
+    each!(i in 0..4 => sum[i] = (a[i] + b[i]) + (c[i] + d[i]));
     sum
 }
 
@@ -59,8 +56,7 @@ impl Gram {
         let queries = Tokens8::new::<B>(Operand::Query, c.q_element, is_f16);
         // A sum for each piece: four short chains instead of a long one.
         let (mut with_keys, mut with_queries) = ([[0.0; 4]; MOST_PIECES], [[0.0; 4]; MOST_PIECES]);
-        let mut piece = 0;
-        while piece < (B::K / 32) as usize {
+        each!(piece in 0..(B::K / 32) as usize => {
             // SAFETY: the caller's promise.
             unsafe {
                 let k = keys.piece(piece);
@@ -73,8 +69,7 @@ impl Gram {
                     with_queries[piece] = q.gram(with_queries[piece], k, q);
                 }
             }
-            piece += 1;
-        }
+        });
         let (with_keys, with_queries) = (sum(with_keys), sum(with_queries));
         let odd = lane_id() / 4 % 2 == 1;
         let query = if odd {
@@ -226,8 +221,7 @@ unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
         warp_shuffle_idx(gates.beta, r),
     );
     let (mut predictions, mut scores) = ([0; 2], [0; 2]);
-    let mut i = 0;
-    while i < 2 {
+    each!(i in 0..2 => {
         let s = column + i as u32;
         let factor = exp2(decay - warp_shuffle_idx(gates.decay, s)) * norms[i];
         if r > s {
@@ -236,8 +230,7 @@ unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
         if r >= s {
             scores[i] = (gram.query_norm * factor * gram.queries[i]).to_bits();
         }
-        i += 1;
-    }
+    });
     let place = 8 * lane_id();
     // SAFETY: the caller's promise.
     unsafe {
@@ -265,36 +258,30 @@ unsafe fn substitute<B: Block>(gates: Gates, set: Set) {
     let column = lane_id() % 8;
     let mut t = [0.0; 8];
     let mut m = [[0.0; 8]; 8];
-    let mut i = 0;
     // SAFETY: the caller's promise; lanes 8.. repeat what lanes 0..8 do, and store nothing.
     unsafe {
-        while i < 8 {
+        each!(i in 0..8 => {
             m[i] = load_row(Map::<B>::predictions(), i);
             t[i] = if column == i as u32 { gates.beta } else { 0.0 };
-            i += 1;
-        }
-        let mut s = 0;
-        while s < 8 {
-            i = s + 1;
+        });
+        each!(s in 0..8 => {
+            let mut i = s + 1;
             while i < 8 {
                 t[i] = fma(m[i][s], t[s], t[i]);
                 i += 1;
             }
-            s += 1;
-        }
+        });
         store_column(solution.delta(), t);
         if let Set::New = set {
             let mut w = [0.0; 8];
-            i = 0;
-            while i < 8 {
+            each!(i in 0..8 => {
                 let scores = load_row(Map::<B>::scores(), i);
-                s = 0;
+                let mut s = 0;
                 while s <= i {
                     w[i] = fma(scores[s], t[s], w[i]);
                     s += 1;
                 }
-                i += 1;
-            }
+            });
             store_column(solution.output(), w);
         }
     }
@@ -304,12 +291,10 @@ unsafe fn substitute<B: Block>(gates: Gates, set: Set) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_column(matrix: u32, column: [f32; 8]) {
     if lane_id() < 8 {
-        let mut i = 0;
-        while i < 8 {
+        each!(i in 0..8 => {
             let address = matrix + 32 * i as u32 + 4 * lane_id();
             // SAFETY: the caller's promise.
             unsafe { store_shared_b32(address, column[i].to_bits()) };
-            i += 1;
-        }
+        });
     }
 }

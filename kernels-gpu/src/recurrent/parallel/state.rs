@@ -8,6 +8,7 @@ use crate::device::shared::{
     store_shared_b128,
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx, warp_shuffle_xor};
+use crate::math::each::each;
 use crate::state::{B16, Head, Share};
 
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
@@ -93,8 +94,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// The head is a live state, where the row is not fresh.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy_state(&self, head: Head, fresh: bool) {
-        let mut i = 0;
-        while i < Self::ROW_TURNS {
+        each!(i in 0..Self::ROW_TURNS => {
             let (share, row, place) = self.of_rows(i);
             // SAFETY: the caller's promise; the warp reads them after it has waited.
             unsafe {
@@ -108,8 +108,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     store_shared_b128(place, [a, b, c, d]);
                 }
             }
-            i += 1;
-        }
+        });
         copy_async_commit();
     }
 
@@ -132,12 +131,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// The warp's copies of the state have been waited for.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_piece(&self, tile: usize, piece: usize, next: Piece) {
-        let mut half = 0;
-        while half < 2 {
+        each!(half in 0..2 => {
             // SAFETY: the caller's promise; the fragment is this lane's alone.
             unsafe { store_shared_b128(self.fragment(tile, piece, half), next[half]) };
-            half += 1;
-        }
+        });
     }
 
     /// (c), and what turns S₀ into the state after the tokens of `set`; where `moved` is 0, into S₀.
@@ -159,11 +156,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let place = 4 * (lane_id() / 4);
             let factor = f32::from_bits(load_shared_b32(solution.step_factors() + place));
             let deltas = SplitMatrix::load(solution.delta(), factor);
-            let mut tile = 0;
-            while tile < TILES16 {
+            each!(tile in 0..TILES16 => {
                 steps[tile] = Steps::new(residuals[tile].times([0.0; 4], deltas), keys);
-                tile += 1;
-            }
+            });
             Advance {
                 steps,
                 decays: if B::PER_CHANNEL {
@@ -193,15 +188,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let (keys, decays) =
             unsafe { (advance.keys.channels(piece), advance.decays.of_piece(piece)) };
         let mut next = advance.steps[tile].advance((state, advance.state_f16), decays, keys);
-        let mut half = 0;
-        while half < 2 {
-            let mut j = 0;
-            while j < 4 {
+        each!(half in 0..2 => {
+            each!(j in 0..4 => {
                 next[half][j] = next[half][j] & advance.moved | state[half][j] & !advance.moved;
-                j += 1;
-            }
-            half += 1;
-        }
+            });
+        });
         next
     }
 
@@ -219,27 +210,23 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             lanes: 8,
             first: 64 * pair as u32,
         };
-        let mut half = 0;
-        while half < 2 {
+        each!(half in 0..2 => {
             let (mut even_row, mut odd_row) = ([0; 8], [0; 8]);
-            let mut j = 0;
-            while j < 4 {
+            each!(j in 0..4 => {
                 let (first, second) = (pieces[0][half][j], pieces[1][half][j]);
                 let exchanged = (first ^ second) & odd;
                 let (own, others) = (first ^ exchanged, second ^ exchanged);
                 let got = warp_shuffle_xor(f32::from_bits(others), 4).to_bits();
                 let exchanged = (own ^ got) & odd;
                 (even_row[j], odd_row[j]) = (own ^ exchanged, got ^ exchanged);
-                j += 1;
-            }
+            });
             let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 8 * 2;
             // SAFETY: the caller's promise.
             unsafe {
                 head.store::<B16>(share, row, even_row);
                 head.store::<B16>(share, row + 1, odd_row);
             }
-            half += 1;
-        }
+        });
     }
 
     /// Advances S₀, whose copies have been waited for, and stores it.
@@ -248,10 +235,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// The head is a live state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
-        let mut pair = 0;
-        while pair < Self::PIECES / 2 {
-            let mut tile = 0;
-            while tile < TILES16 {
+        each!(pair in 0..Self::PIECES / 2 => {
+            each!(tile in 0..TILES16 => {
                 // SAFETY: the caller's promise.
                 unsafe {
                     // Not by `map`, which takes more registers.
@@ -260,12 +245,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     let second = Self::advance_piece(advance, tile, two, self.state(tile, two));
                     self.store_pair(head, tile, pair, [first, second]);
                 }
-                tile += 1;
-            }
+            });
             // Lest the assembler load all pieces before it stores any, and run out of registers.
             sync_warp(FULL_MASK);
-            pair += 1;
-        }
+        });
     }
 
     /// Stores a piece of a tile.
@@ -279,13 +262,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             lanes: 4,
             first: 32 * piece as u32,
         };
-        let mut half = 0;
-        while half < 2 {
+        each!(half in 0..2 => {
             let [a, b, c, d] = next[half];
             let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
             // SAFETY: the caller's promise.
             unsafe { head.store::<B16>(share, row, [a, b, c, d, 0, 0, 0, 0]) };
-            half += 1;
-        }
+        });
     }
 }

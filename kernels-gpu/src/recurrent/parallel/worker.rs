@@ -9,6 +9,7 @@ use crate::device::float::fma;
 use crate::device::shared::{load_shared_b16, load_shared_b32, load_shared_b64, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
+use crate::math::each::each;
 use crate::math::elements::Raw;
 use crate::step::StepConstants;
 
@@ -52,19 +53,15 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     pub unsafe fn key_products(&self, keys: Tokens8) -> Products<TILES16> {
         Self::wait_for_state();
         let mut products = [[0.0; 4]; TILES16];
-        let mut piece = 0;
-        while piece < Self::PIECES {
+        each!(piece in 0..Self::PIECES => {
             // SAFETY: the caller's promise.
             unsafe {
                 let k = keys.piece(piece);
-                let mut tile = 0;
-                while tile < TILES16 {
+                each!(tile in 0..TILES16 => {
                     products[tile] = k.times_state(products[tile], self.state(tile, piece));
-                    tile += 1;
-                }
+                });
             }
-            piece += 1;
-        }
+        });
         products
     }
 
@@ -81,21 +78,17 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ) -> [Products<TILES16>; 2] {
         Self::wait_for_state();
         let (mut sk, mut sq) = ([[0.0; 4]; TILES16], [[0.0; 4]; TILES16]);
-        let mut piece = 0;
-        while piece < Self::PIECES {
+        each!(piece in 0..Self::PIECES => {
             // SAFETY: the caller's promise.
             unsafe {
                 let (k, q) = (keys.piece(piece), queries.piece(piece));
-                let mut tile = 0;
-                while tile < TILES16 {
+                each!(tile in 0..TILES16 => {
                     let s = state(tile, piece, self.state(tile, piece));
                     sk[tile] = k.times_state(sk[tile], s);
                     sq[tile] = q.times_state(sq[tile], s);
-                    tile += 1;
-                }
+                });
             }
-            piece += 1;
-        }
+        });
         [sk, sq]
     }
 
@@ -121,19 +114,15 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         // SAFETY: the caller's promise.
         unsafe {
             let factors = token_factors(Map::<B>::solution(set).key_factors());
-            let mut tile = 0;
-            while tile < TILES16 {
+            each!(tile in 0..TILES16 => {
                 let mut r = [0.0; 4];
-                let mut i = 0;
-                while i < 4 {
+                each!(i in 0..4 => {
                     let (t, row) = Self::place_of(tile, i);
                     let v = load_value(self.value_address(set, t, row, element), element);
                     r[i] = fma(-factors[i % 2], sk[tile][i], v);
-                    i += 1;
-                }
+                });
                 residuals[tile] = Split::new(r);
-                tile += 1;
-            }
+            });
         }
         residuals
     }
@@ -151,23 +140,15 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let factors = token_factors(solution.query_factors());
             let weights = SplitMatrix::load(solution.output(), 1.0);
             sync_warp(FULL_MASK);
-            let mut tile = 0;
-            while tile < TILES16 {
+            each!(tile in 0..TILES16 => {
                 let mut o = [0.0; 4];
-                let mut i = 0;
-                while i < 4 {
-                    o[i] = factors[i % 2] * sq[tile][i];
-                    i += 1;
-                }
+                each!(i in 0..4 => o[i] = factors[i % 2] * sq[tile][i]);
                 let o = residuals[tile].times(o, weights);
-                i = 0;
-                while i < 4 {
+                each!(i in 0..4 => {
                     let (t, row) = Self::place_of(tile, i);
                     store_shared_b32(self.value_address(Set::New, t, row, f32s), o[i].to_bits());
-                    i += 1;
-                }
-                tile += 1;
-            }
+                });
+            });
         }
     }
 }
