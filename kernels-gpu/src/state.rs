@@ -8,6 +8,7 @@
 //! |---|---|
 //! | bf16, f16 | 8l .. 8l+8 |
 //! | f32 | 4l .. 4l+4 and 4L+4l .. 4L+4l+4 |
+#![allow(unsafe_op_in_unsafe_fn)] // every unsafe function says what it relies on
 
 use crate::constants::{Element, Index};
 use crate::device::{float, global};
@@ -135,10 +136,7 @@ impl Share {
         wide: bool,
     ) -> [Raw<8>; PARTS] {
         let mut raw = [Raw([0; 8]); PARTS];
-        each!(i in 0..PARTS => {
-            // SAFETY: the caller's promise.
-            raw[i] = unsafe { self.part(i).load_matching::<S>(address, element, wide) };
-        });
+        each!(i in 0..PARTS => raw[i] = self.part(i).load_matching::<S>(address, element, wide));
         raw
     }
 
@@ -156,13 +154,10 @@ impl Share {
         let mut raw = Raw([0; 8]);
         each!(i in 0..S::PIECES => {
             let address = address + (self.piece::<S>(i) * bytes_of(element)) as u64;
-            // SAFETY: the caller's promise.
-            unsafe {
-                if S::PIECES == 1 {
-                    raw.load::<8>(0, address, element, wide)
-                } else {
-                    raw.load::<4>(4 * i, address, element, wide)
-                }
+            if S::PIECES == 1 {
+                raw.load::<8>(0, address, element, wide)
+            } else {
+                raw.load::<4>(4 * i, address, element, wide)
             }
         });
         raw
@@ -184,14 +179,11 @@ impl Share {
     ) {
         let [a, b, c, d, e, f, g, h] = values;
         let piece = |i| address + (self.piece::<S>(i) * bytes_of(element)) as u64;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if S::PIECES == 1 {
-                store(values, piece(0), element, true);
-            } else {
-                store([a, b, c, d], piece(0), element, true);
-                store([e, f, g, h], piece(1), element, true);
-            }
+        if S::PIECES == 1 {
+            store(values, piece(0), element, true);
+        } else {
+            store([a, b, c, d], piece(0), element, true);
+            store([e, f, g, h], piece(1), element, true);
         }
     }
 }
@@ -300,16 +292,13 @@ impl Head {
         let mut raw = [0; 8];
         each!(i in 0..S::PIECES => {
             let address = self.piece_address::<S>(share, row, i);
-            // SAFETY: the caller's promise.
-            unsafe {
-                if self.wide {
-                    [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]] =
-                        global::load_state_b128(address, live);
-                } else {
-                    each!(word in 0..4 => {
-                        raw[4 * i + word] = load_word::<S>(address + 4 * word as u64, live);
-                    });
-                }
+            if self.wide {
+                [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]] =
+                    global::load_state_b128(address, live);
+            } else {
+                each!(word in 0..4 => {
+                    raw[4 * i + word] = load_word::<S>(address + 4 * word as u64, live);
+                });
             }
         });
         raw
@@ -326,8 +315,7 @@ impl Head {
         row: u32,
         (live, fresh): (bool, bool),
     ) -> RawFragment {
-        // SAFETY: the caller's promise.
-        let raw = unsafe { self.load::<S>(share, row, live && !fresh) };
+        let raw = self.load::<S>(share, row, live && !fresh);
         if fresh { [0; 8] } else { raw }
     }
 
@@ -345,8 +333,7 @@ impl Head {
         let mut raw = [[[0; 8]; PARTS]; ROWS];
         each!(r in 0..ROWS => {
             each!(i in 0..PARTS => {
-                // SAFETY: the caller's promise.
-                raw[r][i] = unsafe { self.load_start::<S>(share.part(i), first + r as u32, from) };
+                raw[r][i] = self.load_start::<S>(share.part(i), first + r as u32, from);
             });
         });
         raw
@@ -364,10 +351,7 @@ impl Head {
         row: u32,
         values: [[f32; 8]; PARTS],
     ) {
-        each!(i in 0..PARTS => {
-            // SAFETY: the caller's promise.
-            unsafe { self.store::<S>(share.part(i), row, S::narrow(c, values[i])) };
-        });
+        each!(i in 0..PARTS => self.store::<S>(share.part(i), row, S::narrow(c, values[i])));
     }
 
     /// [`Self::store_row`]; what the stored row is worth.
@@ -384,8 +368,7 @@ impl Head {
     ) -> [[f32; 8]; PARTS] {
         each!(i in 0..PARTS => {
             let rounded = S::narrow(c, values[i]);
-            // SAFETY: the caller's promise.
-            unsafe { self.store::<S>(share.part(i), row, rounded) };
+            self.store::<S>(share.part(i), row, rounded);
             values[i] = S::widen(c, rounded);
         });
         values
@@ -399,18 +382,15 @@ impl Head {
     pub unsafe fn store<S: StateElement>(self, share: Share, row: u32, raw: RawFragment) {
         each!(i in 0..S::PIECES => {
             let address = self.piece_address::<S>(share, row, i);
-            // SAFETY: the caller's promise.
-            unsafe {
-                if self.wide {
-                    global::store_state_b128(
-                        address,
-                        [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]],
-                    );
-                } else {
-                    each!(word in 0..4 => {
-                        store_word::<S>(address + 4 * word as u64, raw[4 * i + word]);
-                    });
-                }
+            if self.wide {
+                global::store_state_b128(
+                    address,
+                    [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]],
+                );
+            } else {
+                each!(word in 0..4 => {
+                    store_word::<S>(address + 4 * word as u64, raw[4 * i + word]);
+                });
             }
         });
     }
@@ -479,15 +459,12 @@ impl Tile {
             while i < COPIED && !fresh {
                 let (byte, is_there) = place(i);
                 let address = from.address + byte;
-                // SAFETY: the caller's promise.
-                unsafe {
-                    if to.wide {
-                        raw[i] = global::load_state_b128(address, is_there);
-                    } else if S::BYTES == 4 {
-                        raw[i][0] = global::load_state_b32(address, is_there);
-                    } else {
-                        raw[i][0] = global::load_state_b16(address, is_there) as u32;
-                    }
+                if to.wide {
+                    raw[i] = global::load_state_b128(address, is_there);
+                } else if S::BYTES == 4 {
+                    raw[i][0] = global::load_state_b32(address, is_there);
+                } else {
+                    raw[i][0] = global::load_state_b16(address, is_there) as u32;
                 }
                 i += 1;
             }
@@ -495,15 +472,12 @@ impl Tile {
                 let (byte, is_there) = place(i);
                 let address = to.address + byte;
                 if is_there {
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        if to.wide {
-                            global::store_state_b128(address, raw[i]);
-                        } else if S::BYTES == 4 {
-                            global::store_state_b32(address, raw[i][0]);
-                        } else {
-                            global::store_state_b16(address, raw[i][0] as u16);
-                        }
+                    if to.wide {
+                        global::store_state_b128(address, raw[i]);
+                    } else if S::BYTES == 4 {
+                        global::store_state_b32(address, raw[i][0]);
+                    } else {
+                        global::store_state_b16(address, raw[i][0] as u16);
                     }
                 }
             });
@@ -515,28 +489,22 @@ impl Tile {
 /// Four bytes of a state that is aligned to its elements only; undefined unless `live`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_word<S: StateElement>(address: u64, live: bool) -> u32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if S::BYTES == 4 {
-            global::load_state_b32(address, live)
-        } else {
-            global::load_state_b16(address, live) as u32
-                | (global::load_state_b16(address + 2, live) as u32) << 16
-        }
+    if S::BYTES == 4 {
+        global::load_state_b32(address, live)
+    } else {
+        global::load_state_b16(address, live) as u32
+            | (global::load_state_b16(address + 2, live) as u32) << 16
     }
 }
 
 /// Four bytes of a state that is aligned to its elements only.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if S::BYTES == 4 {
-            global::store_state_b32(address, word);
-        } else {
-            global::store_state_b16(address, word as u16);
-            global::store_state_b16(address + 2, (word >> 16) as u16);
-        }
+    if S::BYTES == 4 {
+        global::store_state_b32(address, word);
+    } else {
+        global::store_state_b16(address, word as u16);
+        global::store_state_b16(address + 2, (word >> 16) as u16);
     }
 }
 
@@ -546,20 +514,17 @@ unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
 /// `indices` has more than `i` elements of kind `index`, or `index` is [`Index::None`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn slot_of(indices: u64, index: u32, i: u64, otherwise: u64) -> u64 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if index == Index::None as u32 {
-            otherwise
-        } else if index == Index::I64 as u32 {
-            let [low, high] = global::load_b64(indices + 8 * i);
-            low as u64 | (high as u64) << 32
+    if index == Index::None as u32 {
+        otherwise
+    } else if index == Index::I64 as u32 {
+        let [low, high] = global::load_b64(indices + 8 * i);
+        low as u64 | (high as u64) << 32
+    } else {
+        let slot = global::load_b32(indices + 4 * i);
+        if index == Index::U32 as u32 {
+            slot as u64
         } else {
-            let slot = global::load_b32(indices + 4 * i);
-            if index == Index::U32 as u32 {
-                slot as u64
-            } else {
-                slot as i32 as i64 as u64
-            }
+            slot as i32 as i64 as u64
         }
     }
 }
@@ -570,8 +535,7 @@ pub unsafe fn slot_of(indices: u64, index: u32, i: u64, otherwise: u64) -> u64 {
 /// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn is_fresh(c: &StepConstants, params: &StepParams, b: u32) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe { slot_of(params.fresh, c.fresh_index, b as u64, 0) != 0 }
+    slot_of(params.fresh, c.fresh_index, b as u64, 0) != 0
 }
 
 /// Whether a slot makes its row active: in range, and not the null slot.

@@ -301,8 +301,7 @@ impl<
     pub(super) unsafe fn weights(smem: u32, share: Share, ahead: u32) -> [f32; 2] {
         let mut with = [0.0; 2];
         if share.lane < ahead {
-            // SAFETY: the caller's promise.
-            with = unsafe { load_shared_b64(smem + share.lane * 8) }.map(f32::from_bits);
+            with = load_shared_b64(smem + share.lane * 8).map(f32::from_bits);
         }
         with
     }

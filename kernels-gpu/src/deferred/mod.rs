@@ -2,6 +2,11 @@
 //!
 //! A token that is *pending* has left (k, u, log α): S ← S diag(α) + u kᵀ is what it makes of a state, with u = δ |k|⁻¹ and k
 //! as it came. The operators ([`crate::kernels::gdn_deferred`], [`crate::kernels::kda_deferred`]) differ in their gate alone.
+//!
+//! # Safety
+//! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
+//! from shared memory has been stored there, and what it stores to is this thread's.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 mod klast;
 mod layer_parallel;

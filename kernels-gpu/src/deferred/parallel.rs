@@ -71,22 +71,16 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
     unsafe fn run(params: &DeferredParams) {
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
-        // SAFETY: the caller's promise.
-        unsafe {
-            run::<Self, _, TILES16>(c, params, row, || {
-                let pending = Pending::load(&c, params, row.b);
-                let around = Plain(Slots::of(pending.slot, pending.fresh));
-                (pending, pending.folds(&c), around)
-            });
-        }
+        run::<Self, _, TILES16>(c, params, row, || {
+            let pending = Pending::load(&c, params, row.b);
+            let around = Plain(Slots::of(pending.slot, pending.fresh));
+            (pending, pending.folds(&c), around)
+        });
     }
 }
 
 /// The body, of a row of which `pending` finds the tokens that wait, whether it folds these, and what is around it. It is asked
 /// once all is on its way that does not wait for it.
-///
-/// # Safety
-/// `params` and the load-time constants describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
@@ -112,8 +106,7 @@ pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     // Whose states are bf16.
     let c = StepConstants { state_f16: 0, ..c };
     let step = &params.layer.step;
-    // SAFETY: the caller's promise.
-    let tokens = unsafe { Tokens::new(&c, step, row) };
+    let tokens = Tokens::new(&c, step, row);
     let new = |pending, folds, around| Launch {
         ring: Ring::of(
             &c,
@@ -134,18 +127,15 @@ pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
         pending,
         folds,
     };
-    // SAFETY: the caller's promise.
-    unsafe {
-        if thread_idx_x() / 32 == B::WARPS {
-            let gates = GateInputs::load::<B>(&c, step, row, &tokens, tokens.count);
-            let (pending, folds, around) = pending();
-            new(pending, folds, around).solve::<B, TILES16>(gates);
-        } else {
-            let worker = Worker::<B, TILES16>::new(&c, row.tile);
-            let inputs = worker.load_inputs(Set::New, &tokens, tokens.count, A::makes(&c));
-            let (pending, folds, around) = pending();
-            new(pending, folds, around).work::<B, TILES16>(worker, inputs);
-        }
+    if thread_idx_x() / 32 == B::WARPS {
+        let gates = GateInputs::load::<B>(&c, step, row, &tokens, tokens.count);
+        let (pending, folds, around) = pending();
+        new(pending, folds, around).solve::<B, TILES16>(gates);
+    } else {
+        let worker = Worker::<B, TILES16>::new(&c, row.tile);
+        let inputs = worker.load_inputs(Set::New, &tokens, tokens.count, A::makes(&c));
+        let (pending, folds, around) = pending();
+        new(pending, folds, around).work::<B, TILES16>(worker, inputs);
     }
 }
 
@@ -201,20 +191,17 @@ impl<A> Launch<'_, A> {
     {
         let step = &self.step;
         let (c, tokens) = (&step.c, &step.tokens);
-        // SAFETY: the caller's promise.
-        unsafe {
-            A::meet(step);
-            if c.tokens == 0 || !self.pending.live {
-                return;
-            }
-            meeting::take_tokens::<B>(Set::New);
-            solver::solve::<B>(c, gates, Set::New, tokens.count);
-            meeting::leave_solution::<B>(Set::New);
-            if self.leaves() && !B::PER_CHANNEL {
-                let log_decay = gates.log_decay(c);
-                self.ring
-                    .leave_log_decay(self.pending.len, tokens.count, log_decay);
-            }
+        A::meet(step);
+        if c.tokens == 0 || !self.pending.live {
+            return;
+        }
+        meeting::take_tokens::<B>(Set::New);
+        solver::solve::<B>(c, gates, Set::New, tokens.count);
+        meeting::leave_solution::<B>(Set::New);
+        if self.leaves() && !B::PER_CHANNEL {
+            let log_decay = gates.log_decay(c);
+            self.ring
+                .leave_log_decay(self.pending.len, tokens.count, log_decay);
         }
     }
 
@@ -374,8 +361,7 @@ impl<A> Launch<'_, A> {
         if half < halves(self.pending.len) {
             let [first, later] = self.pending_keys::<B>();
             let pending = if half == 0 { first } else { later };
-            // SAFETY: the caller's promise.
-            unsafe { weigh::<B>(half, tokens, pending, log_decays) };
+            weigh::<B>(half, tokens, pending, log_decays);
         }
     }
 
@@ -391,8 +377,7 @@ impl<A> Launch<'_, A> {
             [Operand::Key, Operand::Query]
         }
         .map(|operand| self.operand::<B>(operand));
-        // SAFETY: the caller's promise.
-        unsafe { worker.products(key, query, |_, _, state| state) }
+        worker.products(key, query, |_, _, state| state)
     }
 }
 

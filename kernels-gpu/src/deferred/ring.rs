@@ -42,9 +42,6 @@ pub struct Ring {
 
 impl Pending {
     /// Of row `b`.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &DeferredParams, b: u32) -> Self {
         let step = &params.layer.step;

@@ -40,8 +40,7 @@ impl RawLogDecay {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<B: Block>(ring: Ring, len: u32) -> Self {
         if !B::PER_CHANNEL && lane_id() < len {
-            // SAFETY: the caller's promise.
-            Self(unsafe { load_b32(ring.decay(lane_id(), 1)) })
+            Self(load_b32(ring.decay(lane_id(), 1)))
         } else {
             Self(0)
         }
@@ -118,28 +117,23 @@ pub unsafe fn weigh<B: Block>(
 ) {
     // A sum for each piece: short chains instead of a long one.
     let mut sums = [[0.0; 4]; MOST_PIECES];
-    let mut piece = 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        while piece < (B::K / 32) as usize {
-            let (keys, queries) = (keys.piece(piece), queries.piece(piece));
-            sums[piece] = pending.piece(piece).gram(sums[piece], keys, queries);
-            if B::PER_CHANNEL {
-                // Lest the assembler load all pieces, of two parts each, and run out of registers.
-                sync_warp(FULL_MASK);
-            }
-            piece += 1;
+    each!(piece in 0..(B::K / 32) as usize => {
+        let (keys, queries) = (keys.piece(piece), queries.piece(piece));
+        sums[piece] = pending.piece(piece).gram(sums[piece], keys, queries);
+        if B::PER_CHANNEL {
+            // Lest the assembler load all pieces, of two parts each, and run out of registers.
+            sync_warp(FULL_MASK);
         }
-        let mut sum = sum(sums);
-        if !B::PER_CHANNEL {
-            let [x, y] = log_decays.of_columns(half);
-            sum = [x * sum[0], y * sum[1], x * sum[2], y * sum[3]];
-        }
-        let [a, b, c, d] = sum.map(f32::to_bits);
-        let place = 8 * lane_id();
-        store_shared_b64(Map::<B>::weights(half, false) + place, [a, b]);
-        store_shared_b64(Map::<B>::weights(half, true) + place, [c, d]);
+    });
+    let mut sum = sum(sums);
+    if !B::PER_CHANNEL {
+        let [x, y] = log_decays.of_columns(half);
+        sum = [x * sum[0], y * sum[1], x * sum[2], y * sum[3]];
     }
+    let [a, b, c, d] = sum.map(f32::to_bits);
+    let place = 8 * lane_id();
+    store_shared_b64(Map::<B>::weights(half, false) + place, [a, b]);
+    store_shared_b64(Map::<B>::weights(half, true) + place, [c, d]);
 }
 
 /// Runs of 8 of `len` pending tokens; one of none.
@@ -178,8 +172,7 @@ impl<const TILES16: usize> Fold<TILES16> {
         while half < 2 && half < halves(len) {
             let weights = log_decays.of_columns(half);
             each!(tile in 0..TILES16 => {
-                // SAFETY: the caller's promise.
-                let [a, b, c, d] = unsafe { worker.updates(ring, tile, half) };
+                let [a, b, c, d] = worker.updates(ring, tile, half);
                 let [x, y] = if B::PER_CHANNEL { [1.0; 2] } else { weights };
                 steps[half as usize][tile] = Split::new([x * a, y * b, x * c, y * d]);
             });
@@ -198,21 +191,15 @@ impl<const TILES16: usize> Fold<TILES16> {
     }
 
     /// One piece of the folded state.
-    ///
-    /// # Safety
-    /// Keys and decays are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn piece(&self, tile: usize, piece: usize, state: Piece) -> Piece {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let decays = self.decays.of_piece(piece);
-            let first = (self.steps[0][tile], self.keys[0].channels(piece));
-            if self.later {
-                let later = (self.steps[1][tile], self.keys[1].channels(piece));
-                Split::fold(state, decays, [first, later])
-            } else {
-                Split::fold(state, decays, [first])
-            }
+        let decays = self.decays.of_piece(piece);
+        let first = (self.steps[0][tile], self.keys[0].channels(piece));
+        if self.later {
+            let later = (self.steps[1][tile], self.keys[1].channels(piece));
+            Split::fold(state, decays, [first, later])
+        } else {
+            Split::fold(state, decays, [first])
         }
     }
 }
@@ -238,8 +225,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if t < of_operand(operand, len) {
                 let address = ring.key(first_of(operand) + t);
                 let address = address + (channel * bytes_of(c.keys_element)) as u64;
-                // SAFETY: the caller's promise.
-                raw[turn] = unsafe { load(address, c.keys_element, true) };
+                raw[turn] = load(address, c.keys_element, true);
             }
         });
         RawTokens(raw)
@@ -285,9 +271,6 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// KDA: makes of log α of each of the `len` pending tokens what is left of it behind the later ones, and leaves what is left
     /// of a state behind all.
-    ///
-    /// # Safety
-    /// The log decays are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn decay_channels(len: u32) {
         let mut channel = thread_idx_x();
@@ -309,9 +292,6 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// KDA: the keys with the decays behind them, in f32.
-    ///
-    /// # Safety
-    /// The decays are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn decay_keys(
         &self,
@@ -325,8 +305,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if t < of_operand(operand, len) {
                 let decays = Map::<B>::log_decays(first_of(operand) + t);
                 let decays = decays + lane_id() % Self::LANES * 32;
-                // SAFETY: the caller's promise.
-                let decays = unsafe { load_8(decays) };
+                let decays = load_8(decays);
                 let mut key = raw[turn].to_f32(c.keys_element);
                 each!(i in 0..8 => key[i] *= decays[i]);
                 raw[turn] = Raw(key.map(f32::to_bits));
@@ -361,9 +340,6 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// u of this lane's rows r and r + 8 of a tile, of pending tokens 8 `half` + 2c and the next.
-    ///
-    /// # Safety
-    /// They are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn updates(&self, ring: Ring, tile: usize, half: u32) -> [f32; 4] {
         let element = ring.update_element();
@@ -372,8 +348,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let j = TOKENS * half + lane_id() % 4 * 2 + i as u32 % 2;
             let row = 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4;
             let place = Map::<B>::update(self.warp, j, row, bytes_of(element));
-            // SAFETY: the caller's promise.
-            updates[i] = unsafe { load_value(place, element) };
+            updates[i] = load_value(place, element);
         });
         updates
     }
@@ -386,24 +361,18 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     pub unsafe fn add_pending(&self, ring: Ring, len: u32, [sk, sq]: [&mut Products<TILES16>; 2]) {
         let mut half = 0;
         while half < 2 && half < halves(len) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let [of_keys, of_queries] = [false, true]
-                    .map(|of_queries| SplitMatrix::load(Map::<B>::weights(half, of_queries), 1.0));
-                each!(tile in 0..TILES16 => {
-                    let updates = Split::new(self.updates(ring, tile, half));
-                    sk[tile] = updates.times(sk[tile], of_keys);
-                    sq[tile] = updates.times(sq[tile], of_queries);
-                });
-            }
+            let [of_keys, of_queries] = [false, true]
+                .map(|of_queries| SplitMatrix::load(Map::<B>::weights(half, of_queries), 1.0));
+            each!(tile in 0..TILES16 => {
+                let updates = Split::new(self.updates(ring, tile, half));
+                sk[tile] = updates.times(sk[tile], of_keys);
+                sq[tile] = updates.times(sq[tile], of_queries);
+            });
             half += 1;
         }
     }
 
     /// (5): u of the new tokens, in f32, put in the place of that of pending ones. All lanes of the warp call it.
-    ///
-    /// # Safety
-    /// The solution is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn make_updates(&self, residuals: &[Split; TILES16]) {
         let solution = Map::<B>::solution(Set::New);
@@ -494,11 +463,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         Self::wait_for_state();
         each!(piece in 0..Self::PIECES => {
             each!(tile in 0..TILES16 => {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let next = self.fold_piece(fold, tile, piece);
-                    self.store_piece(head, tile, piece, next);
-                }
+                let next = self.fold_piece(fold, tile, piece);
+                self.store_piece(head, tile, piece, next);
             });
         });
     }
@@ -532,13 +498,8 @@ fn first_of(operand: Operand) -> u32 {
 }
 
 /// 8 f32 in shared memory.
-///
-/// # Safety
-/// They are there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_8(address: u32) -> [f32; 8] {
-    // SAFETY: the caller's promise.
-    let [[a, b, c, d], [e, f, g, h]] =
-        unsafe { [load_shared_b128(address), load_shared_b128(address + 16)] };
+    let [[a, b, c, d], [e, f, g, h]] = [load_shared_b128(address), load_shared_b128(address + 16)];
     [a, b, c, d, e, f, g, h].map(f32::from_bits)
 }

@@ -61,11 +61,8 @@ impl<const N: usize> Channels<N> {
                 let address = params.x
                     + (row.b as u64 * c.x_row as u64 + channel as u64)
                         * bytes_of(c.x_element) as u64;
-                // SAFETY: the caller's promise.
-                unsafe {
-                    loaded[i].x = load_one(address, c.x_element);
-                    loaded[i].channel = Channel::load(c, params, place, channel, is_there);
-                }
+                loaded[i].x = load_one(address, c.x_element);
+                loaded[i].channel = Channel::load(c, params, place, channel, is_there);
             }
         });
         Self { parts, loaded }
@@ -94,8 +91,7 @@ impl<const N: usize> Channels<N> {
             if part.is_there {
                 let Loaded { mut channel, x } = self.loaded[i];
                 channel.shift(x);
-                // SAFETY: the caller's promise.
-                unsafe { channel.store_window(c, params, place, part.channel) };
+                channel.store_window(c, params, place, part.channel);
             }
             i += 1;
         }
@@ -140,28 +136,25 @@ impl Channel {
         is_there: bool,
     ) -> Self {
         let window = place.read_window(c, params) + channel as u64 * read_channel(c);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let taps = load_taps(c, params, channel);
-            let mut bias = Raw([0]);
-            if c.has_conv_bias != 0 {
-                let element = c.conv_bias_element;
-                let address = params.conv_bias + channel as u64 * bytes_of(element) as u64;
-                bias = load_one(address, element);
-            }
-            let mut inputs = [Raw([0]); TAPS - 1];
-            each!(i in 0..TAPS - 1 => {
-                if let Some(input) = input(c, i) {
-                    let address =
-                        window + input * (c.read_windows_input * bytes_of(c.x_element)) as u64;
-                    inputs[i] = load_input(address, c.x_element, is_there && place.reads());
-                }
-                if place.is_fresh() {
-                    inputs[i] = Raw([0]);
-                }
-            });
-            Self { inputs, taps, bias }
+        let taps = load_taps(c, params, channel);
+        let mut bias = Raw([0]);
+        if c.has_conv_bias != 0 {
+            let element = c.conv_bias_element;
+            let address = params.conv_bias + channel as u64 * bytes_of(element) as u64;
+            bias = load_one(address, element);
         }
+        let mut inputs = [Raw([0]); TAPS - 1];
+        each!(i in 0..TAPS - 1 => {
+            if let Some(input) = input(c, i) {
+                let address =
+                    window + input * (c.read_windows_input * bytes_of(c.x_element)) as u64;
+                inputs[i] = load_input(address, c.x_element, is_there && place.reads());
+            }
+            if place.is_fresh() {
+                inputs[i] = Raw([0]);
+            }
+        });
+        Self { inputs, taps, bias }
     }
 
     /// The same with the window after the pending tokens of `ring`, for which the slot's own waits; of a flush, the window alone.
@@ -178,33 +171,30 @@ impl Channel {
     ) -> Self {
         let window = place.read_window(c, params) + channel as u64 * read_channel(c);
         let mut loaded = Self::NONE;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.tokens != 0 {
-                loaded.taps = load_taps(c, params, channel);
-                if c.has_conv_bias != 0 {
-                    let bytes = bytes_of(c.conv_bias_element) as u64;
-                    let address = params.conv_bias + channel as u64 * bytes;
-                    loaded.bias = load_one(address, c.conv_bias_element);
-                }
+        if c.tokens != 0 {
+            loaded.taps = load_taps(c, params, channel);
+            if c.has_conv_bias != 0 {
+                let bytes = bytes_of(c.conv_bias_element) as u64;
+                let address = params.conv_bias + channel as u64 * bytes;
+                loaded.bias = load_one(address, c.conv_bias_element);
             }
-            each!(i in 0..TAPS - 1 => {
-                if input(c, i).is_some() {
-                    let (address, live) = match ring.pending_input(c, i, channel) {
-                        Some(pending) => pending,
-                        None => {
-                            let at = i as u32 + c.taps + ring.pending() - TAPS as u32;
-                            let first = at as u64 * c.read_windows_input as u64;
-                            (window + first * bytes_of(c.x_element) as u64, place.reads())
-                        }
-                    };
-                    loaded.inputs[i] = load_input(address, c.x_element, live);
-                }
-                if place.is_fresh() {
-                    loaded.inputs[i] = Raw([0]);
-                }
-            });
         }
+        each!(i in 0..TAPS - 1 => {
+            if input(c, i).is_some() {
+                let (address, live) = match ring.pending_input(c, i, channel) {
+                    Some(pending) => pending,
+                    None => {
+                        let at = i as u32 + c.taps + ring.pending() - TAPS as u32;
+                        let first = at as u64 * c.read_windows_input as u64;
+                        (window + first * bytes_of(c.x_element) as u64, place.reads())
+                    }
+                };
+                loaded.inputs[i] = load_input(address, c.x_element, live);
+            }
+            if place.is_fresh() {
+                loaded.inputs[i] = Raw([0]);
+            }
+        });
         loaded
     }
 
@@ -258,21 +248,16 @@ impl Channel {
     ) {
         let channel = channel as u64 * (c.write_windows_channel * bytes_of(c.x_element)) as u64;
         let first = place.write_window(c, params) + channel;
-        // SAFETY: the caller's promise.
-        unsafe { self.store_inputs(c, first, c.write_windows_input) };
+        self.store_inputs(c, first, c.write_windows_input);
     }
 
     /// Writes the window to `first` and on, so many elements between its inputs.
-    ///
-    /// # Safety
-    /// They are this thread's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_inputs(&self, c: &StepConstants, first: u64, stride: u32) {
         each!(i in 0..TAPS - 1 => {
             if let Some(input) = input(c, i) {
                 let address = first + input * (stride * bytes_of(c.x_element)) as u64;
-                // SAFETY: the caller's promise.
-                unsafe { store_element(c.x_element, address, self.inputs[i]) };
+                store_element(c.x_element, address, self.inputs[i]);
             }
         });
     }
@@ -295,8 +280,7 @@ impl Channel {
                 && input > 0
             {
                 let at = input as u32 - 1;
-                // SAFETY: the caller's promise.
-                unsafe { store_input(c, params, place, channel, at, self.inputs[i]) };
+                store_input(c, params, place, channel, at, self.inputs[i]);
             }
             i += 1;
         }
@@ -319,23 +303,16 @@ pub unsafe fn store_input(
     let element =
         channel as u64 * c.write_windows_channel as u64 + at as u64 * c.write_windows_input as u64;
     let address = place.write_window(c, params) + element * bytes_of(c.x_element) as u64;
-    // SAFETY: the caller's promise.
-    unsafe { store_element(c.x_element, address, x) };
+    store_element(c.x_element, address, x);
 }
 
 /// Stores an element as it lies in memory.
-///
-/// # Safety
-/// The address is this thread's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if element == Element::F32 as u32 {
-            store_b32(address, word);
-        } else {
-            store_b16(address, word as u16);
-        }
+    if element == Element::F32 as u32 {
+        store_b32(address, word);
+    } else {
+        store_b16(address, word as u16);
     }
 }
 
@@ -370,44 +347,35 @@ fn input(c: &StepConstants, i: usize) -> Option<u64> {
 /// Where `live`, the address is that of an element.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        Raw([if element == Element::F32 as u32 {
-            load_state_b32(address, live)
-        } else {
-            load_state_b16(address, live) as u32
-        }])
-    }
+    Raw([if element == Element::F32 as u32 {
+        load_state_b32(address, live)
+    } else {
+        load_state_b16(address, live) as u32
+    }])
 }
 
 /// The taps of a channel: those that W has no place for are 0.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Raw<TAPS> {
     let element = c.conv_weight_element;
     let bytes = bytes_of(element) as u64;
     let address = params.conv_weight + channel as u64 * c.conv_weight_channel as u64 * bytes;
-    // SAFETY: the caller's promise.
-    unsafe {
-        if c.taps == TAPS as u32 {
-            return load::<TAPS>(address, element, c.wide_conv_weight != 0);
-        }
-        let mut taps = Raw([0; TAPS]);
-        each!(i in 0..TAPS => {
-            let absent = TAPS as u32 - c.taps;
-            if i as u32 >= absent {
-                let Raw([tap]) = load_one(address + (i as u32 - absent) as u64 * bytes, element);
-                if element == Element::F32 as u32 {
-                    taps.0[i] = tap;
-                } else {
-                    taps.0[i / 2] |= tap << (16 * (i % 2));
-                }
-            }
-        });
-        taps
+    if c.taps == TAPS as u32 {
+        return load::<TAPS>(address, element, c.wide_conv_weight != 0);
     }
+    let mut taps = Raw([0; TAPS]);
+    each!(i in 0..TAPS => {
+        let absent = TAPS as u32 - c.taps;
+        if i as u32 >= absent {
+            let Raw([tap]) = load_one(address + (i as u32 - absent) as u64 * bytes, element);
+            if element == Element::F32 as u32 {
+                taps.0[i] = tap;
+            } else {
+                taps.0[i / 2] |= tap << (16 * (i % 2));
+            }
+        }
+    });
+    taps
 }
 
 /// A channel that a thread of a block convolves: of the block's part of q and of k, which all blocks of the cluster want, or

@@ -52,9 +52,6 @@ impl Walk {
     }
 
     /// x of the tokens of a channel from token `first` on.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         &self,
@@ -89,9 +86,7 @@ impl Walk {
             if t < room {
                 let t = start + t.min(count.max(1) - 1);
                 let element = self.b as u64 * row as u64 + t as u64 * token as u64 + channel as u64;
-                // SAFETY: the caller's promise.
-                held[i] =
-                    unsafe { load_one(x + element * bytes_of(c.x_element) as u64, c.x_element) };
+                held[i] = load_one(x + element * bytes_of(c.x_element) as u64, c.x_element);
             }
             i += 1;
         }
@@ -122,16 +117,13 @@ impl Drafts {
         let none = [Raw([0]); HELD];
         let (mut channel, mut previous, mut new) = (Channel::NONE, none, none);
         if part.is_there {
-            // SAFETY: the caller's promise.
-            unsafe {
-                if c.previous_tokens != 0 {
-                    previous = walk.load(c, params, Of::Previous, part.channel, 0);
-                }
-                if c.tokens != 0 {
-                    new = walk.load(c, params, Of::New, part.channel, 0);
-                }
-                channel = Channel::load(c, params, place, part.channel, true);
+            if c.previous_tokens != 0 {
+                previous = walk.load(c, params, Of::Previous, part.channel, 0);
             }
+            if c.tokens != 0 {
+                new = walk.load(c, params, Of::New, part.channel, 0);
+            }
+            channel = Channel::load(c, params, place, part.channel, true);
         }
         Self {
             part,
@@ -162,13 +154,10 @@ impl Drafts {
             new: none,
         };
         if part.is_there {
-            // SAFETY: the caller's promise.
-            unsafe {
-                if c.tokens != 0 {
-                    drafts.new = walk.load(c, params, Of::New, part.channel, 0);
-                }
-                drafts.channel = Channel::load_waiting(c, params, place, ring, part.channel);
+            if c.tokens != 0 {
+                drafts.new = walk.load(c, params, Of::New, part.channel, 0);
             }
+            drafts.channel = Channel::load_waiting(c, params, place, ring, part.channel);
         }
         drafts
     }
@@ -181,8 +170,7 @@ impl Drafts {
     pub unsafe fn carry(&self, c: &StepConstants, params: &LayerParams, place: &Place) {
         if self.part.is_there {
             let number = self.part.channel;
-            // SAFETY: the caller's promise.
-            unsafe { self.channel.store_window(c, params, place, number) };
+            self.channel.store_window(c, params, place, number);
         }
     }
 
@@ -201,45 +189,42 @@ impl Drafts {
         give: impl Fn(&Part, Of, u32, bool, f32),
     ) {
         let (number, is_there) = (self.part.channel, self.part.is_there);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.token_index != 0 && is_there {
-                self.channel.store_kept_inputs(c, params, place, number);
-            }
-            if c.previous_tokens != 0 {
-                let (mut first, mut held) = (0, self.previous);
-                while first < c.previous_tokens {
-                    let next = self.load_next(c, params, walk, Of::Previous, first);
-                    each!(i in 0..HELD => {
-                        let t = first + i as u32;
-                        if t < c.previous_tokens {
-                            let y = self.channel.convolve(c, held[i]);
-                            give(&self.part, Of::Previous, t, t < walk.kept, y);
-                            self.channel.shift_where(t < walk.kept, held[i]);
-                        }
-                    });
-                    (first, held) = (first + HELD as u32, next);
-                }
-                if is_there {
-                    self.channel.store_window(c, params, place, number);
-                }
-            }
-            let (mut first, mut held) = (0, self.new);
-            while first < c.tokens {
-                let next = self.load_next(c, params, walk, Of::New, first);
+        if c.token_index != 0 && is_there {
+            self.channel.store_kept_inputs(c, params, place, number);
+        }
+        if c.previous_tokens != 0 {
+            let (mut first, mut held) = (0, self.previous);
+            while first < c.previous_tokens {
+                let next = self.load_next(c, params, walk, Of::Previous, first);
                 each!(i in 0..HELD => {
                     let t = first + i as u32;
-                    if t < c.tokens {
+                    if t < c.previous_tokens {
                         let y = self.channel.convolve(c, held[i]);
-                        give(&self.part, Of::New, t, t < walk.count, y);
-                        self.channel.shift(held[i]);
-                        if c.previous_tokens == 0 && is_there && t < walk.count {
-                            self.after(c, params, place, walk, (t, held[i]));
-                        }
+                        give(&self.part, Of::Previous, t, t < walk.kept, y);
+                        self.channel.shift_where(t < walk.kept, held[i]);
                     }
                 });
                 (first, held) = (first + HELD as u32, next);
             }
+            if is_there {
+                self.channel.store_window(c, params, place, number);
+            }
+        }
+        let (mut first, mut held) = (0, self.new);
+        while first < c.tokens {
+            let next = self.load_next(c, params, walk, Of::New, first);
+            each!(i in 0..HELD => {
+                let t = first + i as u32;
+                if t < c.tokens {
+                    let y = self.channel.convolve(c, held[i]);
+                    give(&self.part, Of::New, t, t < walk.count, y);
+                    self.channel.shift(held[i]);
+                    if c.previous_tokens == 0 && is_there && t < walk.count {
+                        self.after(c, params, place, walk, (t, held[i]));
+                    }
+                }
+            });
+            (first, held) = (first + HELD as u32, next);
         }
     }
 
@@ -290,8 +275,7 @@ impl Drafts {
             Of::New => c.tokens,
         };
         if next < room && self.part.is_there {
-            // SAFETY: the caller's promise.
-            return unsafe { walk.load(c, params, of, self.part.channel, next) };
+            return walk.load(c, params, of, self.part.channel, next);
         }
         [Raw([0]); HELD]
     }
@@ -307,21 +291,18 @@ impl Drafts {
         (t, x): (u32, Raw<1>),
     ) {
         let (channel, number) = (&self.channel, self.part.channel);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.token_index != 0 {
-                store_input(c, params, place, number, c.taps - 2 + t, x);
-            } else if c.update_state != 0 && t + 1 == walk.count {
-                channel.store_window(c, params, place, number);
-            }
-            if c.has_window_snapshots != 0 {
-                let window = walk.b as u64 * c.window_snapshot_row as u64
-                    + t as u64 * c.window_snapshot_token as u64
-                    + number as u64 * c.window_snapshot_channel as u64;
-                let bytes = bytes_of(c.x_element) as u64;
-                let first = params.window_snapshots + window * bytes;
-                channel.store_inputs(c, first, c.window_snapshot_input);
-            }
+        if c.token_index != 0 {
+            store_input(c, params, place, number, c.taps - 2 + t, x);
+        } else if c.update_state != 0 && t + 1 == walk.count {
+            channel.store_window(c, params, place, number);
+        }
+        if c.has_window_snapshots != 0 {
+            let window = walk.b as u64 * c.window_snapshot_row as u64
+                + t as u64 * c.window_snapshot_token as u64
+                + number as u64 * c.window_snapshot_channel as u64;
+            let bytes = bytes_of(c.x_element) as u64;
+            let first = params.window_snapshots + window * bytes;
+            channel.store_inputs(c, first, c.window_snapshot_input);
         }
     }
 }

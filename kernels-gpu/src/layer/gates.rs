@@ -8,9 +8,6 @@ use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 
 /// β of the row's value head, and its α: with KDA that of one channel of all `k_dim`, with GDN the head's own.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_gate<G: Layered>(
     c: &StepConstants,
@@ -25,19 +22,16 @@ pub unsafe fn load_gate<G: Layered>(
     } else {
         (0, 1)
     };
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut dt_bias = Raw([0]);
-        if c.has_dt_bias != 0 {
-            let first = gate_row(c, row) as u64 * channels as u64;
-            let address = params.dt_bias + (first + channel as u64) * 4;
-            dt_bias = load_one(address, Element::F32 as u32);
-        }
-        RawGates {
-            g: load_one(tokens.g.at(0, channel), c.g_element),
-            b: load_beta(c, tokens, 0),
-            a_log: load_a_log(c, params, row),
-            dt_bias,
-        }
+    let mut dt_bias = Raw([0]);
+    if c.has_dt_bias != 0 {
+        let first = gate_row(c, row) as u64 * channels as u64;
+        let address = params.dt_bias + (first + channel as u64) * 4;
+        dt_bias = load_one(address, Element::F32 as u32);
+    }
+    RawGates {
+        g: load_one(tokens.g.at(0, channel), c.g_element),
+        b: load_beta(c, tokens, 0),
+        a_log: load_a_log(c, params, row),
+        dt_bias,
     }
 }

@@ -209,23 +209,20 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
-        // SAFETY: the caller's promise.
-        unsafe {
-            if part.of == Of::Value {
-                let (r, v) = (part.own / Self::TILE, part.own % Self::TILE);
-                let address = smem + Self::HEADS + r * Self::HEAD_BYTES + v * 4;
-                store_shared_b32(address, y.to_bits());
-                return;
-            }
-            let first = match part.of {
-                Of::Query => Self::Q,
-                _ => Self::KEYS,
-            };
-            let address = smem + first + position::<S>(Self::LANES, part.own);
-            each!(rank in 0..Self::BLOCKS => {
-                cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-            });
+        if part.of == Of::Value {
+            let (r, v) = (part.own / Self::TILE, part.own % Self::TILE);
+            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + v * 4;
+            store_shared_b32(address, y.to_bits());
+            return;
         }
+        let first = match part.of {
+            Of::Query => Self::Q,
+            _ => Self::KEYS,
+        };
+        let address = smem + first + position::<S>(Self::LANES, part.own);
+        each!(rank in 0..Self::BLOCKS => {
+            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+        });
     }
 
     /// Sum of the squares of o over the rows of this warp, neighbours first.

@@ -28,14 +28,11 @@ pub fn of_sums() -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn open_and_arrive(c: &StepConstants, channels: u32, sums: u32) {
     if thread_idx_x() == 0 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.taps != 0 {
-                open_mailbox(of_channels(), channels * 4);
-            }
-            if c.has_norm != 0 {
-                open_mailbox(of_sums(), c.ratio * sums * 4);
-            }
+        if c.taps != 0 {
+            open_mailbox(of_channels(), channels * 4);
+        }
+        if c.has_norm != 0 {
+            open_mailbox(of_sums(), c.ratio * sums * 4);
         }
     }
     arrive_relaxed();

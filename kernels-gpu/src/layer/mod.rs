@@ -16,6 +16,11 @@
 //!
 //! No block waits for another outside a cluster. Every entry takes convolution (`conv.rs`) and norm (`norm.rs`) as load-time
 //! constants: what is off costs nothing. Whichever kernel it is, the results have the same bits.
+//!
+//! # Safety
+//! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
+//! from shared memory has been stored there, and what it stores to is this thread's.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 pub(crate) mod conv;
 mod drafts;
@@ -83,17 +88,14 @@ pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
 /// They are there, each behind the one before it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn warp_channels<const K: u32>(smem: u32) -> [f32; 4] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if K > 64 {
-            if lane_id() < K / 4 {
-                load_rows::<4>(smem + lane_id() * 16)
-            } else {
-                [0.0; 4]
-            }
+    if K > 64 {
+        if lane_id() < K / 4 {
+            load_rows::<4>(smem + lane_id() * 16)
         } else {
-            let [x, y] = load_rows::<2>(smem + lane_id() * 8);
-            [x, y, 0.0, 0.0]
+            [0.0; 4]
         }
+    } else {
+        let [x, y] = load_rows::<2>(smem + lane_id() * 8);
+        [x, y, 0.0, 0.0]
     }
 }

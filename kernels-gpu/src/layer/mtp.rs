@@ -113,33 +113,28 @@ pub struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &'a StepConstants, params: &'a LayerParams, row: Row) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let place = Place::load(c, params, row.b);
-            let new = Tokens::new(c, &params.step, row);
-            let previous = if c.previous_tokens != 0 {
-                Some(Tokens::previous(c, &params.step, row))
-            } else {
-                None
-            };
-            let previous_live = match &previous {
-                Some(previous) => previous.live,
-                None => true,
-            };
-            Self {
-                c,
-                params,
-                row,
-                walk: Walk::new(row.b, previous.as_ref(), &new),
-                live: place.live() && new.live && previous_live,
-                place,
-                new,
-                previous,
-            }
+        let place = Place::load(c, params, row.b);
+        let new = Tokens::new(c, &params.step, row);
+        let previous = if c.previous_tokens != 0 {
+            Some(Tokens::previous(c, &params.step, row))
+        } else {
+            None
+        };
+        let previous_live = match &previous {
+            Some(previous) => previous.live,
+            None => true,
+        };
+        Self {
+            c,
+            params,
+            row,
+            walk: Walk::new(row.b, previous.as_ref(), &new),
+            live: place.live() && new.live && previous_live,
+            place,
+            new,
+            previous,
         }
     }
 
@@ -151,14 +146,10 @@ impl<'a> Launch<'a> {
     pub unsafe fn load_drafts<W: Mtp>(&self, i: u32) -> Drafts {
         let (dims, tiles) = ([W::K, W::V], (W::BLOCKS, W::TILE));
         let part = Part::new(self.c, self.row, dims, tiles, i);
-        // SAFETY: the caller's promise.
-        unsafe { Drafts::load(self.c, self.params, &self.place, &self.walk, part) }
+        Drafts::load(self.c, self.params, &self.place, &self.walk, part)
     }
 
     /// Zeros for o of the tokens that are no row's: see [`clear_rest`].
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn clear_rest<W: Mtp>(&self) {
         let (c, params, row) = (self.c, &self.params.step, self.row);
@@ -167,8 +158,7 @@ impl<'a> Launch<'a> {
             let hv = row.value_head(c, i / W::TILE);
             hv * c.o_head + row.tile * W::TILE + i % W::TILE
         };
-        // SAFETY: the caller's promise.
-        unsafe { clear_rest(c, params, turn, threads, c.ratio * W::TILE, at) };
+        clear_rest(c, params, turn, threads, c.ratio * W::TILE, at);
     }
 
     /// Of a row without tokens: the states and the windows of the block that it starts from are those that it leaves. Every
@@ -183,20 +173,17 @@ impl<'a> Launch<'a> {
         }
         let (c, params, row, thread) = (self.c, self.params, self.row, thread_idx_x());
         let tile = Tile::new(v_last, [W::K, W::V], (row.tile * W::TILE, W::TILE));
-        // SAFETY: the caller's promise.
-        unsafe {
-            each!(r in 0..c.ratio => {
-                let of = (row.value_head(c, r), tile);
-                let slots = &self.place.slots;
-                slots.carry::<S>(c, &params.step, of, (thread, W::THREADS));
-            });
-            if self.place.carries_window(c, params) {
-                let mut i = thread;
-                while i < 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE {
-                    let drafts = self.load_drafts::<W>(i);
-                    drafts.carry(c, params, &self.place);
-                    i += W::THREADS;
-                }
+        each!(r in 0..c.ratio => {
+            let of = (row.value_head(c, r), tile);
+            let slots = &self.place.slots;
+            slots.carry::<S>(c, &params.step, of, (thread, W::THREADS));
+        });
+        if self.place.carries_window(c, params) {
+            let mut i = thread;
+            while i < 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE {
+                let drafts = self.load_drafts::<W>(i);
+                drafts.carry(c, params, &self.place);
+                i += W::THREADS;
             }
         }
     }
@@ -209,37 +196,34 @@ impl<'a> Launch<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give<W: Mtp>(&self, mut drafts: Drafts) {
         let (c, params, place, walk) = (self.c, self.params, &self.place, &self.walk);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.taps == 0 {
-                self.give_qkv::<W>();
-                sync_threads();
-                return;
+        if c.taps == 0 {
+            self.give_qkv::<W>();
+            sync_threads();
+            return;
+        }
+        let channels = 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE;
+        let mut i = thread_idx_x();
+        loop {
+            if drafts.part.is_there {
+                drafts.convolve(c, params, place, walk, |part, of, t, is_there, y| {
+                    // Each to a place of its own, for the mailbox counts them all.
+                    let i = match of {
+                        drafts::Of::Previous if is_there => t,
+                        drafts::Of::Previous => c.tokens + t,
+                        drafts::Of::New => walk.kept + t,
+                    };
+                    give::<W>(c, part, i, y);
+                });
             }
-            let channels = 2 * (W::K / W::BLOCKS) + c.ratio * W::TILE;
-            let mut i = thread_idx_x();
-            loop {
-                if drafts.part.is_there {
-                    drafts.convolve(c, params, place, walk, |part, of, t, is_there, y| {
-                        // Each to a place of its own, for the mailbox counts them all.
-                        let i = match of {
-                            drafts::Of::Previous if is_there => t,
-                            drafts::Of::Previous => c.tokens + t,
-                            drafts::Of::New => walk.kept + t,
-                        };
-                        give::<W>(c, part, i, y);
-                    });
-                }
-                i += W::THREADS;
-                if i >= channels {
-                    break;
-                }
-                drafts = self.load_drafts::<W>(i);
+            i += W::THREADS;
+            if i >= channels {
+                break;
             }
-            sync_threads(); // for v
-            if W::BLOCKS > 1 {
-                cluster::wait_mailbox(mail::of_channels());
-            }
+            drafts = self.load_drafts::<W>(i);
+        }
+        sync_threads(); // for v
+        if W::BLOCKS > 1 {
+            cluster::wait_mailbox(mail::of_channels());
         }
     }
 
@@ -247,31 +231,28 @@ impl<'a> Launch<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_qkv<W: Mtp>(&self) {
         let (c, thread) = (self.c, thread_idx_x());
-        // SAFETY: the caller's promise.
-        unsafe {
-            let give = |run: Run, t: u32, from: u32, address: u32| {
-                let [value] = load_one(run.at(t, from), run.element()).to_f32(run.element());
-                store_shared_b32(address, value.to_bits());
-            };
-            let mut n = thread;
-            while n < Walk::most(c) * W::K {
-                let (i, channel) = (n / W::K, n % W::K);
-                let (tokens, t) = self.token(i);
-                let smem = W::token(c, i) + W::place(channel);
-                give(tokens.k, t, channel, smem);
-                give(tokens.q, t, channel, smem + W::Q);
-                n += W::THREADS;
-            }
-            n = thread;
-            while n < Walk::most(c) * c.ratio * W::TILE {
-                let (i, r, v) = place_of::<W>(c, n);
-                let (tokens, t) = self.token(i);
-                let row = self.row.with_head(c, r);
-                let tokens = tokens.with_head(c, &self.params.step, row);
-                let from = self.row.tile * W::TILE + v;
-                give(tokens.v, t, from, W::head(c, i, r) + W::VALUES + v * 4);
-                n += W::THREADS;
-            }
+        let give = |run: Run, t: u32, from: u32, address: u32| {
+            let [value] = load_one(run.at(t, from), run.element()).to_f32(run.element());
+            store_shared_b32(address, value.to_bits());
+        };
+        let mut n = thread;
+        while n < Walk::most(c) * W::K {
+            let (i, channel) = (n / W::K, n % W::K);
+            let (tokens, t) = self.token(i);
+            let smem = W::token(c, i) + W::place(channel);
+            give(tokens.k, t, channel, smem);
+            give(tokens.q, t, channel, smem + W::Q);
+            n += W::THREADS;
+        }
+        n = thread;
+        while n < Walk::most(c) * c.ratio * W::TILE {
+            let (i, r, v) = place_of::<W>(c, n);
+            let (tokens, t) = self.token(i);
+            let row = self.row.with_head(c, r);
+            let tokens = tokens.with_head(c, &self.params.step, row);
+            let from = self.row.tile * W::TILE + v;
+            give(tokens.v, t, from, W::head(c, i, r) + W::VALUES + v * 4);
+            n += W::THREADS;
         }
     }
 
@@ -307,8 +288,7 @@ impl<'a> Launch<'a> {
         let mut overflow = false;
         let mut i = lane_id();
         while i < tokens {
-            // SAFETY: the caller's promise.
-            let factors = unsafe { load_key_and_query(W::head(c, i, 0) + W::FACTORS) };
+            let factors = load_key_and_query(W::head(c, i, 0) + W::FACTORS);
             overflow |= factors[0] == 0.0 || factors[1] == 0.0;
             i += 32;
         }
@@ -324,20 +304,14 @@ impl<'a> Launch<'a> {
         let c = self.c;
         each!(r in 0..c.ratio => {
             let smem = W::head(c, i, r) + W::FACTORS;
-            // SAFETY: the caller's promise.
-            unsafe {
-                let of_gates = load_factors(smem, W::Gating::PER_CHANNEL);
-                let gates = (of_gates.decay, of_gates.beta);
-                let scale = f32::from_bits(c.scale);
-                store_factors(smem, Factors::new(c.l2norm != 0, scale, norms, gates));
-            }
+            let of_gates = load_factors(smem, W::Gating::PER_CHANNEL);
+            let gates = (of_gates.decay, of_gates.beta);
+            let scale = f32::from_bits(c.scale);
+            store_factors(smem, Factors::new(c.l2norm != 0, scale, norms, gates));
         });
     }
 
     /// z and weight of `n`, an element of o; loaded ahead of what waits.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_scale<W: Mtp>(&self, n: u32) -> Scale {
         let c = self.c;
@@ -348,20 +322,15 @@ impl<'a> Launch<'a> {
         let t = self.new.start + self.new.nearest(t);
         let row = self.row.with_head(c, r % c.ratio);
         let v = self.row.tile * W::TILE + v;
-        // SAFETY: the caller's promise.
-        unsafe { Scale::load(c, self.params, row, (t, v)) }
+        Scale::load(c, self.params, row, (t, v))
     }
 
     /// o of an inactive row.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_zeros<W: Mtp>(&self) {
         let mut n = thread_idx_x();
         while n < self.walk.count * self.c.ratio * W::TILE {
-            // SAFETY: the caller's promise.
-            unsafe { self.store::<W>(n, 0.0) };
+            self.store::<W>(n, 0.0);
             n += W::THREADS;
         }
     }
@@ -374,8 +343,7 @@ impl<'a> Launch<'a> {
         let own = self.row.with_head(c, r);
         let tokens = self.new.with_head(c, &self.params.step, own);
         let address = tokens.o.at(t, self.row.tile * W::TILE + v);
-        // SAFETY: the caller's promise.
-        unsafe { elements::store([o], address, c.o_element, false) };
+        elements::store([o], address, c.o_element, false);
     }
 
     /// Norms o, where there is a norm, and stores it. All threads of the block call it, with what [`Self::load_scale`] has
@@ -393,66 +361,61 @@ impl<'a> Launch<'a> {
         while ahead < SCALES {
             let n = thread + ahead as u32 * W::THREADS;
             if n < count {
-                // SAFETY: the caller's promise.
-                scales[ahead] = unsafe { self.load_scale::<W>(n) };
+                scales[ahead] = self.load_scale::<W>(n);
             }
             ahead += 1;
         }
-        // SAFETY: the caller's promise.
-        let o = |n: u32| unsafe {
+        let o = |n: u32| {
             let (t, r, v) = place_of::<W>(c, n);
             f32::from_bits(load_shared_b32(W::head(c, kept + t, r) + W::VALUES + v * 4))
         };
         sync_threads();
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.has_norm != 0 {
-                let mut n = thread;
-                while n - lane_id() < count {
-                    let mut value = 0.0;
-                    if n < count {
-                        value = o(n);
-                    }
-                    let sum = sum_of_neighbours(value, W::SEGMENT);
-                    let (t, r, v) = place_of::<W>(c, n);
-                    let segment = (self.row.tile * W::TILE + v) / W::SEGMENT;
-                    let address = W::head(c, kept + t, r) + W::SUMS + segment * 4;
-                    let rank = lane_id() % W::SEGMENT;
-                    if n < count && W::BLOCKS > 1 && rank < W::BLOCKS {
-                        cluster::send_b32(address, rank, sum.to_bits(), mail::of_sums());
-                    }
-                    if n < count && W::BLOCKS == 1 && rank == 0 {
-                        store_shared_b32(address, sum.to_bits());
-                    }
-                    n += W::THREADS;
-                }
-                if W::BLOCKS > 1 {
-                    cluster::wait_mailbox(mail::of_sums());
-                } else {
-                    sync_threads();
-                }
-            }
+        if c.has_norm != 0 {
             let mut n = thread;
-            while n < self.walk.count * c.ratio * W::TILE {
-                let value = o(n);
-                let mut normed = value;
-                if c.has_norm != 0 {
-                    let (t, r, _) = place_of::<W>(c, n);
-                    let squares = sum_of(W::head(c, kept + t, r) + W::SUMS, W::HEAD_SUMS);
-                    normed = scales[0].apply(c, value, squares, W::V);
-                    let mut ahead = 1;
-                    while ahead < SCALES {
-                        scales[ahead - 1] = scales[ahead];
-                        ahead += 1;
-                    }
-                    let next = n + SCALES as u32 * W::THREADS;
-                    if next < count {
-                        scales[SCALES - 1] = self.load_scale::<W>(next);
-                    }
+            while n - lane_id() < count {
+                let mut value = 0.0;
+                if n < count {
+                    value = o(n);
                 }
-                self.store::<W>(n, normed);
+                let sum = sum_of_neighbours(value, W::SEGMENT);
+                let (t, r, v) = place_of::<W>(c, n);
+                let segment = (self.row.tile * W::TILE + v) / W::SEGMENT;
+                let address = W::head(c, kept + t, r) + W::SUMS + segment * 4;
+                let rank = lane_id() % W::SEGMENT;
+                if n < count && W::BLOCKS > 1 && rank < W::BLOCKS {
+                    cluster::send_b32(address, rank, sum.to_bits(), mail::of_sums());
+                }
+                if n < count && W::BLOCKS == 1 && rank == 0 {
+                    store_shared_b32(address, sum.to_bits());
+                }
                 n += W::THREADS;
             }
+            if W::BLOCKS > 1 {
+                cluster::wait_mailbox(mail::of_sums());
+            } else {
+                sync_threads();
+            }
+        }
+        let mut n = thread;
+        while n < self.walk.count * c.ratio * W::TILE {
+            let value = o(n);
+            let mut normed = value;
+            if c.has_norm != 0 {
+                let (t, r, _) = place_of::<W>(c, n);
+                let squares = sum_of(W::head(c, kept + t, r) + W::SUMS, W::HEAD_SUMS);
+                normed = scales[0].apply(c, value, squares, W::V);
+                let mut ahead = 1;
+                while ahead < SCALES {
+                    scales[ahead - 1] = scales[ahead];
+                    ahead += 1;
+                }
+                let next = n + SCALES as u32 * W::THREADS;
+                if next < count {
+                    scales[SCALES - 1] = self.load_scale::<W>(next);
+                }
+            }
+            self.store::<W>(n, normed);
+            n += W::THREADS;
         }
     }
 }
@@ -467,22 +430,19 @@ fn place_of<W: Mtp>(c: &StepConstants, n: u32) -> (u32, u32, u32) {
 /// Leaves a convolved channel of token `i` where it is wanted: of k and q, in every block of the cluster.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give<W: Mtp>(c: &StepConstants, part: &Part, i: u32, y: f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let address = match part.of {
-            Of::Value => {
-                let (r, v) = (part.own / W::TILE, part.own % W::TILE);
-                W::head(c, i, r) + W::VALUES + v * 4
-            }
-            Of::Key => W::token(c, i) + W::place(part.own),
-            Of::Query => W::token(c, i) + W::Q + W::place(part.own),
-        };
-        if W::BLOCKS == 1 || part.of == Of::Value {
-            store_shared_b32(address, y.to_bits());
-            return;
+    let address = match part.of {
+        Of::Value => {
+            let (r, v) = (part.own / W::TILE, part.own % W::TILE);
+            W::head(c, i, r) + W::VALUES + v * 4
         }
-        each!(rank in 0..W::BLOCKS => {
-            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-        });
+        Of::Key => W::token(c, i) + W::place(part.own),
+        Of::Query => W::token(c, i) + W::Q + W::place(part.own),
+    };
+    if W::BLOCKS == 1 || part.of == Of::Value {
+        store_shared_b32(address, y.to_bits());
+        return;
     }
+    each!(rank in 0..W::BLOCKS => {
+        cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+    });
 }

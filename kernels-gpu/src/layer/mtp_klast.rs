@@ -266,9 +266,6 @@ struct Turn {
 
 impl Turn {
     /// Number `n` of the tokens' heads, or the last.
-    ///
-    /// # Safety
-    /// `launch` describes live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<G: Gating, S: StateElement, const K: u32>(
         launch: &Launch,
@@ -280,12 +277,9 @@ impl Turn {
         let (t, r) = (tokens.nearest(n / c.ratio), n % c.ratio);
         let row = launch.row.with_head(c, r);
         let own = tokens.with_head(c, params, row);
-        // SAFETY: the caller's promise.
-        unsafe {
-            Self {
-                gates: LaneGates::load::<G, S, K>(c, params, row, &own, t, share),
-                slot: token_slot(c, params, row.b, t),
-            }
+        Self {
+            gates: LaneGates::load::<G, S, K>(c, params, row, &own, t, share),
+            slot: token_slot(c, params, row.b, t),
         }
     }
 }
@@ -387,22 +381,19 @@ impl<
     ) -> (Token<PARTS>, [f32; ROWS], u32) {
         let (token, head) = (Self::token(c, i), Self::head(c, i, r));
         let values = head + Self::VALUES + own * 4;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut v = [0.0; ROWS];
-            each!(n in 0..ROWS => v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4)));
-            let made = Token {
-                k: load_parts(token, share),
-                q: load_parts(token + Self::Q, share),
-                decay: if G::PER_CHANNEL {
-                    load_channels(head, share)
-                } else {
-                    [0.0; 8]
-                },
-                factors: load_factors(head + Self::FACTORS, G::PER_CHANNEL),
-                slot: load_slot(c, token + Self::SLOT),
-            };
-            (made, v, values)
-        }
+        let mut v = [0.0; ROWS];
+        each!(n in 0..ROWS => v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4)));
+        let made = Token {
+            k: load_parts(token, share),
+            q: load_parts(token + Self::Q, share),
+            decay: if G::PER_CHANNEL {
+                load_channels(head, share)
+            } else {
+                [0.0; 8]
+            },
+            factors: load_factors(head + Self::FACTORS, G::PER_CHANNEL),
+            slot: load_slot(c, token + Self::SLOT),
+        };
+        (made, v, values)
     }
 }

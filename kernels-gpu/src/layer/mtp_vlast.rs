@@ -359,21 +359,18 @@ impl<
         values: u32,
         (is_there, is_new): (bool, bool),
     ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
-                load_shared_b64(smem + (i as u32 * Self::COLUMNS + own) * 8).map(f32::from_bits)
-            });
-            let factors = load_factors(of_token + Self::FACTORS, G::PER_CHANNEL);
-            let mut v = 0.0;
-            if is_there {
-                v = f32::from_bits(load_shared_b32(values));
-            }
-            let delta = factors.delta(v, sk); // (3)
-            store_shared_b32(smem + Self::STEPS + own * 4, (delta * factors.k).to_bits());
-            if is_there && is_new {
-                store_shared_b32(values, factors.output(sq, delta).to_bits()); // (5)
-            }
+        let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
+            load_shared_b64(smem + (i as u32 * Self::COLUMNS + own) * 8).map(f32::from_bits)
+        });
+        let factors = load_factors(of_token + Self::FACTORS, G::PER_CHANNEL);
+        let mut v = 0.0;
+        if is_there {
+            v = f32::from_bits(load_shared_b32(values));
+        }
+        let delta = factors.delta(v, sk); // (3)
+        store_shared_b32(smem + Self::STEPS + own * 4, (delta * factors.k).to_bits());
+        if is_there && is_new {
+            store_shared_b32(values, factors.output(sq, delta).to_bits()); // (5)
         }
     }
 }

@@ -31,9 +31,6 @@ impl Scale {
     };
 
     /// Of element `v` of the row's head, of token `t` of its tensor's row; nothing without a norm.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
@@ -47,12 +44,9 @@ impl Scale {
         let token = t as u64 * c.z_token as u64 * bytes_of(c.z_element) as u64;
         let z = row.at(params.z, c.z_row, row.hv * c.z_head, v, c.z_element) + token;
         let weight = params.norm_weight + (v * bytes_of(c.norm_weight_element)) as u64;
-        // SAFETY: the caller's promise.
-        unsafe {
-            Self {
-                z: load_one(z, c.z_element),
-                weight: load_one(weight, c.norm_weight_element),
-            }
+        Self {
+            z: load_one(z, c.z_element),
+            weight: load_one(weight, c.norm_weight_element),
         }
     }
 
@@ -121,21 +115,16 @@ pub(crate) use squares;
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
     if lane_id() < blocks {
-        // SAFETY: the caller's promise.
-        unsafe { cluster::send_b32(smem, lane_id(), sum.to_bits(), mailbox) };
+        cluster::send_b32(smem, lane_id(), sum.to_bits(), mailbox);
     }
 }
 
 /// The sum of `count` words at `smem`, 1 to 32 sums of squares, as [`pairwise_sum`] adds them and a norm takes it.
-///
-/// # Safety
-/// They are there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     let mut signs = 0;
     let word = |i: usize| {
-        // SAFETY: the caller's promise.
-        let word = unsafe { load_shared_b32(smem + i as u32 * 4) };
+        let word = load_shared_b32(smem + i as u32 * 4);
         signs |= word;
         [f32::from_bits(word), 0.0]
     };
@@ -145,8 +134,7 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
         let mut small = 0.0;
         let (mut i, count) = (0, unknown(count));
         while i < count {
-            // SAFETY: the caller's promise.
-            let word = f32::from_bits(unsafe { load_shared_b32(smem + i * 4) });
+            let word = f32::from_bits(load_shared_b32(smem + i * 4));
             small += if word < 0.0 {
                 -word
             } else {
@@ -177,41 +165,38 @@ pub unsafe fn finish_heads(
     let count = c.ratio * dim;
     let mut scale = first;
     let mut i = thread_idx_x();
-    // SAFETY: the caller's promise.
-    unsafe {
-        if c.has_norm != 0 {
-            while i < count {
-                let (o, sums) = at(i / dim);
-                let value = f32::from_bits(load_shared_b32(o + i % dim * 4));
-                let sum = sum_of_neighbours(value, 32);
-                if lane_id() == 0 {
-                    store_shared_b32(sums + i % dim / 32 * 4, sum.to_bits());
-                }
-                i += threads;
-            }
-            sync_threads();
-        }
-        i = thread_idx_x();
+    if c.has_norm != 0 {
         while i < count {
             let (o, sums) = at(i / dim);
-            let own = row.with_head(c, i / dim);
-            let mut value = f32::from_bits(load_shared_b32(o + i % dim * 4));
-            if c.has_norm != 0 {
-                if i >= threads {
-                    scale = Scale::load(c, params, own, (0, i % dim));
-                }
-                value = scale.apply(c, value, sum_of(sums, dim / 32), dim);
+            let value = f32::from_bits(load_shared_b32(o + i % dim * 4));
+            let sum = sum_of_neighbours(value, 32);
+            if lane_id() == 0 {
+                store_shared_b32(sums + i % dim / 32 * 4, sum.to_bits());
             }
-            let address = own.at(
-                params.step.o,
-                c.o_row,
-                own.hv * c.o_head,
-                i % dim,
-                c.o_element,
-            );
-            elements::store([value], address, c.o_element, false);
             i += threads;
         }
+        sync_threads();
+    }
+    i = thread_idx_x();
+    while i < count {
+        let (o, sums) = at(i / dim);
+        let own = row.with_head(c, i / dim);
+        let mut value = f32::from_bits(load_shared_b32(o + i % dim * 4));
+        if c.has_norm != 0 {
+            if i >= threads {
+                scale = Scale::load(c, params, own, (0, i % dim));
+            }
+            value = scale.apply(c, value, sum_of(sums, dim / 32), dim);
+        }
+        let address = own.at(
+            params.step.o,
+            c.o_row,
+            own.hv * c.o_head,
+            i % dim,
+            c.o_element,
+        );
+        elements::store([value], address, c.o_element, false);
+        i += threads;
     }
 }
 

@@ -191,8 +191,7 @@ impl Leaves for () {
         walk: &Walk,
         part: Part,
     ) -> Drafts {
-        // SAFETY: the caller's promise.
-        unsafe { Drafts::load(c, params, place, walk, part) }
+        Drafts::load(c, params, place, walk, part)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -224,8 +223,7 @@ impl Leaves for Rings {
         walk: &Walk,
         part: Part,
     ) -> Drafts {
-        // SAFETY: the caller's promise.
-        unsafe { Drafts::load_waiting(c, params, place, walk, part, &self.inputs) }
+        Drafts::load_waiting(c, params, place, walk, part, &self.inputs)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -237,8 +235,7 @@ impl Leaves for Rings {
         walk: &Walk,
         drafts: &Drafts,
     ) {
-        // SAFETY: the caller's promise.
-        unsafe { drafts.leave(c, params, place, walk, &self.inputs) };
+        drafts.leave(c, params, place, walk, &self.inputs);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -284,8 +281,6 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     const LARGE: u32 = Self::SUMS + TOKENS * Self::TOKEN_SUMS * 4;
     pub const BYTES: u32 = Self::LARGE + if CLUSTERED { MOST_PARTS } else { 1 } * B::WARPS * 4;
 
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(c: &StepConstants, params: &'a LayerParams, row: Row, rings: R) -> Self {
         let rank = if CLUSTERED {
@@ -309,8 +304,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         Self {
             block: PhantomData,
             params,
-            // SAFETY: the caller's promise.
-            place: unsafe { Place::load(c, params, row.b) },
+            place: Place::load(c, params, row.b),
             rings,
             rank,
             part,
@@ -448,23 +442,20 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         if !part.is_there || (part.of == Of::Query && set == Set::Previous) {
             return;
         }
-        // SAFETY: the caller's promise.
-        unsafe {
-            if part.of == Of::Value {
-                let values = Map::<B>::values(set, part.own / B::ROWS);
-                let place = values + t * Map::<B>::VALUE_ROW + part.own % B::ROWS * 4;
-                store_shared_b32(place, word);
-                return;
-            }
-            let place = Self::channel(part, set, t);
+        if part.of == Of::Value {
+            let values = Map::<B>::values(set, part.own / B::ROWS);
+            let place = values + t * Map::<B>::VALUE_ROW + part.own % B::ROWS * 4;
             store_shared_b32(place, word);
-            let blocks = Self::blocks(c);
-            each!(rank in 0..blocks => {
-                if rank != self.rank {
-                    send_b32(place, rank, word, Self::mail_of_channels());
-                }
-            });
+            return;
         }
+        let place = Self::channel(part, set, t);
+        store_shared_b32(place, word);
+        let blocks = Self::blocks(c);
+        each!(rank in 0..blocks => {
+            if rank != self.rank {
+                send_b32(place, rank, word, Self::mail_of_channels());
+            }
+        });
     }
 
     /// Whether those who convolve say whether they made any q or k that is large. Parts in f16 are made of whole vectors, and a
@@ -487,13 +478,10 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         let large = warp_ballot(is_large);
         let place = Self::LARGE + (self.rank * B::WARPS + thread_idx_x() / 32) * 4;
         let (place, rank) = (dynamic_shared_mem() + place, lane_id());
-        // SAFETY: the caller's promise.
-        unsafe {
-            if rank == self.rank {
-                store_shared_b32(place, large);
-            } else if rank < Self::blocks(c) {
-                send_b32(place, rank, large, Self::mail_of_channels());
-            }
+        if rank == self.rank {
+            store_shared_b32(place, large);
+        } else if rank < Self::blocks(c) {
+            send_b32(place, rank, large, Self::mail_of_channels());
         }
     }
 
@@ -516,8 +504,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         let dims = [B::K, B::V];
         let mut part = Part::of_head(c, launch.row, dims, layer.part, Self::TILE, i);
         part.is_there &= launch.tokens.live && is_due;
-        // SAFETY: the caller's promise.
-        unsafe { (layer.rings).load(c, layer.params, &layer.place, walk, part) }
+        (layer.rings).load(c, layer.params, &layer.place, walk, part)
     }
 }
 
@@ -553,15 +540,11 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     unsafe fn load_drafts(launch: &Launch<'_, Self>) -> (Walk, [Drafts; 2]) {
         let walk = Walk::new(launch.row.b, launch.previous.as_ref(), &launch.tokens);
         let i = thread_idx_x();
-        // SAFETY: the caller's promise.
-        let drafts = unsafe {
-            // Where accesses to states are not wide there are no registers left for it.
-            let first = Self::load_channel(launch, &walk, i, launch.c.wide_state != 0);
-            let is_due = Self::looks_ahead(&launch.c);
-            let second = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
-            [first, second]
-        };
-        (walk, drafts)
+        // Where accesses to states are not wide there are no registers left for it.
+        let first = Self::load_channel(launch, &walk, i, launch.c.wide_state != 0);
+        let is_due = Self::looks_ahead(&launch.c);
+        let second = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
+        (walk, [first, second])
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -587,12 +570,9 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         let z = row.at(layer.params.z, c.z_row, row.hv * c.z_head, v, c.z_element)
             + token * bytes_of(c.z_element) as u64;
         let weight = layer.params.norm_weight + (v * bytes_of(c.norm_weight_element)) as u64;
-        // SAFETY: the caller's promise.
-        unsafe {
-            Scales {
-                z: load(z, c.z_element, c.wide_norm != 0),
-                weight: load(weight, c.norm_weight_element, c.wide_norm != 0),
-            }
+        Scales {
+            z: load(z, c.z_element, c.wide_norm != 0),
+            weight: load(weight, c.norm_weight_element, c.wide_norm != 0),
         }
     }
 
@@ -606,11 +586,8 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         let (_, own) = layer.part;
         let mut i = thread_idx_x();
         while i < 2 * own + Self::TILE {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let drafts = Self::load_channel(launch, &walk, i, true);
-                drafts.carry(c, layer.params, &layer.place);
-            }
+            let drafts = Self::load_channel(launch, &walk, i, true);
+            drafts.carry(c, layer.params, &layer.place);
             i += 32 * B::WARPS;
         }
     }
@@ -682,8 +659,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         let mut large = 0;
         let mut i = lane_id();
         while i < Self::parts(c) * B::WARPS {
-            // SAFETY: the caller's promise.
-            large |= unsafe { load_shared_b32(dynamic_shared_mem() + Self::LARGE + 4 * i) };
+            large |= load_shared_b32(dynamic_shared_mem() + Self::LARGE + 4 * i);
             i += 32;
         }
         range::any_large(large != 0)
@@ -696,8 +672,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         each!(i in 0..8 => {
             let own = channel + i as u32;
             if t < launch.tokens.count && own >= first && own < first + count {
-                // SAFETY: the caller's promise.
-                unsafe { layer.rings.leave_tame_key(t, own, k[i]) };
+                layer.rings.leave_tame_key(t, own, k[i]);
             }
         });
     }
@@ -740,25 +715,20 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         }
         let (t, first) = worker.value_place();
         meeting::workers::<B>();
-        // SAFETY: the caller's promise.
-        unsafe {
-            if Self::TILES > 1 {
-                wait_mailbox(Self::mail_of_sums());
-            }
-            if t >= launch.tokens.count {
-                return;
-            }
-            let squares = sum_of(layer.sum(0, 0, t), Self::TOKEN_SUMS);
-            let z = scales.z.to_f32(c.z_element);
-            let weight = scales.weight.to_f32(c.norm_weight_element);
-            let mut o = outputs(worker);
-            let size = size_of(c, &mut o, (squares, B::V));
-            each!(i in 0..8 => {
-                o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]);
-            });
-            let address = launch.tokens.o.at(t, worker.first + first);
-            store(o, address, c.o_element, c.wide_io != 0);
+        if Self::TILES > 1 {
+            wait_mailbox(Self::mail_of_sums());
         }
+        if t >= launch.tokens.count {
+            return;
+        }
+        let squares = sum_of(layer.sum(0, 0, t), Self::TOKEN_SUMS);
+        let z = scales.z.to_f32(c.z_element);
+        let weight = scales.weight.to_f32(c.norm_weight_element);
+        let mut o = outputs(worker);
+        let size = size_of(c, &mut o, (squares, B::V));
+        each!(i in 0..8 => o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]));
+        let address = launch.tokens.o.at(t, worker.first + first);
+        store(o, address, c.o_element, c.wide_io != 0);
     }
 }
 
@@ -784,8 +754,6 @@ fn sum_of_rows_small(o: [f32; 8], lanes: u32) -> f32 {
 unsafe fn outputs<B: Block, const TILES16: usize>(worker: &Worker<B, TILES16>) -> [f32; 8] {
     let (t, row) = worker.value_place();
     let place = worker.value_address(Set::New, t, row, Element::F32 as u32);
-    // SAFETY: the caller's promise.
-    let [[a, b, c, d], [e, f, g, h]] =
-        unsafe { [load_shared_b128(place), load_shared_b128(place + 16)] };
+    let [[a, b, c, d], [e, f, g, h]] = [load_shared_b128(place), load_shared_b128(place + 16)];
     [a, b, c, d, e, f, g, h].map(f32::from_bits)
 }

@@ -67,8 +67,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
                 let row = first + (i / Self::PIECES) as u32;
                 let part = share.part(i % Self::PIECES / S::PIECES);
                 let address = head.piece_address::<S>(part, row, i % S::PIECES);
-                // SAFETY: the caller's promise.
-                unsafe { copy_async_b128(self.piece(at, i as u32), address) };
+                copy_async_b128(self.piece(at, i as u32), address);
             });
         }
         copy_async_commit();
@@ -102,20 +101,17 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     ) -> RawRows<ROWS, PARTS> {
         let mut raw = [[[0; 8]; PARTS]; ROWS];
         each!(row in 0..ROWS => {
-            // SAFETY: the caller's promise.
-            unsafe {
-                if self.copies {
-                    each!(i in 0..Self::PIECES => {
-                        let piece = self.piece(at, (row * Self::PIECES + i) as u32);
-                        let (raw, word) = (&mut raw[row][i / S::PIECES], 4 * (i % S::PIECES));
-                        [raw[word], raw[word + 1], raw[word + 2], raw[word + 3]] =
-                            load_shared_b128(piece);
-                    });
-                } else if self.reads {
-                    each!(part in 0..PARTS => {
-                        raw[row][part] = head.load::<S>(share.part(part), first + row as u32, true);
-                    });
-                }
+            if self.copies {
+                each!(i in 0..Self::PIECES => {
+                    let piece = self.piece(at, (row * Self::PIECES + i) as u32);
+                    let (raw, word) = (&mut raw[row][i / S::PIECES], 4 * (i % S::PIECES));
+                    [raw[word], raw[word + 1], raw[word + 2], raw[word + 3]] =
+                        load_shared_b128(piece);
+                });
+            } else if self.reads {
+                each!(part in 0..PARTS => {
+                    raw[row][part] = head.load::<S>(share.part(part), first + row as u32, true);
+                });
             }
         });
         raw

@@ -259,43 +259,37 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
-        // SAFETY: the caller's promise.
-        unsafe {
-            if part.of == Of::Value {
-                let (r, v) = (part.own / Self::COLUMNS, part.own % Self::COLUMNS);
-                let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES + v * 4;
-                store_shared_b32(address, y.to_bits());
-                return;
-            }
-            let first = match part.of {
-                Of::Query => Self::Q,
-                _ => Self::KEYS,
-            };
-            each!(rank in 0..Self::BLOCKS => {
-                let address = smem + first + part.own * 4;
-                cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-            });
+        if part.of == Of::Value {
+            let (r, v) = (part.own / Self::COLUMNS, part.own % Self::COLUMNS);
+            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES + v * 4;
+            store_shared_b32(address, y.to_bits());
+            return;
         }
+        let first = match part.of {
+            Of::Query => Self::Q,
+            _ => Self::KEYS,
+        };
+        each!(rank in 0..Self::BLOCKS => {
+            let address = smem + first + part.own * 4;
+            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+        });
     }
 
     /// Leaves q, k and v as they come, of the block's first head and of this one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_qkv(c: &StepConstants, tokens: &Tokens, share: Share, thread: u32, r: u32) {
         let smem = dynamic_shared_mem();
-        // SAFETY: the caller's promise.
-        unsafe {
-            if r == 0 && thread < K {
-                let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
-                let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
-                store_shared_b32(smem + Self::KEYS + thread * 4, k.to_bits());
-                store_shared_b32(smem + Self::Q + thread * 4, q.to_bits());
-            }
-            if thread < Self::COLUMNS {
-                let v = tokens.v.at(0, share.first + thread);
-                let [v] = load_one(v, c.v_element).to_f32(c.v_element);
-                let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES;
-                store_shared_b32(address + thread * 4, v.to_bits());
-            }
+        if r == 0 && thread < K {
+            let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
+            let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
+            store_shared_b32(smem + Self::KEYS + thread * 4, k.to_bits());
+            store_shared_b32(smem + Self::Q + thread * 4, q.to_bits());
+        }
+        if thread < Self::COLUMNS {
+            let v = tokens.v.at(0, share.first + thread);
+            let [v] = load_one(v, c.v_element).to_f32(c.v_element);
+            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES;
+            store_shared_b32(address + thread * 4, v.to_bits());
         }
     }
 }

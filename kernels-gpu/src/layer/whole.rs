@@ -71,18 +71,15 @@ pub trait Whole {
         let (dims, tiles) = ([Self::K, Self::V], (1, Self::V));
         // With K = 64 no thread has a second channel: there is nothing to wait for in its branch.
         let all = 2 * Self::K + c.ratio * Self::V > Self::THREADS;
-        // SAFETY: the caller's promise.
-        unsafe {
-            Channels::load(
-                c,
-                params,
-                place,
-                row,
-                dims,
-                tiles,
-                (first, Self::THREADS, all),
-            )
-        }
+        Channels::load(
+            c,
+            params,
+            place,
+            row,
+            dims,
+            tiles,
+            (first, Self::THREADS, all),
+        )
     }
 }
 
@@ -105,13 +102,10 @@ impl Ahead {
     ) -> Self {
         let thread = thread_idx_x();
         let own = row.with_head(c, thread / W::V % c.ratio);
-        // SAFETY: the caller's promise.
-        unsafe {
-            Self {
-                channels: W::channels(c, params, place, row, thread),
-                gates: load_gates::<W>(c, params, row, thread),
-                scale: Scale::load(c, params, own, (0, thread % W::V)),
-            }
+        Self {
+            channels: W::channels(c, params, place, row, thread),
+            gates: load_gates::<W>(c, params, row, thread),
+            scale: Scale::load(c, params, own, (0, thread % W::V)),
         }
     }
 
@@ -128,28 +122,25 @@ impl Ahead {
         row: Row,
     ) -> Scale {
         let thread = thread_idx_x();
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.taps == 0 {
-                give_qkv::<W>(c, params, row);
-            } else {
-                let give = |channels: &Channels<2>| {
-                    channels.convolve(c, |part, y| give::<W>(part, y));
-                    channels.store_windows(c, params, place);
-                };
-                give(&self.channels);
-                let mut i = thread + 2 * W::THREADS;
-                while i < 2 * W::K + c.ratio * W::V {
-                    give(&W::channels(c, params, place, row, i));
-                    i += 2 * W::THREADS;
-                }
+        if c.taps == 0 {
+            give_qkv::<W>(c, params, row);
+        } else {
+            let give = |channels: &Channels<2>| {
+                channels.convolve(c, |part, y| give::<W>(part, y));
+                channels.store_windows(c, params, place);
+            };
+            give(&self.channels);
+            let mut i = thread + 2 * W::THREADS;
+            while i < 2 * W::K + c.ratio * W::V {
+                give(&W::channels(c, params, place, row, i));
+                i += 2 * W::THREADS;
             }
-            give_gates::<W>(c, thread, self.gates);
-            let mut i = thread + W::THREADS;
-            while i < c.ratio * W::GATES {
-                give_gates::<W>(c, i, load_gates::<W>(c, params, row, i));
-                i += W::THREADS;
-            }
+        }
+        give_gates::<W>(c, thread, self.gates);
+        let mut i = thread + W::THREADS;
+        while i < c.ratio * W::GATES {
+            give_gates::<W>(c, i, load_gates::<W>(c, params, row, i));
+            i += W::THREADS;
         }
         self.scale
     }
@@ -161,27 +152,18 @@ impl Ahead {
 /// o of every head was written before a barrier that all have passed.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn finish<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row, scale: Scale) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        finish_heads(c, params, row, W::V, (scale, W::THREADS), |r| {
-            (W::head(r) + W::O, W::head(r) + W::SUMS)
-        });
-    }
+    finish_heads(c, params, row, W::V, (scale, W::THREADS), |r| {
+        (W::head(r) + W::O, W::head(r) + W::SUMS)
+    });
 }
 
 /// o of an inactive row.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_zeros<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
     let mut i = thread_idx_x();
     while i < c.ratio * W::V {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let tokens = Tokens::new(c, &params.step, row.with_head(c, i / W::V));
-            elements::store([0.0], tokens.o.at(0, i % W::V), c.o_element, false);
-        }
+        let tokens = Tokens::new(c, &params.step, row.with_head(c, i / W::V));
+        elements::store([0.0], tokens.o.at(0, i % W::V), c.o_element, false);
         i += W::THREADS;
     }
 }
@@ -195,11 +177,8 @@ unsafe fn load_gates<W: Whole>(
     i: u32,
 ) -> RawGates<1> {
     let own = row.with_head(c, i / W::GATES % c.ratio);
-    // SAFETY: the caller's promise.
-    unsafe {
-        let tokens = Tokens::new(c, &params.step, own);
-        load_gate::<W::Gating>(c, &params.step, own, &tokens, i % W::GATES, W::K)
-    }
+    let tokens = Tokens::new(c, &params.step, own);
+    load_gate::<W::Gating>(c, &params.step, own, &tokens, i % W::GATES, W::K)
 }
 
 /// Leaves number `i` of the gates where it is wanted.
@@ -210,12 +189,9 @@ unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
         return;
     }
     let ([decay], beta) = W::values_of(c, gates);
-    // SAFETY: the caller's promise.
-    unsafe {
-        store_shared_b32(W::head(r) + W::DECAY + W::place(channel), decay.to_bits());
-        if channel == 0 {
-            store_shared_b32(W::head(r) + W::BETA, beta.to_bits());
-        }
+    store_shared_b32(W::head(r) + W::DECAY + W::place(channel), decay.to_bits());
+    if channel == 0 {
+        store_shared_b32(W::head(r) + W::BETA, beta.to_bits());
     }
 }
 
@@ -228,29 +204,25 @@ unsafe fn give<W: Whole>(part: &Part, y: f32) {
         Of::Query => smem + W::Q + W::place(part.own),
         Of::Value => W::head(part.own / W::V) + part.own % W::V * 4,
     };
-    // SAFETY: the caller's promise.
-    unsafe { store_shared_b32(address, y.to_bits()) };
+    store_shared_b32(address, y.to_bits());
 }
 
 /// Leaves q, k and v as they come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give_qkv<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
     let (smem, thread) = (dynamic_shared_mem(), thread_idx_x());
-    // SAFETY: the caller's promise.
-    unsafe {
-        let tokens = Tokens::new(c, &params.step, row);
-        if thread < W::K {
-            let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
-            let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
-            store_shared_b32(smem + W::KEYS + W::place(thread), k.to_bits());
-            store_shared_b32(smem + W::Q + W::place(thread), q.to_bits());
-        }
-        let mut i = thread;
-        while i < c.ratio * W::V {
-            let tokens = Tokens::new(c, &params.step, row.with_head(c, i / W::V));
-            let [v] = load_one(tokens.v.at(0, i % W::V), c.v_element).to_f32(c.v_element);
-            store_shared_b32(W::head(i / W::V) + i % W::V * 4, v.to_bits());
-            i += W::THREADS;
-        }
+    let tokens = Tokens::new(c, &params.step, row);
+    if thread < W::K {
+        let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
+        let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
+        store_shared_b32(smem + W::KEYS + W::place(thread), k.to_bits());
+        store_shared_b32(smem + W::Q + W::place(thread), q.to_bits());
+    }
+    let mut i = thread;
+    while i < c.ratio * W::V {
+        let tokens = Tokens::new(c, &params.step, row.with_head(c, i / W::V));
+        let [v] = load_one(tokens.v.at(0, i % W::V), c.v_element).to_f32(c.v_element);
+        store_shared_b32(W::head(i / W::V) + i % W::V * 4, v.to_bits());
+        i += W::THREADS;
     }
 }

@@ -63,22 +63,19 @@ impl<const N: usize> Raw<N> {
     /// Loads `WORDS` words (1, 2, 4 or 8), in accesses of up to 16 bytes.
     #[inline(always)]
     unsafe fn load_words<const WORDS: usize>(&mut self, start: usize, address: u64) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match WORDS {
-                1 => self.0[start] = global::load_b32(address),
-                2 => [self.0[start], self.0[start + 1]] = global::load_b64(address),
-                _ => {
-                    let mut i = 0;
-                    while i < WORDS {
-                        [
-                            self.0[start + i],
-                            self.0[start + i + 1],
-                            self.0[start + i + 2],
-                            self.0[start + i + 3],
-                        ] = global::load_b128(address + 4 * i as u64);
-                        i += 4;
-                    }
+        match WORDS {
+            1 => self.0[start] = global::load_b32(address),
+            2 => [self.0[start], self.0[start + 1]] = global::load_b64(address),
+            _ => {
+                let mut i = 0;
+                while i < WORDS {
+                    [
+                        self.0[start + i],
+                        self.0[start + i + 1],
+                        self.0[start + i + 2],
+                        self.0[start + i + 3],
+                    ] = global::load_b128(address + 4 * i as u64);
+                    i += 4;
                 }
             }
         }
@@ -155,8 +152,7 @@ pub fn bf16_to_f32(bits: u16) -> f32 {
 #[inline(always)]
 pub unsafe fn load<const N: usize>(address: u64, element: u32, wide: bool) -> Raw<N> {
     let mut raw = Raw([0; N]);
-    // SAFETY: the caller's promise.
-    unsafe { raw.load::<N>(0, address, element, wide) };
+    raw.load::<N>(0, address, element, wide);
     raw
 }
 
@@ -166,8 +162,7 @@ pub unsafe fn load<const N: usize>(address: u64, element: u32, wide: bool) -> Ra
 /// As [`Raw::load`]'s.
 #[inline(always)]
 pub unsafe fn load_one(address: u64, element: u32) -> Raw<1> {
-    // SAFETY: the caller's promise.
-    unsafe { load::<1>(address, element, false) }
+    load::<1>(address, element, false)
 }
 
 /// Stores `N` (1, 2, 4 or 8) consecutive values, rounded to nearest even.
@@ -220,20 +215,17 @@ pub unsafe fn store<const N: usize>(values: [f32; N], address: u64, element: u32
 /// Stores the first `count` words (1, 2, 4 or 8) in accesses of up to 16 bytes.
 #[inline(always)]
 unsafe fn store_words<const N: usize>(words: [u32; N], count: usize, address: u64) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match count {
-            1 => global::store_b32(address, words[0]),
-            2 => global::store_b64(address, [words[0], words[1]]),
-            _ => {
-                let mut i = 0;
-                while i < count {
-                    global::store_b128(
-                        address + 4 * i as u64,
-                        [words[i], words[i + 1], words[i + 2], words[i + 3]],
-                    );
-                    i += 4;
-                }
+    match count {
+        1 => global::store_b32(address, words[0]),
+        2 => global::store_b64(address, [words[0], words[1]]),
+        _ => {
+            let mut i = 0;
+            while i < count {
+                global::store_b128(
+                    address + 4 * i as u64,
+                    [words[i], words[i + 1], words[i + 2], words[i + 3]],
+                );
+                i += 4;
             }
         }
     }

@@ -91,8 +91,6 @@ struct RawToken<const PARTS: usize> {
 }
 
 impl<const PARTS: usize> RawToken<PARTS> {
-    /// # Safety
-    /// The token is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<G: Gating, S: StateElement, const K: u32>(
         c: &StepConstants,
@@ -103,15 +101,12 @@ impl<const PARTS: usize> RawToken<PARTS> {
         share: Share,
     ) -> Self {
         let wide = c.wide_io != 0;
-        // SAFETY: the caller's promise.
-        unsafe {
-            Self {
-                k: share.load_parts::<S, PARTS>(tokens.k.at(t, 0), c.k_element, wide),
-                q: share.load_parts::<S, PARTS>(tokens.q.at(t, 0), tokens.q.element(), wide),
-                gates: LaneGates::load::<G, S, K>(c, params, row, tokens, t, share),
-                q_element: tokens.q.element(),
-                slot: token_slot(c, params, row.b, t),
-            }
+        Self {
+            k: share.load_parts::<S, PARTS>(tokens.k.at(t, 0), c.k_element, wide),
+            q: share.load_parts::<S, PARTS>(tokens.q.at(t, 0), tokens.q.element(), wide),
+            gates: LaneGates::load::<G, S, K>(c, params, row, tokens, t, share),
+            q_element: tokens.q.element(),
+            slot: token_slot(c, params, row.b, t),
         }
     }
 
@@ -415,14 +410,11 @@ impl<
         states: &[[[f32; 8]; PARTS]; ROWS],
         (share, first): (Share, u32),
     ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            slots.after::<S>(c, params, row, [V, K], after, |head| {
-                each!(r in 0..ROWS => {
-                    head.store_row::<S, PARTS>(c, share, first + r as u32, states[r]);
-                });
+        slots.after::<S>(c, params, row, [V, K], after, |head| {
+            each!(r in 0..ROWS => {
+                head.store_row::<S, PARTS>(c, share, first + r as u32, states[r]);
             });
-        }
+        });
     }
 
     /// The token of this group's first turn, and v of its rows of the token that has this lane's number.
@@ -436,14 +428,11 @@ impl<
         first: u32,
     ) -> (RawToken<PARTS>, Raw<ROWS>) {
         let group = thread_idx_x() / Self::LANES;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let v = tokens.v.at(tokens.nearest(share.lane), first);
-            (
-                RawToken::load::<G, S, K>(c, params, row, tokens, tokens.nearest(group), share),
-                load::<ROWS>(v, c.v_element, c.wide_io != 0),
-            )
-        }
+        let v = tokens.v.at(tokens.nearest(share.lane), first);
+        (
+            RawToken::load::<G, S, K>(c, params, row, tokens, tokens.nearest(group), share),
+            load::<ROWS>(v, c.v_element, c.wide_io != 0),
+        )
     }
 
     /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the groups take turns, whose
@@ -504,87 +493,60 @@ impl<
     unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token<PARTS>, [f32; ROWS]) {
         let smem = Self::token(i);
         let group = thread_idx_x() / Self::LANES;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let factors = Self::factors(smem);
-            let mut v = [0.0; ROWS];
-            each!(r in 0..ROWS => {
-                let address = smem + Self::VALUES + (group * ROWS as u32 + r as u32) * 4;
-                v[r] = f32::from_bits(load_shared_b32(address));
-            });
-            let slot = Self::slot(c, smem);
-            let token = Token {
-                slot,
-                k: load_parts(smem, share),
-                q: load_parts(smem + Self::Q, share),
-                decay: if G::PER_CHANNEL {
-                    load_channels(smem + Self::DECAY, share)
-                } else {
-                    [0.0; 8]
-                },
-                factors,
-            };
-            (token, v)
-        }
+        let factors = Self::factors(smem);
+        let mut v = [0.0; ROWS];
+        each!(r in 0..ROWS => {
+            let address = smem + Self::VALUES + (group * ROWS as u32 + r as u32) * 4;
+            v[r] = f32::from_bits(load_shared_b32(address));
+        });
+        let slot = Self::slot(c, smem);
+        let token = Token {
+            slot,
+            k: load_parts(smem, share),
+            q: load_parts(smem + Self::Q, share),
+            decay: if G::PER_CHANNEL {
+                load_channels(smem + Self::DECAY, share)
+            } else {
+                [0.0; 8]
+            },
+            factors,
+        };
+        (token, v)
     }
 }
 
 /// Stores a lane's 8 values, half by half, so that the lanes of a group fill whole rows of banks.
-///
-/// # Safety
-/// The places are this lane's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
     let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
     let own = smem + share.lane * 16;
-    // SAFETY: the caller's promise.
-    unsafe {
-        store_shared_b128(own, [a, b, c, d]);
-        store_shared_b128(own + share.lanes * 16, [e, f, g, h]);
-    }
+    store_shared_b128(own, [a, b, c, d]);
+    store_shared_b128(own + share.lanes * 16, [e, f, g, h]);
 }
 
 /// What [`store_channels`] stored for this lane.
-///
-/// # Safety
-/// As a load's of shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
     let own = smem + share.lane * 16;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let [a, b, c, d] = load_shared_b128(own);
-        let [e, f, g, h] = load_shared_b128(own + share.lanes * 16);
-        [a, b, c, d, e, f, g, h].map(f32::from_bits)
-    }
+    let [a, b, c, d] = load_shared_b128(own);
+    let [e, f, g, h] = load_shared_b128(own + share.lanes * 16);
+    [a, b, c, d, e, f, g, h].map(f32::from_bits)
 }
 
 /// [`store_channels`] of every part, one behind the other.
-///
-/// # Safety
-/// As [`store_channels`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_parts<const PARTS: usize>(
     smem: u32,
     share: Share,
     values: [[f32; 8]; PARTS],
 ) {
-    each!(i in 0..PARTS => {
-        // SAFETY: the caller's promise.
-        unsafe { store_channels(smem + i as u32 * share.lanes * 32, share, values[i]) };
-    });
+    each!(i in 0..PARTS => store_channels(smem + i as u32 * share.lanes * 32, share, values[i]));
 }
 
 /// What [`store_parts`] stored for this lane.
-///
-/// # Safety
-/// As a load's of shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_parts<const PARTS: usize>(smem: u32, share: Share) -> [[f32; 8]; PARTS] {
     let mut values = [[0.0; 8]; PARTS];
-    each!(i in 0..PARTS => {
-        // SAFETY: the caller's promise.
-        values[i] = unsafe { load_channels(smem + i as u32 * share.lanes * 32, share) };
-    });
+    each!(i in 0..PARTS => values[i] = load_channels(smem + i as u32 * share.lanes * 32, share));
     values
 }

@@ -2,6 +2,11 @@
 //!
 //! The operators ([`crate::kernels::gdn_mtp`], [`crate::kernels::kda_recurrent`]) differ in their gate alone, so that
 //! every way of keeping states is written once, here.
+//!
+//! # Safety
+//! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
+//! from shared memory has been stored there, and what it stores to is this thread's.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 pub(crate) mod klast;
 pub(crate) mod parallel;

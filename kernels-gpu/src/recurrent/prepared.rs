@@ -45,19 +45,15 @@ pub trait Prepared {
     /// The token at `smem` is this lane's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_factors(c: &StepConstants, smem: u32, f: Factors, slot: u64) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_factors(smem + Self::FACTORS, f);
-            store_slot(c, smem + Self::SLOT, slot);
-        }
+        store_factors(smem + Self::FACTORS, f);
+        store_slot(c, smem + Self::SLOT, slot);
     }
 
     /// # Safety
     /// The token at `smem` is prepared.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn factors(smem: u32) -> Factors {
-        // SAFETY: the caller's promise.
-        unsafe { load_factors(smem + Self::FACTORS, Self::PER_CHANNEL) }
+        load_factors(smem + Self::FACTORS, Self::PER_CHANNEL)
     }
 
     /// Where the state after it goes besides; any number where there are no token slots.
@@ -66,8 +62,7 @@ pub trait Prepared {
     /// The token at `smem` is prepared.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot(c: &StepConstants, smem: u32) -> u64 {
-        // SAFETY: the caller's promise.
-        unsafe { load_slot(c, smem + Self::SLOT) }
+        load_slot(c, smem + Self::SLOT)
     }
 }
 
@@ -78,26 +73,17 @@ pub const FACTOR_BYTES: u32 = 20;
 /// The bytes at `smem`, a multiple of 16, are this thread's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_factors(smem: u32, f: Factors) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        store_shared_b128(smem, [f.decay, f.beta, f.k, f.q].map(f32::to_bits));
-        store_shared_b32(smem + 16, f.kq.to_bits());
-    }
+    store_shared_b128(smem, [f.decay, f.beta, f.k, f.q].map(f32::to_bits));
+    store_shared_b32(smem + 16, f.kq.to_bits());
 }
 
 /// What [`store_factors`] stored; of KDA, whose decay is per channel, α is 1.
-///
-/// # Safety
-/// As a load's of shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
-    // SAFETY: the caller's promise.
-    let ([decay, beta, k, q], kq) = unsafe {
-        (
-            load_shared_b128(smem).map(f32::from_bits),
-            f32::from_bits(load_shared_b32(smem + 16)),
-        )
-    };
+    let ([decay, beta, k, q], kq) = (
+        load_shared_b128(smem).map(f32::from_bits),
+        f32::from_bits(load_shared_b32(smem + 16)),
+    );
     Factors {
         decay: if per_channel { 1.0 } else { decay },
         beta,
@@ -108,13 +94,9 @@ pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
 }
 
 /// Of what [`store_factors`] stored those of k and q.
-///
-/// # Safety
-/// As a load's of shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_key_and_query(smem: u32) -> [f32; 2] {
-    // SAFETY: the caller's promise.
-    unsafe { load_shared_b64(smem + 8) }.map(f32::from_bits)
+    load_shared_b64(smem + 8).map(f32::from_bits)
 }
 
 /// Stores a token's slot, where there are token slots.
@@ -124,21 +106,16 @@ pub unsafe fn load_key_and_query(smem: u32) -> [f32; 2] {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_slot(c: &StepConstants, smem: u32, slot: u64) {
     if c.token_index != 0 {
-        // SAFETY: the caller's promise.
-        unsafe { store_shared_b64(smem, [slot as u32, (slot >> 32) as u32]) };
+        store_shared_b64(smem, [slot as u32, (slot >> 32) as u32]);
     }
 }
 
 /// What [`store_slot`] stored; 0 where there are no token slots.
-///
-/// # Safety
-/// As a load's of shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_slot(c: &StepConstants, smem: u32) -> u64 {
     if c.token_index == 0 {
         return 0;
     }
-    // SAFETY: the caller's promise.
-    let [low, high] = unsafe { load_shared_b64(smem) };
+    let [low, high] = load_shared_b64(smem);
     low as u64 | (high as u64) << 32
 }

@@ -15,9 +15,6 @@ pub struct Slots {
 
 impl Slots {
     /// Of row `b`.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
@@ -138,8 +135,7 @@ impl Slots {
         let start = self.start::<S>(c, params, (hv, tile.shape));
         let write = self.write::<S>(c, params, (hv, tile.shape));
         if c.update_state != 0 && (self.fresh || start.address != write.address) {
-            // SAFETY: the caller's promise.
-            unsafe { tile.copy::<S>((start, write), self.fresh, threads) };
+            tile.copy::<S>((start, write), self.fresh, threads);
         }
     }
 
@@ -178,14 +174,10 @@ impl Slots {
 
 /// Slot of the state after token `t` of row `b`; any number where there are no token slots. Loaded well before it is
 /// wanted, since a store would wait for it.
-///
-/// # Safety
-/// `params` and `c` describe live tensors; the token is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn token_slot(c: &StepConstants, params: &StepParams, b: u32, t: u32) -> u64 {
     let i = b as u64 * c.token_slots_row as u64 + t as u64;
-    // SAFETY: the caller's promise.
-    unsafe { slot_of(params.token_slots, c.token_index, i, 0) }
+    slot_of(params.token_slots, c.token_index, i, 0)
 }
 
 /// Whether the final slot is written: by an update or by a commit.

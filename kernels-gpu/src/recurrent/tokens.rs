@@ -81,9 +81,6 @@ pub struct Tokens {
 
 impl Tokens {
     /// The tokens of this launch.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         let (mut start, mut count, mut live) = (0, c.tokens, true);
@@ -155,9 +152,6 @@ impl Tokens {
     }
 
     /// The previous tokens that are kept; they have neither q nor o. None of them where the launch has none.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn previous(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         // SAFETY: the caller's promise; there are B of them.
@@ -263,11 +257,8 @@ pub unsafe fn clear_rest(
         }
         let token = if n < first { n } else { end + (n - first) };
         let element = token * c.o_token as u64 + at(channel) as u64;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let address = params.o + element * bytes_of(c.o_element) as u64;
-            elements::store([0.0], address, c.o_element, false);
-        }
+        let address = params.o + element * bytes_of(c.o_element) as u64;
+        elements::store([0.0], address, c.o_element, false);
         channel += threads;
     }
 }
@@ -285,8 +276,7 @@ pub unsafe fn clear_rest_of_tile(
 ) {
     let first = row.hv * c.o_head + row.tile * tile;
     let (turn, thread) = ((row.b, params.rows), (thread_idx_x(), threads));
-    // SAFETY: the caller's promise.
-    unsafe { clear_rest(c, params, turn, thread, tile, |i| first + i) };
+    clear_rest(c, params, turn, thread, tile, |i| first + i);
 }
 
 /// What a token's gates are computed from, as it lies in memory.
@@ -303,16 +293,12 @@ pub struct RawGates<const CHANNELS: usize> {
 }
 
 /// A_log of this head and its row among the gate's parameters; 0 without.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_a_log(c: &StepConstants, params: &StepParams, row: Row) -> f32 {
     if c.has_a_log == 0 {
         return 0.0;
     }
-    // SAFETY: the caller's promise.
-    f32::from_bits(unsafe { load_b32(params.a_log + 4 * gate_row(c, row) as u64) })
+    f32::from_bits(load_b32(params.a_log + 4 * gate_row(c, row) as u64))
 }
 
 /// Row of A_log and dt_bias.
@@ -322,13 +308,9 @@ pub fn gate_row(c: &StepConstants, row: Row) -> u32 {
 }
 
 /// β of token `t`, as it lies in memory.
-///
-/// # Safety
-/// The token is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_beta(c: &StepConstants, tokens: &Tokens, t: u32) -> Raw<1> {
-    // SAFETY: the caller's promise.
-    unsafe { load_one(tokens.b.at(t, 0), c.b_element) }
+    load_one(tokens.b.at(t, 0), c.b_element)
 }
 
 impl<const CHANNELS: usize> RawGates<CHANNELS> {
@@ -373,9 +355,6 @@ pub struct LaneGates {
 
 impl LaneGates {
     /// Of token `t`.
-    ///
-    /// # Safety
-    /// The token is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<G: Gating, S: StateElement, const K: u32>(
         c: &StepConstants,
@@ -389,36 +368,33 @@ impl LaneGates {
         let gate_row = gate_row(c, row) as u64;
         let (mut g, mut dt_bias) = (Raw([0; 8]), Raw([0; 8]));
         let (mut head_g, mut head_dt_bias) = (Raw([0]), Raw([0]));
-        // SAFETY: the caller's promise.
-        unsafe {
-            if G::PER_CHANNEL {
-                g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
-                if c.has_dt_bias != 0 {
-                    let address = params.dt_bias + gate_row * (K * 4) as u64;
-                    dt_bias = share.load_matching::<S>(address, Element::F32 as u32, wide);
-                }
-            } else {
-                head_g = load_one(tokens.g.at(t, 0), c.g_element);
-                if c.has_dt_bias != 0 {
-                    head_dt_bias = load_one(params.dt_bias + gate_row * 4, Element::F32 as u32);
-                }
+        if G::PER_CHANNEL {
+            g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
+            if c.has_dt_bias != 0 {
+                let address = params.dt_bias + gate_row * (K * 4) as u64;
+                dt_bias = share.load_matching::<S>(address, Element::F32 as u32, wide);
             }
-            let b = load_beta(c, tokens, t);
-            let a_log = load_a_log(c, params, row);
-            Self {
-                channels: RawGates {
-                    g,
-                    b,
-                    a_log,
-                    dt_bias,
-                },
-                head: RawGates {
-                    g: head_g,
-                    b,
-                    a_log,
-                    dt_bias: head_dt_bias,
-                },
+        } else {
+            head_g = load_one(tokens.g.at(t, 0), c.g_element);
+            if c.has_dt_bias != 0 {
+                head_dt_bias = load_one(params.dt_bias + gate_row * 4, Element::F32 as u32);
             }
+        }
+        let b = load_beta(c, tokens, t);
+        let a_log = load_a_log(c, params, row);
+        Self {
+            channels: RawGates {
+                g,
+                b,
+                a_log,
+                dt_bias,
+            },
+            head: RawGates {
+                g: head_g,
+                b,
+                a_log,
+                dt_bias: head_dt_bias,
+            },
         }
     }
 

@@ -243,52 +243,43 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     unsafe fn products(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
         let smem = Self::token(token);
         let warp = thread_idx_x() / 32;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if G::PER_CHANNEL {
-                let decay = load_rows::<ROWS>(smem + Self::DECAY + first * 4);
-                each!(r in 0..ROWS => {
-                    states[r] = states[r].map(|s| s * decay[r]); // (2)
-                });
-            }
-            let (k, q) = (
-                load_rows::<ROWS>(smem + first * 4),
-                load_rows::<ROWS>(smem + Self::Q + first * 4),
-            );
-            let sums = dynamic_shared_mem() + warp * Self::COLUMNS * 8;
-            leave_products::<S, ROWS, LANES>(states, (k, q), share, sums);
+        if G::PER_CHANNEL {
+            let decay = load_rows::<ROWS>(smem + Self::DECAY + first * 4);
+            each!(r in 0..ROWS => {
+                states[r] = states[r].map(|s| s * decay[r]); // (2)
+            });
         }
+        let (k, q) = (
+            load_rows::<ROWS>(smem + first * 4),
+            load_rows::<ROWS>(smem + Self::Q + first * 4),
+        );
+        let sums = dynamic_shared_mem() + warp * Self::COLUMNS * 8;
+        leave_products::<S, ROWS, LANES>(states, (k, q), share, sums);
     }
 
     /// δ of the column `own`, left in shared memory, and its o.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn close(token: u32, own: u32) -> f32 {
         let smem = Self::token(token);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
-                load_shared_b64(dynamic_shared_mem() + (i as u32 * Self::COLUMNS + own) * 8)
-                    .map(f32::from_bits)
-            });
-            let factors = Self::factors(smem);
-            let v = f32::from_bits(load_shared_b32(smem + Self::VALUES + own * 4));
-            let delta = factors.delta(v, sk); // (3)
-            let step = delta * factors.k;
-            store_shared_b32(dynamic_shared_mem() + Self::STEPS + own * 4, step.to_bits());
-            factors.output(sq, delta) // (5)
-        }
+        let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
+            load_shared_b64(dynamic_shared_mem() + (i as u32 * Self::COLUMNS + own) * 8)
+                .map(f32::from_bits)
+        });
+        let factors = Self::factors(smem);
+        let v = f32::from_bits(load_shared_b32(smem + Self::VALUES + own * 4));
+        let delta = factors.delta(v, sk); // (3)
+        let step = delta * factors.k;
+        store_shared_b32(dynamic_shared_mem() + Self::STEPS + own * 4, step.to_bits());
+        factors.output(sq, delta) // (5)
     }
 
     /// The state after the token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn update(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
         let smem = Self::token(token);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let decay = Self::factors(smem).decay;
-            let k = load_rows::<ROWS>(smem + first * 4);
-            advance::<S, ROWS>(states, k, decay, share, dynamic_shared_mem() + Self::STEPS);
-        }
+        let decay = Self::factors(smem).decay;
+        let k = load_rows::<ROWS>(smem + first * 4);
+        advance::<S, ROWS>(states, k, decay, share, dynamic_shared_mem() + Self::STEPS);
     }
 }
 
@@ -305,8 +296,7 @@ pub(crate) unsafe fn leave_products<S: StateElement, const ROWS: usize, const LA
 ) {
     let sk = column_products(|r| states[r], k);
     let sq = column_products(|r| states[r], q);
-    // SAFETY: the caller's promise.
-    unsafe { leave_sums::<S, LANES>(sk, sq, share, sums) }
+    leave_sums::<S, LANES>(sk, sq, share, sums)
 }
 
 /// Leaves this warp's part of S k and S q of every column at `sums`, of what this thread has of its own columns.
@@ -326,15 +316,11 @@ pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
     each!(i in 0..kept => {
         let column = share.column::<S>((lane_id() / LANES * kept + i) as usize);
         let pair = [sk[i as usize].to_bits(), sq[i as usize].to_bits()];
-        // SAFETY: the caller's promise.
-        unsafe { store_shared_b64(sums + column * 8, pair) };
+        store_shared_b64(sums + column * 8, pair);
     });
 }
 
 /// The state after a token, whose δ rk of each column is at `steps`.
-///
-/// # Safety
-/// They are there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
     states: &mut [[f32; 8]; ROWS],
@@ -346,8 +332,7 @@ pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
     let mut step = [0.0; 8];
     let mut i = 0;
     while i < 8 {
-        // SAFETY: the caller's promise.
-        let piece = unsafe { load_shared_b128(steps + share.column::<S>(i) * 4) };
+        let piece = load_shared_b128(steps + share.column::<S>(i) * 4);
         each!(j in 0..4 => step[i + j] = f32::from_bits(piece[j]));
         i += 4;
     }
@@ -359,9 +344,6 @@ pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
 }
 
 /// KDA's α of this lane's channels, padded to 4, of token `t`; then what [`Factors`] take: GDN's α (KDA's 1) and β.
-///
-/// # Safety
-/// The token is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn warp_gates<G: Gating, const K: u32>(
     c: &StepConstants,
@@ -370,26 +352,23 @@ pub(crate) unsafe fn warp_gates<G: Gating, const K: u32>(
     tokens: &Tokens,
     t: u32,
 ) -> ([f32; 4], (f32, f32)) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if G::PER_CHANNEL {
-            let (decay, beta) = channel_gates::<K>(c, params, row, tokens, t);
-            return (decay, (1.0, beta));
-        }
-        let mut dt_bias = Raw([0]);
-        if c.has_dt_bias != 0 {
-            let address = params.dt_bias + gate_row(c, row) as u64 * 4;
-            dt_bias = load_one(address, Element::F32 as u32);
-        }
-        let gates = RawGates {
-            g: load_one(tokens.g.at(t, 0), c.g_element),
-            b: load_beta(c, tokens, t),
-            a_log: load_a_log(c, params, row),
-            dt_bias,
-        };
-        let ([decay], beta) = gates.values(c);
-        ([0.0; 4], (decay, beta))
+    if G::PER_CHANNEL {
+        let (decay, beta) = channel_gates::<K>(c, params, row, tokens, t);
+        return (decay, (1.0, beta));
     }
+    let mut dt_bias = Raw([0]);
+    if c.has_dt_bias != 0 {
+        let address = params.dt_bias + gate_row(c, row) as u64 * 4;
+        dt_bias = load_one(address, Element::F32 as u32);
+    }
+    let gates = RawGates {
+        g: load_one(tokens.g.at(t, 0), c.g_element),
+        b: load_beta(c, tokens, t),
+        a_log: load_a_log(c, params, row),
+        dt_bias,
+    };
+    let ([decay], beta) = gates.values(c);
+    ([0.0; 4], (decay, beta))
 }
 
 /// α of this lane's channels, padded to 4, and β, of token `t`.
@@ -402,22 +381,19 @@ unsafe fn channel_gates<const K: u32>(
     t: u32,
 ) -> ([f32; 4], f32) {
     let wide = c.wide_io != 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let dt_bias = if c.has_dt_bias != 0 {
-            let address = params.dt_bias + gate_row(c, row) as u64 * (K * 4) as u64;
-            warp_channels::<K>(address, Element::F32 as u32, wide)
-        } else {
-            Raw([0; 4])
-        };
-        let gates = RawGates {
-            g: warp_channels::<K>(tokens.g.at(t, 0), c.g_element, wide),
-            b: load_beta(c, tokens, t),
-            a_log: load_a_log(c, params, row),
-            dt_bias,
-        };
-        gates.values(c)
-    }
+    let dt_bias = if c.has_dt_bias != 0 {
+        let address = params.dt_bias + gate_row(c, row) as u64 * (K * 4) as u64;
+        warp_channels::<K>(address, Element::F32 as u32, wide)
+    } else {
+        Raw([0; 4])
+    };
+    let gates = RawGates {
+        g: warp_channels::<K>(tokens.g.at(t, 0), c.g_element, wide),
+        b: load_beta(c, tokens, t),
+        a_log: load_a_log(c, params, row),
+        dt_bias,
+    };
+    gates.values(c)
 }
 
 /// Σk², Σq² and k·q over the warp. All of its lanes call it.
@@ -442,37 +418,28 @@ pub(crate) fn warp_shrunk([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> ([[f32; 4]; 
 unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> Raw<4> {
     let own = if K > 64 { 4 } else { 2 };
     let address = address + (lane_id() * own * bytes_of(element)) as u64;
-    // SAFETY: the caller's promise.
-    unsafe {
-        if K > 64 {
-            if lane_id() < K / 4 {
-                load::<4>(address, element, wide)
-            } else {
-                Raw([0; 4])
-            }
+    if K > 64 {
+        if lane_id() < K / 4 {
+            load::<4>(address, element, wide)
         } else {
-            let Raw([x, y]) = load::<2>(address, element, wide);
-            Raw([x, y, 0, 0])
+            Raw([0; 4])
         }
+    } else {
+        let Raw([x, y]) = load::<2>(address, element, wide);
+        Raw([x, y, 0, 0])
     }
 }
 
 /// Stores this lane's channels of a row of K, as [`warp_channels`] loads them.
-///
-/// # Safety
-/// The places are this lane's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
     let [x, y, z, w] = values.map(f32::to_bits);
-    // SAFETY: the caller's promise.
-    unsafe {
-        if K > 64 {
-            if lane_id() < K / 4 {
-                store_shared_b128(smem + lane_id() * 16, [x, y, z, w]);
-            }
-        } else {
-            store_shared_b64(smem + lane_id() * 8, [x, y]);
+    if K > 64 {
+        if lane_id() < K / 4 {
+            store_shared_b128(smem + lane_id() * 16, [x, y, z, w]);
         }
+    } else {
+        store_shared_b64(smem + lane_id() * 8, [x, y]);
     }
 }
 
@@ -484,14 +451,12 @@ pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
 pub(crate) unsafe fn load_rows<const ROWS: usize>(smem: u32) -> [f32; ROWS] {
     let mut values = [0.0; ROWS];
     if ROWS == 2 {
-        // SAFETY: the caller's promise.
-        [values[0], values[1]] = unsafe { load_shared_b64(smem) }.map(f32::from_bits);
+        [values[0], values[1]] = load_shared_b64(smem).map(f32::from_bits);
         return values;
     }
     let mut i = 0;
     while i < ROWS {
-        // SAFETY: the caller's promise.
-        let piece = unsafe { load_shared_b128(smem + i as u32 * 4) };
+        let piece = load_shared_b128(smem + i as u32 * 4);
         each!(j in 0..4 => values[i + j] = f32::from_bits(piece[j]));
         i += 4;
     }

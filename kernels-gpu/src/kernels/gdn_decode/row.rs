@@ -39,14 +39,11 @@ pub struct Slots {
 impl Slots {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let read = slot_of(params.read_slots, c.read_index, b as u64, b as u64);
-            Self {
-                read,
-                write: slot_of(params.write_slots, c.write_index, b as u64, read),
-                fresh: is_fresh(c, params, b),
-            }
+        let read = slot_of(params.read_slots, c.read_index, b as u64, b as u64);
+        Self {
+            read,
+            write: slot_of(params.write_slots, c.write_index, b as u64, read),
+            fresh: is_fresh(c, params, b),
         }
     }
 
@@ -111,29 +108,26 @@ pub struct RawGates {
 impl RawGates {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, row: Row) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (a_log, dt_bias) = if c.gate == Gate::Log as u32 {
-                (0, 0)
-            } else {
-                let offset = 4 * row.hv as u64;
-                (
-                    load_b32(params.a_log + offset),
-                    load_b32(params.dt_bias + offset),
-                )
-            };
-            Self {
-                a: load_one(
-                    row.at(params.g, c.g_row, row.hv, 0, c.g_element),
-                    c.g_element,
-                ),
-                b: load_one(
-                    row.at(params.b, c.b_row, row.hv, 0, c.b_element),
-                    c.b_element,
-                ),
-                a_log: f32::from_bits(a_log),
-                dt_bias: f32::from_bits(dt_bias),
-            }
+        let (a_log, dt_bias) = if c.gate == Gate::Log as u32 {
+            (0, 0)
+        } else {
+            let offset = 4 * row.hv as u64;
+            (
+                load_b32(params.a_log + offset),
+                load_b32(params.dt_bias + offset),
+            )
+        };
+        Self {
+            a: load_one(
+                row.at(params.g, c.g_row, row.hv, 0, c.g_element),
+                c.g_element,
+            ),
+            b: load_one(
+                row.at(params.b, c.b_row, row.hv, 0, c.b_element),
+                c.b_element,
+            ),
+            a_log: f32::from_bits(a_log),
+            dt_bias: f32::from_bits(dt_bias),
         }
     }
 

@@ -212,17 +212,14 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
 unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> [f32; 4] {
     let own = if K > 64 { 4 } else { 2 };
     let address = address + (lane_id() * own * bytes_of(element)) as u64;
-    // SAFETY: the caller's promise.
-    unsafe {
-        if K > 64 {
-            if lane_id() < K / 4 {
-                load::<4>(address, element, wide).to_f32(element)
-            } else {
-                [0.0; 4]
-            }
+    if K > 64 {
+        if lane_id() < K / 4 {
+            load::<4>(address, element, wide).to_f32(element)
         } else {
-            let [x, y] = load::<2>(address, element, wide).to_f32(element);
-            [x, y, 0.0, 0.0]
+            [0.0; 4]
         }
+    } else {
+        let [x, y] = load::<2>(address, element, wide).to_f32(element);
+        [x, y, 0.0, 0.0]
     }
 }

@@ -22,15 +22,11 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     /// Whether k, q and v are made in shared memory, in f32, and not given.
     fn makes(c: &StepConstants) -> bool;
 
-    /// # Safety
-    /// The launch is of live tensors.
     unsafe fn load_drafts(launch: &Launch<'_, Self>) -> Self::Drafts;
 
     /// Waits for the blocks that this one sends to; the solver does too.
     fn meet(launch: &Launch<'_, Self>);
 
-    /// # Safety
-    /// The launch is of live tensors.
     unsafe fn load_scales(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) -> Self::Scales;
 
     /// Of a row without tokens: what is kept besides states goes to where it is written. Workers call it, and nothing behind.
@@ -118,8 +114,7 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {
-        // SAFETY: the caller's promise.
-        unsafe { worker.store_outputs(launch.tokens.o, launch.c.o_element, launch.tokens.count) };
+        worker.store_outputs(launch.tokens.o, launch.c.o_element, launch.tokens.count);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -58,9 +58,6 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// By the lanes that load one of `most` tokens. A choice, because the assembler puts off a load that it may, until
     /// after the tokens have come.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_decay_inputs(
         &self,
@@ -70,15 +67,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         most: u32,
     ) -> DecayInputs {
         let (mut a_log, mut dt_bias) = (0.0, Raw([0; 8]));
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.token(Operand::Key, 0) < most {
-                a_log = load_a_log(c, params, row);
-                if c.has_dt_bias != 0 {
-                    let channel = lane_id() % Self::LANES * 8;
-                    let address = params.dt_bias + 4 * (gate_row(c, row) * B::K + channel) as u64;
-                    dt_bias = load(address, Element::F32 as u32, self.wide_io);
-                }
+        if self.token(Operand::Key, 0) < most {
+            a_log = load_a_log(c, params, row);
+            if c.has_dt_bias != 0 {
+                let channel = lane_id() % Self::LANES * 8;
+                let address = params.dt_bias + 4 * (gate_row(c, row) * B::K + channel) as u64;
+                dt_bias = load(address, Element::F32 as u32, self.wide_io);
             }
         }
         DecayInputs { a_log, dt_bias }
@@ -189,8 +183,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         };
         let load = |channels, t| {
             let place = Map::<B>::channels(channels, t) + 16 * lane;
-            // SAFETY: the caller's promise.
-            unsafe { load_shared_b128(place) }.map(f32::from_bits)
+            load_shared_b128(place).map(f32::from_bits)
         };
         let of_columns = [pair, 7 - pair];
         let mut sums = [0.0; 32];
@@ -311,8 +304,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         if self.state_f16 {
             x = x.map(|x| x * power);
         }
-        // SAFETY: the caller's promise.
-        unsafe { Self::store_token(operand, t, lane, x, self.state_f16) };
+        Self::store_token(operand, t, lane, x, self.state_f16);
     }
 
     /// 4 channels of a token of an operand, in split form.
@@ -331,11 +323,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             + group % 4 * 4
             + half * 32;
         let low = Map::<B>::LOW;
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_words(split(a, b, is_f16), address, low);
-            store_words(split(c, d, is_f16), address + 16, low);
-        }
+        store_words(split(a, b, is_f16), address, low);
+        store_words(split(c, d, is_f16), address + 16, low);
     }
 }
 

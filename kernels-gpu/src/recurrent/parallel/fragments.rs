@@ -93,47 +93,35 @@ impl Tokens8 {
     }
 
     /// Channels 32 `piece` ... All lanes of the warp call it.
-    ///
-    /// # Safety
-    /// The tokens are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn piece(self, piece: usize) -> TokenPiece {
         let address = self.address + 64 * piece as u32;
-        // SAFETY: the caller's promise.
-        unsafe {
-            TokenPiece {
-                high: load_matrices(address),
-                low: if self.split {
-                    load_matrices(address + self.low)
-                } else {
-                    [0; 4]
-                },
-                split: self.split,
-                is_f16: self.is_f16,
-            }
+        TokenPiece {
+            high: load_matrices(address),
+            low: if self.split {
+                load_matrices(address + self.low)
+            } else {
+                [0; 4]
+            },
+            split: self.split,
+            is_f16: self.is_f16,
         }
     }
 
     /// As [`Self::piece`], channel by channel: word j is of tokens 2c and 2c + 1 and column r of the j-th of the four
     /// products that [`Steps::advance`] makes of a piece.
-    ///
-    /// # Safety
-    /// The tokens are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn channels(self, piece: usize) -> TokenPiece {
         let address = self.address + 64 * piece as u32;
-        // SAFETY: the caller's promise.
-        unsafe {
-            TokenPiece {
-                high: load_matrices_transposed(address),
-                low: if self.split {
-                    load_matrices_transposed(address + self.low)
-                } else {
-                    [0; 4]
-                },
-                split: self.split,
-                is_f16: self.is_f16,
-            }
+        TokenPiece {
+            high: load_matrices_transposed(address),
+            low: if self.split {
+                load_matrices_transposed(address + self.low)
+            } else {
+                [0; 4]
+            },
+            split: self.split,
+            is_f16: self.is_f16,
         }
     }
 }
@@ -325,9 +313,6 @@ pub struct SplitMatrix {
 
 impl SplitMatrix {
     /// The matrix in shared memory at `address`, times `factor`, which may differ from row to row.
-    ///
-    /// # Safety
-    /// It is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(address: u32, factor: f32) -> Self {
         // SAFETY: the caller's promise: this lane's two elements.
@@ -339,55 +324,37 @@ impl SplitMatrix {
 
 /// Stores 8 channels of a token in fragment order, in split form unless they are bf16. `address` is that of the token's
 /// first word for this lane, and `low` the distance to the low part.
-///
-/// # Safety
-/// The places are this lane's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) {
     let values = raw.to_f32(element);
     each!(j in 0..4 => {
         let word = address + 16 * j as u32;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if element == Element::Bf16 as u32 {
-                store_shared_b32(word, raw.0[j]);
-            } else {
-                store_words(split(values[2 * j], values[2 * j + 1], false), word, low);
-            }
+        if element == Element::Bf16 as u32 {
+            store_shared_b32(word, raw.0[j]);
+        } else {
+            store_words(split(values[2 * j], values[2 * j + 1], false), word, low);
         }
     });
 }
 
 /// Stores 8 channels of a token, to which they are `element`s, in fragment order as f16. `address` and `low` as
 /// [`store_channels`] takes them.
-///
-/// # Safety
-/// The places are this lane's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_f16_channels(values: [f32; 8], element: u32, address: u32, low: u32) {
     each!(j in 0..4 => {
         let (x, y) = (values[2 * j], values[2 * j + 1]);
         let word = address + 16 * j as u32;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if splits(element, true) {
-                store_words(split(x, y, true), word, low);
-            } else {
-                store_shared_b32(word, pack_f16x2(x, y));
-            }
+        if splits(element, true) {
+            store_words(split(x, y, true), word, low);
+        } else {
+            store_shared_b32(word, pack_f16x2(x, y));
         }
     });
 }
 
 /// Stores two channels of a token in split form.
-///
-/// # Safety
-/// The places are this lane's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_words([high, rest]: [u32; 2], address: u32, low: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        store_shared_b32(address, high);
-        store_shared_b32(address + low, rest);
-    }
+    store_shared_b32(address, high);
+    store_shared_b32(address + low, rest);
 }

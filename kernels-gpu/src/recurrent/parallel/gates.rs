@@ -26,9 +26,6 @@ pub struct Gates {
 
 impl GateInputs {
     /// Nothing is read of tokens past the `there` first.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<B: Block>(
         c: &StepConstants,
@@ -40,28 +37,25 @@ impl GateInputs {
         let t = lane_id() % 8;
         let none = Raw([0]);
         let (mut g, mut b, mut a_log, mut dt_bias) = (none, none, 0.0, none);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if t < there {
-                b = load_beta(c, tokens, t);
-            }
-            if !B::PER_CHANNEL {
-                if t < there {
-                    g = load_one(tokens.g.at(t, 0), c.g_element);
-                }
-                if c.has_dt_bias != 0 {
-                    let address = params.dt_bias + 4 * gate_row(c, row) as u64;
-                    dt_bias = load_one(address, Element::F32 as u32);
-                }
-                a_log = load_a_log(c, params, row);
-            }
-            Self(RawGates {
-                g,
-                b,
-                a_log,
-                dt_bias,
-            })
+        if t < there {
+            b = load_beta(c, tokens, t);
         }
+        if !B::PER_CHANNEL {
+            if t < there {
+                g = load_one(tokens.g.at(t, 0), c.g_element);
+            }
+            if c.has_dt_bias != 0 {
+                let address = params.dt_bias + 4 * gate_row(c, row) as u64;
+                dt_bias = load_one(address, Element::F32 as u32);
+            }
+            a_log = load_a_log(c, params, row);
+        }
+        Self(RawGates {
+            g,
+            b,
+            a_log,
+            dt_bias,
+        })
     }
 
     /// log α.

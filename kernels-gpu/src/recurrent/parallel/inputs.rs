@@ -68,28 +68,22 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// Loads the tokens of a set, of which k, q and v are not there where they are `made` by a convolution. Nothing is read
     /// of tokens past the `there` first.
-    ///
-    /// # Safety
-    /// The tokens are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_inputs(&self, set: Set, tokens: &Tokens, there: u32, made: bool) -> Inputs {
         let of_qkv = if made { 0 } else { there };
-        // SAFETY: the caller's promise.
-        unsafe {
-            Inputs {
-                keys: self.load_tokens(set.key(), tokens.k, of_qkv),
-                queries: match set {
-                    Set::New => self.load_tokens(Operand::Query, tokens.q, of_qkv),
-                    Set::Previous => RawTokens::NONE,
-                },
-                gates: if B::PER_CHANNEL {
-                    self.load_tokens(set.key(), tokens.g, there)
-                } else {
-                    RawTokens::NONE
-                },
-                values: self.load_values(tokens.v, of_qkv),
-                count: tokens.count,
-            }
+        Inputs {
+            keys: self.load_tokens(set.key(), tokens.k, of_qkv),
+            queries: match set {
+                Set::New => self.load_tokens(Operand::Query, tokens.q, of_qkv),
+                Set::Previous => RawTokens::NONE,
+            },
+            gates: if B::PER_CHANNEL {
+                self.load_tokens(set.key(), tokens.g, there)
+            } else {
+                RawTokens::NONE
+            },
+            values: self.load_values(tokens.v, of_qkv),
+            count: tokens.count,
         }
     }
 
@@ -100,8 +94,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let t = self.token(operand, turn);
             if t < there {
                 let address = run.at(t, lane_id() % Self::LANES * 8);
-                // SAFETY: the caller's promise.
-                raw[turn] = unsafe { load(address, run.element(), self.wide_io) };
+                raw[turn] = load(address, run.element(), self.wide_io);
             }
         });
         RawTokens(raw)
@@ -149,16 +142,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// [`Self::tame`] of tokens of `operand`, of `element`s, where this lane has stored them. All lanes of the warp call it.
-    ///
-    /// # Safety
-    /// They are there, and this lane's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn tame_stored(&self, operand: Operand, element: u32) {
         let turns = unknown(Self::TURNS as u32) as usize;
-        each!(turn in 0..turns => {
-            // SAFETY: the caller's promise.
-            unsafe { self.tame_turn(operand, turn, (false, element)) };
-        });
+        each!(turn in 0..turns => self.tame_turn(operand, turn, (false, element)));
     }
 
     /// [`Self::tame`] of tokens of `operand` that a convolution has made, where they lie; of a key that became another
@@ -175,14 +162,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let leaves = matches!(operand, Operand::Key);
         let turns = unknown(Self::TURNS as u32) as usize;
         each!(turn in 0..turns => {
-            // SAFETY: the caller's promise.
-            unsafe {
-                if let Some((t, values)) =
-                    self.tame_turn(operand, turn, (true, Element::F32 as u32))
-                    && leaves
-                {
-                    A::leave_tame_key(launch, (t, 8 * (lane_id() % Self::LANES)), values);
-                }
+            if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
+                && leaves
+            {
+                A::leave_tame_key(launch, (t, 8 * (lane_id() % Self::LANES)), values);
             }
         });
     }
@@ -335,8 +318,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if t >= count {
                 values = [0.0; 8];
             }
-            // SAFETY: the caller's promise.
-            unsafe { Self::store_f16_token(c, operand, t, values, element) };
+            Self::store_f16_token(c, operand, t, values, element);
         }
     }
 
@@ -392,13 +374,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             lacks *= rsqrt(square + 1e-6);
         }
         let values = values.map(|x| x * power);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let address = Self::channels_place(operand, t);
-            store_f16_channels(values, element, address, Map::<B>::LOW);
-            if lane_id().is_multiple_of(Self::LANES) {
-                store_shared_b32(Map::<B>::lacks(operand, t), lacks.to_bits());
-            }
+        let address = Self::channels_place(operand, t);
+        store_f16_channels(values, element, address, Map::<B>::LOW);
+        if lane_id().is_multiple_of(Self::LANES) {
+            store_shared_b32(Map::<B>::lacks(operand, t), lacks.to_bits());
         }
     }
 
@@ -412,15 +391,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// Nothing is read of tokens past the `there` first.
-    ///
-    /// # Safety
-    /// The tokens are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_values(&self, run: Run, there: u32) -> RawValues {
         let (t, row) = self.value_place();
         RawValues(if t < there {
-            // SAFETY: the caller's promise.
-            unsafe { load(run.at(t, self.first + row), run.element(), self.wide_io) }
+            load(run.at(t, self.first + row), run.element(), self.wide_io)
         } else {
             Raw([0; 8])
         })
@@ -453,52 +428,36 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// Stores the outputs of the `count` first tokens that lie, in f32, in the place of the new tokens' values. All
     /// lanes of the warp call it.
-    ///
-    /// # Safety
-    /// The tokens are live, and the outputs there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_outputs(&self, run: Run, element: u32, count: u32) {
         sync_warp(FULL_MASK);
         let (t, row) = self.value_place();
         if t < count {
             let place = self.value_address(Set::New, t, row, Element::F32 as u32);
-            // SAFETY: the caller's promise.
-            unsafe {
-                let [a, b, c, d] = load_shared_b128(place);
-                let [e, f, g, h] = load_shared_b128(place + 16);
-                let o = [a, b, c, d, e, f, g, h].map(f32::from_bits);
-                elements::store(o, run.at(t, self.first + row), element, self.wide_io);
-            }
+            let [a, b, c, d] = load_shared_b128(place);
+            let [e, f, g, h] = load_shared_b128(place + 16);
+            let o = [a, b, c, d, e, f, g, h].map(f32::from_bits);
+            elements::store(o, run.at(t, self.first + row), element, self.wide_io);
         }
     }
 
     /// Zeros for the outputs of the `count` first tokens.
-    ///
-    /// # Safety
-    /// The tokens are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn zero_outputs(&self, run: Run, element: u32, count: u32) {
         let (t, row) = self.value_place();
         if t < count {
             let address = run.at(t, self.first + row);
-            // SAFETY: the caller's promise.
-            unsafe { elements::store([0.0; 8], address, element, self.wide_io) };
+            elements::store([0.0; 8], address, element, self.wide_io);
         }
     }
 }
 
 /// Stores 8 elements as they are.
-///
-/// # Safety
-/// The place is this lane's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_raw(raw: Raw<8>, address: u32, element: u32) {
     let [a, b, c, d, e, f, g, h] = raw.0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        store_shared_b128(address, [a, b, c, d]);
-        if element == Element::F32 as u32 {
-            store_shared_b128(address + 16, [e, f, g, h]);
-        }
+    store_shared_b128(address, [a, b, c, d]);
+    if element == Element::F32 as u32 {
+        store_shared_b128(address + 16, [e, f, g, h]);
     }
 }

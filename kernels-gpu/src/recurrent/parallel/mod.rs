@@ -58,18 +58,12 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     unsafe fn run(params: &StepParams) {
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let around = Plain(Slots::load(&c, params, row.b));
-            run::<Self, Plain, TILES16>(c, params, row, around);
-        }
+        let around = Plain(Slots::load(&c, params, row.b));
+        run::<Self, Plain, TILES16>(c, params, row, around);
     }
 }
 
 /// The body.
-///
-/// # Safety
-/// `params` and the load-time constants describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
@@ -91,27 +85,24 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
             "whole tiles of rows of S"
         );
     }
-    // SAFETY: the caller's promise.
-    unsafe {
-        let tile = B::WARPS * B::ROWS;
-        clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
-        let launch = Launch {
-            around,
-            tokens: Tokens::new(&c, params, row),
-            previous: if c.previous_tokens != 0 {
-                Some(Tokens::previous(&c, params, row))
-            } else {
-                None
-            },
-            c,
-            params,
-            row,
-        };
-        if thread_idx_x() / 32 == B::WARPS {
-            launch.solve::<B, TILES16>();
+    let tile = B::WARPS * B::ROWS;
+    clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
+    let launch = Launch {
+        around,
+        tokens: Tokens::new(&c, params, row),
+        previous: if c.previous_tokens != 0 {
+            Some(Tokens::previous(&c, params, row))
         } else {
-            launch.work::<B, TILES16>();
-        }
+            None
+        },
+        c,
+        params,
+        row,
+    };
+    if thread_idx_x() / 32 == B::WARPS {
+        launch.solve::<B, TILES16>();
+    } else {
+        launch.work::<B, TILES16>();
     }
 }
 
@@ -155,35 +146,31 @@ impl<A> Launch<'_, A> {
         A: Around<B, TILES16>,
     {
         let (c, tokens) = (&self.c, &self.tokens);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let load =
-                |tokens, there| GateInputs::load::<B>(c, self.params, self.row, tokens, there);
-            let previous_gates = self
-                .previous
-                .as_ref()
-                .map(|previous| load(previous, c.previous_tokens));
-            let gates = load(tokens, tokens.count);
-            A::meet(self);
-            if !self.live() || tokens.are_none(c) {
-                return;
+        let load = |tokens, there| GateInputs::load::<B>(c, self.params, self.row, tokens, there);
+        let previous_gates = self
+            .previous
+            .as_ref()
+            .map(|previous| load(previous, c.previous_tokens));
+        let gates = load(tokens, tokens.count);
+        A::meet(self);
+        if !self.live() || tokens.are_none(c) {
+            return;
+        }
+        let solve = |gates, set, count| {
+            if B::PER_CHANNEL {
+                meeting::take_tokens::<B>(set);
             }
-            let solve = |gates, set, count| {
-                if B::PER_CHANNEL {
-                    meeting::take_tokens::<B>(set);
-                }
-                solver::solve::<B>(c, gates, set, count);
-                meeting::leave_solution::<B>(set);
-            };
-            if !B::PER_CHANNEL {
-                meeting::take_tokens::<B>(Set::New);
-            }
-            if let (Some(previous), Some(gates)) = (&self.previous, previous_gates) {
-                solve(gates, Set::Previous, previous.count);
-            }
-            if c.tokens != 0 {
-                solve(gates, Set::New, tokens.count);
-            }
+            solver::solve::<B>(c, gates, set, count);
+            meeting::leave_solution::<B>(set);
+        };
+        if !B::PER_CHANNEL {
+            meeting::take_tokens::<B>(Set::New);
+        }
+        if let (Some(previous), Some(gates)) = (&self.previous, previous_gates) {
+            solve(gates, Set::Previous, previous.count);
+        }
+        if c.tokens != 0 {
+            solve(gates, Set::New, tokens.count);
         }
     }
 

@@ -57,17 +57,14 @@ impl Gram {
         // A sum for each piece: four short chains instead of a long one.
         let (mut with_keys, mut with_queries) = ([[0.0; 4]; MOST_PIECES], [[0.0; 4]; MOST_PIECES]);
         each!(piece in 0..(B::K / 32) as usize => {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let k = keys.piece(piece);
-                let q = match set {
-                    Set::New => queries.piece(piece),
-                    Set::Previous => TokenPiece::NONE,
-                };
-                with_keys[piece] = k.gram(with_keys[piece], k, q);
-                if let Set::New = set {
-                    with_queries[piece] = q.gram(with_queries[piece], k, q);
-                }
+            let k = keys.piece(piece);
+            let q = match set {
+                Set::New => queries.piece(piece),
+                Set::Previous => TokenPiece::NONE,
+            };
+            with_keys[piece] = k.gram(with_keys[piece], k, q);
+            if let Set::New = set {
+                with_queries[piece] = q.gram(with_queries[piece], k, q);
             }
         });
         let (with_keys, with_queries) = (sum(with_keys), sum(with_queries));
@@ -82,8 +79,7 @@ impl Gram {
         if is_f16 {
             let t = lane_id() / 4;
             let scale = f32::from_bits(c.scale);
-            // SAFETY: the caller's promise.
-            let load = |address| f32::from_bits(unsafe { load_shared_b32(address) });
+            let load = |address| f32::from_bits(load_shared_b32(address));
             let key_norm = load(Map::<B>::lacks(set.key(), t));
             let query_norm = match set {
                 Set::New => load(Map::<B>::lacks(Operand::Query, t)) * scale,
@@ -98,8 +94,7 @@ impl Gram {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_columns<B: Block>(c: &StepConstants, set: Set) -> Self {
         let (r, s) = (lane_id() / 4, lane_id() % 4 * 2);
-        // SAFETY: the caller's promise.
-        let load = |address| f32::from_bits(unsafe { load_shared_b32(address) });
+        let load = |address| f32::from_bits(load_shared_b32(address));
         let keys = [s, s + 1].map(|s| load(Map::<B>::key_product(set, r, s)));
         let queries = [s, s + 1].map(|s| load(Map::<B>::query_product(set, r, s)));
         let query = load(Map::<B>::query_square(set, r));
@@ -160,20 +155,17 @@ impl Gram {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, count: u32) {
     let gates = inputs.values::<B>(c, count);
-    // SAFETY: the caller's promise.
-    unsafe {
-        let gram = if B::PER_CHANNEL {
-            Gram::of_columns::<B>(c, set)
-        } else {
-            Gram::of_tokens::<B>(c, set)
-        };
-        store_factors::<B>(c, &gram, gates, set);
-        // The matrices of the set before have been read.
-        sync_warp(FULL_MASK);
-        store_matrices::<B>(&gram, gates, set);
-        sync_warp(FULL_MASK);
-        substitute::<B>(gates, set);
-    }
+    let gram = if B::PER_CHANNEL {
+        Gram::of_columns::<B>(c, set)
+    } else {
+        Gram::of_tokens::<B>(c, set)
+    };
+    store_factors::<B>(c, &gram, gates, set);
+    // The matrices of the set before have been read.
+    sync_warp(FULL_MASK);
+    store_matrices::<B>(&gram, gates, set);
+    sync_warp(FULL_MASK);
+    substitute::<B>(gates, set);
 }
 
 /// The factors of each token.
@@ -191,21 +183,18 @@ unsafe fn store_factors<B: Block>(c: &StepConstants, gram: &Gram, gates: Gates, 
     }
     if lane_id() < 8 {
         let place = 4 * t;
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_shared_b32(solution.key_factors() + place, key_factor.to_bits());
-            let step = if B::WAITS {
-                key_norm
-            } else {
-                exp2(last - gates.decay) * key_norm
-            };
-            store_shared_b32(solution.step_factors() + place, step.to_bits());
-            if let Set::New = set {
-                store_shared_b32(solution.query_factors() + place, query_factor.to_bits());
-            }
-            if t == 7 {
-                store_shared_b32(solution.decay(), decay.to_bits());
-            }
+        store_shared_b32(solution.key_factors() + place, key_factor.to_bits());
+        let step = if B::WAITS {
+            key_norm
+        } else {
+            exp2(last - gates.decay) * key_norm
+        };
+        store_shared_b32(solution.step_factors() + place, step.to_bits());
+        if let Set::New = set {
+            store_shared_b32(solution.query_factors() + place, query_factor.to_bits());
+        }
+        if t == 7 {
+            store_shared_b32(solution.decay(), decay.to_bits());
         }
     }
 }
@@ -232,12 +221,9 @@ unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
         }
     });
     let place = 8 * lane_id();
-    // SAFETY: the caller's promise.
-    unsafe {
-        store_shared_b64(Map::<B>::predictions() + place, predictions);
-        if let Set::New = set {
-            store_shared_b64(Map::<B>::scores() + place, scores);
-        }
+    store_shared_b64(Map::<B>::predictions() + place, predictions);
+    if let Set::New = set {
+        store_shared_b64(Map::<B>::scores() + place, scores);
     }
 }
 
@@ -245,9 +231,7 @@ unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_row(matrix: u32, row: usize) -> [f32; 8] {
     let address = matrix + 32 * row as u32;
-    // SAFETY: the caller's promise.
-    let [[a, b, c, d], [e, f, g, h]] =
-        unsafe { [load_shared_b128(address), load_shared_b128(address + 16)] };
+    let [[a, b, c, d], [e, f, g, h]] = [load_shared_b128(address), load_shared_b128(address + 16)];
     [a, b, c, d, e, f, g, h].map(f32::from_bits)
 }
 
@@ -293,8 +277,7 @@ unsafe fn store_column(matrix: u32, column: [f32; 8]) {
     if lane_id() < 8 {
         each!(i in 0..8 => {
             let address = matrix + 32 * i as u32 + 4 * lane_id();
-            // SAFETY: the caller's promise.
-            unsafe { store_shared_b32(address, column[i].to_bits()) };
+            store_shared_b32(address, column[i].to_bits());
         });
     }
 }

@@ -41,18 +41,14 @@ pub enum Decays {
 
 impl Decays {
     /// Of this lane's channels of a piece.
-    ///
-    /// # Safety
-    /// They are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_piece(&self, piece: usize) -> [f32; 8] {
         match *self {
             Self::Head(decay) => [decay; 8],
             Self::Channels(address) => {
                 let address = address + 128 * piece as u32 + lane_id() % 4 * 32;
-                // SAFETY: the caller's promise.
                 let [[a, b, c, d], [e, f, g, h]] =
-                    unsafe { [load_shared_b128(address), load_shared_b128(address + 16)] };
+                    [load_shared_b128(address), load_shared_b128(address + 16)];
                 [a, b, c, d, e, f, g, h].map(f32::from_bits)
             }
         }
@@ -121,8 +117,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn state(&self, tile: usize, piece: usize) -> Piece {
-        // SAFETY: the caller's promise.
-        unsafe { [0, 1].map(|half| load_shared_b128(self.fragment(tile, piece, half))) }
+        [0, 1].map(|half| load_shared_b128(self.fragment(tile, piece, half)))
     }
 
     /// Leaves a piece where [`Self::state`] finds it.
@@ -138,9 +133,6 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// (c), and what turns S₀ into the state after the tokens of `set`; where `moved` is 0, into S₀.
-    ///
-    /// # Safety
-    /// The solution is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn advance_by(
         &self,
@@ -151,32 +143,26 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ) -> Advance<TILES16> {
         let solution = Map::<B>::solution(set);
         let mut steps = [Steps::ZERO; TILES16];
-        // SAFETY: the caller's promise.
-        unsafe {
-            let place = 4 * (lane_id() / 4);
-            let factor = f32::from_bits(load_shared_b32(solution.step_factors() + place));
-            let deltas = SplitMatrix::load(solution.delta(), factor);
-            each!(tile in 0..TILES16 => {
-                steps[tile] = Steps::new(residuals[tile].times([0.0; 4], deltas), keys);
-            });
-            Advance {
-                steps,
-                decays: if B::PER_CHANNEL {
-                    Decays::Channels(Map::<B>::kept())
-                } else {
-                    Decays::Head(f32::from_bits(load_shared_b32(solution.decay())))
-                },
-                keys,
-                moved,
-                state_f16: self.state_f16,
-            }
+        let place = 4 * (lane_id() / 4);
+        let factor = f32::from_bits(load_shared_b32(solution.step_factors() + place));
+        let deltas = SplitMatrix::load(solution.delta(), factor);
+        each!(tile in 0..TILES16 => {
+            steps[tile] = Steps::new(residuals[tile].times([0.0; 4], deltas), keys);
+        });
+        Advance {
+            steps,
+            decays: if B::PER_CHANNEL {
+                Decays::Channels(Map::<B>::kept())
+            } else {
+                Decays::Head(f32::from_bits(load_shared_b32(solution.decay())))
+            },
+            keys,
+            moved,
+            state_f16: self.state_f16,
         }
     }
 
     /// One piece of the advanced state.
-    ///
-    /// # Safety
-    /// The solution and the tokens are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn advance_piece(
         advance: &Advance<TILES16>,
@@ -184,9 +170,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         piece: usize,
         state: Piece,
     ) -> Piece {
-        // SAFETY: the caller's promise.
-        let (keys, decays) =
-            unsafe { (advance.keys.channels(piece), advance.decays.of_piece(piece)) };
+        let (keys, decays) = (advance.keys.channels(piece), advance.decays.of_piece(piece));
         let mut next = advance.steps[tile].advance((state, advance.state_f16), decays, keys);
         each!(half in 0..2 => {
             each!(j in 0..4 => {
@@ -221,11 +205,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 (even_row[j], odd_row[j]) = (own ^ exchanged, got ^ exchanged);
             });
             let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 8 * 2;
-            // SAFETY: the caller's promise.
-            unsafe {
-                head.store::<B16>(share, row, even_row);
-                head.store::<B16>(share, row + 1, odd_row);
-            }
+            head.store::<B16>(share, row, even_row);
+            head.store::<B16>(share, row + 1, odd_row);
         });
     }
 
@@ -237,14 +218,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
         each!(pair in 0..Self::PIECES / 2 => {
             each!(tile in 0..TILES16 => {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    // Not by `map`, which takes more registers.
-                    let [one, two] = [2 * pair, 2 * pair + 1];
-                    let first = Self::advance_piece(advance, tile, one, self.state(tile, one));
-                    let second = Self::advance_piece(advance, tile, two, self.state(tile, two));
-                    self.store_pair(head, tile, pair, [first, second]);
-                }
+                // Not by `map`, which takes more registers.
+                let [one, two] = [2 * pair, 2 * pair + 1];
+                let first = Self::advance_piece(advance, tile, one, self.state(tile, one));
+                let second = Self::advance_piece(advance, tile, two, self.state(tile, two));
+                self.store_pair(head, tile, pair, [first, second]);
             });
             // Lest the assembler load all pieces before it stores any, and run out of registers.
             sync_warp(FULL_MASK);
@@ -265,8 +243,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         each!(half in 0..2 => {
             let [a, b, c, d] = next[half];
             let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
-            // SAFETY: the caller's promise.
-            unsafe { head.store::<B16>(share, row, [a, b, c, d, 0, 0, 0, 0]) };
+            head.store::<B16>(share, row, [a, b, c, d, 0, 0, 0, 0]);
         });
     }
 }

@@ -54,13 +54,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         Self::wait_for_state();
         let mut products = [[0.0; 4]; TILES16];
         each!(piece in 0..Self::PIECES => {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let k = keys.piece(piece);
-                each!(tile in 0..TILES16 => {
-                    products[tile] = k.times_state(products[tile], self.state(tile, piece));
-                });
-            }
+            let k = keys.piece(piece);
+            each!(tile in 0..TILES16 => {
+                products[tile] = k.times_state(products[tile], self.state(tile, piece));
+            });
         });
         products
     }
@@ -79,15 +76,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         Self::wait_for_state();
         let (mut sk, mut sq) = ([[0.0; 4]; TILES16], [[0.0; 4]; TILES16]);
         each!(piece in 0..Self::PIECES => {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let (k, q) = (keys.piece(piece), queries.piece(piece));
-                each!(tile in 0..TILES16 => {
-                    let s = state(tile, piece, self.state(tile, piece));
-                    sk[tile] = k.times_state(sk[tile], s);
-                    sq[tile] = q.times_state(sq[tile], s);
-                });
-            }
+            let (k, q) = (keys.piece(piece), queries.piece(piece));
+            each!(tile in 0..TILES16 => {
+                let s = state(tile, piece, self.state(tile, piece));
+                sk[tile] = k.times_state(sk[tile], s);
+                sq[tile] = q.times_state(sq[tile], s);
+            });
         });
         [sk, sq]
     }
@@ -100,9 +94,6 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     /// (b): v − S k̂ of every tile, ready for products.
-    ///
-    /// # Safety
-    /// The solution and the values of `set` are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn residuals(
         &self,
@@ -111,26 +102,20 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         element: u32,
     ) -> [Split; TILES16] {
         let mut residuals = [Split::ZERO; TILES16];
-        // SAFETY: the caller's promise.
-        unsafe {
-            let factors = token_factors(Map::<B>::solution(set).key_factors());
-            each!(tile in 0..TILES16 => {
-                let mut r = [0.0; 4];
-                each!(i in 0..4 => {
-                    let (t, row) = Self::place_of(tile, i);
-                    let v = load_value(self.value_address(set, t, row, element), element);
-                    r[i] = fma(-factors[i % 2], sk[tile][i], v);
-                });
-                residuals[tile] = Split::new(r);
+        let factors = token_factors(Map::<B>::solution(set).key_factors());
+        each!(tile in 0..TILES16 => {
+            let mut r = [0.0; 4];
+            each!(i in 0..4 => {
+                let (t, row) = Self::place_of(tile, i);
+                let v = load_value(self.value_address(set, t, row, element), element);
+                r[i] = fma(-factors[i % 2], sk[tile][i], v);
             });
-        }
+            residuals[tile] = Split::new(r);
+        });
         residuals
     }
 
     /// (d): o of the new tokens, from v − S k̂ and S · qᵀ, put in the place of their values. All lanes of the warp call it.
-    ///
-    /// # Safety
-    /// The solution is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn outputs(&self, residuals: &[Split; TILES16], sq: &Products<TILES16>) {
         let solution = Map::<B>::solution(Set::New);
@@ -154,18 +139,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 }
 
 /// One element in shared memory.
-///
-/// # Safety
-/// It is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_value(address: u32, element: u32) -> f32 {
-    // SAFETY: the caller's promise.
-    let bits = unsafe {
-        if element == Element::F32 as u32 {
-            load_shared_b32(address)
-        } else {
-            load_shared_b16(address) as u32
-        }
+    let bits = if element == Element::F32 as u32 {
+        load_shared_b32(address)
+    } else {
+        load_shared_b16(address) as u32
     };
     let [value] = Raw([bits]).to_f32(element);
     value
@@ -174,6 +153,5 @@ pub unsafe fn load_value(address: u32, element: u32) -> f32 {
 /// Elements of an `[8]` of tokens 2c and 2c + 1.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn token_factors(address: u32) -> [f32; 2] {
-    // SAFETY: the caller's promise.
-    unsafe { load_shared_b64(address + lane_id() % 4 * 8) }.map(f32::from_bits)
+    load_shared_b64(address + lane_id() % 4 * 8).map(f32::from_bits)
 }
