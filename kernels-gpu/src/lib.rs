@@ -2,7 +2,8 @@
 //! and [`state`] (what bodies are made of), [`device`] (the machine's instructions, and their simulator),
 //! [`entries`] (every compiled variant, one line each).
 //!
-//! What operators share besides: [`step`] (what a launch gets), [`row`] (what a block works on) and [`recurrent`] (tokens and ways of keeping states).
+//! What operators share besides: [`step`] (what a launch gets), [`row`] (what a block works on), `pending` (tokens that wait) and
+//! [`recurrent`] (tokens and ways of keeping states).
 //!
 //! Notation: `B` sequences, `T` tokens per sequence in a launch, `H` query/key heads, `HV` value heads,
 //! `K` and `V` head dims, `P` pool slots. `S` is one head's state, `[V, K]`.
@@ -24,6 +25,7 @@ pub mod kernels;
 pub mod launch;
 pub mod layer;
 pub mod math;
+pub(crate) mod pending;
 pub mod prefill;
 pub mod recurrent;
 pub mod row;

@@ -2,7 +2,7 @@
 //!
 //! A state row is what is contiguous: the K channels of one v (K-last), the V columns of one k (V-last).
 //! A group of lanes shares a row, each lane owning a fragment of 8 elements, laid out so that every
-//! access of the group is a run of whole 16-byte pieces:
+//! access of the group is a run of whole 16-byte vectors:
 //!
 //! | state | elements of lane l in a group of L lanes |
 //! |---|---|
@@ -28,10 +28,10 @@ pub trait StateElement {
     const ELEMENT: Element;
     /// Bytes of an element.
     const BYTES: u32;
-    /// Elements in a 16-byte piece.
-    const PIECE: u32 = 16 / Self::BYTES;
+    /// Elements in a 16-byte vector.
+    const VECTOR: u32 = 16 / Self::BYTES;
     /// Pieces of a fragment.
-    const PIECES: usize = (FRAGMENT / Self::PIECE) as usize;
+    const VECTORS: usize = (FRAGMENT / Self::VECTOR) as usize;
 
     /// Values of a fragment.
     fn widen(c: &StepConstants, raw: RawFragment) -> [f32; 8];
@@ -102,17 +102,17 @@ pub struct Share {
 }
 
 impl Share {
-    /// Element offset in a row of piece `i` of this thread's fragment.
+    /// Element offset in a row of vector `i` of this thread's fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn piece<S: StateElement>(self, i: usize) -> u32 {
-        self.first + self.column::<S>(i * S::PIECE as usize)
+    fn vector<S: StateElement>(self, i: usize) -> u32 {
+        self.first + self.column::<S>(i * S::VECTOR as usize)
     }
 
     /// Position, within the `8 * lanes` elements of the group, of element `i` of this thread's fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn column<S: StateElement>(self, i: usize) -> u32 {
-        let (piece, within) = (i as u32 / S::PIECE, i as u32 % S::PIECE);
-        (piece * self.lanes + self.lane) * S::PIECE + within
+        let (vector, within) = (i as u32 / S::VECTOR, i as u32 % S::VECTOR);
+        (vector * self.lanes + self.lane) * S::VECTOR + within
     }
 
     /// The same of part `i` of the rows: of the group's i-th run of `8 * lanes` elements.
@@ -152,9 +152,9 @@ impl Share {
         wide: bool,
     ) -> Raw<8> {
         let mut raw = Raw([0; 8]);
-        each!(i in 0..S::PIECES => {
-            let address = address + (self.piece::<S>(i) * bytes_of(element)) as u64;
-            if S::PIECES == 1 {
+        each!(i in 0..S::VECTORS => {
+            let address = address + (self.vector::<S>(i) * bytes_of(element)) as u64;
+            if S::VECTORS == 1 {
                 raw.load::<8>(0, address, element, wide)
             } else {
                 raw.load::<4>(4 * i, address, element, wide)
@@ -178,12 +178,12 @@ impl Share {
         values: [f32; 8],
     ) {
         let [a, b, c, d, e, f, g, h] = values;
-        let piece = |i| address + (self.piece::<S>(i) * bytes_of(element)) as u64;
-        if S::PIECES == 1 {
-            store(values, piece(0), element, true);
+        let vector = |i| address + (self.vector::<S>(i) * bytes_of(element)) as u64;
+        if S::VECTORS == 1 {
+            store(values, vector(0), element, true);
         } else {
-            store([a, b, c, d], piece(0), element, true);
-            store([e, f, g, h], piece(1), element, true);
+            store([a, b, c, d], vector(0), element, true);
+            store([e, f, g, h], vector(1), element, true);
         }
     }
 }
@@ -277,10 +277,10 @@ impl Head {
         }
     }
 
-    /// Address of 16-byte piece `i` of this thread's fragment of `row`.
+    /// Address of 16-byte vector `i` of this thread's fragment of `row`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn piece_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
-        self.address + ((row * self.row_elements + share.piece::<S>(i)) * S::BYTES) as u64
+    pub fn vector_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
+        self.address + ((row * self.row_elements + share.vector::<S>(i)) * S::BYTES) as u64
     }
 
     /// This thread's fragment of `row`; nothing is read, and the fragment undefined, unless `live`.
@@ -290,8 +290,8 @@ impl Head {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<S: StateElement>(self, share: Share, row: u32, live: bool) -> RawFragment {
         let mut raw = [0; 8];
-        each!(i in 0..S::PIECES => {
-            let address = self.piece_address::<S>(share, row, i);
+        each!(i in 0..S::VECTORS => {
+            let address = self.vector_address::<S>(share, row, i);
             if self.wide {
                 [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]] =
                     global::load_state_b128(address, live);
@@ -380,8 +380,8 @@ impl Head {
     /// The head's state is live global memory, and no other thread touches this fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store<S: StateElement>(self, share: Share, row: u32, raw: RawFragment) {
-        each!(i in 0..S::PIECES => {
-            let address = self.piece_address::<S>(share, row, i);
+        each!(i in 0..S::VECTORS => {
+            let address = self.vector_address::<S>(share, row, i);
             if self.wide {
                 global::store_state_b128(
                     address,
@@ -447,7 +447,7 @@ impl Tile {
     ) {
         let [rows, row] = self.shape;
         let count = self.width * if self.v_last { rows } else { row };
-        let elements = if to.wide { S::PIECE } else { 1 };
+        let elements = if to.wide { S::VECTOR } else { 1 };
         let mut first = thread * elements;
         while first < count {
             let mut raw = [[0; 4]; COPIED];

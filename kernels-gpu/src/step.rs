@@ -170,6 +170,9 @@ pub struct DeferredParams {
     pub inputs: u64,
 }
 
+/// Most taps of the convolution.
+pub const TAPS: usize = 4;
+
 constants! {
     /// What is fixed for a layer and a way of keeping states: compiled into the kernel when it is loaded.
     ///

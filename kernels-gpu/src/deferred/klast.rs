@@ -2,8 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::ring::{Pending, Ring};
-use super::{Deferring, MAX_PENDING, folds};
+use super::Deferring;
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::global::{load_b32, store_b32};
@@ -19,6 +18,7 @@ use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::gate;
 use crate::math::range::tame;
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot};
+use crate::pending::{MAX_PENDING, Pending, Ring, folds};
 use crate::recurrent::klast::{load_channels, norms, store_channels};
 use crate::recurrent::tokens::{LaneGates, Tokens};
 use crate::row::Row;

@@ -9,9 +9,9 @@ use core::marker::PhantomData;
 
 use super::DeferringLayer;
 use super::parallel::run;
-use super::ring::{InputRing, Pending, Ring};
 use crate::launch::{Computes, Kernel, Layout};
 use crate::layer::{Layer, MOST_BLOCKS, Rings};
+use crate::pending::{InputRing, Pending, Ring};
 use crate::recurrent::parallel::map::Block;
 use crate::row::Row;
 use crate::state::{B16, StateElement};

@@ -11,31 +11,19 @@
 mod klast;
 mod layer_parallel;
 mod parallel;
-mod ring;
 mod waiting;
 mod whole_klast;
 
 pub use klast::KLast;
 pub use layer_parallel::LayerParallel;
 pub use parallel::Parallel;
-pub(crate) use ring::{InputRing, Ring};
 pub use whole_klast::WholeKLast;
+
+pub use crate::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
 
 use crate::launch::Family;
 use crate::layer::Layered;
 use crate::recurrent::Gating;
-
-/// Most tokens of a slot that are pending at once, where they come one by one.
-pub const MAX_PENDING: u32 = 8;
-
-/// Most of them with drafts, on the tensor cores.
-pub const MAX_PENDING_DRAFTS: u32 = 16;
-
-/// Whether a step of `tokens` tokens folds the `pending` ones of a row first, of which there may be up to `most`.
-#[must_use]
-pub const fn folds(pending: u32, tokens: u32, most: u32) -> bool {
-    pending.saturating_add(tokens) > most
-}
 
 /// A gate whose states may wait.
 pub trait Deferring: Gating {

@@ -6,12 +6,12 @@
 
 use core::marker::PhantomData;
 
-use super::ring::{Pending, Ring};
-use super::{Deferring, MAX_PENDING_DRAFTS, waiting};
+use super::{Deferring, waiting};
 use crate::constants::Element;
 use crate::device::shared::copy_async_wait;
 use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Kernel, Layout};
+use crate::pending::{MAX_PENDING_DRAFTS, Pending, Ring};
 use crate::recurrent::parallel::channels::DecayInputs;
 use crate::recurrent::parallel::fragments::Tokens8;
 use crate::recurrent::parallel::gates::GateInputs;
@@ -79,8 +79,8 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
     }
 }
 
-/// The body, of a row of which `pending` finds the tokens that wait, whether it folds these, and what is around it. It is asked
-/// once all is on its way that does not wait for it.
+/// The body. `pending` returns the pending tokens of the row, whether the launch folds them, and its [`Around`]. It is called late: after
+/// all loads have been issued that do not depend on the number of pending tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
@@ -107,7 +107,7 @@ pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     let c = StepConstants { state_f16: 0, ..c };
     let step = &params.layer.step;
     let tokens = Tokens::new(&c, step, row);
-    let new = |pending, folds, around| Launch {
+    let new = |pending, folds, around| DeferredStep {
         ring: Ring::of(
             &c,
             params,
@@ -116,7 +116,7 @@ pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
             [B::K, B::V],
             (c.updates_element, B::PER_CHANNEL),
         ),
-        step: recurrent::Launch {
+        step: recurrent::RowStep {
             tokens,
             previous: None,
             c,
@@ -139,15 +139,15 @@ pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     }
 }
 
-/// What a block knows of its row.
-struct Launch<'a, A> {
-    step: recurrent::Launch<'a, A>,
+/// A block's part of a step on a state that waits: that of the recurrence, and the pending tokens of the row's slot.
+struct DeferredStep<'a, A> {
+    step: recurrent::RowStep<'a, A>,
     pending: Pending,
     ring: Ring,
     folds: bool,
 }
 
-impl<A> Launch<'_, A> {
+impl<A> DeferredStep<'_, A> {
     /// Pending tokens that are not in the state when the new ones come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ahead(&self) -> u32 {

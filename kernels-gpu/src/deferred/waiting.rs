@@ -1,8 +1,6 @@
 //! Pending tokens on the tensor cores: from the ring to shared memory, into products and states, and the new ones to the ring.
 
-use super::MAX_PENDING_DRAFTS;
 use super::parallel::of_operand;
-use super::ring::Ring;
 use crate::constants::Element;
 use crate::device::float::exp2;
 use crate::device::global::load_b32;
@@ -15,6 +13,7 @@ use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
 use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::gate;
+use crate::pending::{MAX_PENDING_DRAFTS, Ring};
 use crate::recurrent::parallel::channels::DecayInputs;
 use crate::recurrent::parallel::fragments::{Piece, Split, SplitMatrix, Tokens8, store_channels};
 use crate::recurrent::parallel::gates::LOWEST;

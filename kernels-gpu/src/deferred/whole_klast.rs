@@ -2,9 +2,8 @@
 
 use core::marker::PhantomData;
 
+use super::Deferring;
 use super::klast::{KLast as Tile, Lane};
-use super::ring::{Pending, Ring};
-use super::{Deferring, folds};
 use crate::constants::Element;
 use crate::device::global::prefetch;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
@@ -14,6 +13,7 @@ use crate::layer::{Ahead, Layered, Place, Slices, Whole, finish, position, store
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{Raw, load};
+use crate::pending::{Pending, Ring, folds};
 use crate::recurrent::klast::{load_channels, load_parts, normable};
 use crate::recurrent::tokens::RawGates;
 use crate::row::Row;
@@ -126,7 +126,7 @@ impl<
     const BLOCK: u32 = THREADS;
     const TILES: u32 = 1;
     const MAX_HEADS: u32 = 16;
-    const MIN_BLOCKS_PER_SM: u32 = if S::PIECES == 1 { 384 } else { 256 } / THREADS;
+    const MIN_BLOCKS_PER_SM: u32 = if S::VECTORS == 1 { 384 } else { 256 } / THREADS;
     const SHARED_BYTES: u32 = Self::HEADS;
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {

@@ -1,7 +1,7 @@
 //! The floor under every operator: states read, multiplied by a constant and written in place, nothing else.
 //!
-//! Grid     x = chunks of 2048 PIECES bytes
-//! Threads  block 128; a thread owns PIECES pieces of 16 bytes, 2048 bytes apart
+//! Grid     x = chunks of 2048 VECTORS bytes
+//! Threads  block 128; a thread owns VECTORS vectors of 16 bytes, 2048 bytes apart
 //! Cost     2 bytes moved per byte of state: what a perfect in-place kernel would take
 //! Truth    tests/device_contract.rs
 
@@ -12,7 +12,7 @@ use crate::launch::Kernel;
 use crate::math::each::each;
 
 const BLOCK: u32 = 128;
-/// Bytes that a block of the 2-piece variant works on.
+/// Bytes that a block of the 2-vector variant works on.
 pub const BLOCK_BYTES: u64 = 2 * BLOCK as u64 * 16;
 
 /// Where the states are.
@@ -31,10 +31,10 @@ constants! {
     }
 }
 
-/// `PIECES` pieces of 16 bytes in flight per thread.
-pub struct InPlace<const PIECES: usize>;
+/// `VECTORS` vectors of 16 bytes in flight per thread.
+pub struct InPlace<const VECTORS: usize>;
 
-impl<const PIECES: usize> Kernel for InPlace<PIECES> {
+impl<const VECTORS: usize> Kernel for InPlace<VECTORS> {
     type Params = StateFloorParams;
     type Constants = StateFloorConstants;
     const BLOCK: u32 = BLOCK;
@@ -44,17 +44,17 @@ impl<const PIECES: usize> Kernel for InPlace<PIECES> {
     unsafe fn run(params: &StateFloorParams) {
         let factor = f32::from_bits(StateFloorConstants::get().factor);
         let first = params.states
-            + block_idx_x() as u64 * (PIECES as u64 * BLOCK as u64 * 16)
+            + block_idx_x() as u64 * (VECTORS as u64 * BLOCK as u64 * 16)
             + thread_idx_x() as u64 * 16;
-        let address = |piece: usize| first + piece as u64 * (BLOCK as u64 * 16);
-        let mut raw = [[0; 4]; PIECES];
-        // SAFETY: the caller's promise; the pieces are this thread's own.
+        let address = |vector: usize| first + vector as u64 * (BLOCK as u64 * 16);
+        let mut raw = [[0; 4]; VECTORS];
+        // SAFETY: the caller's promise; the vectors are this thread's own.
         unsafe {
-            each!(piece in 0..PIECES => raw[piece] = load_state_b128(address(piece), true));
-            each!(piece in 0..PIECES => {
-                let [x, y, z, w] = raw[piece];
+            each!(vector in 0..VECTORS => raw[vector] = load_state_b128(address(vector), true));
+            each!(vector in 0..VECTORS => {
+                let [x, y, z, w] = raw[vector];
                 let scaled = |bits: u32| (f32::from_bits(bits) * factor).to_bits();
-                store_state_b128(address(piece), [scaled(x), scaled(y), scaled(z), scaled(w)]);
+                store_state_b128(address(vector), [scaled(x), scaled(y), scaled(z), scaled(w)]);
             });
         }
     }

@@ -4,20 +4,19 @@ use core::array;
 
 use super::Place;
 use crate::constants::Element;
-use crate::deferred::InputRing;
 use crate::device::float::fma;
 use crate::device::global::{load_state_b16, load_state_b32, store_b16, store_b32};
 use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, load_one};
 use crate::math::gate;
+use crate::pending::InputRing;
 use crate::row::Row;
 use crate::step::{Activation, LayerParams, StepConstants};
 
-/// Most taps.
-pub const TAPS: usize = 4;
+pub use crate::step::TAPS;
 
 /// The channels that a thread convolves of one token, `N` at most.
-pub struct Channels<const N: usize> {
+pub struct ThreadChannels<const N: usize> {
     parts: [Part; N],
     loaded: [Loaded; N],
 }
@@ -30,7 +29,7 @@ struct Loaded {
     x: Raw<1>,
 }
 
-impl<const N: usize> Channels<N> {
+impl<const N: usize> ThreadChannels<N> {
     /// From number `first` on, every `threads`-th; see [`Part::new`]. With `all` x and taps of a part that is not there are loaded too,
     /// of a channel that is: else the loads of one channel wait in a branch for those of the other. Where there is one round of
     /// blocks, what nobody wants costs more than the branch.
@@ -389,12 +388,12 @@ pub struct Part {
     /// Which of k or of q it is within the head; which of v within the block's, head by head.
     pub own: u32,
     /// What it is a channel of.
-    pub of: Of,
+    pub of: Qkv,
 }
 
 /// What a channel is of.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Of {
+pub enum Qkv {
     /// q
     Query,
     /// k
@@ -418,7 +417,7 @@ impl Part {
         let keys = c.h * k_dim;
         if i < 2 * part {
             let own = row.tile * part + i % part;
-            let of = if i < part { Of::Query } else { Of::Key };
+            let of = if i < part { Qkv::Query } else { Qkv::Key };
             let first = if i < part { 0 } else { keys };
             return Self {
                 is_there: c.taps != 0,
@@ -433,7 +432,7 @@ impl Part {
             is_there: c.taps != 0 && r < c.ratio,
             channel: 2 * keys + row.value_head(c, r) * v_dim + v,
             own,
-            of: Of::Value,
+            of: Qkv::Value,
         }
     }
 
@@ -451,9 +450,9 @@ impl Part {
         let keys = c.h * k_dim;
         if i < 2 * part {
             let (of, own) = if i < part {
-                (Of::Query, first + i)
+                (Qkv::Query, first + i)
             } else {
-                (Of::Key, first + i - part)
+                (Qkv::Key, first + i - part)
             };
             let head = if i < part { 0 } else { keys } + row.h * k_dim;
             return Self {
@@ -468,7 +467,7 @@ impl Part {
             is_there: c.taps != 0 && own < tile,
             channel: 2 * keys + row.hv * v_dim + row.tile * tile + own,
             own,
-            of: Of::Value,
+            of: Qkv::Value,
         }
     }
 }

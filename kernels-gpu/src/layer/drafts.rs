@@ -2,9 +2,9 @@
 
 use super::Place;
 use super::conv::{Channel, Part, store_element, store_input};
-use crate::deferred::InputRing;
 use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load_one};
+use crate::pending::InputRing;
 use crate::recurrent::tokens::Tokens;
 use crate::step::{LayerParams, StepConstants};
 
@@ -25,7 +25,7 @@ pub struct Walk {
 
 /// The previous tokens of a row, or the new ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Of {
+pub enum Which {
     Previous,
     New,
 }
@@ -57,12 +57,12 @@ impl Walk {
         &self,
         c: &StepConstants,
         params: &LayerParams,
-        of: Of,
+        which: Which,
         channel: u32,
         first: u32,
     ) -> Held {
-        let (x, row, token, start, count, room) = match of {
-            Of::Previous => {
+        let (x, row, token, start, count, room) = match which {
+            Which::Previous => {
                 let (row, token) = (c.previous_x_row, c.previous_x_token);
                 (
                     params.previous_x,
@@ -73,12 +73,12 @@ impl Walk {
                     c.previous_tokens,
                 )
             }
-            Of::New => (
+            Which::New => (
                 params.x, c.x_row, c.x_token, self.start, self.count, c.tokens,
             ),
         };
         // Of previous tokens there is always a first one, though it may not be kept.
-        let is_any = of == Of::Previous || count != 0;
+        let is_any = which == Which::Previous || count != 0;
         let mut held = [Raw([0]); HELD];
         let mut i = 0;
         while i < HELD && is_any {
@@ -118,10 +118,10 @@ impl Drafts {
         let (mut channel, mut previous, mut new) = (Channel::NONE, none, none);
         if part.is_there {
             if c.previous_tokens != 0 {
-                previous = walk.load(c, params, Of::Previous, part.channel, 0);
+                previous = walk.load(c, params, Which::Previous, part.channel, 0);
             }
             if c.tokens != 0 {
-                new = walk.load(c, params, Of::New, part.channel, 0);
+                new = walk.load(c, params, Which::New, part.channel, 0);
             }
             channel = Channel::load(c, params, place, part.channel, true);
         }
@@ -155,7 +155,7 @@ impl Drafts {
         };
         if part.is_there {
             if c.tokens != 0 {
-                drafts.new = walk.load(c, params, Of::New, part.channel, 0);
+                drafts.new = walk.load(c, params, Which::New, part.channel, 0);
             }
             drafts.channel = Channel::load_waiting(c, params, place, ring, part.channel);
         }
@@ -186,7 +186,7 @@ impl Drafts {
         params: &LayerParams,
         place: &Place,
         walk: &Walk,
-        give: impl Fn(&Part, Of, u32, bool, f32),
+        give: impl Fn(&Part, Which, u32, bool, f32),
     ) {
         let (number, is_there) = (self.part.channel, self.part.is_there);
         if c.token_index != 0 && is_there {
@@ -195,12 +195,12 @@ impl Drafts {
         if c.previous_tokens != 0 {
             let (mut first, mut held) = (0, self.previous);
             while first < c.previous_tokens {
-                let next = self.load_next(c, params, walk, Of::Previous, first);
+                let next = self.load_next(c, params, walk, Which::Previous, first);
                 each!(i in 0..HELD => {
                     let t = first + i as u32;
                     if t < c.previous_tokens {
                         let y = self.channel.convolve(c, held[i]);
-                        give(&self.part, Of::Previous, t, t < walk.kept, y);
+                        give(&self.part, Which::Previous, t, t < walk.kept, y);
                         self.channel.shift_where(t < walk.kept, held[i]);
                     }
                 });
@@ -212,12 +212,12 @@ impl Drafts {
         }
         let (mut first, mut held) = (0, self.new);
         while first < c.tokens {
-            let next = self.load_next(c, params, walk, Of::New, first);
+            let next = self.load_next(c, params, walk, Which::New, first);
             each!(i in 0..HELD => {
                 let t = first + i as u32;
                 if t < c.tokens {
                     let y = self.channel.convolve(c, held[i]);
-                    give(&self.part, Of::New, t, t < walk.count, y);
+                    give(&self.part, Which::New, t, t < walk.count, y);
                     self.channel.shift(held[i]);
                     if c.previous_tokens == 0 && is_there && t < walk.count {
                         self.after(c, params, place, walk, (t, held[i]));
@@ -266,16 +266,16 @@ impl Drafts {
         c: &StepConstants,
         params: &LayerParams,
         walk: &Walk,
-        of: Of,
+        which: Which,
         first: u32,
     ) -> Held {
         let next = first + HELD as u32;
-        let room = match of {
-            Of::Previous => c.previous_tokens,
-            Of::New => c.tokens,
+        let room = match which {
+            Which::Previous => c.previous_tokens,
+            Which::New => c.tokens,
         };
         if next < room && self.part.is_there {
-            return walk.load(c, params, of, self.part.channel, next);
+            return walk.load(c, params, which, self.part.channel, next);
         }
         [Raw([0]); HELD]
     }

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::conv::{Channels, Of, Part};
+use super::conv::{Part, Qkv, ThreadChannels};
 use super::norm::{Scale, share_sum, squares, sum_of};
 use super::{Layered, Place, mail, position};
 use crate::device::cluster;
@@ -125,7 +125,8 @@ impl<
             let raw = start.load_start_rows::<S, ROWS, PARTS>(share, first, from);
             let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::TILE));
             let own_channels = (thread_idx_x(), c.ratio * THREADS, false);
-            let channels = Channels::<1>::load(&c, params, &place, row, dims, tiles, own_channels);
+            let channels =
+                ThreadChannels::<1>::load(&c, params, &place, row, dims, tiles, own_channels);
             let (mut k, mut q, mut v) = ([[0.0; 8]; PARTS], [[0.0; 8]; PARTS], [0.0; ROWS]);
             let gates = LaneGates::load::<G, S, K>(&c, &params.step, row, &tokens, 0, share);
             let scale = Scale::load(&c, params, row, (0, first + share.lane % ROWS as u32));
@@ -209,14 +210,14 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
-        if part.of == Of::Value {
+        if part.of == Qkv::Value {
             let (r, v) = (part.own / Self::TILE, part.own % Self::TILE);
             let address = smem + Self::HEADS + r * Self::HEAD_BYTES + v * 4;
             store_shared_b32(address, y.to_bits());
             return;
         }
         let first = match part.of {
-            Of::Query => Self::Q,
+            Qkv::Query => Self::Q,
             _ => Self::KEYS,
         };
         let address = smem + first + position::<S>(Self::LANES, part.own);

@@ -45,7 +45,7 @@ pub use mtp_vlast::MtpVLast;
 pub use parallel::Parallel;
 pub(crate) use parallel::{Layer, MOST_BLOCKS, Rings};
 pub(crate) use place::Place;
-pub(crate) use ring::Ring as Slices;
+pub(crate) use ring::Slices;
 pub use vlast::VLast;
 pub(crate) use whole::{Ahead, Whole, finish, store_zeros};
 pub use whole_klast::WholeKLast;
@@ -74,7 +74,7 @@ pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
     let run = lanes * FRAGMENT;
     let (part, i) = (i / run * run, i % run);
     4 * (part
-        + if S::PIECES == 1 {
+        + if S::VECTORS == 1 {
             i % 8 / 4 * (run / 2) + i / 8 * 4 + i % 4
         } else {
             i

@@ -1,7 +1,7 @@
 //! What the kernels of several tokens share: their shared memory, and what is before and after the recurrence.
 
-use super::conv::{Of, Part};
-use super::drafts::{self, Drafts, Walk};
+use super::conv::{Part, Qkv};
+use super::drafts::{Drafts, Walk, Which};
 use super::norm::{Scale, sum_of, sum_of_neighbours};
 use super::{Layered, Place, mail};
 use crate::device::cluster;
@@ -98,8 +98,8 @@ pub trait Mtp {
 /// Elements of o whose z is on its way while others are normed.
 const SCALES: usize = 4;
 
-/// The tokens of a block's row.
-pub struct Launch<'a> {
+/// A block's part of a layer step, token by token: its row and the row's tokens.
+pub struct LayerStep<'a> {
     pub c: &'a StepConstants,
     pub params: &'a LayerParams,
     pub row: Row,
@@ -112,7 +112,7 @@ pub struct Launch<'a> {
     pub live: bool,
 }
 
-impl<'a> Launch<'a> {
+impl<'a> LayerStep<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &'a StepConstants, params: &'a LayerParams, row: Row) -> Self {
         let place = Place::load(c, params, row.b);
@@ -205,12 +205,12 @@ impl<'a> Launch<'a> {
         let mut i = thread_idx_x();
         loop {
             if drafts.part.is_there {
-                drafts.convolve(c, params, place, walk, |part, of, t, is_there, y| {
+                drafts.convolve(c, params, place, walk, |part, which, t, is_there, y| {
                     // Each to a place of its own, for the mailbox counts them all.
-                    let i = match of {
-                        drafts::Of::Previous if is_there => t,
-                        drafts::Of::Previous => c.tokens + t,
-                        drafts::Of::New => walk.kept + t,
+                    let i = match which {
+                        Which::Previous if is_there => t,
+                        Which::Previous => c.tokens + t,
+                        Which::New => walk.kept + t,
                     };
                     give::<W>(c, part, i, y);
                 });
@@ -431,14 +431,14 @@ fn place_of<W: Mtp>(c: &StepConstants, n: u32) -> (u32, u32, u32) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give<W: Mtp>(c: &StepConstants, part: &Part, i: u32, y: f32) {
     let address = match part.of {
-        Of::Value => {
+        Qkv::Value => {
             let (r, v) = (part.own / W::TILE, part.own % W::TILE);
             W::head(c, i, r) + W::VALUES + v * 4
         }
-        Of::Key => W::token(c, i) + W::place(part.own),
-        Of::Query => W::token(c, i) + W::Q + W::place(part.own),
+        Qkv::Key => W::token(c, i) + W::place(part.own),
+        Qkv::Query => W::token(c, i) + W::Q + W::place(part.own),
     };
-    if W::BLOCKS == 1 || part.of == Of::Value {
+    if W::BLOCKS == 1 || part.of == Qkv::Value {
         store_shared_b32(address, y.to_bits());
         return;
     }

@@ -2,8 +2,8 @@
 
 use core::marker::PhantomData;
 
-use super::mtp::{Launch, Mtp};
-use super::ring::Ring;
+use super::mtp::{LayerStep, Mtp};
+use super::ring::Slices;
 use super::{Layered, position};
 use crate::device::rarely;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
@@ -71,7 +71,7 @@ impl<
     const V: u32 = V;
     const TILE: u32 = TILE;
     const THREADS: u32 = THREADS;
-    const TOKENS: u32 = Self::BEHIND_MAIL + DEPTH * Ring::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
+    const TOKENS: u32 = Self::BEHIND_MAIL + DEPTH * Slices::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(i: u32) -> u32 {
@@ -133,7 +133,7 @@ impl<
         // these have it.
         unsafe {
             Self::arrive(&c);
-            let launch = Launch::load(&c, params, row);
+            let launch = LayerStep::load(&c, params, row);
             launch.clear_rest::<Self>();
             if !launch.new.live || launch.new.are_none(&c) {
                 rarely();
@@ -151,7 +151,7 @@ impl<
             }
             let turn = Turn::load::<G, S, K>(&launch, &earliest, group, share);
             let scale = launch.load_scale::<Self>(thread_idx_x());
-            let ring = Ring::<S, ROWS, THREADS, PARTS>::new(
+            let copies = Slices::<S, ROWS, THREADS, PARTS>::new(
                 dynamic_shared_mem() + Self::BEHIND_MAIL,
                 launch.place.reads(),
                 c.wide_state != 0,
@@ -170,7 +170,7 @@ impl<
             let slices = (c.ratio * TILE).div_ceil(Self::SLICE);
             let start = |s: u32| {
                 let (is_there, ..) = rows(s);
-                ring.start(s % DEPTH, is_there, share, || from(s));
+                copies.start(s % DEPTH, is_there, share, || from(s));
             };
             let mut s = 0;
             while s < DEPTH {
@@ -205,12 +205,12 @@ impl<
             }
             s = 0;
             while s < slices {
-                ring.wait(DEPTH - 1);
+                copies.wait(DEPTH - 1);
                 let (is_there, r, own) = rows(s);
                 if is_there {
                     let (head, first) = from(s);
                     let of_head = row.with_head(&c, r);
-                    let raw = ring.read(s % DEPTH, share, head, first);
+                    let raw = copies.read(s % DEPTH, share, head, first);
                     start(s + DEPTH);
                     let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                     let mut i = 0;
@@ -268,7 +268,7 @@ impl Turn {
     /// Number `n` of the tokens' heads, or the last.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<G: Gating, S: StateElement, const K: u32>(
-        launch: &Launch,
+        launch: &LayerStep,
         tokens: &Tokens,
         n: u32,
         share: Share,
@@ -300,7 +300,7 @@ impl<
     /// turns, whose first is loaded. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(
-        launch: &Launch,
+        launch: &LayerStep,
         (tokens, before): (&Tokens, u32),
         mut turn: Turn,
         share: Share,
@@ -344,7 +344,7 @@ impl<
     /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
     /// turns. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn shrink(launch: &Launch, tokens: u32, share: Share) {
+    unsafe fn shrink(launch: &LayerStep, tokens: u32, share: Share) {
         let c = launch.c;
         // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
         unsafe {

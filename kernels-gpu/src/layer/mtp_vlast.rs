@@ -2,8 +2,8 @@
 
 use core::marker::PhantomData;
 
-use super::mtp::{Launch, Mtp};
-use super::ring::Ring;
+use super::mtp::{LayerStep, Mtp};
+use super::ring::Slices;
 use super::{Layered, warp_channels};
 use crate::device::rarely;
 use crate::device::shared::{
@@ -64,7 +64,7 @@ impl<
     const SLICES: u32 = TILE / Self::COLUMNS;
     /// Shared memory, behind the mailboxes: the slices; then of every team S k and S q of each column from each warp, and δ rk
     /// of each column; then the tokens.
-    const OF_TEAMS: u32 = Self::BEHIND_MAIL + DEPTH * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+    const OF_TEAMS: u32 = Self::BEHIND_MAIL + DEPTH * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
     const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
     const TEAM_BYTES: u32 = Self::STEPS + Self::COLUMNS * 4;
 }
@@ -144,7 +144,7 @@ impl<
         // it.
         unsafe {
             Self::arrive(&c);
-            let launch = Launch::load(&c, params, row);
+            let launch = LayerStep::load(&c, params, row);
             launch.clear_rest::<Self>();
             if !launch.new.live || launch.new.are_none(&c) {
                 rarely();
@@ -157,7 +157,7 @@ impl<
             let slots = &launch.place.slots;
             let drafts = launch.load_drafts::<Self>(thread_idx_x());
             let scale = launch.load_scale::<Self>(thread_idx_x());
-            let ring = Ring::<S, ROWS, THREADS>::new(
+            let copies = Slices::<S, ROWS, THREADS>::new(
                 dynamic_shared_mem() + Self::BEHIND_MAIL,
                 launch.place.reads(),
                 c.wide_state != 0,
@@ -178,7 +178,7 @@ impl<
             };
             let start = |s: u32| {
                 let (is_there, r, own) = columns(s);
-                ring.start(s % DEPTH, is_there, share(own), || {
+                copies.start(s % DEPTH, is_there, share(own), || {
                     let hv = row.with_head(&c, r).hv;
                     (slots.start::<S>(&c, &params.step, (hv, [K, V])), first)
                 });
@@ -212,11 +212,11 @@ impl<
                 let (is_there, r, own) = columns(s);
                 let r = if is_there { r } else { 0 };
                 let (of_head, share) = (row.with_head(&c, r), share(own));
-                ring.wait(DEPTH - 1);
+                copies.wait(DEPTH - 1);
                 let head = slots.start::<S>(&c, &params.step, (of_head.hv, [K, V]));
                 let mut raw = [[[0; 8]; 1]; ROWS];
                 if is_there {
-                    raw = ring.read(s % DEPTH, share, head, first);
+                    raw = copies.read(s % DEPTH, share, head, first);
                 }
                 start(s + DEPTH);
                 let mut states = raw.map(|[raw]| S::widen(&c, raw));
@@ -292,7 +292,7 @@ impl<
 {
     /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the warps take turns.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn prepare(launch: &Launch, tokens: &Tokens, before: u32) {
+    unsafe fn prepare(launch: &LayerStep, tokens: &Tokens, before: u32) {
         let (c, params) = (launch.c, &launch.params.step);
         let mut n = thread_idx_x() / 32;
         while n < tokens.count * c.ratio {
@@ -327,7 +327,7 @@ impl<
     /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
     /// turns. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn shrink(launch: &Launch, tokens: u32) {
+    unsafe fn shrink(launch: &LayerStep, tokens: u32) {
         // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
         unsafe {
             sync_threads();

@@ -14,12 +14,11 @@
 use core::cell::Cell;
 use core::marker::PhantomData;
 
-use super::conv::{Of, Part, activate};
-use super::drafts::{self, Drafts, Walk};
+use super::conv::{Part, Qkv, activate};
+use super::drafts::{Drafts, Walk, Which};
 use super::norm::{neighbours_sum, neighbours_sum_small, size_of, squares, sum_of};
 use super::{Layered, Place};
 use crate::constants::Element;
-use crate::deferred::{InputRing, Ring};
 use crate::device::cluster::{
     self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
 };
@@ -33,10 +32,11 @@ use crate::launch::{Computes, Kernel, Layout};
 use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::range::{self, SMALL, times};
+use crate::pending::{InputRing, Ring};
 use crate::recurrent::parallel::fragments::split;
-use crate::recurrent::parallel::map::{Block, Channels, Map, Operand, Set, TOKENS};
+use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};
 use crate::recurrent::parallel::worker::Worker;
-use crate::recurrent::parallel::{Around, Launch, meeting, run};
+use crate::recurrent::parallel::{Around, RowStep, meeting, run};
 use crate::recurrent::slots::Slots;
 use crate::row::Row;
 use crate::state::{B16, StateElement};
@@ -247,7 +247,7 @@ impl Leaves for Rings {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_key(&self, part: &Part, t: u32, y: f32) {
-        if part.is_there && part.of == Of::Key {
+        if part.is_there && part.of == Qkv::Key {
             let address = self.keys.key(self.inputs.pending() + t) + 4 * part.own as u64;
             // SAFETY: the caller's promise; the entry is that of no pending token.
             unsafe { store_b32(address, y.to_bits()) };
@@ -401,16 +401,16 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     fn channel(part: &Part, set: Set, t: u32) -> u32 {
         let i = part.own;
         if B::PER_CHANNEL {
-            let channels = match (part.of, set) {
-                (Of::Query, _) => Channels::Query,
-                (_, Set::New) => Channels::Key,
-                (_, Set::Previous) => Channels::PreviousKey,
+            let operand = match (part.of, set) {
+                (Qkv::Query, _) => TeamOperand::Query,
+                (_, Set::New) => TeamOperand::Key,
+                (_, Set::Previous) => TeamOperand::PreviousKey,
             };
             let halves = i % 8 / 4 * (2 * B::K) + i / 8 * 16;
-            return Map::<B>::channels(channels, t) + halves + i % 4 * 4;
+            return Map::<B>::team_operand(operand, t) + halves + i % 4 * 4;
         }
         let operand = match part.of {
-            Of::Query => Operand::Query,
+            Qkv::Query => Operand::Query,
             _ => set.key(),
         };
         let token = Map::<B>::operand(operand) + t * Map::<B>::ROW;
@@ -435,14 +435,14 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
             } else {
                 split(y, other, false)
             };
-            if part.of != Of::Value {
+            if part.of != Qkv::Value {
                 word = if is_odd { low } else { high };
             }
         }
-        if !part.is_there || (part.of == Of::Query && set == Set::Previous) {
+        if !part.is_there || (part.of == Qkv::Query && set == Set::Previous) {
             return;
         }
-        if part.of == Of::Value {
+        if part.of == Qkv::Value {
             let values = Map::<B>::values(set, part.own / B::ROWS);
             let place = values + t * Map::<B>::VALUE_ROW + part.own % B::ROWS * 4;
             store_shared_b32(place, word);
@@ -497,13 +497,13 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     /// not due.
     ///
     /// # Safety
-    /// The launch is of live tensors; no other thread has the channel.
+    /// The step is of live tensors; no other thread has the channel.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_channel(launch: &Launch<'_, Self>, walk: &Walk, i: u32, is_due: bool) -> Drafts {
-        let (c, layer) = (&launch.c, &launch.around);
+    unsafe fn load_channel(step: &RowStep<'_, Self>, walk: &Walk, i: u32, is_due: bool) -> Drafts {
+        let (c, layer) = (&step.c, &step.around);
         let dims = [B::K, B::V];
-        let mut part = Part::of_head(c, launch.row, dims, layer.part, Self::TILE, i);
-        part.is_there &= launch.tokens.live && is_due;
+        let mut part = Part::of_head(c, step.row, dims, layer.part, Self::TILE, i);
+        part.is_there &= step.tokens.live && is_due;
         (layer.rings).load(c, layer.params, &layer.place, walk, part)
     }
 }
@@ -537,36 +537,36 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_drafts(launch: &Launch<'_, Self>) -> (Walk, [Drafts; 2]) {
-        let walk = Walk::new(launch.row.b, launch.previous.as_ref(), &launch.tokens);
+    unsafe fn load_drafts(step: &RowStep<'_, Self>) -> (Walk, [Drafts; 2]) {
+        let walk = Walk::new(step.row.b, step.previous.as_ref(), &step.tokens);
         let i = thread_idx_x();
         // Where accesses to states are not wide there are no registers left for it.
-        let first = Self::load_channel(launch, &walk, i, launch.c.wide_state != 0);
-        let is_due = Self::looks_ahead(&launch.c);
-        let second = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
+        let first = Self::load_channel(step, &walk, i, step.c.wide_state != 0);
+        let is_due = Self::looks_ahead(&step.c);
+        let second = Self::load_channel(step, &walk, i + 32 * B::WARPS, is_due);
         (walk, [first, second])
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn meet(launch: &Launch<'_, Self>) {
-        if Self::meets(&launch.c) {
+    fn meet(step: &RowStep<'_, Self>) {
+        if Self::meets(&step.c) {
             cluster::wait();
         }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_scales(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) -> Scales {
-        let (c, layer, row) = (&launch.c, &launch.around, launch.row);
+    unsafe fn load_scales(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>) -> Scales {
+        let (c, layer, row) = (&step.c, &step.around, step.row);
         let (t, first) = worker.value_place();
         let none = Raw([0; 8]);
-        if c.has_norm == 0 || t >= launch.tokens.count {
+        if c.has_norm == 0 || t >= step.tokens.count {
             return Scales {
                 z: none,
                 weight: none,
             };
         }
         let v = worker.first + first;
-        let token = (launch.tokens.start + t) as u64 * c.z_token as u64;
+        let token = (step.tokens.start + t) as u64 * c.z_token as u64;
         let z = row.at(layer.params.z, c.z_row, row.hv * c.z_head, v, c.z_element)
             + token * bytes_of(c.z_element) as u64;
         let weight = layer.params.norm_weight + (v * bytes_of(c.norm_weight_element)) as u64;
@@ -577,24 +577,24 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn carry(launch: &Launch<'_, Self>) {
-        let (c, layer) = (&launch.c, &launch.around);
+    unsafe fn carry(step: &RowStep<'_, Self>) {
+        let (c, layer) = (&step.c, &step.around);
         if !layer.place.carries_window(c, layer.params) {
             return;
         }
-        let walk = Walk::new(launch.row.b, None, &launch.tokens);
+        let walk = Walk::new(step.row.b, None, &step.tokens);
         let (_, own) = layer.part;
         let mut i = thread_idx_x();
         while i < 2 * own + Self::TILE {
-            let drafts = Self::load_channel(launch, &walk, i, true);
+            let drafts = Self::load_channel(step, &walk, i, true);
             drafts.carry(c, layer.params, &layer.place);
             i += 32 * B::WARPS;
         }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn make(launch: &Launch<'_, Self>, (walk, drafts): (Walk, [Drafts; 2])) {
-        let (c, layer) = (&launch.c, &launch.around);
+    unsafe fn make(step: &RowStep<'_, Self>, (walk, drafts): (Walk, [Drafts; 2])) {
+        let (c, layer) = (&step.c, &step.around);
         let (_, own) = layer.part;
         let channels = 2 * own + Self::TILE;
         let mut first = 0;
@@ -602,15 +602,15 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         // SAFETY: the caller's promise; each place has one writer, and neighbours are of one warp.
         unsafe {
             if c.wide_state == 0 {
-                drafts = Self::load_channel(launch, &walk, thread_idx_x(), true);
+                drafts = Self::load_channel(step, &walk, thread_idx_x(), true);
             }
             let is_large = Cell::new(false);
             loop {
-                let give = |part: &Part, of, t, is_there, y: f32| {
+                let give = |part: &Part, which, t, is_there, y: f32| {
                     is_large.set(is_large.get() | (is_there && y.abs() >= range::LARGE));
-                    let set = match of {
-                        drafts::Of::Previous => Set::Previous,
-                        drafts::Of::New => Set::New,
+                    let set = match which {
+                        Which::Previous => Set::Previous,
+                        Which::New => Set::New,
                     };
                     if R::FLUSHES && is_there {
                         layer.rings.leave_key(part, t, y);
@@ -638,10 +638,10 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 drafts = if Self::looks_ahead(c) {
                     next
                 } else {
-                    Self::load_channel(launch, &walk, i, true)
+                    Self::load_channel(step, &walk, i, true)
                 };
                 let is_due = Self::looks_ahead(c);
-                next = Self::load_channel(launch, &walk, i + 32 * B::WARPS, is_due);
+                next = Self::load_channel(step, &walk, i + 32 * B::WARPS, is_due);
             }
             layer.leave_large(c, is_large.get());
             if Self::meets(c) {
@@ -651,8 +651,8 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn has_made_large(launch: &Launch<'_, Self>) -> bool {
-        let c = &launch.c;
+    unsafe fn has_made_large(step: &RowStep<'_, Self>) -> bool {
+        let c = &step.c;
         if !Self::looks_for_large(c) {
             return false;
         }
@@ -666,25 +666,25 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn leave_tame_key(launch: &Launch<'_, Self>, (t, channel): (u32, u32), k: [f32; 8]) {
-        let layer = &launch.around;
+    unsafe fn leave_tame_key(step: &RowStep<'_, Self>, (t, channel): (u32, u32), k: [f32; 8]) {
+        let layer = &step.around;
         let (first, count) = layer.part;
         each!(i in 0..8 => {
             let own = channel + i as u32;
-            if t < launch.tokens.count && own >= first && own < first + count {
+            if t < step.tokens.count && own >= first && own < first + count {
                 layer.rings.leave_tame_key(t, own, k[i]);
             }
         });
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn take_outputs(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>) {
-        let (c, layer) = (&launch.c, &launch.around);
+    unsafe fn take_outputs(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>) {
+        let (c, layer) = (&step.c, &step.around);
         let (t, _) = worker.value_place();
         // SAFETY: the caller's promise; the cluster's blocks have met.
         unsafe {
             if c.has_norm == 0 {
-                worker.store_outputs(launch.tokens.o, c.o_element, launch.tokens.count);
+                worker.store_outputs(step.tokens.o, c.o_element, step.tokens.count);
                 return;
             }
             sync_warp(FULL_MASK);
@@ -695,11 +695,11 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             let lanes = Worker::<B, TILES16>::VALUE_LANES;
             let sum = squares!(sum_of_rows(own, lanes), sum_of_rows_small(own, lanes));
             if t < TOKENS && lane_id().is_multiple_of(Worker::<B, TILES16>::VALUE_LANES) {
-                let place = layer.sum(launch.row.tile, worker.warp, t);
+                let place = layer.sum(step.row.tile, worker.warp, t);
                 store_shared_b32(place, sum.to_bits());
                 each!(tile in 0..Self::TILES => {
-                    if tile != launch.row.tile {
-                        let rank = layer.rank - launch.row.tile + tile;
+                    if tile != step.row.tile {
+                        let rank = layer.rank - step.row.tile + tile;
                         send_b32(place, rank, sum.to_bits(), Self::mail_of_sums());
                     }
                 });
@@ -708,8 +708,8 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn finish(launch: &Launch<'_, Self>, worker: &Worker<B, TILES16>, scales: Scales) {
-        let (c, layer) = (&launch.c, &launch.around);
+    unsafe fn finish(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>, scales: Scales) {
+        let (c, layer) = (&step.c, &step.around);
         if c.has_norm == 0 {
             return;
         }
@@ -718,7 +718,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         if Self::TILES > 1 {
             wait_mailbox(Self::mail_of_sums());
         }
-        if t >= launch.tokens.count {
+        if t >= step.tokens.count {
             return;
         }
         let squares = sum_of(layer.sum(0, 0, t), Self::TOKEN_SUMS);
@@ -727,7 +727,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         let mut o = outputs(worker);
         let size = size_of(c, &mut o, (squares, B::V));
         each!(i in 0..8 => o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]));
-        let address = launch.tokens.o.at(t, worker.first + first);
+        let address = step.tokens.o.at(t, worker.first + first);
         store(o, address, c.o_element, c.wide_io != 0);
     }
 }

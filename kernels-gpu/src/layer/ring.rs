@@ -1,4 +1,4 @@
-//! States on their way to shared memory: slices of a few rows a thread, each of which waits for its own pieces alone.
+//! States on their way to shared memory: slices of a few rows a thread, each of which waits for its own vectors alone.
 
 use core::marker::PhantomData;
 
@@ -11,10 +11,10 @@ use crate::state::{Head, RawRows, Share, StateElement};
 
 /// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, in its shared memory; a
 /// row is of `PARTS` fragments.
-pub struct Ring<S, const ROWS: usize, const THREADS: u32, const PARTS: usize = 1> {
+pub struct Slices<S, const ROWS: usize, const THREADS: u32, const PARTS: usize = 1> {
     /// Address of the first.
     first: u32,
-    /// Whether states come this way: of a row that starts from its slot, in pieces of 16 bytes.
+    /// Whether states come this way: of a row that starts from its slot, in vectors of 16 bytes.
     copies: bool,
     /// Whether the row starts from its slot.
     reads: bool,
@@ -22,15 +22,15 @@ pub struct Ring<S, const ROWS: usize, const THREADS: u32, const PARTS: usize = 1
 }
 
 impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
-    Ring<S, ROWS, THREADS, PARTS>
+    Slices<S, ROWS, THREADS, PARTS>
 {
     /// Of a thread's row.
-    const PIECES: usize = S::PIECES * PARTS;
+    const VECTORS: usize = S::VECTORS * PARTS;
 
     /// Bytes of a slice.
-    pub const SLICE_BYTES: u32 = ROWS as u32 * Self::PIECES as u32 * THREADS * 16;
+    pub const SLICE_BYTES: u32 = ROWS as u32 * Self::VECTORS as u32 * THREADS * 16;
 
-    /// From address `first` on, of a row that `reads` its slot, from states whose pieces are aligned where `wide`.
+    /// From address `first` on, of a row that `reads` its slot, from states whose vectors are aligned where `wide`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(first: u32, reads: bool, wide: bool) -> Self {
         Self {
@@ -41,11 +41,11 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         }
     }
 
-    /// Where this thread's piece `i` of the slice at place `at` goes.
+    /// Where this thread's vector `i` of the slice at place `at` goes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn piece(&self, at: u32, i: u32) -> u32 {
-        let pieces = ROWS as u32 * Self::PIECES as u32;
-        self.first + ((at * pieces + i) * THREADS + thread_idx_x()) * 16
+    fn vector(&self, at: u32, i: u32) -> u32 {
+        let vectors = ROWS as u32 * Self::VECTORS as u32;
+        self.first + ((at * vectors + i) * THREADS + thread_idx_x()) * 16
     }
 
     /// Starts the copy of a slice to place `at`, where there is one: of `ROWS` rows of the head from the one that `from`
@@ -63,11 +63,11 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     ) {
         if self.copies && is_there {
             let (head, first) = from();
-            each!(i in 0..ROWS * Self::PIECES => {
-                let row = first + (i / Self::PIECES) as u32;
-                let part = share.part(i % Self::PIECES / S::PIECES);
-                let address = head.piece_address::<S>(part, row, i % S::PIECES);
-                copy_async_b128(self.piece(at, i as u32), address);
+            each!(i in 0..ROWS * Self::VECTORS => {
+                let row = first + (i / Self::VECTORS) as u32;
+                let part = share.part(i % Self::VECTORS / S::VECTORS);
+                let address = head.vector_address::<S>(part, row, i % S::VECTORS);
+                copy_async_b128(self.vector(at, i as u32), address);
             });
         }
         copy_async_commit();
@@ -102,11 +102,11 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         let mut raw = [[[0; 8]; PARTS]; ROWS];
         each!(row in 0..ROWS => {
             if self.copies {
-                each!(i in 0..Self::PIECES => {
-                    let piece = self.piece(at, (row * Self::PIECES + i) as u32);
-                    let (raw, word) = (&mut raw[row][i / S::PIECES], 4 * (i % S::PIECES));
+                each!(i in 0..Self::VECTORS => {
+                    let vector = self.vector(at, (row * Self::VECTORS + i) as u32);
+                    let (raw, word) = (&mut raw[row][i / S::VECTORS], 4 * (i % S::VECTORS));
                     [raw[word], raw[word + 1], raw[word + 2], raw[word + 3]] =
-                        load_shared_b128(piece);
+                        load_shared_b128(vector);
                 });
             } else if self.reads {
                 each!(part in 0..PARTS => {

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::conv::{Channels, Of, Part};
+use super::conv::{Part, Qkv, ThreadChannels};
 use super::gates::load_gate;
 use super::norm::{Scale, share_sum, sum_of, sum_of_neighbours};
 use super::{Layered, Place, mail, warp_channels};
@@ -138,8 +138,15 @@ impl<
             });
             let (dims, tiles) = ([K, V], (Self::BLOCKS, Self::COLUMNS));
             let own_channels = (thread_idx_x(), c.ratio * Self::THREADS, false);
-            let channels =
-                Channels::<CHANNELS>::load(&c, params, &place, row, dims, tiles, own_channels);
+            let channels = ThreadChannels::<CHANNELS>::load(
+                &c,
+                params,
+                &place,
+                row,
+                dims,
+                tiles,
+                own_channels,
+            );
             let gates = load_gate::<G>(&c, &params.step, row, &tokens, thread % K, K);
             let scale = Scale::load(&c, params, row, (0, share.first + thread % Self::COLUMNS));
             cluster::wait();
@@ -259,14 +266,14 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
-        if part.of == Of::Value {
+        if part.of == Qkv::Value {
             let (r, v) = (part.own / Self::COLUMNS, part.own % Self::COLUMNS);
             let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES + v * 4;
             store_shared_b32(address, y.to_bits());
             return;
         }
         let first = match part.of {
-            Of::Query => Self::Q,
+            Qkv::Query => Self::Q,
             _ => Self::KEYS,
         };
         each!(rank in 0..Self::BLOCKS => {

@@ -1,6 +1,6 @@
 //! What kernels with whole heads a block share: their shared memory, and what is before and after the recurrence.
 
-use super::conv::{Channels, Of, Part};
+use super::conv::{Part, Qkv, ThreadChannels};
 use super::gates::load_gate;
 use super::norm::{Scale, finish_heads};
 use super::{Layered, Place};
@@ -59,7 +59,7 @@ pub trait Whole {
     /// The first channels of the convolution from number `first` on that this thread has.
     ///
     /// # Safety
-    /// As [`Channels::load`]'s.
+    /// As [`ThreadChannels::load`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn channels(
         c: &StepConstants,
@@ -67,11 +67,11 @@ pub trait Whole {
         place: &Place,
         row: Row,
         first: u32,
-    ) -> Channels<2> {
+    ) -> ThreadChannels<2> {
         let (dims, tiles) = ([Self::K, Self::V], (1, Self::V));
         // With K = 64 no thread has a second channel: there is nothing to wait for in its branch.
         let all = 2 * Self::K + c.ratio * Self::V > Self::THREADS;
-        Channels::load(
+        ThreadChannels::load(
             c,
             params,
             place,
@@ -85,7 +85,7 @@ pub trait Whole {
 
 /// What a thread loads ahead of everything else.
 pub struct Ahead {
-    channels: Channels<2>,
+    channels: ThreadChannels<2>,
     gates: RawGates<1>,
     scale: Scale,
 }
@@ -125,7 +125,7 @@ impl Ahead {
         if c.taps == 0 {
             give_qkv::<W>(c, params, row);
         } else {
-            let give = |channels: &Channels<2>| {
+            let give = |channels: &ThreadChannels<2>| {
                 channels.convolve(c, |part, y| give::<W>(part, y));
                 channels.store_windows(c, params, place);
             };
@@ -200,9 +200,9 @@ unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
 unsafe fn give<W: Whole>(part: &Part, y: f32) {
     let smem = dynamic_shared_mem();
     let address = match part.of {
-        Of::Key => smem + W::KEYS + W::place(part.own),
-        Of::Query => smem + W::Q + W::place(part.own),
-        Of::Value => W::head(part.own / W::V) + part.own % W::V * 4,
+        Qkv::Key => smem + W::KEYS + W::place(part.own),
+        Qkv::Query => smem + W::Q + W::place(part.own),
+        Qkv::Value => W::head(part.own / W::V) + part.own % W::V * 4,
     };
     store_shared_b32(address, y.to_bits());
 }

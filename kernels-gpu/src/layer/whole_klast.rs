@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::ring::Ring;
+use super::ring::Slices;
 use super::whole::{Ahead, Whole, finish, store_zeros};
 use super::{Layered, Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
@@ -59,7 +59,7 @@ impl<
     const K: u32 = K;
     const V: u32 = V;
     const THREADS: u32 = THREADS;
-    const KEYS: u32 = DEPTH * Ring::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
+    const KEYS: u32 = DEPTH * Slices::<S, ROWS, THREADS, PARTS>::SLICE_BYTES;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(i: u32) -> u32 {
@@ -113,7 +113,8 @@ impl<
         // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads.
         unsafe {
             let place = Place::load(&c, params, row.b);
-            let ring = Ring::<S, ROWS, THREADS, PARTS>::new(smem, place.reads(), c.wide_state != 0);
+            let copies =
+                Slices::<S, ROWS, THREADS, PARTS>::new(smem, place.reads(), c.wide_state != 0);
             let head = |r: u32| {
                 let own = row.with_head(&c, r);
                 place.slots.start::<S>(&c, &params.step, (own.hv, [V, K]))
@@ -122,7 +123,7 @@ impl<
             let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
             let ahead = Ahead::load::<Self>(&c, params, &place, row);
             each!(s in 0..DEPTH => {
-                ring.start(s, s < slices, share, || {
+                copies.start(s, s < slices, share, || {
                     (head(s / Self::SLICES), first_row(s))
                 });
             });
@@ -152,8 +153,8 @@ impl<
                 let write = place.slots.write::<S>(&c, &params.step, (hv, [V, K]));
                 each!(i in 0..Self::SLICES => {
                     let first = first_row(i);
-                    ring.wait(DEPTH - 1);
-                    let raw = ring.read(s % DEPTH, share, head(r), first);
+                    copies.wait(DEPTH - 1);
+                    let raw = copies.read(s % DEPTH, share, head(r), first);
                     let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                     let mut v = [0.0; ROWS];
                     each!(n in 0..ROWS => {
@@ -171,7 +172,7 @@ impl<
                         }
                     });
                     let next = s + DEPTH;
-                    ring.start(next % DEPTH, next < slices, share, || {
+                    copies.start(next % DEPTH, next < slices, share, || {
                         (head(next / Self::SLICES), first_row(next))
                     });
                     s += 1;

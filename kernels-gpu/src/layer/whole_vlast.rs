@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::ring::Ring;
+use super::ring::Slices;
 use super::whole::{Ahead, Whole, finish, store_zeros};
 use super::{Layered, Place, warp_channels};
 use crate::device::shared::{
@@ -55,7 +55,7 @@ impl<
     const PARTS: u32 = V / Self::COLUMNS;
     /// Shared memory: the slices of a head; S k and S q of each column of a tile from each warp; δ rk of each column; then
     /// the heads'.
-    const SUMS_OF_WARPS: u32 = Self::PARTS * Self::SLICES * Ring::<S, ROWS, THREADS>::SLICE_BYTES;
+    const SUMS_OF_WARPS: u32 = Self::PARTS * Self::SLICES * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
     const STEPS: u32 = Self::SUMS_OF_WARPS + Self::WARPS * Self::COLUMNS * 8;
 }
 
@@ -136,7 +136,7 @@ impl<
         // reads.
         unsafe {
             let place = Place::load(&c, params, row.b);
-            let ring = Ring::<S, ROWS, THREADS>::new(smem, place.reads(), c.wide_state != 0);
+            let copies = Slices::<S, ROWS, THREADS>::new(smem, place.reads(), c.wide_state != 0);
             let head = |r: u32| {
                 let hv = row.with_head(&c, r).hv;
                 place.slots.start::<S>(&c, &params.step, (hv, [K, V]))
@@ -146,7 +146,7 @@ impl<
             // Slice `i` of tile `part` of head `r`, where there is such a head.
             let start = |r: u32, part: u32, i: u32| {
                 let (at, is_there) = (part * Self::SLICES + i, r < c.ratio);
-                ring.start(at, is_there, share(part), || (head(r), first_row(i)));
+                copies.start(at, is_there, share(part), || (head(r), first_row(i)));
             };
             each!(i in 0..Self::PARTS * Self::SLICES => {
                 start(0, i / Self::SLICES, i % Self::SLICES);
@@ -180,7 +180,7 @@ impl<
                 let states = |i: u32| {
                     let first = first_row(i);
                     let at = part * Self::SLICES + i;
-                    let mut states = ring
+                    let mut states = copies
                         .read(at, share, head(r), first)
                         .map(|[raw]| S::widen(&c, raw));
                     if G::PER_CHANNEL {
@@ -192,7 +192,7 @@ impl<
                     (states, load_rows::<ROWS>(smem + Self::KEYS + first * 4))
                 };
                 let products = |i: u32| {
-                    ring.wait(Self::PARTS * Self::SLICES - 1 - i);
+                    copies.wait(Self::PARTS * Self::SLICES - 1 - i);
                     let (states, k) = states(i);
                     let q = load_rows::<ROWS>(smem + Self::Q + first_row(i) * 4);
                     (

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::row::{RawGates, Slots};
+use super::row::{DecodeGates, DecodeSlots};
 use crate::device::float::fma;
 use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Family, Kernel, Layout};
@@ -62,7 +62,7 @@ impl<
         let wide = c.wide_io != 0;
         // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each.
         unsafe {
-            let slots = Slots::load(&c, params, row.b);
+            let slots = DecodeSlots::load(&c, params, row.b);
             let live = slots.live(&c, params);
             let read = slots.read_head::<S>(&c, params, (row.hv, [V, K]));
             let from = (live, slots.is_fresh());
@@ -70,7 +70,7 @@ impl<
             let k = share.load_parts::<S, PARTS>(row.k(&c, params, 0), c.k_element, wide);
             let q = share.load_parts::<S, PARTS>(row.q(&c, params, 0), c.q_element, wide);
             let v = load::<ROWS>(row.v(&c, params, first), c.v_element, wide);
-            let gates = RawGates::load(&c, params, row);
+            let gates = DecodeGates::load(&c, params, row);
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
             if !live {
                 if share.lane == 0 {

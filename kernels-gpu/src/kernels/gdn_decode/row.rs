@@ -30,13 +30,13 @@ impl Row {
 }
 
 /// The slots that a row names.
-pub struct Slots {
+pub struct DecodeSlots {
     read: u64,
     write: u64,
     fresh: bool,
 }
 
-impl Slots {
+impl DecodeSlots {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         let read = slot_of(params.read_slots, c.read_index, b as u64, b as u64);
@@ -98,14 +98,14 @@ impl Slots {
 }
 
 /// Gates as they lie in memory.
-pub struct RawGates {
+pub struct DecodeGates {
     a: Raw<1>,
     b: Raw<1>,
     a_log: f32,
     dt_bias: f32,
 }
 
-impl RawGates {
+impl DecodeGates {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         let (a_log, dt_bias) = if c.gate == Gate::Log as u32 {

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::row::{RawGates, Slots};
+use super::row::{DecodeGates, DecodeSlots};
 use crate::device::float::fma;
 use crate::device::rarely;
 use crate::device::shared::{
@@ -84,7 +84,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
         // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each, an owner its column
         // of o; sums, steps and decay are written by one thread each before the barrier that precedes their reads.
         unsafe {
-            let slots = Slots::load(&c, params, row.b);
+            let slots = DecodeSlots::load(&c, params, row.b);
             let live = slots.live(&c, params);
             let read = slots.read_head::<S>(&c, params, (row.hv, [K, V]));
             let mut raw = [[0; 8]; ROWS];
@@ -107,7 +107,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
                 let k = warp_channels::<K>(k_address, c.k_element, wide);
                 let q = warp_channels::<K>(q_address, c.q_element, wide);
                 let [v] = load_one(row.v(&c, params, column), c.v_element).to_f32(c.v_element);
-                let gates = RawGates::load(&c, params, row);
+                let gates = DecodeGates::load(&c, params, row);
                 let mut norms = warp_norms(k, q); // (1)
                 let mut powers = [1.0; 2];
                 if overflow(may_overflow, norms) {

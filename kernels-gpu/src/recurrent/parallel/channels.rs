@@ -9,10 +9,10 @@
 
 use super::fragments::{split, store_words};
 use super::inputs::{Inputs, RawTokens};
-use super::map::{Block, Channels, Map, Operand, Set, TOKENS};
+use super::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};
 use super::meeting;
 use super::worker::Worker;
-use super::{Around, Launch};
+use super::{Around, RowStep};
 use crate::constants::Element;
 use crate::device::shared::{
     load_shared_b128, store_shared_b32, store_shared_b64, store_shared_b128,
@@ -88,27 +88,27 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn prepare<A: Around<B, TILES16>>(
         &self,
-        launch: &Launch<'_, A>,
+        step: &RowStep<'_, A>,
         set: Set,
         inputs: &Inputs,
         decay_inputs: &DecayInputs,
         (advances, made): (bool, bool),
     ) {
-        let c = &launch.c;
+        let c = &step.c;
         let decays = |g| decay_inputs.gates(g).values(c).0;
         let (key, count) = (set.key(), inputs.count);
         // SAFETY: the caller's promise; the barriers part the writes from the reads.
         unsafe {
             let keys = |raw: Raw<8>| raw.to_f32(c.k_element);
             if !made {
-                self.store_f32(Channels::Key, key, inputs.keys, keys, 0.0, count);
+                self.store_f32(TeamOperand::Key, key, inputs.keys, keys, 0.0, count);
             }
             if !made && let Set::New = set {
                 let queries = |raw: Raw<8>| raw.to_f32(c.q_element);
                 let raw = inputs.queries;
-                self.store_f32(Channels::Query, Operand::Query, raw, queries, 0.0, count);
+                self.store_f32(TeamOperand::Query, Operand::Query, raw, queries, 0.0, count);
             }
-            self.store_f32(Channels::Decay, key, inputs.gates, decays, 1.0, count);
+            self.store_f32(TeamOperand::Decay, key, inputs.gates, decays, 1.0, count);
             if !made {
                 self.store_values(set, inputs, c.v_element);
             }
@@ -120,10 +120,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 }
             }
             meeting::workers::<B>();
-            if !B::WAITS && made && A::has_made_large(launch) {
-                self.tame_made(launch, key);
+            if !B::WAITS && made && A::has_made_large(step) {
+                self.tame_made(step, key);
                 if let Set::New = set {
-                    self.tame_made(launch, Operand::Query);
+                    self.tame_made(step, Operand::Query);
                 }
                 meeting::workers::<B>();
             }
@@ -141,11 +141,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Stores what `values` makes of tokens that `operand`'s loaders have loaded; `absent` for those past `count`.
+    /// Stores what `values` makes of tokens that `operand`'s loaders have loaded, as `to`; `absent` for those past `count`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_f32(
         &self,
-        channels: Channels,
+        to: TeamOperand,
         operand: Operand,
         raw: RawTokens,
         values: impl Fn(Raw<8>) -> [f32; 8],
@@ -154,7 +154,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ) {
         each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
-            let place = Map::<B>::channels(channels, t) + lane_id() % Self::LANES * 16;
+            let place = Map::<B>::team_operand(to, t) + lane_id() % Self::LANES * 16;
             let store = |values: [f32; 8]| {
                 let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
                 // SAFETY: the caller's promise; each place has one writer.
@@ -178,11 +178,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let lane = thread_idx_x() % Self::TEAM;
         let is_new = matches!(set, Set::New);
         let keys = match set {
-            Set::Previous if made => Channels::PreviousKey,
-            _ => Channels::Key,
+            Set::Previous if made => TeamOperand::PreviousKey,
+            _ => TeamOperand::Key,
         };
-        let load = |channels, t| {
-            let place = Map::<B>::channels(channels, t) + 16 * lane;
+        let load = |operand, t| {
+            let place = Map::<B>::team_operand(operand, t) + 16 * lane;
             load_shared_b128(place).map(f32::from_bits)
         };
         let of_columns = [pair, 7 - pair];
@@ -191,10 +191,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let (mut steps, mut decays, mut decay) = ([[0.0; 4]; 2], [[0.0; 4]; 2], [1.0; 4]);
         each!(t in 0..TOKENS as usize => {
             let k = load(keys, t as u32);
-            let alpha = load(Channels::Decay, t as u32);
+            let alpha = load(TeamOperand::Decay, t as u32);
             decay = product(decay, alpha);
             let q = if is_new {
-                load(Channels::Query, t as u32)
+                load(TeamOperand::Query, t as u32)
             } else {
                 [0.0; 4]
             };
@@ -222,7 +222,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 let k = product(decays[side], load(keys, of_columns[side]));
                 sums[16 + side] = dot(k, k);
                 if is_new {
-                    let q = load(Channels::Query, of_columns[side]);
+                    let q = load(TeamOperand::Query, of_columns[side]);
                     sums[24 + side] = dot(q, q);
                     let q = product(decays[side], q);
                     sums[26 + side] = dot(q, q);
@@ -244,7 +244,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 let k = product(decays[side], load(keys, t));
                 self.store_decayed(set.key(), t, lane, (k, of_key));
                 if is_new {
-                    let q = load(Channels::Query, t);
+                    let q = load(TeamOperand::Query, t);
                     if !self.state_f16 {
                         sums[24 + side] = dot(q, q);
                     }

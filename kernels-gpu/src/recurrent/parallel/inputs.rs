@@ -4,9 +4,9 @@
 //! do with a loaded value, it does ahead of the copies of the state, and makes those wait for that load.
 
 use super::fragments::{store_channels, store_f16_channels};
-use super::map::{Block, Channels, Map, Operand, Set, TOKENS};
+use super::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};
 use super::worker::Worker;
-use super::{Around, Launch};
+use super::{Around, RowStep};
 use crate::constants::Element;
 use crate::device::float::rsqrt;
 use crate::device::shared::{
@@ -154,18 +154,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// # Safety
     /// They are there, and the workers' to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn tame_made<A: Around<B, TILES16>>(
-        &self,
-        launch: &Launch<'_, A>,
-        operand: Operand,
-    ) {
+    pub unsafe fn tame_made<A: Around<B, TILES16>>(&self, step: &RowStep<'_, A>, operand: Operand) {
         let leaves = matches!(operand, Operand::Key);
         let turns = unknown(Self::TURNS as u32) as usize;
         each!(turn in 0..turns => {
             if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
                 && leaves
             {
-                A::leave_tame_key(launch, (t, 8 * (lane_id() % Self::LANES)), values);
+                A::leave_tame_key(step, (t, 8 * (lane_id() % Self::LANES)), values);
             }
         });
     }
@@ -188,12 +184,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             return None;
         }
         let (element, first, low) = if B::PER_CHANNEL {
-            let channels = match operand {
-                Operand::Query => Channels::Query,
-                Operand::PreviousKey if made => Channels::PreviousKey,
-                _ => Channels::Key,
+            let from = match operand {
+                Operand::Query => TeamOperand::Query,
+                Operand::PreviousKey if made => TeamOperand::PreviousKey,
+                _ => TeamOperand::Key,
             };
-            let place = Map::<B>::channels(channels, t) + lane * 16;
+            let place = Map::<B>::team_operand(from, t) + lane * 16;
             (Element::F32 as u32, place, 2 * B::K)
         } else {
             let place = Self::channels_place(operand, t);

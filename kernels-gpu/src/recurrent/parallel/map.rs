@@ -53,7 +53,7 @@ pub enum Operand {
 
 /// KDA's tokens as f32 in shared memory, for the teams.
 #[derive(Clone, Copy)]
-pub enum Channels {
+pub enum TeamOperand {
     Key = 0,
     Query = 1,
     Decay = 2,
@@ -62,7 +62,7 @@ pub enum Channels {
     PreviousKey = 3,
 }
 
-/// Which tokens a solution or values are of.
+/// The tokens of this launch, or those of the last step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Set {
     New = 0,
@@ -230,10 +230,10 @@ impl<B: Block> Map<B> {
     }
 
     /// Two halves of 16 bytes a lane: of channels 8l .. 8l+4, then of 8l+4 .. 8l+8.
-    pub fn channels(channels: Channels, t: u32) -> u32 {
-        let first = match channels {
-            Channels::PreviousKey => Self::operand(Operand::Query),
-            _ => dynamic_shared_mem() + Self::CHANNELS + channels as u32 * TOKENS * 4 * B::K,
+    pub fn team_operand(operand: TeamOperand, t: u32) -> u32 {
+        let first = match operand {
+            TeamOperand::PreviousKey => Self::operand(Operand::Query),
+            _ => dynamic_shared_mem() + Self::CHANNELS + operand as u32 * TOKENS * 4 * B::K,
         };
         first + t * 4 * B::K
     }

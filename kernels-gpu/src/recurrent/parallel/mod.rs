@@ -87,7 +87,7 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     }
     let tile = B::WARPS * B::ROWS;
     clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
-    let launch = Launch {
+    let step = RowStep {
         around,
         tokens: Tokens::new(&c, params, row),
         previous: if c.previous_tokens != 0 {
@@ -100,9 +100,9 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
         row,
     };
     if thread_idx_x() / 32 == B::WARPS {
-        launch.solve::<B, TILES16>();
+        step.solve::<B, TILES16>();
     } else {
-        launch.work::<B, TILES16>();
+        step.work::<B, TILES16>();
     }
 }
 
@@ -116,8 +116,8 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     const ROWS: u32 = 16 * TILES16 as u32;
 }
 
-/// What a block knows of its row.
-pub(crate) struct Launch<'a, A> {
+/// A block's part of a step whose tokens are computed at once: its row, the row's tokens, and what is around the recurrence.
+pub(crate) struct RowStep<'a, A> {
     pub c: StepConstants,
     pub params: &'a StepParams,
     pub row: Row,
@@ -126,7 +126,7 @@ pub(crate) struct Launch<'a, A> {
     pub previous: Option<Tokens>,
 }
 
-impl<A> Launch<'_, A> {
+impl<A> RowStep<'_, A> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn live<B: Block, const TILES16: usize>(&self) -> bool
     where

@@ -1,14 +1,28 @@
-//! Where the pending tokens of a row lie.
+//! The pending tokens of a slot, in a ring beside its state and in one beside its window: see [`crate::deferred`].
+//!
+//! # Safety
+//! `load` relies on `params` and `c` describing live tensors.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::folds;
 use crate::constants::Element;
 use crate::device::global::store_b32;
 use crate::device::warp::lane_id;
-use crate::layer::conv::TAPS;
 use crate::math::elements::bytes_of;
 use crate::row::Row;
 use crate::state::{is_fresh, is_live, slot_of};
-use crate::step::{DeferredParams, StepConstants};
+use crate::step::{DeferredParams, StepConstants, TAPS};
+
+/// Most tokens of a slot that are pending at once, where they come one by one.
+pub const MAX_PENDING: u32 = 8;
+
+/// Most of them with drafts, on the tensor cores.
+pub const MAX_PENDING_DRAFTS: u32 = 16;
+
+/// Whether a step of `tokens` tokens folds the `pending` ones of a row first, of which there may be up to `most`.
+#[must_use]
+pub const fn folds(pending: u32, tokens: u32, most: u32) -> bool {
+    pending.saturating_add(tokens) > most
+}
 
 /// Bytes of an f32.
 const F32: u64 = bytes_of(Element::F32 as u32) as u64;
