@@ -30,13 +30,13 @@ const F32: u64 = bytes_of(Element::F32 as u32) as u64;
 /// The slot of a row, and which entries of its ring are pending.
 #[derive(Clone, Copy)]
 pub struct Pending {
-    /// Of the state and of the ring.
+    /// Slot of the state and of the rings.
     pub slot: u64,
     /// The row starts from zeros, and nothing is pending.
     pub fresh: bool,
     /// Whether slot, number and first entry are there.
     pub live: bool,
-    /// How many tokens are pending; 0 where the row is not live.
+    /// Pending tokens; 0 where the row is not live.
     pub len: u32,
     /// Entry of the first.
     base: u32,
@@ -55,7 +55,7 @@ pub struct Ring {
 }
 
 impl Pending {
-    /// Of row `b`.
+    /// The pending tokens of row `b`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &DeferredParams, b: u32) -> Self {
         let step = &params.layer.step;
@@ -133,15 +133,15 @@ impl InputRing {
         self.input(c, self.len + t, channel)
     }
 
-    /// Of the input at place `i` of a window after the pending tokens, counted from the end of [`TAPS`] − 1 places: the address
-    /// where it is one of theirs, and whether it is there to be read.
+    /// Address of the input at place `i` of the window behind the pending tokens, of [`TAPS`] − 1 places, and whether it may be read; none
+    /// where that input is older than the pending tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pending_input(&self, c: &StepConstants, i: usize, channel: u32) -> Option<(u64, bool)> {
         let back = (TAPS - 1 - i) as u32;
         (back <= self.len).then(|| (self.input(c, self.len - back, channel), self.live))
     }
 
-    /// How many places further the older inputs lie in the window of the slot.
+    /// Pending tokens: the older inputs lie so many places further in the window of the slot.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pending(&self) -> u32 {
         self.len
@@ -161,7 +161,7 @@ fn entry(at: u32, entries: u32) -> u64 {
 }
 
 impl Ring {
-    /// Of a live row, for heads with K keys and V values, with u of these elements.
+    /// The rings of a live row, for heads with K keys and V values, with u of these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of(
         c: &StepConstants,
@@ -216,7 +216,7 @@ impl Ring {
         self.updates + element * bytes_of(self.update_element) as u64
     }
 
-    /// Of u.
+    /// The [`Element`] of u.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn update_element(self) -> u32 {
         self.update_element

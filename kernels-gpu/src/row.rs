@@ -1,4 +1,4 @@
-//! What a block works on.
+//! The row, head and tile that a block works on.
 
 use crate::device::thread::{block_idx_x, block_idx_y, block_idx_z, thread_idx_x};
 use crate::math::elements::bytes_of;
@@ -18,7 +18,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Of this block, in a grid x = tile + `tiles` · r, y, z = b, where hv = y · ratio + r (grouped, y = h) or
+    /// The row of this block, in a grid x = tile + `tiles` · r, y, z = b, where hv = y · ratio + r (grouped, y = h) or
     /// r · H + y (tiled).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_block(heads: u32, ratio: u32, tiled: bool, tiles: u32) -> Self {
@@ -28,7 +28,7 @@ impl Row {
         Self { b, h, hv, tile }
     }
 
-    /// Of this block, in a grid x = tile, y = HV/H · h + r, z = b.
+    /// The row of this block, in a grid x = tile, y = HV/H · h + r, z = b.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head_block(heads: u32, ratio: u32, tiled: bool) -> Self {
         let (tile, y, b) = (block_idx_x(), block_idx_y(), block_idx_z());
@@ -37,7 +37,7 @@ impl Row {
         Self { b, h, hv, tile }
     }
 
-    /// Of this thread, in a block that has all value heads of a query/key head, `threads` threads for each, in a grid
+    /// The row of this thread, in a block that has all value heads of a query/key head, `threads` threads for each, in a grid
     /// x = tile, y = h, z = b; and which of the block's heads it is.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_thread(heads: u32, ratio: u32, tiled: bool, threads: u32) -> (Self, u32) {
@@ -47,14 +47,14 @@ impl Row {
         (Self { b, h, hv, tile }, r)
     }
 
-    /// Of value head `hv` of row `b`, which a block has all of.
+    /// Value head `hv` of row `b`, which a block has all of.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head(c: &StepConstants, b: u32, hv: u32) -> Self {
         let h = if c.tiled != 0 { hv % c.h } else { hv / c.ratio };
         Self { b, h, hv, tile: 0 }
     }
 
-    /// The same with value head `r` of those that share its query/key head.
+    /// This row with value head `r` of those that share its query/key head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_head(self, c: &StepConstants, r: u32) -> Self {
         let hv = self.value_head(c, r);

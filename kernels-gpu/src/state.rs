@@ -115,7 +115,7 @@ impl Share {
         (vector * self.lanes + self.lane) * S::VECTOR + within
     }
 
-    /// The same of part `i` of the rows: of the group's i-th run of `8 * lanes` elements.
+    /// This thread's elements of part `i` of the rows, the group's i-th run of `8 * lanes` elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn part(self, i: usize) -> Self {
         Self {

@@ -38,8 +38,8 @@ pub struct KLast<
     const THREADS: u32,
 >(PhantomData<(G, S)>);
 
-/// What a lane has of the ring, before the token: of pending token `lane` u of the group's rows and, of GDN, log α; of the
-/// tokens that its group weighs, its channels of k and, of KDA, of log α.
+/// The registers that a lane loads from the ring before the token: u of pending token `lane` for the group's rows, and its log α
+/// (GDN); of the tokens that its group weighs, its channels of k, and of log α (KDA).
 pub(super) struct Lane<const ROWS: usize> {
     pub(super) update: Raw<ROWS>,
     log_decay: f32,
@@ -48,7 +48,7 @@ pub(super) struct Lane<const ROWS: usize> {
 }
 
 impl<const ROWS: usize> Lane<ROWS> {
-    /// Where nothing is pending.
+    /// Zeros, where nothing is pending.
     pub(super) const NONE: Self = Self {
         update: Raw([0; ROWS]),
         log_decay: 0.0,
@@ -220,7 +220,7 @@ impl<
         (behind, total)
     }
 
-    /// What the ring has for this lane of the first `ahead` pending tokens; zeros of others.
+    /// Loads this lane's registers of the first `ahead` pending tokens from the ring; zeros of others.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load_lane(
         c: &StepConstants,
@@ -295,8 +295,8 @@ impl<
         }
     }
 
-    /// What the pending token of this lane's number adds for k and for q, of those that [`Self::weigh`] left at `smem`; zeros
-    /// where it is none of the first `ahead`.
+    /// The weights of u of pending token `lane` in S k and in S q, which [`Self::weigh`] stored at `smem`; zeros where it is none of
+    /// the first `ahead`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn weights(smem: u32, share: Share, ahead: u32) -> [f32; 2] {
         let mut with = [0.0; 2];

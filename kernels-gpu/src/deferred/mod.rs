@@ -27,16 +27,16 @@ use crate::recurrent::Gating;
 
 /// A gate whose states may wait.
 pub trait Deferring: Gating {
-    /// Of the kernels of one token.
+    /// Family of the kernels of one token.
     const DEFERRED: Family;
-    /// Of those with a convolution before and a norm after it.
+    /// Family of the layer kernels of one token.
     const DEFERRED_LAYER: Family;
-    /// Of those of several tokens.
+    /// Family of the kernels of several tokens.
     const DEFERRED_PARALLEL: Family;
 }
 
 /// A gate whose drafts may wait in a layer.
 pub trait DeferringLayer: Deferring + Layered {
-    /// Of the kernels of several tokens with a convolution before and a norm after them.
+    /// Family of the layer kernels of several tokens.
     const DEFERRED_LAYER_PARALLEL: Family;
 }

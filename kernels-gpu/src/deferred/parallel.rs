@@ -386,7 +386,7 @@ fn scaled<const TILES16: usize>(products: Products<TILES16>, by: f32) -> Product
     products.map(|of_tile| of_tile.map(|x| by * x))
 }
 
-/// How many of `len` pending tokens are those of an operand.
+/// Pending tokens of an operand, of `len` in all.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn of_operand(operand: Operand, len: u32) -> u32 {
     match operand {

@@ -32,7 +32,7 @@ const F32_BYTES: u32 = bytes_of(F32);
 pub struct RawLogDecay(u32);
 
 impl RawLogDecay {
-    /// Of the `len` first pending tokens; 0 of others, and with KDA, whose channels have theirs.
+    /// Loads log α of the `len` first pending tokens; 0 in other lanes, and with KDA, whose channels have one each.
     ///
     /// # Safety
     /// The ring is live if there are any.
@@ -46,7 +46,7 @@ impl RawLogDecay {
     }
 }
 
-/// GDN: of pending token `lane_id()` what is left of it behind the later ones, and of the state behind all; ones of KDA.
+/// GDN: the decay of pending token `lane_id()` by the tokens behind it, and that of the state by all of them; 0 with KDA.
 pub struct LogDecays {
     /// log₂
     behind: f32,
@@ -55,7 +55,7 @@ pub struct LogDecays {
 }
 
 impl LogDecays {
-    /// Of all pending tokens. All lanes of the warp call it, with their own.
+    /// Sums log α over the pending tokens behind each. All lanes of the warp call it, with their own.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<B: Block>(RawLogDecay(raw): RawLogDecay) -> Self {
         if B::PER_CHANNEL {
@@ -152,8 +152,8 @@ pub struct Fold<const TILES16: usize> {
 }
 
 impl<const TILES16: usize> Fold<TILES16> {
-    /// Of the pending tokens whose u and keys are in shared memory, keys with their decays of KDA. All lanes of the warp call
-    /// it.
+    /// Loads u of the pending tokens, times its decay with GDN, as left factors of the products with their keys; KDA's keys lie
+    /// decayed in shared memory. All lanes of the warp call it.
     ///
     /// # Safety
     /// They are on their way to this warp.
@@ -189,7 +189,7 @@ impl<const TILES16: usize> Fold<TILES16> {
         }
     }
 
-    /// One piece of the folded state.
+    /// Piece `piece` of `tile` of the folded state, of which `state` is that before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn piece(&self, tile: usize, piece: usize, state: Piece) -> Piece {
         let decays = self.decays.of_piece(piece);
@@ -204,8 +204,8 @@ impl<const TILES16: usize> Fold<TILES16> {
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
-    /// What this lane has, as [`Self::token`] says, of the keys of those of `len` pending tokens that are `operand`'s, as they
-    /// lie in the ring.
+    /// Loads this lane's channels of the keys in the ring, of those of the `len` pending tokens that are `operand`'s: of the tokens
+    /// that [`Self::token`] says.
     ///
     /// # Safety
     /// The ring is live if there are any.
@@ -468,7 +468,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// One piece of it.
+    /// Folds one piece, and leaves it in shared memory.
     ///
     /// # Safety
     /// As [`Self::store_folded`]'s.

@@ -49,7 +49,7 @@ impl<
     /// Rows of a slice.
     const SLICE: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::TILE;
     const SLICES: u32 = V / Self::SLICE;
-    /// Where what pending tokens add is in shared memory, of even heads and of odd ones.
+    /// Offset of the pending tokens' weights in shared memory: those of even heads, then those of odd ones.
     const WEIGHTS: u32 = DEPTH * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
     const WEIGHTS_BYTES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::BYTES;
 

@@ -30,9 +30,9 @@ struct Loaded {
 }
 
 impl<const N: usize> ThreadChannels<N> {
-    /// From number `first` on, every `threads`-th; see [`Part::new`]. With `all` x and taps of a part that is not there are loaded too,
-    /// of a channel that is: else the loads of one channel wait in a branch for those of the other. Where there is one round of
-    /// blocks, what nobody wants costs more than the branch.
+    /// Channels `first`, `first + threads`, … of the block, numbered as [`Part::new`] does. With `all` a thread without an n-th channel
+    /// loads x and taps of another one in its place: the loads of both are then in one basic block and issue together. Without
+    /// it they are behind a branch each. Where the grid is one wave, the extra traffic costs more than the branches.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
@@ -98,24 +98,24 @@ impl<const N: usize> ThreadChannels<N> {
 }
 
 impl Loaded {
-    /// Of no channel.
+    /// Zeros, where the thread has no channel.
     const NONE: Self = Self {
         channel: Channel::NONE,
         x: Raw([0]),
     };
 }
 
-/// What one channel is convolved from besides x, as it lies in memory. Inputs and taps end with the newest, whatever W is.
+/// Window, taps and bias of one channel, as they lie in memory. Inputs and taps end with the newest, whatever W is.
 #[derive(Clone, Copy)]
 pub struct Channel {
-    /// The window's; those that W has no place for are not looked at.
+    /// The window. The first TAPS − W of them are never used.
     inputs: [Raw<1>; TAPS - 1],
     taps: Raw<TAPS>,
     bias: Raw<1>,
 }
 
 impl Channel {
-    /// Of no channel.
+    /// Zeros, where the thread has no channel.
     pub const NONE: Self = Self {
         inputs: [Raw([0]); TAPS - 1],
         taps: Raw([0; TAPS]),
@@ -156,7 +156,8 @@ impl Channel {
         Self { inputs, taps, bias }
     }
 
-    /// The same with the window after the pending tokens of `ring`, for which the slot's own waits; of a flush, the window alone.
+    /// [`Self::load`] with the window behind the pending tokens: its newest inputs are in `ring`, the older ones in the window of
+    /// the slot, which has not moved since. A flush loads no taps.
     ///
     /// # Safety
     /// As [`Self::load`]'s.
@@ -315,7 +316,7 @@ pub unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
     }
 }
 
-/// What becomes of a sum of the convolution, or of z.
+/// The activation of x: of a sum of the convolution, or of z.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn activate(activation: u32, x: f32) -> f32 {
     if activation == Activation::None as u32 {
@@ -333,7 +334,7 @@ fn read_channel(c: &StepConstants) -> u64 {
     (c.read_windows_channel * bytes_of(c.x_element)) as u64
 }
 
-/// Which of the window's inputs is the one at place `i` of [`Channel`], if there is one.
+/// Number of the window's input that is at place `i` of [`Channel`]: i − (TAPS − W), none where that is negative.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn input(c: &StepConstants, i: usize) -> Option<u64> {
     let absent = TAPS as u32 - c.taps;
@@ -353,7 +354,7 @@ pub unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
     }])
 }
 
-/// The taps of a channel: those that W has no place for are 0.
+/// The taps of a channel, the first TAPS − W of which are 0.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Raw<TAPS> {
     let element = c.conv_weight_element;
@@ -383,15 +384,15 @@ pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -
 pub struct Part {
     /// Whether the thread has a channel, and there is a convolution.
     pub is_there: bool,
-    /// Which one of all D.
+    /// Its number among all D channels.
     pub channel: u32,
-    /// Which of k or of q it is within the head; which of v within the block's, head by head.
+    /// Its number within the head (q, k), or among the block's channels of v, head by head.
     pub own: u32,
-    /// What it is a channel of.
+    /// The tensor.
     pub of: Qkv,
 }
 
-/// What a channel is of.
+/// The tensors that the convolution makes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Qkv {
     /// q

@@ -17,9 +17,9 @@ pub struct Walk {
     b: u32,
     /// First new token among those of its tensor's row.
     start: u32,
-    /// How many previous ones are kept.
+    /// Previous tokens that are kept.
     pub kept: u32,
-    /// How many new ones there are.
+    /// New tokens.
     pub count: u32,
 }
 
@@ -34,7 +34,7 @@ pub enum Which {
 type Held = [Raw<1>; HELD];
 
 impl Walk {
-    /// Of row `b`: `previous` where the launch has previous tokens.
+    /// The tokens of row `b`: `previous` where the launch has previous tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(b: u32, previous: Option<&Tokens>, new: &Tokens) -> Self {
         Self {
@@ -133,7 +133,7 @@ impl Drafts {
         }
     }
 
-    /// The same of new tokens behind the pending ones of `ring`, for which the window of the row's slot waits.
+    /// [`Self::load`] of new tokens behind the pending ones: the window is [`Channel::load_waiting`]'s.
     ///
     /// # Safety
     /// As [`Self::load`]'s.
@@ -162,7 +162,7 @@ impl Drafts {
         drafts
     }
 
-    /// Of a row without tokens: the window that it starts from is that which it leaves.
+    /// Writes the window of a row without tokens as it was loaded.
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.

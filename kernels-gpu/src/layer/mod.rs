@@ -59,16 +59,16 @@ use crate::state::{FRAGMENT, StateElement};
 
 /// The kernels of an operator's layer step.
 pub trait Layered: Gating {
-    /// Of those for one token.
+    /// Family of the kernels of one token.
     const LAYER: Family;
-    /// Of those for several, token by token.
+    /// Family of the kernels of several tokens, one after the other.
     const LAYER_MTP: Family;
-    /// Of those for several, all at once.
+    /// Family of the kernels of several tokens at once.
     const LAYER_PARALLEL: Family;
 }
 
-/// Where channel `i` of a head lies in shared memory, in bytes behind the first, so that `lanes` lanes of K-last states of `S`
-/// load theirs as [`crate::recurrent::klast::load_parts`] does.
+/// Bytes from channel 0 of a head to channel `i` in shared memory, in the order in which `lanes` lanes load theirs with
+/// [`crate::recurrent::klast::load_parts`] for K-last states of `S`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
     let run = lanes * FRAGMENT;

@@ -1,4 +1,4 @@
-//! What the kernels of several tokens share: their shared memory, and what is before and after the recurrence.
+//! Kernels of several tokens, one after the other: their shared memory, convolution and gates before the recurrence, the norm after it.
 
 use super::conv::{Part, Qkv};
 use super::drafts::{Drafts, Walk, Which};
@@ -28,7 +28,7 @@ use crate::step::{LayerParams, StepConstants};
 /// | `SLOT` | 8 | where the state after it goes besides, where there are token slots |
 /// | `TOKEN_BYTES` | `HEAD_BYTES` a head | KDA's α of every channel, likewise; v, then o, of the tile; factors; sums of squares of o |
 pub trait Mtp {
-    /// Whose gates they are.
+    /// The operator: GDN or KDA.
     type Gating: Layered;
     const K: u32;
     const V: u32;
@@ -38,7 +38,7 @@ pub trait Mtp {
     /// First byte of all this: a multiple of 16.
     const TOKENS: u32;
 
-    /// Of its cluster; 1: none.
+    /// Blocks of a cluster; 1: there is none.
     const BLOCKS: u32 = Self::V / Self::TILE;
     const Q: u32 = Self::K * 4;
     const SLOT: u32 = 2 * Self::Q;
@@ -57,7 +57,7 @@ pub trait Mtp {
     /// First byte behind the mailboxes of a cluster.
     const BEHIND_MAIL: u32 = if Self::BLOCKS == 1 { 0 } else { mail::BYTES };
 
-    /// Where channel `i` of k, q or α lies behind the first byte.
+    /// Bytes from channel 0 of k, q or α to channel `i` in shared memory.
     fn place(i: u32) -> u32;
 
     /// Shared memory of token `i`.
@@ -67,7 +67,7 @@ pub trait Mtp {
         dynamic_shared_mem() + Self::TOKENS + i * bytes
     }
 
-    /// What token `i` has of the block's value head `r`.
+    /// Shared memory of token `i` and the block's value head `r`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(c: &StepConstants, i: u32, r: u32) -> u32 {
         Self::token(c, i) + Self::TOKEN_BYTES + r * Self::HEAD_BYTES
@@ -104,7 +104,7 @@ pub struct LayerStep<'a> {
     pub params: &'a LayerParams,
     pub row: Row,
     pub place: Place,
-    /// Of the block's first head.
+    /// The new tokens, of the block's first value head.
     pub new: Tokens,
     pub previous: Option<Tokens>,
     pub walk: Walk,
@@ -161,8 +161,8 @@ impl<'a> LayerStep<'a> {
         clear_rest(c, params, turn, threads, c.ratio * W::TILE, at);
     }
 
-    /// Of a row without tokens: the states and the windows of the block that it starts from are those that it leaves. Every
-    /// thread of the block calls it.
+    /// Copies the block's states and windows of a row without tokens from the slot that it starts from to the one that it
+    /// writes. Every thread of the block calls it.
     ///
     /// # Safety
     /// As [`Self::load_drafts`]'s.

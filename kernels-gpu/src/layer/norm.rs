@@ -16,7 +16,7 @@ use crate::math::reduce::pairwise_sum;
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
 
-/// What one element of o is normed with, as it lies in memory.
+/// z and weight of one element of o, as they lie in memory.
 #[derive(Clone, Copy)]
 pub struct Scale {
     z: Raw<1>,
@@ -24,13 +24,13 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Of no token.
+    /// Zeros, where there is no token.
     pub const NONE: Self = Self {
         z: Raw([0]),
         weight: Raw([0]),
     };
 
-    /// Of element `v` of the row's head, of token `t` of its tensor's row; nothing without a norm.
+    /// Loads z and weight for element `v` of the row's head, of token `t` of its tensor's row; nothing without a norm.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,

@@ -135,12 +135,12 @@ impl<
     const ROWS: u32 = 16 * TILES16 as u32;
 }
 
-/// What tokens leave besides, before they are solved: nothing, or [`Rings`].
+/// Rings that new tokens are appended to before they are solved: none, or [`Rings`].
 pub(crate) trait Leaves {
-    /// Whether there may be a launch without tokens, in which blocks send each other nothing.
+    /// Whether a launch may be a flush: it has no tokens, and its blocks send each other nothing.
     const FLUSHES: bool;
 
-    /// What a channel is convolved from.
+    /// Loads x, window and taps of a channel.
     ///
     /// # Safety
     /// As [`Drafts::load`]'s.
@@ -153,7 +153,7 @@ pub(crate) trait Leaves {
         part: Part,
     ) -> Drafts;
 
-    /// Leaves what a channel is convolved from.
+    /// Appends x of the new tokens to the ring, and writes the window where it moves.
     ///
     /// # Safety
     /// The row is live, and the channel this thread's.
@@ -166,13 +166,13 @@ pub(crate) trait Leaves {
         drafts: &Drafts,
     );
 
-    /// Leaves `channel` of k of new token `t`.
+    /// Stores `channel` of k of new token `t`, which was large and has been multiplied by a power of two, to the ring.
     ///
     /// # Safety
     /// The row is live, and the channel this thread's.
     unsafe fn leave_tame_key(&self, t: u32, channel: u32, k: f32);
 
-    /// Leaves y, that of new token `t`, where it is of k.
+    /// Stores y of new token `t` to the ring, where `part` is a channel of k.
     ///
     /// # Safety
     /// The row is live, and the channel this thread's.
@@ -204,10 +204,10 @@ impl Leaves for () {
     unsafe fn leave_key(&self, _: &Part, _: u32, _: f32) {}
 }
 
-/// Of states that wait: x and k of the tokens since.
+/// The rings of a state that waits, to which new tokens leave x and k.
 pub(crate) struct Rings {
     pub inputs: InputRing,
-    /// Of the query/key head.
+    /// The ring of the query/key head.
     pub keys: Ring,
 }
 
@@ -264,7 +264,7 @@ pub(crate) struct Layer<'a, B, R, const CLUSTERED: bool> {
     params: &'a LayerParams,
     place: Place,
     rings: R,
-    /// Of the block in its cluster: tile by tile, head by head.
+    /// Rank of the block in its cluster: tile by tile, head by head.
     rank: u32,
     /// First channel of q and k that the block convolves for its cluster, and how many.
     part: (u32, u32),
@@ -493,8 +493,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         channels > 32 * B::WARPS && c.wide_state != 0
     }
 
-    /// What number `i` of the block's channels is convolved from, of tokens that are where the row says; nothing where it is
-    /// not due.
+    /// Loads x, window and taps of channel `i` of the block; nothing where the row's tokens are not live or it is not due.
     ///
     /// # Safety
     /// The step is of live tensors; no other thread has the channel.
@@ -517,7 +516,7 @@ pub(crate) struct Scales {
 impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
     for Layer<'_, B, R, CLUSTERED>
 {
-    /// Of the first channel of a thread, and the second, where it [`Layer::looks_ahead`].
+    /// x, window and taps of the thread's first channel, and of its second where it [`Layer::looks_ahead`].
     type Drafts = (Walk, [Drafts; 2]);
     type Scales = Scales;
 
@@ -746,7 +745,7 @@ fn sum_of_rows_small(o: [f32; 8], lanes: u32) -> f32 {
     neighbours_sum_small(((a + b) + (c + d)) + ((e + f) + (g + h)), lanes)
 }
 
-/// What the lane has of o, in the place of the new tokens' values.
+/// The 8 elements of o of this lane, which [`Worker::outputs`] stored over the new tokens' values.
 ///
 /// # Safety
 /// The lane has some, and they are there.

@@ -16,7 +16,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Of row `b`.
+    /// The slots of row `b`, from global memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &LayerParams, b: u32) -> Self {
         // SAFETY: the caller's promise; the row's first token slot is there.

@@ -24,7 +24,7 @@ pub struct Slices<S, const ROWS: usize, const THREADS: u32, const PARTS: usize =
 impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     Slices<S, ROWS, THREADS, PARTS>
 {
-    /// Of a thread's row.
+    /// Vectors of 16 bytes of a row that a thread copies.
     const VECTORS: usize = S::VECTORS * PARTS;
 
     /// Bytes of a slice.
@@ -41,7 +41,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         }
     }
 
-    /// Where this thread's vector `i` of the slice at place `at` goes.
+    /// Address in shared memory of this thread's vector `i` of the slice at place `at`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn vector(&self, at: u32, i: u32) -> u32 {
         let vectors = ROWS as u32 * Self::VECTORS as u32;

@@ -44,7 +44,7 @@ impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize, cons
 {
     /// Columns of a block.
     const COLUMNS: u32 = LANES * FRAGMENT;
-    /// Of a value head.
+    /// Threads of a value head.
     const THREADS: u32 = K / ROWS as u32 * LANES;
     const WARPS: u32 = Self::THREADS / 32;
     const BLOCKS: u32 = V / Self::COLUMNS;

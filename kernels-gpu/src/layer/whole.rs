@@ -1,4 +1,4 @@
-//! What kernels with whole heads a block share: their shared memory, and what is before and after the recurrence.
+//! Kernels whose blocks have whole heads: their shared memory, their loads, convolution and gates, and the end of a head.
 
 use super::conv::{Part, Qkv, ThreadChannels};
 use super::gates::load_gate;
@@ -19,13 +19,13 @@ use crate::step::{LayerParams, StepConstants};
 /// | `Q` | 4 K | q, likewise |
 /// | `HEADS` | `HEAD_BYTES` a head | v `[V]`; o `[V]`; α of every channel, likewise, or of the head ([`Whole::values_of`]); β; sums of 32 squares |
 pub trait Whole {
-    /// Whose gates they are.
+    /// The operator: GDN or KDA.
     type Gating: Layered;
     const K: u32;
     const V: u32;
-    /// Of a block: at least K and V.
+    /// Threads of a block, at least K and V.
     const THREADS: u32;
-    /// First byte of all this: a multiple of 16.
+    /// Offset of this map in shared memory, a multiple of 16.
     const KEYS: u32;
 
     const Q: u32 = Self::KEYS + Self::K * 4;
@@ -41,10 +41,10 @@ pub trait Whole {
     const SUMS: u32 = Self::BETA + 4;
     const HEAD_BYTES: u32 = (Self::SUMS + Self::V / 32 * 4).next_multiple_of(16);
 
-    /// Where channel `i` of k, q or α lies behind the first byte.
+    /// Bytes from channel 0 of k, q or α to channel `i` in shared memory.
     fn place(i: u32) -> u32;
 
-    /// What the gate of a channel is worth, and β.
+    /// α of a channel (log α where states wait), and β.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values_of(c: &StepConstants, gates: RawGates<1>) -> ([f32; 1], f32) {
         gates.values(c)
@@ -83,7 +83,7 @@ pub trait Whole {
     }
 }
 
-/// What a thread loads ahead of everything else.
+/// The registers that a thread loads before it waits for anything: two channels of the convolution, a gate, z and weight of o.
 pub struct Ahead {
     channels: ThreadChannels<2>,
     gates: RawGates<1>,

@@ -18,8 +18,8 @@ pub const SMALL: f32 = f32::from_bits((127 - 70) << 23);
 /// 2⁶⁰: squares of up to 2⁷ numbers below it add up to less than ∞.
 pub const LARGE: f32 = f32::from_bits((127 + 60) << 23);
 
-/// What to multiply a vector by, of whose elements `squares` is the sum of the squares, and `small` that of the elements times
-/// [`SMALL`]: where the first is ∞ a power of two that brings its length between 2⁹ and 2¹⁰, next to which the 1e-6 of the norm is
+/// The factor that makes a vector tame whose elements' squares add up to `squares`, and those of its elements times [`SMALL`] to
+/// `small`: where `squares` is ∞ a power of two that brings its length between 2⁹ and 2¹⁰, next to which the 1e-6 of the norm is
 /// nothing; else 1.
 #[inline(always)]
 pub fn power_for(squares: f32, small: f32) -> f32 {
@@ -52,7 +52,7 @@ pub fn may_overflow(l2norm: bool, elements: [u32; 2]) -> bool {
     l2norm && (elements[0] != f16 || elements[1] != f16)
 }
 
-/// What to multiply k and q by, of whose sums some [`overflow`], where that is to be done once.
+/// The factors of k and q, some of whose sums [`overflow`], where they are multiplied once.
 #[inline(always)]
 pub fn shrinking([squares_k, squares_q, _]: [f32; 3]) -> [f32; 2] {
     let of = |squares| {
@@ -85,8 +85,8 @@ pub fn any_large(is_large: bool) -> bool {
     any
 }
 
-/// What to multiply a vector by of which this lane has these, as [`power_for`] says; the vector is that of the lanes whose
-/// index differs only in bits `1..lanes`. All lanes of the warp call it.
+/// [`power_for`] a vector of which `x` are this lane's elements; the others are those of the lanes whose index differs only in
+/// bits `1..lanes`. All lanes of the warp call it.
 #[inline(always)]
 pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes: u32) -> f32 {
     let mut sums = [0.0; 2];

@@ -75,7 +75,7 @@ pub(crate) struct Token<const PARTS: usize = 1> {
     /// KDA's α, of one part; GDN's is in the factors.
     pub decay: [f32; 8],
     pub factors: Factors,
-    /// Where the state after it goes besides.
+    /// The token slot, for the state after the token.
     pub slot: u64,
 }
 
@@ -86,7 +86,7 @@ struct RawToken<const PARTS: usize> {
     q: [Raw<8>; PARTS],
     q_element: u32,
     gates: LaneGates,
-    /// Where the state after it goes besides.
+    /// The token slot, for the state after the token.
     slot: u64,
 }
 
@@ -178,7 +178,7 @@ pub(crate) fn normable_of<const PARTS: usize>(
 }
 
 impl<const PARTS: usize> Token<PARTS> {
-    /// Of a lane's channels of k and q, their [`norms`], and the gates as [`LaneGates::values`] gives them.
+    /// A token of a lane's channels of k and q, their [`norms`], and the gates as [`LaneGates::values`] gives them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(
         c: &StepConstants,

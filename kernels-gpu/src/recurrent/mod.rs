@@ -1,4 +1,4 @@
-//! What GDN MTP verify and recurrent KDA share: the kernels, token by token, and [`Parallel`].
+//! The kernels of GDN MTP verify and recurrent KDA: token by token, and [`Parallel`].
 //!
 //! The operators ([`crate::kernels::gdn_mtp`], [`crate::kernels::kda_recurrent`]) differ in their gate alone, so that
 //! every way of keeping states is written once, here.

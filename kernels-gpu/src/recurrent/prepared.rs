@@ -56,7 +56,7 @@ pub trait Prepared {
         load_factors(smem + Self::FACTORS, Self::PER_CHANNEL)
     }
 
-    /// Where the state after it goes besides; any number where there are no token slots.
+    /// The token slot, for the state after the token; any number where there are none.
     ///
     /// # Safety
     /// The token at `smem` is prepared.
@@ -93,7 +93,7 @@ pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
     }
 }
 
-/// Of what [`store_factors`] stored those of k and q.
+/// The factors of k and q that [`store_factors`] stored.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_key_and_query(smem: u32) -> [f32; 2] {
     load_shared_b64(smem + 8).map(f32::from_bits)

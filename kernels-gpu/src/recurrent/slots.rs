@@ -14,7 +14,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Of row `b`.
+    /// The slots of row `b`, from global memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
         // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
@@ -87,8 +87,8 @@ impl Slots {
                 || is_live(self.write, params.write_pool_slots, c.null_slot))
     }
 
-    /// Whether the slot of the final state has to be there: where it is written, and of a fresh row also where it is not,
-    /// since its slot to read is not looked at.
+    /// Whether [`Self::live`] looks at the write slot: where the final state is written, and, but with token slots, for a fresh row
+    /// always, since the slot that it would read is not looked at.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn looks_at_write(&self, c: &StepConstants) -> bool {
         writes_final(c) || (self.fresh && c.token_index == 0)
@@ -118,9 +118,9 @@ impl Slots {
         Head::of_slot::<S>(params.write_pool, self.write, c.write_slot, head, wide)
     }
 
-    /// Of a row without tokens that is live: the state that it starts from is that which it ends with, in a block's tile of the
-    /// state of value head `hv`. Nothing moves in place. All threads that have the tile call it, with their number and how many
-    /// they are.
+    /// Copies a block's tile of the state of value head `hv` of a live row without tokens from the slot that the row starts from to
+    /// the one that it writes, or zeros where the row is fresh; nothing where both slots are the same. All threads that have the tile
+    /// call it, with their number and their count.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; nobody else touches the tile of the slot that is written.

@@ -17,19 +17,19 @@ use crate::step::{Gate, StepConstants, StepParams};
 pub trait Gating {
     /// KDA: one decay per key channel; GDN: one per value head.
     const PER_CHANNEL: bool;
-    /// Of the kernels that go token by token.
+    /// Family of the kernels that go token by token.
     const RECURRENT: Family;
-    /// Of the kernels that take all tokens at once.
+    /// Family of the kernels that take all tokens at once.
     const PARALLEL: Family;
-    /// Of a prefill's kernels, from state to state.
+    /// Family of a prefill's chain.
     const CHAIN: Family;
-    /// That of a prefill's convolution, before it.
+    /// Family of a prefill's convolution.
     const CONVOLVE: Family;
-    /// Of those that take rows of at most a chunk.
+    /// Family of a prefill's kernels for rows of at most a chunk.
     const SHORT: Family;
-    /// Of those that take rows of one token beside longer ones.
+    /// Family of a prefill's kernels for rows of one token beside longer ones.
     const SINGLE: Family;
-    /// That of what is behind a prefill's others.
+    /// Family of a prefill's last kernel: the norm, and windows.
     const FINISH: Family;
 }
 
@@ -58,21 +58,21 @@ impl Run {
 /// Tokens of one row and value head.
 #[derive(Clone, Copy)]
 pub struct Tokens {
-    /// Of the query/key head; of previous tokens, which have none, it is k.
+    /// q of the query/key head; previous tokens have none, and k in its place.
     pub q: Run,
-    /// Of the query/key head.
+    /// k of the query/key head.
     pub k: Run,
-    /// Of the value head.
+    /// v of the value head.
     pub v: Run,
-    /// Of the value head.
+    /// The gate of the value head.
     pub g: Run,
-    /// Of the value head.
+    /// β, or its logit, of the value head.
     pub b: Run,
-    /// Of the value head.
+    /// o of the value head.
     pub o: Run,
     /// The first of them among the tokens of their tensors' rows.
     pub start: u32,
-    /// How many there are; 0 of a packed row without tokens.
+    /// Their number; 0 of a packed row without tokens.
     pub count: u32,
     /// Whether the row's tokens are where its lengths say, and no more than a row may have.
     pub live: bool,
@@ -279,16 +279,16 @@ pub unsafe fn clear_rest_of_tile(
     clear_rest(c, params, turn, thread, tile, |i| first + i);
 }
 
-/// What a token's gates are computed from, as it lies in memory.
+/// g, b, A_log and dt_bias of a token, as they lie in memory.
 #[derive(Clone, Copy)]
 pub struct RawGates<const CHANNELS: usize> {
-    /// Of the channels of this lane; of the head, where `CHANNELS` is 1.
+    /// g of this lane's channels; of the head where `CHANNELS` is 1.
     pub g: Raw<CHANNELS>,
     /// β or its logit.
     pub b: Raw<1>,
     /// A_log of the head.
     pub a_log: f32,
-    /// Of the channels of this lane.
+    /// dt_bias of the same channels.
     pub dt_bias: Raw<CHANNELS>,
 }
 

@@ -1,4 +1,4 @@
-//! What both layouts share: the addresses of a block's row, its slots and its gates.
+//! The addresses of a block's row, its slots and its gates, for both layouts.
 
 use crate::device::global::load_b32;
 use crate::math::elements::{Raw, load_one};

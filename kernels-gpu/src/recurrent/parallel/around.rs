@@ -1,4 +1,4 @@
-//! What is before and after the recurrence of a block.
+//! Convolution and norm around the recurrence of a block.
 
 use super::RowStep;
 use super::map::Block;
@@ -6,30 +6,33 @@ use super::worker::Worker;
 use crate::recurrent::slots::Slots;
 use crate::step::{StepConstants, StepParams};
 
-/// Nothing ([`Plain`]), or a layer's convolution and norm ([`crate::layer`]'s). Workers call its functions in this order.
+/// Convolution before the recurrence and norm after it: none ([`Plain`]), or a layer's ([`crate::layer`]). Workers call these functions
+/// in this order.
 pub trait Around<B: Block, const TILES16: usize>: Sized {
-    /// What a worker loads ahead of everything that waits, for k, q and v to be made of.
+    /// The registers that a worker loads ahead of everything that waits: x, windows and taps of its channels.
     type Drafts;
-    /// What a worker loads to norm o with.
+    /// z and weight of a worker's elements of o.
     type Scales;
 
-    /// Of the states.
+    /// The slots of the row's states.
     fn slots(&self) -> &Slots;
 
-    /// Whether the slots are there of all that is kept.
+    /// Whether the row's slots are live, of states and of windows.
     fn live(&self, c: &StepConstants, params: &StepParams) -> bool;
 
     /// Whether k, q and v are made in shared memory, in f32, and not given.
     fn makes(c: &StepConstants) -> bool;
 
+    /// Loads what k, q and v are convolved from.
     unsafe fn load_drafts(step: &RowStep<'_, Self>) -> Self::Drafts;
 
     /// Waits for the blocks that this one sends to; the solver does too.
     fn meet(step: &RowStep<'_, Self>);
 
+    /// Loads z and weight.
     unsafe fn load_scales(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>) -> Self::Scales;
 
-    /// Of a row without tokens: what is kept besides states goes to where it is written. Workers call it, and nothing behind.
+    /// Copies the windows of a row without tokens to the slot that is written. Workers call it as their last function.
     ///
     /// # Safety
     /// The row is live.
@@ -48,13 +51,14 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     /// The row is live, and they are there.
     unsafe fn has_made_large(step: &RowStep<'_, Self>) -> bool;
 
-    /// Leaves once more what it has left of k of new token `t`, from a channel on: it is this now.
+    /// Overwrites 8 channels of k of new token `t`, from channel `at.1` on, wherever [`Self::make`] stored them outside of shared
+    /// memory.
     ///
     /// # Safety
     /// The row is live, and the channels are this lane's, behind a barrier of the workers.
     unsafe fn leave_tame_key(step: &RowStep<'_, Self>, at: (u32, u32), k: [f32; 8]);
 
-    /// o lies, in f32, in the place of the new tokens' values.
+    /// Stores o, or its squares' sums for the norm. o is in shared memory, in f32, over the new tokens' values.
     ///
     /// # Safety
     /// The row is live.

@@ -27,7 +27,7 @@ use crate::recurrent::tokens::{RawGates, gate_row, load_a_log};
 use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 
-/// What the decays of this lane's 8 channels are computed from, besides the tokens' gates.
+/// A_log and dt_bias of this lane's 8 channels.
 pub struct DecayInputs {
     a_log: f32,
     dt_bias: Raw<8>,

@@ -52,7 +52,7 @@ fn add_products(sum: [f32; 4], rows: Piece, columns: [u32; 4], is_f16: bool) -> 
 /// 8 tokens of k or q in shared memory.
 #[derive(Clone, Copy)]
 pub struct Tokens8 {
-    /// Of the row that this lane loads.
+    /// Address of the row that this lane loads.
     address: u32,
     low: u32,
     /// Whether the low part is there: not of bf16 tokens, nor of f16 ones that are to be f16.
@@ -80,7 +80,7 @@ fn splits(element: u32, is_f16: bool) -> bool {
 }
 
 impl Tokens8 {
-    /// Of `element`s that lie as bf16 or as f16.
+    /// The tokens of `operand`, of `element`s, which lie in shared memory as f16 where `is_f16`, else as bf16.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<B: Block>(operand: Operand, element: u32, is_f16: bool) -> Self {
         let (row, matrix) = (lane_id() % 8, lane_id() / 8);
@@ -168,7 +168,7 @@ pub struct Split([u32; 4]);
 impl Split {
     pub const ZERO: Self = Self([0; 4]);
 
-    /// Of a product's result, in bf16.
+    /// Splits a product's accumulators into bf16.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(product: [f32; 4]) -> Self {
         Self::of(product, false)
@@ -194,7 +194,7 @@ impl Split {
 pub struct Steps {
     /// In the type of the tokens, of f16 with a power of two for each row.
     split: Split,
-    /// What rows r and r + 8 lack for it.
+    /// The inverse powers of rows r and r + 8.
     inverses: [f32; 2],
 }
 
@@ -204,7 +204,7 @@ impl Steps {
         inverses: [1.0; 2],
     };
 
-    /// Of a product's result. All lanes of the warp call it.
+    /// Splits a product's accumulators into the type of the tokens. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new([a, b, c, d]: [f32; 4], k: Tokens8) -> Self {
         if !k.is_f16 {

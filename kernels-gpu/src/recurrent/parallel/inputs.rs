@@ -36,12 +36,12 @@ impl RawTokens {
 /// Tokens of a set as they lie in memory.
 pub struct Inputs {
     pub keys: RawTokens,
-    /// None of previous tokens.
+    /// Zeros of previous tokens, which have no q.
     pub queries: RawTokens,
-    /// Of every channel with KDA, loaded by the keys' lanes; else the solver has them.
+    /// KDA: the gate of every channel, loaded by the keys' lanes. GDN's are the solver's.
     pub gates: RawTokens,
     pub values: RawValues,
-    /// How many of them there are.
+    /// Tokens of the set.
     pub count: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What a block is made of, and where things lie in its shared memory. Offsets in bytes.
+//! The dims of a block, and the map of its shared memory. Offsets in bytes.
 //!
 //! | from | bytes | what | written by | read by |
 //! |---|---|---|---|---|
@@ -47,7 +47,7 @@ pub enum Operand {
     LaterPendingKey = 4,
     /// KDA's states that wait: k with the decays of the pending tokens too.
     LateKey = 5,
-    /// The same of q.
+    /// KDA's states that wait: q with the decays of the pending tokens too.
     LateQuery = 6,
 }
 
@@ -80,7 +80,7 @@ impl Set {
     }
 }
 
-/// What the solver finds for 8 tokens; all f32.
+/// The solver's results for 8 tokens, all f32.
 pub struct Solution(u32);
 
 impl Solution {
@@ -109,13 +109,13 @@ impl Solution {
         self.0 + 576
     }
 
-    /// What is left of S₀ after the last token.
+    /// Γ, the decay of S₀ up to the last token.
     pub fn decay(&self) -> u32 {
         self.0 + 608
     }
 }
 
-/// What a block of one variant is made of.
+/// The dims of a variant's block.
 pub trait Block {
     /// KDA: one decay per key channel; GDN: one per value head.
     const PER_CHANNEL: bool;
@@ -173,9 +173,9 @@ impl<B: Block> Map<B> {
     const LATE: u32 = Self::WEIGHTS + 4 * 256;
     const LOG_DECAYS: u32 = Self::LATE + 4 * Self::PART;
     const LOWS: u32 = Self::LATE;
-    /// Those of low parts, of [`Self::BYTES`], that are of no use where q, k and the keys of a ring are bf16.
+    /// The bytes of low parts among [`Self::BYTES`]: unused where q, k and the keys of a ring are bf16.
     pub const BYTES_OF_LOWS: u32 = if Self::LOWS_LAST { 4 * Self::PART } else { 0 };
-    /// All of it.
+    /// Bytes of the map.
     pub const BYTES: u32 = if !B::WAITS {
         Self::WEIGHTS
     } else if B::PER_CHANNEL {
@@ -197,7 +197,7 @@ impl<B: Block> Map<B> {
         dynamic_shared_mem() + offset
     }
 
-    /// What token `t` of an f16 operand is to be multiplied with, f32: k̂ or q̂ is the product, but for the scale.
+    /// The f32 that token `t` of an f16 operand is to be multiplied by: k̂ or q̂, but for the scale, is the product.
     pub fn lacks(operand: Operand, t: u32) -> u32 {
         Self::operand(operand) + t * Self::ROW + 2 * B::K
     }
@@ -238,10 +238,10 @@ impl<B: Block> Map<B> {
         first + t * 4 * B::K
     }
 
-    /// What a team finds for columns `pair` and 7 − `pair` of the products: `[2, 2, 8]` f32, of each column its
-    /// products with k and q of every token, 0 before its own. In the place of the second column's products with the
-    /// first two q are q · q of both columns' tokens; with f16 states, in the place of those with the next two q and the
-    /// first two k, the squares of Γ ⊙ q and Γ ⊙ k.
+    /// A team's products of columns `pair` and 7 − `pair`: `[2, 2, 8]` f32. Words 0 .. 8 are p · k_t of column `pair`, 8 .. 16 its
+    /// p · q_t, 16 .. 32 those of column 7 − `pair`; a product with a token before the column's own is 0. Column 7 − `pair` has none with
+    /// tokens 0 .. 4, so that words 24 .. 26 hold q · q of both columns' tokens, and with f16 states 26 .. 28 |Γ ⊙ q|² and
+    /// 16 .. 18 |Γ ⊙ k|².
     pub fn pair(set: Set, pair: u32) -> u32 {
         dynamic_shared_mem() + Self::COLUMNS + (set as u32 * 4 + pair) * 128
     }
@@ -269,7 +269,7 @@ impl<B: Block> Map<B> {
         [64, 104].map(|first| Self::pair(set, pair) + first + 4 * side)
     }
 
-    /// `[K]` f32: what is left of each channel of S₀ after the last token.
+    /// `[K]` f32: Γ, the decay of each channel of S₀ up to the last token.
     pub fn kept() -> u32 {
         dynamic_shared_mem() + Self::KEPT
     }
@@ -286,7 +286,7 @@ impl<B: Block> Map<B> {
         Self::values(Set::Previous, warp) + bytes * element
     }
 
-    /// Of pending token `j`, `[K]` f32: log α, then what is left of it.
+    /// `[K]` f32 of pending token `j`: log α, then e to the sum of those of the tokens behind it.
     pub fn log_decays(j: u32) -> u32 {
         dynamic_shared_mem() + Self::LOG_DECAYS + j * 4 * B::K
     }

@@ -13,7 +13,7 @@ use crate::math::each::each;
 use crate::math::power;
 use crate::step::StepConstants;
 
-/// What the products of the tokens with each other give to this lane: row r, columns 2c and 2c + 1.
+/// This lane's elements of the tokens' Gram matrices: row r, columns 2c and 2c + 1.
 struct Gram {
     /// k · k
     keys: [f32; 2],
@@ -25,7 +25,7 @@ struct Gram {
     query_norm: f32,
     /// The norms of tokens t are in lane 4t + t/2.
     own_norms: [f32; 2],
-    /// What the operands of k and q lack besides, of token r: not 1 of KDA's with f16 states alone.
+    /// The inverse powers of k and q of token r: 1 but for KDA with f16 states.
     own_inverses: [f32; 2],
 }
 

@@ -32,7 +32,7 @@ pub fn mask(is: bool) -> u32 {
     warp_shuffle_idx(f32::from_bits(mask), 0).to_bits()
 }
 
-/// What is left of S₀ after the last token.
+/// The decay of S₀ up to the last token, Γ.
 pub enum Decays {
     Head(f32),
     /// `[K]` f32 in shared memory, at this address.
@@ -40,7 +40,7 @@ pub enum Decays {
 }
 
 impl Decays {
-    /// Of this lane's channels of a piece.
+    /// The decays of this lane's 8 channels of a piece.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_piece(&self, piece: usize) -> [f32; 8] {
         match *self {
@@ -76,7 +76,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     const ROW_TURNS: u32 = B::ROWS * Self::CHUNKS / 32;
 
-    /// Where row 8 `half` + r of a tile has the channels 8c .. 8c+8 of a piece, those of this lane's fragment.
+    /// Address in shared memory of channels 8c .. 8c+8 of a piece in row 8 `half` + r of a tile: this lane's fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn fragment(&self, tile: usize, piece: usize, half: usize) -> u32 {
         let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
@@ -162,7 +162,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// One piece of the advanced state.
+    /// Piece `piece` of `tile` of the advanced state, of which `state` is that before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn advance_piece(
         advance: &Advance<TILES16>,
