@@ -14,6 +14,7 @@ mod manifest;
 mod module;
 mod profiles;
 mod ptx;
+mod same;
 mod sass;
 mod shell;
 mod text;
@@ -44,6 +45,9 @@ enum Task {
         /// is written.
         #[arg(long, conflicts_with = "check")]
         only: Option<String>,
+        /// Compile nothing; compare host/ptx with that of a revision, and fail where a text is not the same but for its symbol.
+        #[arg(long, value_name = "REVISION", conflicts_with_all = ["check", "only"])]
+        same: Option<String>,
     },
     /// Pack host/ptx into host/ptx.lzma, which `cargo package` takes in its place.
     PtxArchive,
@@ -57,6 +61,10 @@ fn main() -> ExitCode {
     let result = match Task::parse() {
         Task::Toolchain => toolchain::print(),
         Task::Ptx { check: true, .. } => ptx::check(),
+        Task::Ptx {
+            same: Some(revision),
+            ..
+        } => same::compare_with(&revision),
         Task::Ptx { only, .. } => ptx::write(only.as_deref()),
         Task::PtxArchive => archive::write(),
         Task::Sass(options) => sass::print(&options),

@@ -169,7 +169,7 @@ fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<Strin
 }
 
 /// The files in `host/ptx` by name.
-fn committed() -> Result<BTreeMap<String, String>> {
+pub fn committed() -> Result<BTreeMap<String, String>> {
     let directory = directory();
     let mut files = BTreeMap::new();
     for item in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {

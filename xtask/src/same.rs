@@ -1,0 +1,189 @@
+//! `cargo xtask ptx --same REVISION`: the proof that a change of the kernels' source leaves their code as it is.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read as _;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use tar::Archive;
+
+use crate::{hash, manifest, ptx, shell, text};
+
+/// Compares the texts in `host/ptx` with those of `revision`, and prints what became of them; fails where one was changed, added or
+/// removed. A text that has a new symbol alone is renamed.
+pub fn compare_with(revision: &str) -> Result<()> {
+    let (before, now) = (of_revision(revision)?, ptx::committed()?);
+    let changes = Changes::between(&before, &now);
+    println!("{changes}");
+    if !changes.are_none() {
+        bail!("host/ptx is not that of {revision}");
+    }
+    Ok(())
+}
+
+/// The files of `host/ptx` in a revision, by name.
+fn of_revision(revision: &str) -> Result<BTreeMap<String, String>> {
+    let mut git = Command::new("git");
+    git.args(["archive", "--format=tar", revision, "host/ptx"]);
+    let tar = shell::stdout(git.current_dir(shell::root()))?;
+    let mut files = BTreeMap::new();
+    for file in Archive::new(tar.as_bytes()).entries()? {
+        let mut file = file?;
+        let path = file.path()?.into_owned();
+        let mut text = String::new();
+        file.read_to_string(&mut text)
+            .with_context(|| path.display().to_string())?;
+        if let (Some(name), true) = (path.file_name(), file.header().entry_type().is_file()) {
+            files.insert(name.to_string_lossy().into_owned(), text);
+        }
+    }
+    Ok(files)
+}
+
+/// The texts by what became of them; each with its bytes.
+#[derive(Debug, Default, PartialEq)]
+struct Changes<'a> {
+    same: Vec<(&'a str, usize)>,
+    /// Bytes before and now.
+    changed: Vec<(&'a str, [usize; 2])>,
+    /// The old name, then the new one.
+    renamed: Vec<([&'a str; 2], usize)>,
+    added: Vec<(&'a str, usize)>,
+    removed: Vec<(&'a str, usize)>,
+}
+
+impl<'a> Changes<'a> {
+    fn between(before: &'a BTreeMap<String, String>, now: &'a BTreeMap<String, String>) -> Self {
+        let mut changes = Self::default();
+        for (name, old) in texts(before) {
+            match now.get(name) {
+                Some(new) if body_hash(name, new) == body_hash(name, old) => {
+                    changes.same.push((name, new.len()));
+                }
+                Some(new) => changes.changed.push((name, [old.len(), new.len()])),
+                None => changes.removed.push((name, old.len())),
+            }
+        }
+        // The removed texts by their bodies: those of two entries may be the same.
+        let mut gone = BTreeMap::<_, Vec<_>>::new();
+        for &(name, _) in &changes.removed {
+            let hash = body_hash(name, &before[name]);
+            gone.entry(hash).or_default().push(name);
+        }
+        for (name, new) in texts(now).filter(|(name, _)| !before.contains_key(*name)) {
+            match gone.get_mut(&body_hash(name, new)).and_then(Vec::pop) {
+                Some(old) => changes.renamed.push(([old, name], new.len())),
+                None => changes.added.push((name, new.len())),
+            }
+        }
+        let is_renamed = |name| changes.renamed.iter().any(|([old, _], _)| *old == name);
+        changes.removed.retain(|&(name, _)| !is_renamed(name));
+        changes
+    }
+
+    /// Whether every text is the same or renamed.
+    fn are_none(&self) -> bool {
+        self.changed.is_empty() && self.added.is_empty() && self.removed.is_empty()
+    }
+}
+
+impl fmt::Display for Changes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, [before, now]) in &self.changed {
+            writeln!(f, "changed  {name}, {before} bytes to {now}")?;
+        }
+        for ([old, new], bytes) in &self.renamed {
+            writeln!(f, "renamed  {old} to {new}, {bytes} bytes")?;
+        }
+        for (kind, texts) in [("added", &self.added), ("removed", &self.removed)] {
+            for (name, bytes) in texts {
+                writeln!(f, "{kind:<8} {name}, {bytes} bytes")?;
+            }
+        }
+        let bytes: usize = self.same.iter().map(|(_, bytes)| bytes).sum();
+        write!(f, "the same: {} texts, {bytes} bytes", self.same.len())
+    }
+}
+
+/// The files that are texts of entries.
+fn texts(files: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
+    let all = files
+        .iter()
+        .map(|(name, text)| (name.as_str(), text.as_str()));
+    all.filter(|(name, _)| *name != manifest::NAME)
+}
+
+/// Hash of the text of the file `name` below its title, without the entry's symbol and those of its parameters.
+fn body_hash(name: &str, text: &str) -> String {
+    let symbol = name.trim_end_matches(".ptx");
+    let body = text.split_once('\n').map_or("", |(_, body)| body);
+    hash::of_text(&text::replace_words(body, |word| {
+        let rest = word.strip_prefix(symbol)?;
+        (rest.is_empty() || rest.starts_with("_param_")).then(|| format!("entry{rest}"))
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files with a text for each name: of an entry of this name with the instruction beside it.
+    fn files(texts: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let text = |(name, instruction): &(&str, &str)| {
+            let text = format!(
+                "// Title\n.visible .entry {name}(\n\t.param {name}_param_0\n){{ {instruction} }}\n"
+            );
+            (format!("{name}.ptx"), text)
+        };
+        let mut files: BTreeMap<_, _> = texts.iter().map(text).collect();
+        files.insert(manifest::NAME.into(), texts.len().to_string());
+        files
+    }
+
+    #[test]
+    fn each_text_is_of_one_kind() {
+        let before = files(&[("a", "ret;"), ("b", "ret;"), ("c", "add;"), ("d", "mul;")]);
+        let now = files(&[("a", "ret;"), ("bb", "ret;"), ("c", "sub;"), ("e", "mad;")]);
+        let changes = Changes::between(&before, &now);
+        let bytes = |name: &str| now.get(name).unwrap_or_else(|| &before[name]).len();
+        let expected = Changes {
+            same: vec![("a.ptx", bytes("a.ptx"))],
+            changed: vec![("c.ptx", [bytes("c.ptx"); 2])],
+            renamed: vec![(["b.ptx", "bb.ptx"], bytes("bb.ptx"))],
+            added: vec![("e.ptx", bytes("e.ptx"))],
+            removed: vec![("d.ptx", bytes("d.ptx"))],
+        };
+        assert_eq!(changes, expected);
+        assert!(!changes.are_none());
+        let lines = changes.to_string();
+        for line in [
+            "changed  c.ptx, 56 bytes to 56",
+            "renamed  b.ptx to bb.ptx, 58 bytes",
+            "added    e.ptx, 56 bytes",
+            "removed  d.ptx, 56 bytes",
+            "the same: 1 texts, 56 bytes",
+        ] {
+            assert!(lines.contains(line), "{line} in\n{lines}");
+        }
+    }
+
+    #[test]
+    fn a_title_and_a_symbol_are_no_change_and_a_copy_is_added() {
+        let mut before = files(&[("a", "ret;"), ("b", "ret;")]);
+        let now = files(&[("a", "ret;"), ("x", "ret;")]);
+        let text = before["a.ptx"].replacen("Title", "Another", 1);
+        before.insert("a.ptx".into(), text);
+        assert!(Changes::between(&before, &now).are_none());
+        let copied = files(&[("a", "ret;"), ("x", "ret;"), ("y", "ret;")]);
+        let changes = Changes::between(&before, &copied);
+        assert_eq!((changes.renamed.len(), changes.added.len()), (1, 1));
+        assert!(!changes.are_none());
+    }
+
+    #[test]
+    fn words_that_begin_with_the_symbol_count() {
+        let texts = ["a", "aa_param_0"].map(|word| files(&[("a", &format!("call {word};"))]));
+        assert!(!Changes::between(&texts[0], &texts[1]).are_none());
+    }
+}
