@@ -18,16 +18,18 @@ pub trait Kernel {
     /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
     /// along x instead of HV/H.
     const MAKES_PAIRS: bool = false;
-    /// Whether it waits itself for the launch before it on its stream, and may begin while that still runs, whatever that is. Others of a
-    /// prefill may behind launches of the same one ([`LaunchShape::overlaps`]).
+    /// Whether the kernel waits itself for the launch before it on its stream (`griddepcontrol.wait`), so that the host may launch it
+    /// with programmatic stream serialization behind any kernel. The other kernels of a prefill may be launched so only behind kernels
+    /// of the same prefill ([`LaunchShape::overlaps`]).
     const OVERLAPS: bool = false;
     /// Blocks that share one head's state.
     const TILES: u32;
     /// Dynamic shared memory of a block, bytes.
     const SHARED_BYTES: u32 = 0;
-    /// What it shrinks by where q, k and the keys of a ring are bf16, bytes: low parts of tokens, behind all else.
+    /// Of [`Self::SHARED_BYTES`], those that are not needed where q, k and the keys of a ring are bf16: the low parts of split tokens, at
+    /// the end.
     const SHARED_BYTES_OF_LOWS: u32 = 0;
-    /// What it grows by with every token of a row, bytes.
+    /// Dynamic shared memory of a block for each token of a row, bytes.
     const SHARED_BYTES_PER_TOKEN: u32 = 0;
     /// Value heads that a block may have, where it has all those of a query/key head; 1: a block has one value head.
     const MAX_HEADS: u32 = 1;
@@ -35,7 +37,7 @@ pub trait Kernel {
     const BLOCK_PER_HEAD: bool = false;
     /// Dynamic shared memory of a block for each of its value heads, bytes.
     const SHARED_BYTES_PER_HEAD: u32 = 0;
-    /// What it grows by with every token of a row for each of its value heads, bytes.
+    /// Dynamic shared memory of a block for each token of a row and each of its value heads, bytes.
     const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = 0;
     /// Blocks along x of a cluster; 1: none.
     const CLUSTER: u32 = 1;
