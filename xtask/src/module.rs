@@ -59,7 +59,7 @@ impl Module {
         let mut item = String::new();
         let mut depth = 0;
         for line in text.lines() {
-            let line = line.split("//").next().unwrap_or_default().trim_end();
+            let line = minimal(line.split("//").next().unwrap_or_default());
             let first = line.split_whitespace().next().unwrap_or_default();
             match first {
                 "" | ".file" | ".loc" => continue,
@@ -158,6 +158,12 @@ impl Module {
     }
 }
 
+/// A line without the white space that it does not need: a tenth of a text.
+pub fn minimal(line: &str) -> String {
+    let words: Vec<_> = line.split_whitespace().collect();
+    words.join(" ").replace(", ", ",")
+}
+
 /// Puts the launch bounds between the parameter list and the body.
 fn with_launch_bounds(entry: &str, bounds: &LaunchBounds) -> String {
     let mut directives = format!(".maxntid {}, 1, 1\n", bounds.block);
@@ -219,7 +225,7 @@ $L__BB1_7:
             )
             .unwrap();
         assert!(
-            plain.contains(")\n.maxntid 128, 1, 1\n{\n\tmov.u32 %r1, GD_H;\n$L1:\n"),
+            plain.contains(")\n.maxntid 128, 1, 1\n{\nmov.u32 %r1,GD_H;\n$L1:\n"),
             "{plain}"
         );
         assert!(

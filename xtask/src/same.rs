@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use tar::Archive;
 
+use crate::module::minimal;
 use crate::{hash, manifest, ptx, shell, text};
 
 /// Compares the texts in `host/ptx` with those of `revision`, and prints what became of them; fails where one was changed, added or
@@ -114,11 +115,13 @@ fn texts(files: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)>
     all.filter(|(name, _)| *name != manifest::NAME)
 }
 
-/// Hash of the text of the file `name` below its title, without the entry's symbol and those of its parameters.
+/// Hash of the text of the file `name` below its title, without the entry's symbol, those of its parameters, and white space that
+/// a text does not need.
 fn body_hash(name: &str, text: &str) -> String {
     let symbol = name.trim_end_matches(".ptx");
     let body = text.split_once('\n').map_or("", |(_, body)| body);
-    hash::of_text(&text::replace_words(body, |word| {
+    let body: String = body.lines().map(|line| minimal(line) + "\n").collect();
+    hash::of_text(&text::replace_words(&body, |word| {
         let rest = word.strip_prefix(symbol)?;
         (rest.is_empty() || rest.starts_with("_param_")).then(|| format!("entry{rest}"))
     }))
