@@ -433,7 +433,7 @@ const OF_SCALES_OF_O: [&str; 2] = ["GD_HAS_NORM", "GD_O_ELEMENT"];
 fn is_of_prefill(of: launch::Family, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
     if OF_GATES_OF_CHANNELS.contains(&symbol) {
-        return of.decays_channels() && !of.convolves() && !of.finishes();
+        return of.decays_channels() || of.takes_singles();
     }
     if has(&NOT_OF_A_PREFILL) {
         return false;
@@ -464,9 +464,16 @@ fn is_of_prefill(of: launch::Family, symbol: &str) -> bool {
 fn takes_f16(entry: Entry) -> bool {
     let are_drafts = |it: launch::Computes| it.family.is_parallel() && it.family.is_deferred();
     let converts = |it: launch::Computes| it.family.knows_states() && !are_drafts(it);
-    entry
-        .computes()
-        .is_some_and(|it| it.state == Element::Bf16 && converts(it))
+    entry.computes().is_some_and(|it| {
+        let mut all = it.all_states();
+        all.any(|states| states.element == Element::Bf16) && converts(it)
+    })
+}
+
+/// Whether layout and element of its states are load-time constants.
+fn takes_any_states(entry: Entry) -> bool {
+    let computes = entry.computes();
+    computes.is_some_and(|it| it.states.is_none() && it.family.knows_states())
 }
 
 /// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot and no
@@ -483,11 +490,17 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         if *symbol == "GD_STATE_F16" {
             return takes_f16(entry);
         }
+        if ["GD_STATE_F32", "GD_STATE_V_LAST"].contains(symbol) {
+            return takes_any_states(entry);
+        }
+        if *symbol == "GD_PER_CHANNEL" {
+            return (entry.computes()).is_some_and(|it| it.family.takes_either_operator());
+        }
         if *symbol == "GD_UPDATES_ELEMENT" {
             return is_deferred && is_parallel;
         }
         if *symbol == "GD_BLOCKS_PER_SM" {
-            return entry.min_blocks_by_tokens();
+            return entry.min_blocks_by_constant();
         }
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         let of_drafts = is_deferred && is_parallel && deferred::is_layer(entry);

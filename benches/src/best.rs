@@ -54,7 +54,11 @@ impl Rows {
             let rows = if has("op") && has("variant") {
                 Self::Steps(record::read(path)?)
             } else if has("case") && has("entry") {
-                Self::Prefills(record::lines(path)?)
+                let mut rows: Vec<prefill::Row> = record::lines(path)?;
+                for row in &mut rows {
+                    row.entry = todays_entry(&row.entry);
+                }
+                Self::Prefills(rows)
             } else if has("operator") && has("count") && has("entry") {
                 Self::Deferred(record::lines(path)?)
             } else if has("peer") || header.is_empty() {
@@ -67,6 +71,22 @@ impl Rows {
             Ok(Some(rows))
         };
         read().with_context(|| path.display().to_string())
+    }
+}
+
+/// The entry of a prefill that an older record names: each layout and element of states had its own, and each operator its
+/// kernel of single rows.
+fn todays_entry(name: &str) -> String {
+    let mut name = name.to_owned();
+    if !name.contains("_prefill_") {
+        return name;
+    }
+    for states in ["klast_bf16_", "klast_f32_", "vlast_bf16_", "vlast_f32_"] {
+        name = name.replace(states, "");
+    }
+    match name.split_once("_prefill_single_") {
+        Some((_, dims)) => format!("prefill_single_{dims}"),
+        None => name,
     }
 }
 

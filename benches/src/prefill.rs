@@ -613,7 +613,8 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
 
 /// What tells an entry from others of its case.
 fn short(entry: &str) -> String {
-    let kind = entry.split('_').nth(2).unwrap_or(entry);
+    let mut parts = entry.split('_').skip_while(|part| *part != "prefill");
+    let kind = parts.nth(1).unwrap_or(entry);
     let tile = entry.split('_').find(|part| part.starts_with("tile"));
     [kind, tile.unwrap_or_default()].join(" ")
 }
@@ -626,7 +627,7 @@ mod tests {
         Row {
             case: "1x4096".to_owned(),
             state: "f32".to_owned(),
-            entry: "gdn_prefill_chain_klast_f32_k128_tile64".to_owned(),
+            entry: "gdn_prefill_chain_k128_tile64".to_owned(),
             selected: true,
             error_o,
             error_state,

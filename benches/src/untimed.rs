@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gated_delta::{DType, Entry, Formulation, StateLayout};
 use gated_delta_harness::arguments::{KdaDecay, Operator};
 use gated_delta_kernels::constants::Element;
-use gated_delta_kernels::launch::{Computes, Family, Layout};
+use gated_delta_kernels::launch::{Computes, Family, Layout, States};
 
 use crate::cell::{Cell, Mode, Op};
 use crate::deferred::{self, Drafts, OF_4, OF_8};
@@ -41,20 +41,22 @@ impl Wanted {
         let mut wanted = Self::default();
         for &entry in entries {
             if let Some(computes) = entry.computes() {
-                wanted.add(entry, computes, round);
+                for states in computes.all_states() {
+                    wanted.add(entry, (computes, states), round);
+                }
             }
         }
         wanted
     }
 
-    fn add(&mut self, entry: Entry, computes: Computes, round: usize) {
+    fn add(&mut self, entry: Entry, (computes, states): (Computes, States), round: usize) {
         let family = computes.family;
-        let state = match computes.state {
+        let state = match states.element {
             Element::F32 => DType::F32,
             Element::Bf16 => DType::Bf16,
             Element::F16 => DType::F16,
         };
-        let layout = match computes.layout {
+        let layout = match states.layout {
             Layout::KLast => StateLayout::KLast,
             Layout::VLast => StateLayout::VLast,
         };
@@ -198,9 +200,7 @@ fn prefills(
         }
         (Family::GdnPrefillShort | Family::KdaPrefillShort, 0) => vec![case("8 tails", tails())],
         (Family::GdnPrefillShort | Family::KdaPrefillShort, _) => vec![case("1x64", vec![64])],
-        (Family::GdnPrefillSingle | Family::KdaPrefillSingle, 0) => {
-            vec![case("63x1", vec![1; 63])]
-        }
+        (Family::PrefillSingle, 0) => vec![case("63x1", vec![1; 63])],
         _ => Vec::new(),
     }
 }

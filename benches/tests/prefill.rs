@@ -105,15 +105,15 @@ fn every_entry_can_be_asked_for() {
             measured
                 .rows
                 .iter()
-                .all(|row| row.selected == row.entry.contains("short_klast_f32_k128_tile64"))
+                .all(|row| row.selected == row.entry.contains("short_k128_tile64"))
         );
         measured.rows.into_iter().map(|row| row.entry).collect()
     };
     let [short, wide, one, two] = [
-        "gdn_prefill_short_klast_f32_k128_tile64",
-        "gdn_prefill_short_klast_f32_k128_tile128",
-        "gdn_prefill_chain_klast_f32_k128_tile64",
-        "gdn_prefill_chain_klast_f32_k128_tile128",
+        "gdn_prefill_short_k128_tile64",
+        "gdn_prefill_short_k128_tile128",
+        "gdn_prefill_chain_k128_tile64",
+        "gdn_prefill_chain_k128_tile128",
     ];
     assert_eq!(names(true, &[]), [short, wide, one, two]);
     assert_eq!(names(false, &["chain", "none"]), [one, two]);

@@ -1,8 +1,8 @@
 //! Every compiled variant, one line each: `symbol = operator::Body<parameters>`.
 //!
-//! Symbols read kernel, layout, state dtype, dims (`k128` where V = K, `k96v192` where they differ), tile, warps of a
-//! block where two entries share a tile, and `alone` where these are in clusters and it is not. A line makes the PTX entry,
-//! the [`Entry`] variant that the host selects, and the simulator's call.
+//! Symbols read kernel, layout and state dtype (not of a prefill, where both are load-time constants), dims (`k128` where
+//! V = K, `k96v192` where they differ), tile, warps of a block where two entries share a tile, and `alone` where these are in
+//! clusters and it is not. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
 
 use crate::kernels;
 use crate::launch::{Computes, Kernel};
@@ -54,8 +54,6 @@ macro_rules! for_each_entry {
             kda_recurrent_klast_f32_k128_tile8 = kda_recurrent::KLast<F32, 128, 128, 1, 128>;
             kda_recurrent_klast_f32_k128_tile16 = kda_recurrent::KLast<F32, 128, 128, 2, 128>;
             kda_recurrent_klast_f32_k128_tile16_warps2 = kda_recurrent::KLast<F32, 128, 128, 4, 64>;
-            kda_recurrent_parallel_klast_bf16_k64_tile32 = kda_recurrent::Parallel<64, 64, 2, 1>;
-            kda_recurrent_parallel_klast_bf16_k64_tile64 = kda_recurrent::Parallel<64, 64, 2, 2>;
             kda_recurrent_parallel_klast_bf16_k128_tile64 = kda_recurrent::Parallel<128, 128, 4, 1>;
             kda_recurrent_parallel_klast_bf16_k128_tile128 = kda_recurrent::Parallel<128, 128, 4, 2>;
             gdn_mtp_vlast_bf16_k64_tile32 = gdn_mtp::VLast<B16, 64, 64, 4, 4>;
@@ -69,7 +67,6 @@ macro_rules! for_each_entry {
             kda_recurrent_vlast_bf16_k128_tile64 = kda_recurrent::VLast<B16, 128, 128, 8, 4>;
             kda_recurrent_vlast_f32_k64_tile32 = kda_recurrent::VLast<F32, 64, 64, 4, 4>;
             kda_recurrent_vlast_f32_k128_tile32 = kda_recurrent::VLast<F32, 128, 128, 4, 4>;
-            kda_recurrent_vlast_f32_k128_tile64 = kda_recurrent::VLast<F32, 128, 128, 8, 4>;
             gdn_deferred_klast_bf16_k64_tile64 = gdn_deferred::KLast<B16, 64, 64, 4, 8, 128>;
             gdn_deferred_klast_bf16_k128_tile32 = gdn_deferred::KLast<B16, 128, 128, 8, 16, 64>;
             gdn_deferred_klast_bf16_k128_tile64 = gdn_deferred::KLast<B16, 128, 128, 8, 16, 128>;
@@ -92,14 +89,11 @@ macro_rules! for_each_entry {
             gdn_deferred_parallel_klast_bf16_k64_tile64 = gdn_deferred::Parallel<64, 64, 4, 1>;
             gdn_deferred_parallel_klast_bf16_k128_tile64 = gdn_deferred::Parallel<128, 128, 4, 1>;
             gdn_deferred_parallel_klast_bf16_k128_tile128 = gdn_deferred::Parallel<128, 128, 4, 2>;
-            kda_deferred_parallel_klast_bf16_k64_tile32 = kda_deferred::Parallel<64, 64, 2, 1>;
-            kda_deferred_parallel_klast_bf16_k64_tile64 = kda_deferred::Parallel<64, 64, 4, 1>;
             kda_deferred_parallel_klast_bf16_k128_tile64 = kda_deferred::Parallel<128, 128, 4, 1>;
             kda_deferred_parallel_klast_bf16_k128_tile128 = kda_deferred::Parallel<128, 128, 4, 2>;
             gdn_deferred_layer_parallel_klast_bf16_k64_tile64 = gdn_deferred::LayerParallel<64, 64, 4, 1>;
             gdn_deferred_layer_parallel_klast_bf16_k128_tile64 = gdn_deferred::LayerParallel<128, 128, 4, 1>;
             gdn_deferred_layer_parallel_klast_bf16_k128_tile128 = gdn_deferred::LayerParallel<128, 128, 4, 2>;
-            kda_deferred_layer_parallel_klast_bf16_k64_tile64 = kda_deferred::LayerParallel<64, 64, 4, 1>;
             kda_deferred_layer_parallel_klast_bf16_k128_tile64 = kda_deferred::LayerParallel<128, 128, 4, 1>;
             gdn_layer_klast_bf16_k64_tile16 = gdn_layer::KLast<B16, 64, 64, 2, 64>;
             gdn_layer_klast_bf16_k64_tile64 = gdn_layer::WholeKLast<B16, 64, 64, 2, 256, 2>;
@@ -178,15 +172,9 @@ macro_rules! for_each_entry {
             gdn_layer_parallel_klast_bf16_k128_tile128_alone = gdn_layer_mtp::Parallel<128, 128, 4, 2, false>;
             gdn_layer_parallel_klast_bf16_k128_tile128_warps8 = gdn_layer_mtp::Parallel<128, 128, 8, 1, true>;
             gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone = gdn_layer_mtp::Parallel<128, 128, 8, 1, false>;
-            kda_layer_parallel_klast_bf16_k64_tile32 = kda_layer_mtp::Parallel<64, 64, 2, 1, true>;
-            kda_layer_parallel_klast_bf16_k64_tile64 = kda_layer_mtp::Parallel<64, 64, 4, 1, true>;
-            kda_layer_parallel_klast_bf16_k64_tile64_alone = kda_layer_mtp::Parallel<64, 64, 4, 1, false>;
             kda_layer_parallel_klast_bf16_k128_tile64 = kda_layer_mtp::Parallel<128, 128, 4, 1, true>;
-            kda_layer_parallel_klast_bf16_k128_tile128 = kda_layer_mtp::Parallel<128, 128, 4, 2, true>;
             kda_layer_parallel_klast_bf16_k128_tile128_alone = kda_layer_mtp::Parallel<128, 128, 4, 2, false>;
-            kda_layer_parallel_klast_bf16_k128_tile128_warps8 = kda_layer_mtp::Parallel<128, 128, 8, 1, true>;
             kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = kda_layer_mtp::Parallel<128, 128, 8, 1, false>;
-            gdn_decode_klast_bf16_k96v192_tile16 = gdn_decode::KLast<B16, 96, 192, 1, 64, 3>;
             gdn_decode_klast_bf16_k96v192_tile32 = gdn_decode::KLast<B16, 96, 192, 2, 64, 3>;
             gdn_decode_klast_f32_k96v192_tile8 = gdn_decode::KLast<F32, 96, 192, 1, 32, 3>;
             gdn_decode_klast_f32_k96v192_tile16 = gdn_decode::KLast<F32, 96, 192, 1, 64, 3>;
@@ -210,91 +198,30 @@ macro_rules! for_each_entry {
             gdn_layer_mtp_klast_f32_k96v192_tile192 = gdn_layer_mtp::KLast<F32, 96, 192, 192, 1, 256, 2, 3>;
             gdn_layer_mtp_vlast_bf16_k96v192_tile192 = gdn_layer_mtp::VLast<B16, 96, 192, 192, 8, 4, 192, 1>;
             gdn_layer_mtp_vlast_f32_k96v192_tile192 = gdn_layer_mtp::VLast<F32, 96, 192, 192, 4, 4, 192, 1>;
-            gdn_prefill_convolve_k64 = gdn_prefill::Convolve<64, 64>;
-            gdn_prefill_convolve_k128 = gdn_prefill::Convolve<128, 128>;
-            gdn_prefill_convolve_k96v192 = gdn_prefill::Convolve<96, 192>;
+            prefill_convolve_k64 = prefill::Convolve<64, 64>;
+            prefill_convolve_k128 = prefill::Convolve<128, 128>;
+            prefill_convolve_k96v192 = prefill::Convolve<96, 192>;
             gdn_prefill_prepare_k64 = gdn_prefill::Prepare<64, 64>;
             gdn_prefill_prepare_k128 = gdn_prefill::Prepare<128, 128>;
             gdn_prefill_prepare_k96v192 = gdn_prefill::Prepare<96, 192>;
-            gdn_prefill_chain_klast_bf16_k64_tile64 = gdn_prefill::Chain<B16, 64, 64, false, 1>;
-            gdn_prefill_chain_klast_bf16_k128_tile64 = gdn_prefill::Chain<B16, 128, 128, false, 1>;
-            gdn_prefill_chain_klast_bf16_k128_tile128 = gdn_prefill::Chain<B16, 128, 128, false, 2>;
-            gdn_prefill_chain_klast_f32_k64_tile64 = gdn_prefill::Chain<F32, 64, 64, false, 1>;
-            gdn_prefill_chain_klast_f32_k128_tile64 = gdn_prefill::Chain<F32, 128, 128, false, 1>;
-            gdn_prefill_chain_klast_f32_k128_tile128 = gdn_prefill::Chain<F32, 128, 128, false, 2>;
-            gdn_prefill_chain_vlast_bf16_k64_tile64 = gdn_prefill::Chain<B16, 64, 64, true, 1>;
-            gdn_prefill_chain_vlast_bf16_k128_tile64 = gdn_prefill::Chain<B16, 128, 128, true, 1>;
-            gdn_prefill_chain_vlast_bf16_k128_tile128 = gdn_prefill::Chain<B16, 128, 128, true, 2>;
-            gdn_prefill_chain_vlast_f32_k64_tile64 = gdn_prefill::Chain<F32, 64, 64, true, 1>;
-            gdn_prefill_chain_vlast_f32_k128_tile64 = gdn_prefill::Chain<F32, 128, 128, true, 1>;
-            gdn_prefill_chain_vlast_f32_k128_tile128 = gdn_prefill::Chain<F32, 128, 128, true, 2>;
-            gdn_prefill_chain_klast_bf16_k96v192_tile64 = gdn_prefill::Chain<B16, 96, 192, false, 1>;
-            gdn_prefill_chain_klast_f32_k96v192_tile64 = gdn_prefill::Chain<F32, 96, 192, false, 1>;
-            gdn_prefill_chain_vlast_bf16_k96v192_tile64 = gdn_prefill::Chain<B16, 96, 192, true, 1>;
-            gdn_prefill_chain_vlast_f32_k96v192_tile64 = gdn_prefill::Chain<F32, 96, 192, true, 1>;
-            gdn_prefill_short_klast_bf16_k64_tile64 = gdn_prefill::Short<B16, 64, 64, false, 1>;
-            gdn_prefill_short_klast_bf16_k128_tile64 = gdn_prefill::Short<B16, 128, 128, false, 1>;
-            gdn_prefill_short_klast_bf16_k128_tile128 = gdn_prefill::Short<B16, 128, 128, false, 2>;
-            gdn_prefill_short_klast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, false, 1>;
-            gdn_prefill_short_klast_f32_k128_tile64 = gdn_prefill::Short<F32, 128, 128, false, 1>;
-            gdn_prefill_short_klast_f32_k128_tile128 = gdn_prefill::Short<F32, 128, 128, false, 2>;
-            gdn_prefill_short_vlast_bf16_k64_tile64 = gdn_prefill::Short<B16, 64, 64, true, 1>;
-            gdn_prefill_short_vlast_bf16_k128_tile128 = gdn_prefill::Short<B16, 128, 128, true, 2>;
-            gdn_prefill_short_vlast_f32_k64_tile64 = gdn_prefill::Short<F32, 64, 64, true, 1>;
-            gdn_prefill_short_vlast_f32_k128_tile128 = gdn_prefill::Short<F32, 128, 128, true, 2>;
-            gdn_prefill_short_klast_bf16_k96v192_tile64 = gdn_prefill::Short<B16, 96, 192, false, 1>;
-            gdn_prefill_short_klast_f32_k96v192_tile64 = gdn_prefill::Short<F32, 96, 192, false, 1>;
-            gdn_prefill_short_vlast_bf16_k96v192_tile64 = gdn_prefill::Short<B16, 96, 192, true, 1>;
-            gdn_prefill_short_vlast_f32_k96v192_tile64 = gdn_prefill::Short<F32, 96, 192, true, 1>;
-            gdn_prefill_single_klast_bf16_k64 = gdn_prefill::Single<B16, 64, 64, false, 1>;
-            gdn_prefill_single_klast_bf16_k128 = gdn_prefill::Single<B16, 128, 128, false, 2>;
-            gdn_prefill_single_klast_bf16_k96v192 = gdn_prefill::Single<B16, 96, 192, false, 3>;
-            gdn_prefill_single_klast_f32_k64 = gdn_prefill::Single<F32, 64, 64, false, 1>;
-            gdn_prefill_single_klast_f32_k128 = gdn_prefill::Single<F32, 128, 128, false, 2>;
-            gdn_prefill_single_klast_f32_k96v192 = gdn_prefill::Single<F32, 96, 192, false, 3>;
-            gdn_prefill_single_vlast_bf16_k64 = gdn_prefill::Single<B16, 64, 64, true, 1>;
-            gdn_prefill_single_vlast_bf16_k128 = gdn_prefill::Single<B16, 128, 128, true, 2>;
-            gdn_prefill_single_vlast_bf16_k96v192 = gdn_prefill::Single<B16, 96, 192, true, 3>;
-            gdn_prefill_single_vlast_f32_k64 = gdn_prefill::Single<F32, 64, 64, true, 1>;
-            gdn_prefill_single_vlast_f32_k128 = gdn_prefill::Single<F32, 128, 128, true, 2>;
-            gdn_prefill_single_vlast_f32_k96v192 = gdn_prefill::Single<F32, 96, 192, true, 3>;
-            kda_prefill_convolve_k64 = kda_prefill::Convolve<64, 64>;
-            kda_prefill_convolve_k128 = kda_prefill::Convolve<128, 128>;
-            kda_prefill_prepare_k64 = kda_prefill::Prepare<64, 64>;
+            gdn_prefill_chain_k64_tile64 = gdn_prefill::Chain<64, 64, 1>;
+            gdn_prefill_chain_k128_tile64 = gdn_prefill::Chain<128, 128, 1>;
+            gdn_prefill_chain_k128_tile128 = gdn_prefill::Chain<128, 128, 2>;
+            gdn_prefill_chain_k96v192_tile64 = gdn_prefill::Chain<96, 192, 1>;
+            gdn_prefill_short_k64_tile64 = gdn_prefill::Short<64, 64, 1>;
+            gdn_prefill_short_k128_tile64 = gdn_prefill::Short<128, 128, 1>;
+            gdn_prefill_short_k128_tile128 = gdn_prefill::Short<128, 128, 2>;
+            gdn_prefill_short_k96v192_tile64 = gdn_prefill::Short<96, 192, 1>;
+            prefill_single_k64 = prefill::Single<64, 64, 1>;
+            prefill_single_k128 = prefill::Single<128, 128, 2>;
+            prefill_single_k96v192 = prefill::Single<96, 192, 3>;
             kda_prefill_prepare_k128 = kda_prefill::Prepare<128, 128>;
-            kda_prefill_chain_klast_bf16_k64_tile64 = kda_prefill::Chain<B16, 64, 64, false, 1>;
-            kda_prefill_chain_klast_bf16_k128_tile64 = kda_prefill::Chain<B16, 128, 128, false, 1>;
-            kda_prefill_chain_klast_bf16_k128_tile128 = kda_prefill::Chain<B16, 128, 128, false, 2>;
-            kda_prefill_chain_klast_f32_k64_tile64 = kda_prefill::Chain<F32, 64, 64, false, 1>;
-            kda_prefill_chain_klast_f32_k128_tile64 = kda_prefill::Chain<F32, 128, 128, false, 1>;
-            kda_prefill_chain_klast_f32_k128_tile128 = kda_prefill::Chain<F32, 128, 128, false, 2>;
-            kda_prefill_chain_vlast_bf16_k64_tile64 = kda_prefill::Chain<B16, 64, 64, true, 1>;
-            kda_prefill_chain_vlast_bf16_k128_tile64 = kda_prefill::Chain<B16, 128, 128, true, 1>;
-            kda_prefill_chain_vlast_bf16_k128_tile128 = kda_prefill::Chain<B16, 128, 128, true, 2>;
-            kda_prefill_chain_vlast_f32_k64_tile64 = kda_prefill::Chain<F32, 64, 64, true, 1>;
-            kda_prefill_chain_vlast_f32_k128_tile64 = kda_prefill::Chain<F32, 128, 128, true, 1>;
-            kda_prefill_chain_vlast_f32_k128_tile128 = kda_prefill::Chain<F32, 128, 128, true, 2>;
-            kda_prefill_short_klast_bf16_k64_tile64 = kda_prefill::Short<B16, 64, 64, false, 1>;
-            kda_prefill_short_klast_bf16_k128_tile128 = kda_prefill::Short<B16, 128, 128, false, 2>;
-            kda_prefill_short_klast_f32_k64_tile64 = kda_prefill::Short<F32, 64, 64, false, 1>;
-            kda_prefill_short_klast_f32_k128_tile128 = kda_prefill::Short<F32, 128, 128, false, 2>;
-            kda_prefill_short_vlast_bf16_k64_tile64 = kda_prefill::Short<B16, 64, 64, true, 1>;
-            kda_prefill_short_vlast_bf16_k128_tile128 = kda_prefill::Short<B16, 128, 128, true, 2>;
-            kda_prefill_short_vlast_f32_k64_tile64 = kda_prefill::Short<F32, 64, 64, true, 1>;
-            kda_prefill_short_vlast_f32_k128_tile128 = kda_prefill::Short<F32, 128, 128, true, 2>;
-            kda_prefill_single_klast_bf16_k64 = kda_prefill::Single<B16, 64, 64, false, 1>;
-            kda_prefill_single_klast_bf16_k128 = kda_prefill::Single<B16, 128, 128, false, 2>;
-            kda_prefill_single_klast_f32_k64 = kda_prefill::Single<F32, 64, 64, false, 1>;
-            kda_prefill_single_klast_f32_k128 = kda_prefill::Single<F32, 128, 128, false, 2>;
-            kda_prefill_single_vlast_bf16_k64 = kda_prefill::Single<B16, 64, 64, true, 1>;
-            kda_prefill_single_vlast_bf16_k128 = kda_prefill::Single<B16, 128, 128, true, 2>;
-            kda_prefill_single_vlast_f32_k64 = kda_prefill::Single<F32, 64, 64, true, 1>;
-            kda_prefill_single_vlast_f32_k128 = kda_prefill::Single<F32, 128, 128, true, 2>;
-            gdn_prefill_finish_k64 = gdn_prefill::Finish<64, 64>;
-            gdn_prefill_finish_k128 = gdn_prefill::Finish<128, 128>;
-            gdn_prefill_finish_k96v192 = gdn_prefill::Finish<96, 192>;
-            kda_prefill_finish_k64 = kda_prefill::Finish<64, 64>;
-            kda_prefill_finish_k128 = kda_prefill::Finish<128, 128>;
+            kda_prefill_chain_k128_tile64 = kda_prefill::Chain<128, 128, 1>;
+            kda_prefill_chain_k128_tile128 = kda_prefill::Chain<128, 128, 2>;
+            kda_prefill_short_k128_tile128 = kda_prefill::Short<128, 128, 2>;
+            prefill_finish_k64 = prefill::Finish<64, 64>;
+            prefill_finish_k128 = prefill::Finish<128, 128>;
+            prefill_finish_k96v192 = prefill::Finish<96, 192>;
             device_contract = device_contract::EveryPrimitive<64>;
             cluster_contract = device_contract::Cluster<64>;
             warpgroup_contract = device_contract::Warpgroup<128>;
@@ -384,9 +311,9 @@ macro_rules! define_entries {
             }
 
             /// Whether the load-time constant `GD_BLOCKS_PER_SM` says so instead.
-            pub const fn min_blocks_by_tokens(self) -> bool {
+            pub const fn min_blocks_by_constant(self) -> bool {
                 match self {
-                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MIN_BLOCKS_BY_TOKENS,)*
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::MIN_BLOCKS_BY_CONSTANT,)*
                 }
             }
 
@@ -416,6 +343,13 @@ macro_rules! define_entries {
             pub const fn shared_bytes(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES,)*
+                }
+            }
+
+            /// Elements of a K-last state for which a block has dynamic shared memory besides.
+            pub const fn shared_state_elements(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_STATE_ELEMENTS,)*
                 }
             }
 
@@ -576,18 +510,17 @@ unsafe fn simulate<Body: Kernel>(params: &[u8]) {
 mod tests {
     use super::Entry;
     use crate::constants::Element;
-    use crate::launch::{Computes, Family, Layout};
+    use crate::launch::{Computes, Family, Layout, States};
 
     /// The symbol that the table should give an entry, but for the warps of its block.
     fn symbol(entry: Entry, computes: Computes) -> String {
         let Computes {
             family,
-            layout,
-            state,
+            states,
             k,
             v,
         } = computes;
-        let family = match family {
+        let name = match family {
             Family::GdnDecode => "gdn_decode",
             Family::GdnMtp => "gdn_mtp",
             Family::GdnMtpParallel => "gdn_mtp_parallel",
@@ -607,42 +540,38 @@ mod tests {
             Family::KdaLayerMtp => "kda_layer_mtp",
             Family::GdnLayerParallel => "gdn_layer_parallel",
             Family::KdaLayerParallel => "kda_layer_parallel",
-            Family::GdnPrefillConvolve => "gdn_prefill_convolve",
             Family::GdnPrefillPrepare => "gdn_prefill_prepare",
             Family::GdnPrefillChain => "gdn_prefill_chain",
             Family::GdnPrefillShort => "gdn_prefill_short",
-            Family::GdnPrefillSingle => "gdn_prefill_single",
-            Family::GdnPrefillFinish => "gdn_prefill_finish",
-            Family::KdaPrefillConvolve => "kda_prefill_convolve",
+            Family::PrefillConvolve => "prefill_convolve",
+            Family::PrefillSingle => "prefill_single",
+            Family::PrefillFinish => "prefill_finish",
             Family::KdaPrefillPrepare => "kda_prefill_prepare",
             Family::KdaPrefillChain => "kda_prefill_chain",
             Family::KdaPrefillShort => "kda_prefill_short",
-            Family::KdaPrefillSingle => "kda_prefill_single",
-            Family::KdaPrefillFinish => "kda_prefill_finish",
         };
-        let layout = match layout {
-            Layout::KLast => "klast",
-            Layout::VLast => "vlast",
-        };
-        let state = match state {
-            Element::F32 => "f32",
-            Element::Bf16 => "bf16",
-            Element::F16 => "f16",
-        };
+        let states = states.map_or(String::new(), |States { layout, element }| {
+            let layout = match layout {
+                Layout::KLast => "klast",
+                Layout::VLast => "vlast",
+            };
+            let element = match element {
+                Element::F32 => "f32",
+                Element::Bf16 => "bf16",
+                Element::F16 => "f16",
+            };
+            format!("{layout}_{element}_")
+        });
         let dims = if k == v {
             format!("k{k}")
         } else {
             format!("k{k}v{v}")
         };
-        let tile = v / entry.tiles();
-        if !computes.family.knows_states() {
-            return format!("{family}_{dims}");
-        }
-        let of_states = format!("{family}_{layout}_{state}_{dims}");
+        let of_states = format!("{name}_{states}{dims}");
         // Whole heads, whatever their dims.
-        match computes.family.takes_singles() {
+        match family.takes_singles() || !family.knows_states() {
             true => of_states,
-            false => format!("{of_states}_tile{tile}"),
+            false => format!("{of_states}_tile{}", v / entry.tiles()),
         }
     }
 

@@ -12,9 +12,9 @@ pub trait Kernel {
     const BLOCK: u32;
     /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
     const MIN_BLOCKS_PER_SM: u32 = 0;
-    /// Whether a load-time constant says so instead, since narrow accesses and tokens that are not bf16 take more registers
-    /// ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)).
-    const MIN_BLOCKS_BY_TOKENS: bool = false;
+    /// Whether a load-time constant says so instead ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)): where narrow
+    /// accesses, the dtype of tokens or the layout of states take more registers.
+    const MIN_BLOCKS_BY_CONSTANT: bool = false;
     /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
     /// along x instead of HV/H.
     const MAKES_PAIRS: bool = false;
@@ -26,6 +26,8 @@ pub trait Kernel {
     const TILES: u32;
     /// Dynamic shared memory of a block, bytes.
     const SHARED_BYTES: u32 = 0;
+    /// Elements of a K-last state for which a block has dynamic shared memory besides; none of a V-last one.
+    const SHARED_STATE_ELEMENTS: u32 = 0;
     /// Of [`Self::SHARED_BYTES`], those that are not needed where q, k and the keys of a ring are bf16: the low parts of split tokens, at
     /// the end.
     const SHARED_BYTES_OF_LOWS: u32 = 0;
@@ -79,14 +81,45 @@ pub trait Kernel {
 pub struct Computes {
     /// Which recurrence, and how.
     pub family: Family,
-    /// Of its states.
-    pub layout: Layout,
-    /// Element of its states.
-    pub state: Element,
+    /// Its states; `None`: any, by load-time constants, or none.
+    pub states: Option<States>,
     /// Head dim of q and k.
     pub k: u32,
     /// Head dim of v and o.
     pub v: u32,
+}
+
+/// The states that an entry is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct States {
+    /// Which dim is contiguous.
+    pub layout: Layout,
+    /// Their element: bf16 where they may be f16 too.
+    pub element: Element,
+}
+
+impl States {
+    /// All that there are entries for.
+    pub const ALL: [Self; 4] = [
+        Self::new(Layout::KLast, Element::Bf16),
+        Self::new(Layout::KLast, Element::F32),
+        Self::new(Layout::VLast, Element::Bf16),
+        Self::new(Layout::VLast, Element::F32),
+    ];
+
+    const fn new(layout: Layout, element: Element) -> Self {
+        Self { layout, element }
+    }
+}
+
+impl Computes {
+    /// The states that it computes with: those that it is compiled for, or all.
+    pub fn all_states(&self) -> impl Iterator<Item = States> + use<> {
+        let own = self.states;
+        let knows = self.family.knows_states();
+        let all = States::ALL.into_iter();
+        all.filter(move |it| own.map_or(knows, |own| own == *it))
+    }
 }
 
 /// Kernels that compute the same, in the same way; the symbols of a family's entries begin with its name.
@@ -131,13 +164,13 @@ pub enum Family {
     GdnLayerParallel,
     /// KDA, the same.
     KdaLayerParallel,
-    /// GDN, any number of tokens, in chunks, with a convolution: q, k and v are convolved, before
-    /// [`Family::GdnPrefillPrepare`] with the same parameters and constants. The grid is x = n · unit + which of q, k
-    /// (H each) and v (HV). It knows no states: layout and element say nothing.
-    GdnPrefillConvolve,
+    /// Any number of tokens, in chunks, with a convolution: q, k and v are convolved, before [`Family::GdnPrefillPrepare`] or
+    /// [`Family::KdaPrefillPrepare`] with the same parameters and constants. The grid is x = n · unit + which of q, k (H each;
+    /// of KDA HV) and v (HV). It knows no states.
+    PrefillConvolve,
     /// GDN, any number of tokens, in chunks: what their operands are, which do not depend on states. The grid is x = n · unit +
     /// ⌈HV/H / 2⌉ · query/key head + which pair of its value heads, units from
-    /// [`first_piece`](crate::step::PrefillParams::first_piece) on. It knows no states: layout and element say nothing.
+    /// [`first_piece`](crate::step::PrefillParams::first_piece) on. It knows no states.
     GdnPrefillPrepare,
     /// GDN, any number of tokens, in chunks: from state to state, after [`Family::GdnPrefillPrepare`] with the same
     /// parameters and constants; of a prompt in stretches, after the chain of the stretch before too.
@@ -145,15 +178,13 @@ pub enum Family {
     /// GDN, rows of at most 64 tokens: [`Family::GdnPrefillPrepare`] and [`Family::GdnPrefillChain`] in one, without a
     /// workspace.
     GdnPrefillShort,
-    /// GDN, the rows of one token of a launch with longer ones: beside [`Family::GdnPrefillChain`], which leaves them alone
+    /// The rows of one token of a launch with longer ones: beside a chain, which leaves them alone
     /// ([`has_singles`](crate::step::PrefillParams::has_singles)), with the same parameters and constants.
-    GdnPrefillSingle,
-    /// GDN, with a convolution or a norm: behind the others, with the same parameters and constants, it writes windows and norms o
+    PrefillSingle,
+    /// With a convolution or a norm: behind the others, with the same parameters and constants, it writes windows and norms o
     /// of what is not short. The grid is x = windows' blocks, ⌈D / block⌉ of each row where the convolution keeps any, and behind
-    /// them n · unit + value head where there is a norm. It knows no states, as [`Family::GdnPrefillPrepare`].
-    GdnPrefillFinish,
-    /// KDA, the same: [`Family::GdnPrefillConvolve`], with q and k of every value head.
-    KdaPrefillConvolve,
+    /// them n · unit + value head where there is a norm. It knows no states.
+    PrefillFinish,
     /// KDA, any number of tokens, in chunks: what their operands are. The grid is x = n · unit + HV/H · query/key head + which of
     /// its value heads. It knows no states, as [`Family::GdnPrefillPrepare`].
     KdaPrefillPrepare,
@@ -161,10 +192,6 @@ pub enum Family {
     KdaPrefillChain,
     /// KDA, rows of at most 64 tokens, both in one.
     KdaPrefillShort,
-    /// KDA, rows of one token beside [`Family::KdaPrefillChain`].
-    KdaPrefillSingle,
-    /// KDA, [`Family::GdnPrefillFinish`] of its own workspace.
-    KdaPrefillFinish,
 }
 
 impl Family {
@@ -179,8 +206,7 @@ impl Family {
             | Self::KdaDeferredLayer
             | Self::GdnLayer
             | Self::KdaLayer
-            | Self::GdnPrefillSingle
-            | Self::KdaPrefillSingle => 1,
+            | Self::PrefillSingle => 1,
             Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
             Self::GdnMtpParallel
             | Self::KdaRecurrentParallel
@@ -190,14 +216,12 @@ impl Family {
             | Self::KdaDeferredParallel
             | Self::GdnDeferredLayerParallel
             | Self::KdaDeferredLayerParallel => 8,
-            Self::GdnPrefillConvolve
+            Self::PrefillConvolve
             | Self::GdnPrefillPrepare
             | Self::GdnPrefillChain
-            | Self::KdaPrefillConvolve
             | Self::KdaPrefillPrepare
             | Self::KdaPrefillChain
-            | Self::GdnPrefillFinish
-            | Self::KdaPrefillFinish => u32::MAX,
+            | Self::PrefillFinish => u32::MAX,
             Self::GdnPrefillShort | Self::KdaPrefillShort => 64,
         }
     }
@@ -246,25 +270,28 @@ impl Family {
     pub const fn is_chunked(self) -> bool {
         matches!(
             self,
-            Self::GdnPrefillConvolve
+            Self::PrefillConvolve
                 | Self::GdnPrefillPrepare
                 | Self::GdnPrefillChain
                 | Self::GdnPrefillShort
-                | Self::GdnPrefillSingle
-                | Self::KdaPrefillConvolve
+                | Self::PrefillSingle
                 | Self::KdaPrefillPrepare
                 | Self::KdaPrefillChain
-                | Self::GdnPrefillFinish
                 | Self::KdaPrefillShort
-                | Self::KdaPrefillSingle
-                | Self::KdaPrefillFinish
+                | Self::PrefillFinish
         )
+    }
+
+    /// Whether it is of both operators, by a load-time constant.
+    #[must_use]
+    pub const fn takes_either_operator(self) -> bool {
+        self.convolves() || self.takes_singles() || self.finishes()
     }
 
     /// Whether it takes the rows of one token of a prefill, beside the longer ones.
     #[must_use]
     pub const fn takes_singles(self) -> bool {
-        matches!(self, Self::GdnPrefillSingle | Self::KdaPrefillSingle)
+        matches!(self, Self::PrefillSingle)
     }
 
     /// Whether it prepares a prefill: makes what does not depend on states.
@@ -276,35 +303,35 @@ impl Family {
     /// Whether it convolves for a prefill: leaves q, k and v for who prepares it.
     #[must_use]
     pub const fn convolves(self) -> bool {
-        matches!(self, Self::GdnPrefillConvolve | Self::KdaPrefillConvolve)
+        matches!(self, Self::PrefillConvolve)
     }
 
     /// Whether it is behind a prefill's others: norms o, and writes windows.
     #[must_use]
     pub const fn finishes(self) -> bool {
-        matches!(self, Self::GdnPrefillFinish | Self::KdaPrefillFinish)
+        matches!(self, Self::PrefillFinish)
     }
 
-    /// Whether it has to do with states: their layout and element mean something.
+    /// Whether it has to do with states.
     #[must_use]
     pub const fn knows_states(self) -> bool {
         !self.convolves() && !self.prepares() && !self.finishes()
     }
 
-    /// Blocks of a unit of a prefill, of what convolves, prepares or norms one with H query/key heads of `ratio` value heads each;
-    /// 0 of others.
+    /// Blocks of a unit of a prefill, of what convolves, prepares or norms one with H query/key heads of `ratio` value heads each,
+    /// whose key channels have decays of their own where `per_channel`; 0 of others.
     #[must_use]
-    pub const fn blocks_of_unit(self, h: u32, ratio: u32) -> u32 {
+    pub const fn blocks_of_unit(self, h: u32, ratio: u32, per_channel: bool) -> u32 {
         match self {
-            Self::GdnPrefillConvolve => h * (2 + ratio),
-            Self::KdaPrefillConvolve => h * 3 * ratio,
+            Self::PrefillConvolve if per_channel => h * 3 * ratio,
+            Self::PrefillConvolve => h * (2 + ratio),
             Self::GdnPrefillPrepare => h * ratio.div_ceil(2),
-            Self::KdaPrefillPrepare | Self::GdnPrefillFinish | Self::KdaPrefillFinish => h * ratio,
+            Self::KdaPrefillPrepare | Self::PrefillFinish => h * ratio,
             _ => 0,
         }
     }
 
-    /// Whether each key channel has its own decay: KDA's.
+    /// Whether each key channel has its own decay: KDA's. Of what takes either operator a load-time constant says it.
     #[must_use]
     pub const fn decays_channels(self) -> bool {
         matches!(
@@ -318,12 +345,9 @@ impl Family {
                 | Self::KdaLayer
                 | Self::KdaLayerMtp
                 | Self::KdaLayerParallel
-                | Self::KdaPrefillConvolve
                 | Self::KdaPrefillPrepare
                 | Self::KdaPrefillChain
                 | Self::KdaPrefillShort
-                | Self::KdaPrefillSingle
-                | Self::KdaPrefillFinish
         )
     }
 }

@@ -400,9 +400,15 @@ constants! {
         pending_base_index = "GD_PENDING_BASE_INDEX",
         /// 1: 16-bit states are f16; 0: bf16.
         state_f16 = "GD_STATE_F16",
+        /// Of a prefill, 1: states are f32; 0: of 16 bits.
+        state_f32 = "GD_STATE_F32",
+        /// Of a prefill, 1: states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`.
+        state_v_last = "GD_STATE_V_LAST",
+        /// Of a prefill, 1: each key channel has its own decay (KDA); 0: each value head has one (GDN).
+        per_channel = "GD_PER_CHANNEL",
         /// Between slots of `inputs`.
         inputs_slot = "GD_INPUTS_SLOT",
-        /// Blocks of a multiprocessor that registers must leave room for, where tokens decide that.
+        /// Blocks of a multiprocessor that registers must leave room for, where constants decide that.
         blocks_per_sm = "GD_BLOCKS_PER_SM",
     }
 }
@@ -427,6 +433,17 @@ impl StepConstants {
             (false, _) => 1,
             (true, false) => 2,
             (true, true) => 4,
+        }
+    }
+
+    /// [`Self::blocks_per_sm`] of rows of one token in a prefill, with `v` channels of a value head: a thread has 128 registers
+    /// for 64 rows of a state, and for 128 rows of a K-last one; else as many as there can be.
+    #[must_use]
+    pub const fn blocks_of_singles(v: u32, v_last: bool) -> u32 {
+        match (v, v_last) {
+            (64, _) => 4,
+            (128, false) => 2,
+            _ => 1,
         }
     }
 

@@ -1,12 +1,14 @@
 //! Prefill in the simulator against the recurrence in f64.
 
+use std::ops::Deref;
+
 use gated_delta_kernels::constants::{Constants, Element, Index};
 use gated_delta_kernels::device::sim::{self, Fault, Launch, Region};
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::device_contract::{
     DeviceContractConstants, DeviceContractParams, WARPGROUP_RESULTS, matrix_element,
 };
-use gated_delta_kernels::launch::{Family, LaunchShape, Layout};
+use gated_delta_kernels::launch::{Family, LaunchShape, Layout, States};
 use gated_delta_kernels::prefill::workspace::carried_bytes;
 use gated_delta_kernels::prefill::{ALL_PIECES, units};
 use gated_delta_kernels::step::{Activation, PrefillParams, StepConstants};
@@ -15,7 +17,7 @@ use half::{bf16, f16};
 /// A launch's tensors and how they are given.
 #[derive(Clone)]
 struct Case {
-    entry: Entry,
+    entry: Kernel,
     heads: usize,
     ratio: usize,
     tiled: bool,
@@ -174,7 +176,7 @@ struct Done {
 }
 
 impl Case {
-    fn new(entry: Entry, lengths: &[usize]) -> Self {
+    fn new(entry: Kernel, lengths: &[usize]) -> Self {
         let rows = lengths.len() as i64;
         Self {
             entry,
@@ -234,42 +236,32 @@ impl Case {
             (false, 128) => Entry::gdn_prefill_prepare_k128,
             (false, 96) => Entry::gdn_prefill_prepare_k96v192,
             (false, _) => Entry::gdn_prefill_prepare_k64,
-            (true, 128) => Entry::kda_prefill_prepare_k128,
-            (true, _) => Entry::kda_prefill_prepare_k64,
+            (true, _) => Entry::kda_prefill_prepare_k128,
         }
+    }
+
+    /// The entry of a family that is of either operator.
+    fn of_family(&self, family: Family) -> Entry {
+        let of_dims = |entry: &Entry| entry.computes().unwrap().k as usize == self.dims().1;
+        entries(family).find(of_dims).unwrap()
     }
 
     fn convolve(&self) -> Entry {
-        match (self.per_channel(), self.dims().1) {
-            (false, 128) => Entry::gdn_prefill_convolve_k128,
-            (false, 96) => Entry::gdn_prefill_convolve_k96v192,
-            (false, _) => Entry::gdn_prefill_convolve_k64,
-            (true, 128) => Entry::kda_prefill_convolve_k128,
-            (true, _) => Entry::kda_prefill_convolve_k64,
-        }
+        self.of_family(Family::PrefillConvolve)
     }
 
     fn single(&self) -> Entry {
-        let of = self.entry.computes().unwrap();
-        entries(Family::GdnPrefillSingle)
-            .chain(entries(Family::KdaPrefillSingle))
-            .find(|entry| {
-                let single = entry.computes().unwrap();
-                (single.layout, single.state, single.k, single.v)
-                    == (of.layout, of.state, of.k, of.v)
-                    && single.family.decays_channels() == self.per_channel()
-            })
-            .unwrap()
+        self.of_family(Family::PrefillSingle)
     }
 
     fn finish(&self) -> Entry {
-        match (self.per_channel(), self.dims().1) {
-            (false, 128) => Entry::gdn_prefill_finish_k128,
-            (false, 96) => Entry::gdn_prefill_finish_k96v192,
-            (false, _) => Entry::gdn_prefill_finish_k64,
-            (true, 128) => Entry::kda_prefill_finish_k128,
-            (true, _) => Entry::kda_prefill_finish_k64,
-        }
+        self.of_family(Family::PrefillFinish)
+    }
+
+    /// Blocks of a unit of `entry`.
+    fn blocks_of_unit(&self, entry: Entry) -> u32 {
+        let family = entry.computes().unwrap().family;
+        family.blocks_of_unit(self.heads as u32, self.ratio as u32, self.per_channel())
     }
 
     /// A log decay.
@@ -350,7 +342,7 @@ impl Case {
             self.element,
             &vec![f64::NAN; (total + self.spare) * of_token],
         );
-        let mut pool = Tensor::new(computes.state, &states);
+        let mut pool = Tensor::new(self.entry.1.element, &states);
         let before = pool.values();
         let mut seqlens = vec![0i32];
         for &length in &self.lengths {
@@ -425,6 +417,9 @@ impl Case {
         c.l2norm = u32::from(self.l2norm);
         c.scale = (1.0 / (k_dim as f32).sqrt()).to_bits();
         c.update_state = 1;
+        c.state_f32 = u32::from(self.entry.1.element == Element::F32);
+        c.state_v_last = u32::from(self.entry.1.layout == Layout::VLast);
+        c.per_channel = u32::from(self.per_channel());
         c.null_slot = u32::MAX;
         (c.read_index, c.write_index) = (Index::I64 as u32, Index::I64 as u32);
         c.cu_seqlens_index = Index::I32 as u32;
@@ -499,13 +494,18 @@ impl Case {
             ),
             region("workspace", params.workspace, 16, workspace.len(), true),
         ];
+        let of_state = |entry: Entry| match self.entry.1 {
+            KLAST_F32 => 4 * entry.shared_state_elements(),
+            KLAST_BF16 => 2 * entry.shared_state_elements(),
+            _ => 0,
+        };
         let launch_with = |entry: Entry, grid: [u32; 3], params: &PrefillParams| {
             let launch = Launch {
                 kernel: entry.name(),
                 shape: LaunchShape {
                     grid,
                     block: entry.block(),
-                    shared_bytes: entry.shared_bytes(),
+                    shared_bytes: entry.shared_bytes() + of_state(entry),
                     cluster: entry.cluster(),
                     overlaps: false,
                 },
@@ -555,15 +555,13 @@ impl Case {
             let convolve = Some(self.convolve()).filter(|_| self.taps > 0);
             let prepare = Some(self.prepare()).filter(|_| self.edges.is_empty());
             for entry in convolve.into_iter().chain(prepare) {
-                let family = entry.computes().unwrap().family;
-                let blocks = family.blocks_of_unit(self.heads as u32, self.ratio as u32);
-                launch(entry, [units as u32 * blocks, 1, 1])?;
+                launch(entry, [units as u32 * self.blocks_of_unit(entry), 1, 1])?;
             }
         }
         let entry = if self.decode.is_some() || !self.edges.is_empty() {
             None
         } else {
-            Some(self.entry)
+            Some(*self.entry)
         };
         let grid = [
             self.entry.tiles() * self.ratio as u32,
@@ -577,11 +575,10 @@ impl Case {
             let mut params = params;
             params.first_piece = if i == 0 { 0 } else { self.edges[i - 1] };
             params.end_piece = end;
-            let family = self.prepare().computes().unwrap().family;
-            let of_unit = family.blocks_of_unit(self.heads as u32, self.ratio as u32);
+            let of_unit = self.blocks_of_unit(self.prepare());
             let count = (units as u32).min(end) - params.first_piece;
             launch_with(self.prepare(), [count * of_unit, 1, 1], &params)?;
-            launch_with(self.entry, grid, &params)?;
+            launch_with(*self.entry, grid, &params)?;
         }
         entry.map_or(Ok(()), |entry| {
             let heads = if self.pairs { 2 } else { 1 };
@@ -599,8 +596,7 @@ impl Case {
             launch(single, [(self.heads * self.ratio) as u32, 1, rows as u32])?;
         }
         let of_units = if self.norm && !is_short {
-            units as u32
-                * Family::GdnPrefillFinish.blocks_of_unit(self.heads as u32, self.ratio as u32)
+            units as u32 * self.blocks_of_unit(self.finish())
         } else {
             0
         };
@@ -637,7 +633,7 @@ impl Done {
     fn truth(&self) -> (Vec<f64>, Vec<f64>) {
         let case = &self.case;
         let (value_heads, k_dim, v_dim) = case.dims();
-        let vlast = case.entry.computes().unwrap().layout == Layout::VLast;
+        let vlast = case.entry.1.layout == Layout::VLast;
         let (mut o, mut pool) = (vec![f64::NAN; self.o.len()], self.before.clone());
         let size = k_dim * v_dim;
         let mut first = 0;
@@ -864,11 +860,28 @@ fn error(got: &[f64], truth: &[f64]) -> f64 {
     (error / size).sqrt()
 }
 
-const KLAST: Entry = Entry::gdn_prefill_chain_klast_f32_k128_tile128;
-const KDA: Entry = Entry::kda_prefill_chain_klast_f32_k128_tile128;
+/// A kernel of a prefill, and the states that it works on.
+#[derive(Clone, Copy, Debug)]
+struct Kernel(Entry, States);
 
-fn is_short(entry: Entry) -> bool {
-    entry.computes().unwrap().family.max_tokens() == 64
+impl Deref for Kernel {
+    type Target = Entry;
+
+    fn deref(&self) -> &Entry {
+        &self.0
+    }
+}
+
+const KLAST_BF16: States = States::ALL[0];
+const KLAST_F32: States = States::ALL[1];
+const VLAST_BF16: States = States::ALL[2];
+const VLAST_F32: States = States::ALL[3];
+
+const KLAST: Kernel = Kernel(Entry::gdn_prefill_chain_k128_tile128, KLAST_F32);
+const KDA: Kernel = Kernel(Entry::kda_prefill_chain_k128_tile128, KLAST_F32);
+
+fn is_short(kernel: Kernel) -> bool {
+    kernel.computes().unwrap().family.max_tokens() == 64
 }
 
 #[track_caller]
@@ -898,19 +911,27 @@ fn entries(family: Family) -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_of)
 }
 
-fn chains() -> impl Iterator<Item = Entry> {
-    entries(Family::GdnPrefillChain).chain(entries(Family::KdaPrefillChain))
+/// The same, with each of its states.
+fn kernels(family: Family) -> impl Iterator<Item = Kernel> {
+    let with_states = |entry: Entry| {
+        let all = entry.computes().unwrap().all_states();
+        all.map(move |states| Kernel(entry, states))
+    };
+    entries(family).flat_map(with_states)
 }
 
-fn shorts() -> impl Iterator<Item = Entry> {
-    entries(Family::GdnPrefillShort).chain(entries(Family::KdaPrefillShort))
+fn chains() -> impl Iterator<Item = Kernel> {
+    kernels(Family::GdnPrefillChain).chain(kernels(Family::KdaPrefillChain))
+}
+
+fn shorts() -> impl Iterator<Item = Kernel> {
+    kernels(Family::GdnPrefillShort).chain(kernels(Family::KdaPrefillShort))
 }
 
 /// Whether an entry is tried with a convolution and a norm, where with or without is enough: of two that differ in the state's element
 /// alone, one is.
-fn has_layer(entry: Entry) -> bool {
-    let computes = entry.computes().unwrap();
-    (computes.state == Element::F32) != (computes.layout == Layout::VLast)
+fn has_layer(Kernel(_, states): Kernel) -> bool {
+    (states.element == Element::F32) != (states.layout == Layout::VLast)
 }
 
 #[test]
@@ -930,7 +951,7 @@ fn short_rows_in_one_launch_have_the_bits_of_two() {
         let chain = chains().find(|chain| {
             let (one, other) = (chain.computes().unwrap(), entry.computes().unwrap());
             let of_family = |family: Family| family.decays_channels();
-            (one.layout, one.state, one.k) == (other.layout, other.state, other.k)
+            (chain.1, one.k) == (entry.1, other.k)
                 && of_family(one.family) == of_family(other.family)
         });
         let other = Case {
@@ -1049,7 +1070,7 @@ fn rows_in_turn() {
         let mut lengths: Vec<usize> = (0..rows).map(|b| b % 4).collect();
         lengths[rows / 2] = 66;
         lengths[rows - 1] = 65;
-        let entry = Entry::gdn_prefill_chain_klast_f32_k64_tile64;
+        let entry = Kernel(Entry::gdn_prefill_chain_k64_tile64, KLAST_F32);
         check(&format!("{rows} rows"), &Case::new(entry, &lengths));
     }
 }
@@ -1162,8 +1183,8 @@ fn same_as(what: &str, case: &Case, one: &Done) {
 fn stretches_have_the_bits_of_one() {
     let most = 300;
     let kernels = [
-        Entry::gdn_prefill_chain_klast_f32_k64_tile64,
-        Entry::kda_prefill_chain_vlast_bf16_k64_tile64,
+        Kernel(Entry::gdn_prefill_chain_k64_tile64, KLAST_F32),
+        Kernel(Entry::kda_prefill_chain_k128_tile64, VLAST_BF16),
     ];
     for (position, lengths) in [
         (0, &[0, 1, 127, 128, 129, 130, 192, 256, 257, 258, 300][..]),
@@ -1303,8 +1324,8 @@ fn prompts_cut_at_multiples_of_64_keep_every_bit() {
 /// launch or in it.
 #[test]
 fn any_magnitude() {
-    let short = Entry::gdn_prefill_short_klast_f32_k128_tile128;
-    let kda = Entry::kda_prefill_chain_vlast_f32_k64_tile64;
+    let short = Kernel(Entry::gdn_prefill_short_k128_tile128, KLAST_F32);
+    let kda = Kernel(Entry::kda_prefill_chain_k128_tile64, VLAST_F32);
     for (entry, value, taps, norm) in [
         (KLAST, 1e-30, 0, false),
         (KLAST, 1e30, 0, false),
@@ -1314,7 +1335,7 @@ fn any_magnitude() {
         (short, 1e-8, 0, false),
         (short, 1e9, 0, true),
         (
-            Entry::gdn_prefill_chain_klast_f32_k96v192_tile64,
+            Kernel(Entry::gdn_prefill_chain_k96v192_tile64, KLAST_F32),
             1e6,
             0,
             true,
@@ -1341,10 +1362,19 @@ fn any_magnitude() {
 #[test]
 fn later_tokens_change_no_earlier_ones() {
     for (entry, norm) in [
-        (Entry::gdn_prefill_chain_klast_f32_k128_tile64, false),
-        (Entry::kda_prefill_chain_klast_f32_k64_tile64, true),
-        (Entry::gdn_prefill_short_vlast_f32_k64_tile64, true),
-        (Entry::kda_prefill_short_klast_f32_k128_tile128, false),
+        (
+            Kernel(Entry::gdn_prefill_chain_k128_tile64, KLAST_F32),
+            false,
+        ),
+        (
+            Kernel(Entry::kda_prefill_chain_k128_tile64, KLAST_F32),
+            true,
+        ),
+        (Kernel(Entry::gdn_prefill_short_k64_tile64, VLAST_F32), true),
+        (
+            Kernel(Entry::kda_prefill_short_k128_tile128, KLAST_F32),
+            false,
+        ),
     ] {
         let case = Case {
             ratio: 1,
@@ -1419,44 +1449,40 @@ fn a_nan_reaches_no_other_row() {
 fn a_token_by_itself_has_a_decodes_bits() {
     for (entry, decode) in [
         (
-            Entry::gdn_prefill_chain_klast_f32_k128_tile64,
+            Kernel(Entry::gdn_prefill_chain_k128_tile64, KLAST_F32),
             Entry::gdn_decode_klast_f32_k128_tile8,
         ),
         (
-            Entry::gdn_prefill_chain_vlast_f32_k128_tile128,
+            Kernel(Entry::gdn_prefill_chain_k128_tile128, VLAST_F32),
             Entry::gdn_decode_vlast_f32_k128_tile32,
         ),
         (
-            Entry::gdn_prefill_chain_klast_f32_k64_tile64,
+            Kernel(Entry::gdn_prefill_chain_k64_tile64, KLAST_F32),
             Entry::gdn_decode_klast_f32_k64_tile8,
         ),
         (
-            Entry::gdn_prefill_short_vlast_f32_k64_tile64,
+            Kernel(Entry::gdn_prefill_short_k64_tile64, VLAST_F32),
             Entry::gdn_decode_vlast_f32_k64_tile32,
         ),
         (
-            Entry::gdn_prefill_chain_klast_f32_k96v192_tile64,
+            Kernel(Entry::gdn_prefill_chain_k96v192_tile64, KLAST_F32),
             Entry::gdn_decode_klast_f32_k96v192_tile8,
         ),
         (
-            Entry::gdn_prefill_chain_vlast_f32_k96v192_tile64,
+            Kernel(Entry::gdn_prefill_chain_k96v192_tile64, VLAST_F32),
             Entry::gdn_decode_vlast_f32_k96v192_tile32,
         ),
         (
-            Entry::kda_prefill_chain_klast_f32_k128_tile64,
+            Kernel(Entry::kda_prefill_chain_k128_tile64, KLAST_F32),
             Entry::kda_recurrent_klast_f32_k128_tile8,
         ),
         (
-            Entry::kda_prefill_chain_vlast_f32_k128_tile128,
+            Kernel(Entry::kda_prefill_chain_k128_tile128, VLAST_F32),
             Entry::kda_recurrent_vlast_f32_k128_tile32,
         ),
         (
-            Entry::kda_prefill_chain_vlast_f32_k64_tile64,
-            Entry::kda_recurrent_vlast_f32_k64_tile32,
-        ),
-        (
-            Entry::kda_prefill_short_klast_f32_k64_tile64,
-            Entry::kda_recurrent_klast_f32_k64_tile16,
+            Kernel(Entry::kda_prefill_short_k128_tile128, KLAST_F32),
+            Entry::kda_recurrent_klast_f32_k128_tile8,
         ),
     ] {
         for l2norm in [true, false] {
@@ -1482,15 +1508,15 @@ fn a_token_by_itself_has_a_decodes_bits() {
 fn from_convolution_to_norm() {
     let entries = [
         KLAST,
-        Entry::gdn_prefill_chain_vlast_bf16_k64_tile64,
-        Entry::gdn_prefill_chain_klast_f32_k128_tile64,
-        Entry::gdn_prefill_chain_klast_bf16_k128_tile128,
-        Entry::gdn_prefill_short_klast_f32_k128_tile128,
-        Entry::gdn_prefill_short_vlast_f32_k64_tile64,
-        Entry::gdn_prefill_chain_klast_f32_k96v192_tile64,
-        Entry::gdn_prefill_short_vlast_bf16_k96v192_tile64,
+        Kernel(Entry::gdn_prefill_chain_k64_tile64, VLAST_BF16),
+        Kernel(Entry::gdn_prefill_chain_k128_tile64, KLAST_F32),
+        Kernel(Entry::gdn_prefill_chain_k128_tile128, KLAST_BF16),
+        Kernel(Entry::gdn_prefill_short_k128_tile128, KLAST_F32),
+        Kernel(Entry::gdn_prefill_short_k64_tile64, VLAST_F32),
+        Kernel(Entry::gdn_prefill_chain_k96v192_tile64, KLAST_F32),
+        Kernel(Entry::gdn_prefill_short_k96v192_tile64, VLAST_BF16),
         KDA,
-        Entry::kda_prefill_short_vlast_bf16_k64_tile64,
+        Kernel(Entry::kda_prefill_short_k128_tile128, VLAST_BF16),
     ];
     let others = [(2, true), (4, false), (0, true), (3, true)];
     for (i, entry) in entries.into_iter().enumerate() {

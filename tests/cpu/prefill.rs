@@ -9,7 +9,7 @@ use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::Change;
 use gated_delta_test_support::spec::{ConvChoice, Family, Magnitude, NormChoice, Spec};
 
-/// GDN's, and the windows of both.
+/// GDN's.
 mod gdn {
     use super::for_each_entry;
 
@@ -25,6 +25,16 @@ mod kda {
 
     macro_rules! entries {
         ($($table:tt)*) => { gated_delta_test_support::differential_tests!(kda_prefill: $($table)*); };
+    }
+    for_each_entry!(entries);
+}
+
+/// What both have.
+mod both {
+    use super::for_each_entry;
+
+    macro_rules! entries {
+        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(prefill: $($table)*); };
     }
     for_each_entry!(entries);
 }

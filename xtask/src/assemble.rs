@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use rayon::prelude::*;
 
 use crate::entries::Entry;
-use crate::profiles::{PROFILES, values};
+use crate::profiles::{self, PROFILES, Profile, values};
 use crate::text::{defects, replace_words};
 use crate::toolchain::{self, CudaTools};
 use crate::{ptx, shell};
@@ -47,7 +47,7 @@ fn served(entry: Entry) -> Vec<&'static str> {
 
 impl Scope<'_> {
     /// The profiles that the `number`-th entry is assembled with, each with its architectures.
-    fn jobs(self, number: usize, entry: Entry) -> Vec<(&'static str, &'static str)> {
+    fn jobs(self, number: usize, entry: Entry) -> Vec<(&'static str, Profile)> {
         let served = served(entry);
         let is_taken = |profile: usize, place: usize, architecture: &str| match self {
             Self::All => true,
@@ -56,7 +56,7 @@ impl Scope<'_> {
         };
         let mut jobs = Vec::new();
         for (place, &architecture) in served.iter().enumerate() {
-            for (n, profile) in PROFILES.into_iter().enumerate() {
+            for (n, profile) in profiles::of(entry).into_iter().enumerate() {
                 if is_taken(n, place, architecture) {
                     jobs.push((architecture, profile));
                 }
@@ -124,14 +124,17 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
 
     let results: Vec<_> = jobs
         .par_iter()
-        .map(|&(entry, text, architecture, profile)| {
+        .map(|(entry, text, architecture, profile)| {
+            let (entry, architecture) = (*entry, *architecture);
             let usage = usage(
                 &tools,
                 &substitute(text, &values(entry, profile)?),
                 architecture,
             );
-            let usage = usage
-                .with_context(|| format!("{} for {architecture}, profile {profile}", entry.name()));
+            let usage = usage.with_context(|| {
+                let name = profile.name();
+                format!("{} for {architecture}, profile {name}", entry.name())
+            });
             // The table comes when all are done, which takes a while.
             if let Err(error) = &usage {
                 eprintln!("{error:#}");
@@ -153,12 +156,12 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
     let mut results = jobs.iter().zip(results).peekable();
     for &entry in Entry::ALL {
         let mut shared = 0;
-        let mut registers: HashMap<_, Vec<(&str, u32)>> = HashMap::new();
+        let mut registers: HashMap<_, Vec<(&Profile, u32)>> = HashMap::new();
         while let Some((job, result)) = results.next_if(|(job, _)| job.0 == entry) {
             match result {
                 Ok(usage) => {
                     let of_architecture = registers.entry(job.2).or_default();
-                    of_architecture.push((job.3, usage.registers));
+                    of_architecture.push((&job.3, usage.registers));
                     shared = shared.max(usage.shared);
                 }
                 Err(error) => failures.push(format!("{error:#}")),
@@ -173,7 +176,7 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
             };
             let canonical = of_architecture
                 .iter()
-                .find(|(name, _)| *name == PROFILES[0]);
+                .find(|(profile, _)| profile.is_canonical());
             let canonical =
                 canonical.map_or("-".to_owned(), |(_, registers)| registers.to_string());
             let most = of_architecture.iter().map(|(_, registers)| registers).max();
@@ -242,17 +245,12 @@ mod tests {
     fn in_turn_every_profile_is_assembled_once_and_every_architecture_is() {
         for (number, &entry) in Entry::ALL.iter().enumerate() {
             let jobs = Scope::InTurn.jobs(number, entry);
-            let profiles: BTreeSet<_> = jobs.iter().map(|(_, profile)| *profile).collect();
-            assert_eq!(
-                (jobs.len(), profiles.len()),
-                (PROFILES.len(), PROFILES.len())
-            );
+            let taken: BTreeSet<_> = jobs.iter().map(|(_, profile)| profile).collect();
+            let all = profiles::of(entry).len();
+            assert_eq!((jobs.len(), taken.len()), (all, all));
             let taken: BTreeSet<_> = jobs.iter().map(|(architecture, _)| *architecture).collect();
             assert_eq!(taken, served(entry).into_iter().collect(), "{entry:?}");
-            assert_eq!(
-                Scope::All.jobs(number, entry).len(),
-                taken.len() * PROFILES.len()
-            );
+            assert_eq!(Scope::All.jobs(number, entry).len(), taken.len() * all);
         }
     }
 

@@ -2,11 +2,13 @@
 //!
 //! The columns together take every branch that a constant decides: each element type with wide and with
 //! narrow accesses, each index type, each flag both ways. Of tokens and ways of keeping states, they are: a verify with
-//! snapshots, a decode, a packed resume, a packed update with snapshots, packed token slots, and a commit. Tokens and value
-//! heads are no more than an entry takes. A symbol that is not in the table is an error.
+//! snapshots, a decode, a packed resume, a packed update with snapshots, packed token slots, and a commit. Where layout and
+//! element of states or the operator are constants too, each way of these goes with every column. Tokens and value heads are
+//! no more than an entry takes. A symbol that is not in the table is an error.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use gated_delta_kernels::launch::Family;
+use gated_delta_kernels::step::StepConstants;
 
 use crate::entries::Entry;
 
@@ -143,15 +145,77 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_INPUTS_SLOT",       [73728,     64,        82000,     18432,     64,        9216]),
     ("GD_STATE_F16",         [0,         0,         1,         0,         1,         1]),
     ("GD_BLOCKS_PER_SM",     [4,         2,         2,         1,         1,         1]),
+    // Each way with every column: see [`of`].
+    ("GD_STATE_F32",         [0,         0,         0,         0,         0,         0]),
+    ("GD_STATE_V_LAST",      [0,         0,         0,         0,         0,         0]),
+    ("GD_PER_CHANNEL",       [0,         0,         0,         0,         0,         0]),
     ("GD_NUMBER",            [12345,     0,         NONE,      1,         7,         ONE]),
     ("GD_FACTOR",            [ONE,       TWO,       0,         ONE,       TWO,       SCALE_64]),
 ];
 
-/// The constants of `entry` in the column `profile`.
-pub fn values(entry: Entry, profile: &str) -> Result<Vec<(&'static str, u32)>> {
-    let Some(column) = PROFILES.iter().position(|name| *name == profile) else {
-        bail!("no profile {profile}; there are {}", PROFILES.join(", "));
+/// What an entry is assembled with: a column of the table, and of a prefill the states and the operator.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Profile {
+    column: usize,
+    /// What differs from the column, for a name and for a constant.
+    ways: Vec<(&'static str, &'static str)>,
+}
+
+impl Profile {
+    /// The column's name, and what is not as there.
+    pub fn name(&self) -> String {
+        let ways = self.ways.iter().map(|(name, _)| *name);
+        let parts: Vec<_> = [PROFILES[self.column]].into_iter().chain(ways).collect();
+        parts.join("-")
+    }
+
+    /// Whether it is the first column as it is.
+    pub fn is_canonical(&self) -> bool {
+        self.column == 0 && self.ways.is_empty()
+    }
+}
+
+/// The profiles of `entry`: each column, and each with every way of the states and operators that are constants of it.
+pub fn of(entry: Entry) -> Vec<Profile> {
+    let mut ways = vec![vec![]];
+    let computes = entry.computes();
+    let mut both = |way| {
+        let with = ways.clone().into_iter().map(|mut of: Vec<_>| {
+            of.push(way);
+            of
+        });
+        ways.extend(with.collect::<Vec<_>>());
     };
+    if computes.is_some_and(|it| it.states.is_none() && it.family.knows_states()) {
+        both(("states32", "GD_STATE_F32"));
+        both(("vlast", "GD_STATE_V_LAST"));
+    }
+    if computes.is_some_and(|it| it.family.takes_either_operator()) {
+        both(("kda", "GD_PER_CHANNEL"));
+    }
+    let columns = 0..PROFILES.len();
+    let of_column = |column| {
+        ways.iter().map(move |ways| Profile {
+            column,
+            ways: ways.clone(),
+        })
+    };
+    columns.flat_map(of_column).collect()
+}
+
+/// The profile of `entry` with this name.
+pub fn find(entry: Entry, name: &str) -> Result<Profile> {
+    let all = of(entry);
+    let found = all.iter().find(|profile| profile.name() == name);
+    let names: Vec<_> = all.iter().map(Profile::name).collect();
+    let found = found.with_context(|| format!("no profile {name}; there are {}", names.join(", ")));
+    found.cloned()
+}
+
+/// The constants of `entry` in a profile.
+pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)>> {
+    let column = profile.column;
+    let has = |symbol: &str| profile.ways.iter().any(|(_, of)| *of == symbol);
     let family = entry.computes().map(|computes| computes.family);
     let max_tokens = family.map_or(NONE, Family::max_tokens);
     let value = |&symbol: &&'static str| {
@@ -177,6 +241,12 @@ pub fn values(entry: Entry, profile: &str) -> Result<Vec<(&'static str, u32)>> {
                 0
             }
             "GD_RATIO" => entry.max_ratio(),
+            _ if has(symbol) => return Ok((symbol, 1)),
+            "GD_BLOCKS_PER_SM" if family.is_some_and(Family::takes_singles) => {
+                let v = entry.computes().map_or(0, |computes| computes.v);
+                let blocks = StepConstants::blocks_of_singles(v, has("GD_STATE_V_LAST"));
+                return Ok((symbol, blocks));
+            }
             // StepConstants::blocks_by_tokens
             "GD_BLOCKS_PER_SM" if family.is_some_and(Family::decays_channels) => 2,
             "GD_TOKENS" | "GD_PREVIOUS_TOKENS" => max_tokens,
@@ -194,8 +264,9 @@ mod tests {
     #[test]
     fn the_table_has_the_constants_of_the_entries_and_no_others() {
         for &entry in Entry::ALL {
-            for profile in PROFILES {
-                assert_eq!(values(entry, profile).unwrap().len(), entry.symbols().len());
+            for profile in of(entry) {
+                let values = values(entry, &profile).unwrap();
+                assert_eq!(values.len(), entry.symbols().len());
             }
         }
         for (symbol, _) in VALUES {

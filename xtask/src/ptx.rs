@@ -110,7 +110,7 @@ fn bodies(module: &Module, only: Option<&str>) -> Result<BTreeMap<String, String
     for &entry in Entry::ALL.iter().filter(is_made) {
         let bounds = LaunchBounds {
             block: entry.block_of(entry.max_heads()),
-            min_blocks_per_sm: match (entry.min_blocks_by_tokens(), entry.min_blocks_per_sm()) {
+            min_blocks_per_sm: match (entry.min_blocks_by_constant(), entry.min_blocks_per_sm()) {
                 (true, _) => Some("GD_BLOCKS_PER_SM".to_owned()),
                 (false, 0) => None,
                 (false, blocks) => Some(blocks.to_string()),

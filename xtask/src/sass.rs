@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::assemble::{assemble, substitute};
-use crate::profiles::{PROFILES, values};
+use crate::profiles::{self, PROFILES, values};
 use crate::{entries, ptx, shell, toolchain};
 
 /// What to disassemble.
@@ -27,7 +27,8 @@ pub struct Options {
 /// Assembles the committed PTX and prints its disassembly.
 pub fn print(options: &Options) -> Result<()> {
     let entry = entries::find(&options.entry)?;
-    let mut values = values(entry, &options.profile)?;
+    let profile = profiles::find(entry, &options.profile)?;
+    let mut values = values(entry, &profile)?;
     for (symbol, value) in &options.constants {
         match values.iter_mut().find(|pair| pair.0 == symbol) {
             Some(pair) => pair.1 = *value,

@@ -456,7 +456,7 @@ fn the_demo_checks_a_layer() {
         "--backend",
         "sim",
     ];
-    let prompt = ("a prompt of 66", "gdn_prefill_chain_klast_");
+    let prompt = ("a prompt of 66", "gdn_prefill_chain_");
     for (model, steps) in [
         (
             "qwen3-next",

@@ -163,8 +163,8 @@ pub fn check(
     let (per_channel, dim, most, first_len) =
         (shape.per_channel, shape.dim, shape.most(), shape.len());
     let width = shape.width();
-    let state = match computes.state {
-        Element::F32 => DType::F32,
+    let state = match computes.states.map(|states| states.element) {
+        Some(Element::F32) => DType::F32,
         _ => DType::Bf16,
     };
     let [h, hv] = HEADS;

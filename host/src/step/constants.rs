@@ -6,7 +6,7 @@ use gated_delta_kernels::step::StepConstants;
 use super::argument::Argument;
 use super::check::Found;
 use super::request::Request;
-use super::{Convolution, HeadMap, Inputs, Norm, Pending};
+use super::{Convolution, HeadMap, Inputs, Norm, Pending, StateLayout};
 use crate::shapes::Named;
 use crate::tensor::DType;
 
@@ -170,10 +170,18 @@ impl Request<'_> {
             pending_len_index: index(pending.map(|[.., len, _]| len)),
             pending_base_index: index(pending.map(|[.., base]| base)),
             state_f16: flag(self.pool().tensor.dtype() == DType::F16),
+            state_f32: flag(self.is_chunked() && self.pool().tensor.dtype() == DType::F32),
+            state_v_last: flag(self.is_chunked() && options.state_layout == StateLayout::VLast),
+            per_channel: flag(self.is_chunked() && gates.per_channel),
             blocks_per_sm: 0,
         };
+        let v_last = constants.state_v_last != 0;
+        let blocks_per_sm = match self.is_chunked() {
+            true => StepConstants::blocks_of_singles(heads.v_dim as u32, v_last),
+            false => constants.blocks_by_tokens(gates.per_channel),
+        };
         StepConstants {
-            blocks_per_sm: constants.blocks_by_tokens(gates.per_channel),
+            blocks_per_sm,
             ..constants
         }
     }

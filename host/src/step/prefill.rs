@@ -318,7 +318,8 @@ impl Problem {
     pub(super) fn blocks_of_unit(&self, entry: Entry) -> u32 {
         let (h, ratio) = (self.constants.h, self.constants.ratio);
         let computes = entry.computes();
-        computes.map_or(0, |computes| computes.family.blocks_of_unit(h, ratio))
+        let per_channel = self.kind.operator.per_channel();
+        computes.map_or(0, |it| it.family.blocks_of_unit(h, ratio, per_channel))
     }
 
     /// Bytes of the workspace that rows of these lengths take. Those of a prompt in stretches have a place for what one leaves for

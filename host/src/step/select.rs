@@ -2,7 +2,7 @@
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::launch::{Family, Layout};
+use gated_delta_kernels::launch::{Family, Layout, States};
 
 use super::{StateLayout, checks};
 use crate::error::Error;
@@ -336,10 +336,7 @@ impl Kind {
             (KdaRecurrent, VLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_bf16_k128_tile32)],
             (KdaDecode | KdaRecurrent, VLast, F32, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
             (KdaDecode | KdaRecurrent, VLast, F32, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
-            (KdaRecurrentParallel(Mode::NarrowResume), KLast, Bf16, [64, 64]) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile32)],
             (KdaRecurrentParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile64)],
-            (KdaRecurrentParallel(Mode::Resume), KLast, Bf16, [64, 64]) => &[(256, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
-            (KdaRecurrentParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k64_tile32), (ANY, E::kda_recurrent_parallel_klast_bf16_k64_tile64)],
             (KdaRecurrentParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
             (KdaRecurrentParallel(_), KLast, Bf16, [128, 128]) => &[(128, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
             (GdnDeferred, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_klast_bf16_k64_tile64)],
@@ -352,11 +349,9 @@ impl Kind {
             (KdaDeferred, KLast, F32, [128, 128]) => &[(ANY, E::kda_deferred_klast_f32_k128_tile32)],
             (GdnDeferredParallel, KLast, Bf16, [64, 64]) => &[(64, E::gdn_deferred_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_deferred_parallel_klast_bf16_k64_tile64)],
             (GdnDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_parallel_klast_bf16_k128_tile128)],
-            (KdaDeferredParallel, KLast, Bf16, [64, 64]) => &[(64, E::kda_deferred_parallel_klast_bf16_k64_tile32), (ANY, E::kda_deferred_parallel_klast_bf16_k64_tile64)],
             (KdaDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::kda_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::kda_deferred_parallel_klast_bf16_k128_tile128)],
             (GdnDeferredLayerParallel, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_parallel_klast_bf16_k64_tile64)],
             (GdnDeferredLayerParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile128)],
-            (KdaDeferredLayerParallel, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_deferred_layer_parallel_klast_bf16_k64_tile64)],
             (KdaDeferredLayerParallel, KLast, Bf16, [128, 128]) => &[(ANY, E::kda_deferred_layer_parallel_klast_bf16_k128_tile64)],
             (GdnDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k64_tile64)],
             (GdnDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k128_tile128)],
@@ -414,11 +409,8 @@ impl Kind {
             (GdnLayerParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::gdn_layer_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_layer_parallel_klast_bf16_k64_tile64)],
             (KdaLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone)],
             (KdaLayerParallel(_), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(256, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_alone)],
-            (KdaLayerParallel(_), KLast, Bf16, [64, 64]) if self.ratio == 1 => &[(64, E::kda_layer_parallel_klast_bf16_k64_tile32), (ANY, E::kda_layer_parallel_klast_bf16_k64_tile64_alone)],
-            (KdaLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8)],
-            (KdaLayerParallel(_), KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_parallel_klast_bf16_k128_tile64), (256, E::kda_layer_parallel_klast_bf16_k128_tile128_warps8), (ANY, E::kda_layer_parallel_klast_bf16_k128_tile128)],
-            (KdaLayerParallel(_), KLast, Bf16, [64, 64]) => &[(64, E::kda_layer_parallel_klast_bf16_k64_tile32), (ANY, E::kda_layer_parallel_klast_bf16_k64_tile64)],
-            (GdnDecode, KLast, Bf16, [96, 192]) => &[(160, E::gdn_decode_klast_bf16_k96v192_tile16), (ANY, E::gdn_decode_klast_bf16_k96v192_tile32)],
+            (KdaLayerParallel(_), KLast, Bf16, [128, 128]) => &[(ANY, E::kda_layer_parallel_klast_bf16_k128_tile64)],
+            (GdnDecode, KLast, Bf16, [96, 192]) => &[(ANY, E::gdn_decode_klast_bf16_k96v192_tile32)],
             (GdnDecode, KLast, F32, [96, 192]) => &[(160, E::gdn_decode_klast_f32_k96v192_tile8), (ANY, E::gdn_decode_klast_f32_k96v192_tile16)],
             (GdnDecode, VLast, Bf16, [96, 192]) => &[(192, E::gdn_decode_vlast_bf16_k96v192_tile32), (ANY, E::gdn_decode_vlast_bf16_k96v192_tile64)],
             (GdnDecode, VLast, F32, [96, 192]) => &[(ANY, E::gdn_decode_vlast_f32_k96v192_tile32)],
@@ -434,125 +426,78 @@ impl Kind {
             (GdnLayerMtp, KLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_klast_f32_k96v192_tile192)],
             (GdnLayerMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_bf16_k96v192_tile192)],
             (GdnLayerMtp, VLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_f32_k96v192_tile192)],
-            (GdnPrefill, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_chain_klast_bf16_k64_tile64)],
-            (GdnPrefill, KLast, Bf16, [128, 128]) => &[(128, E::gdn_prefill_chain_klast_bf16_k128_tile64), (ANY, E::gdn_prefill_chain_klast_bf16_k128_tile128)],
-            (GdnPrefillShort, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_short_klast_bf16_k64_tile64)],
-            (GdnPrefillShort, KLast, Bf16, [128, 128]) => &[(64, E::gdn_prefill_short_klast_bf16_k128_tile64), (ANY, E::gdn_prefill_short_klast_bf16_k128_tile128)],
-            (GdnPrefill, KLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_chain_klast_f32_k64_tile64)],
-            (GdnPrefill, KLast, F32, [128, 128]) => &[(128, E::gdn_prefill_chain_klast_f32_k128_tile64), (ANY, E::gdn_prefill_chain_klast_f32_k128_tile128)],
-            (GdnPrefillShort, KLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_short_klast_f32_k64_tile64)],
-            (GdnPrefillShort, KLast, F32, [128, 128]) => &[(64, E::gdn_prefill_short_klast_f32_k128_tile64), (ANY, E::gdn_prefill_short_klast_f32_k128_tile128)],
-            (GdnPrefill, VLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_chain_vlast_bf16_k64_tile64)],
-            (GdnPrefill, VLast, Bf16, [128, 128]) => &[(128, E::gdn_prefill_chain_vlast_bf16_k128_tile64), (ANY, E::gdn_prefill_chain_vlast_bf16_k128_tile128)],
-            (GdnPrefillShort, VLast, Bf16, [64, 64]) => &[(ANY, E::gdn_prefill_short_vlast_bf16_k64_tile64)],
-            (GdnPrefillShort, VLast, Bf16, [128, 128]) => &[(ANY, E::gdn_prefill_short_vlast_bf16_k128_tile128)],
-            (GdnPrefill, VLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_chain_vlast_f32_k64_tile64)],
-            (GdnPrefill, VLast, F32, [128, 128]) => &[(128, E::gdn_prefill_chain_vlast_f32_k128_tile64), (ANY, E::gdn_prefill_chain_vlast_f32_k128_tile128)],
-            (GdnPrefillShort, VLast, F32, [64, 64]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k64_tile64)],
-            (GdnPrefillShort, VLast, F32, [128, 128]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k128_tile128)],
-            (GdnPrefill, KLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_chain_klast_bf16_k96v192_tile64)],
-            (GdnPrefill, KLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_chain_klast_f32_k96v192_tile64)],
-            (GdnPrefill, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_chain_vlast_bf16_k96v192_tile64)],
-            (GdnPrefill, VLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_chain_vlast_f32_k96v192_tile64)],
-            (GdnPrefillShort, KLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_short_klast_bf16_k96v192_tile64)],
-            (GdnPrefillShort, KLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_short_klast_f32_k96v192_tile64)],
-            (GdnPrefillShort, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_prefill_short_vlast_bf16_k96v192_tile64)],
-            (GdnPrefillShort, VLast, F32, [96, 192]) => &[(ANY, E::gdn_prefill_short_vlast_f32_k96v192_tile64)],
-            (KdaPrefill, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_chain_klast_bf16_k64_tile64)],
-            (KdaPrefill, KLast, Bf16, [128, 128]) => &[(128, E::kda_prefill_chain_klast_bf16_k128_tile64), (ANY, E::kda_prefill_chain_klast_bf16_k128_tile128)],
-            (KdaPrefillShort, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_short_klast_bf16_k64_tile64)],
-            (KdaPrefillShort, KLast, Bf16, [128, 128]) => &[(ANY, E::kda_prefill_short_klast_bf16_k128_tile128)],
-            (KdaPrefill, KLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_chain_klast_f32_k64_tile64)],
-            (KdaPrefill, KLast, F32, [128, 128]) => &[(128, E::kda_prefill_chain_klast_f32_k128_tile64), (ANY, E::kda_prefill_chain_klast_f32_k128_tile128)],
-            (KdaPrefillShort, KLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_short_klast_f32_k64_tile64)],
-            (KdaPrefillShort, KLast, F32, [128, 128]) => &[(ANY, E::kda_prefill_short_klast_f32_k128_tile128)],
-            (KdaPrefill, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_chain_vlast_bf16_k64_tile64)],
-            (KdaPrefill, VLast, Bf16, [128, 128]) => &[(128, E::kda_prefill_chain_vlast_bf16_k128_tile64), (ANY, E::kda_prefill_chain_vlast_bf16_k128_tile128)],
-            (KdaPrefillShort, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_prefill_short_vlast_bf16_k64_tile64)],
-            (KdaPrefillShort, VLast, Bf16, [128, 128]) => &[(ANY, E::kda_prefill_short_vlast_bf16_k128_tile128)],
-            (KdaPrefill, VLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_chain_vlast_f32_k64_tile64)],
-            (KdaPrefill, VLast, F32, [128, 128]) => &[(128, E::kda_prefill_chain_vlast_f32_k128_tile64), (ANY, E::kda_prefill_chain_vlast_f32_k128_tile128)],
-            (KdaPrefillShort, VLast, F32, [64, 64]) => &[(ANY, E::kda_prefill_short_vlast_f32_k64_tile64)],
-            (KdaPrefillShort, VLast, F32, [128, 128]) => &[(ANY, E::kda_prefill_short_vlast_f32_k128_tile128)],
+            (GdnPrefill, _, _, [64, 64]) => &[(ANY, E::gdn_prefill_chain_k64_tile64)],
+            (GdnPrefill, _, _, [128, 128]) => &[(128, E::gdn_prefill_chain_k128_tile64), (ANY, E::gdn_prefill_chain_k128_tile128)],
+            (GdnPrefill, _, _, [96, 192]) => &[(ANY, E::gdn_prefill_chain_k96v192_tile64)],
+            (GdnPrefillShort, _, _, [64, 64]) => &[(ANY, E::gdn_prefill_short_k64_tile64)],
+            (GdnPrefillShort, KLast, _, [128, 128]) => &[(64, E::gdn_prefill_short_k128_tile64), (ANY, E::gdn_prefill_short_k128_tile128)],
+            (GdnPrefillShort, VLast, _, [128, 128]) => &[(ANY, E::gdn_prefill_short_k128_tile128)],
+            (GdnPrefillShort, _, _, [96, 192]) => &[(ANY, E::gdn_prefill_short_k96v192_tile64)],
+            (KdaPrefill, _, _, [128, 128]) => &[(128, E::kda_prefill_chain_k128_tile64), (ANY, E::kda_prefill_chain_k128_tile128)],
+            (KdaPrefillShort, _, _, [128, 128]) => &[(ANY, E::kda_prefill_short_k128_tile128)],
             _ => &[],
+        }
+    }
+
+    /// That for K, of those for K = 64, 96 and 128.
+    fn of_dim(self, [of_64, of_96, of_128]: [Option<Entry>; 3]) -> Option<Entry> {
+        match self.k_dim {
+            64 => of_64,
+            96 => of_96,
+            128 => of_128,
+            _ => None,
         }
     }
 
     /// What is launched before its entries, with the same constants.
     pub fn prepare(self) -> Option<Entry> {
-        match (self.operator, self.k_dim) {
-            (Operator::GdnPrefill, 64) => Some(Entry::gdn_prefill_prepare_k64),
-            (Operator::GdnPrefill, 128) => Some(Entry::gdn_prefill_prepare_k128),
-            (Operator::GdnPrefill, 96) => Some(Entry::gdn_prefill_prepare_k96v192),
-            (Operator::KdaPrefill, 64) => Some(Entry::kda_prefill_prepare_k64),
-            (Operator::KdaPrefill, 128) => Some(Entry::kda_prefill_prepare_k128),
-            _ => None,
-        }
+        use Entry as E;
+        let entries = match self.operator {
+            Operator::GdnPrefill => [
+                Some(E::gdn_prefill_prepare_k64),
+                Some(E::gdn_prefill_prepare_k96v192),
+                Some(E::gdn_prefill_prepare_k128),
+            ],
+            Operator::KdaPrefill => [None, None, Some(E::kda_prefill_prepare_k128)],
+            _ => [None; 3],
+        };
+        self.of_dim(entries)
     }
 
     /// What is launched before [`Self::prepare`] where there is a convolution, with the same constants.
     pub fn convolve(self) -> Option<Entry> {
-        match (self.operator, self.k_dim) {
-            (Operator::GdnPrefill, 64) => Some(Entry::gdn_prefill_convolve_k64),
-            (Operator::GdnPrefill, 128) => Some(Entry::gdn_prefill_convolve_k128),
-            (Operator::GdnPrefill, 96) => Some(Entry::gdn_prefill_convolve_k96v192),
-            (Operator::KdaPrefill, 64) => Some(Entry::kda_prefill_convolve_k64),
-            (Operator::KdaPrefill, 128) => Some(Entry::kda_prefill_convolve_k128),
-            _ => None,
-        }
+        use Entry as E;
+        self.prepare()?;
+        let entries = [
+            E::prefill_convolve_k64,
+            E::prefill_convolve_k96v192,
+            E::prefill_convolve_k128,
+        ];
+        self.of_dim(entries.map(Some))
     }
 
     /// What is launched behind its entries, with the same constants: it writes windows, and norms o of rows that are not short.
     pub fn finish(self) -> Option<Entry> {
-        match (self.operator, self.k_dim) {
-            (Operator::GdnPrefill | Operator::GdnPrefillShort, 64) => {
-                Some(Entry::gdn_prefill_finish_k64)
-            }
-            (Operator::GdnPrefill | Operator::GdnPrefillShort, 128) => {
-                Some(Entry::gdn_prefill_finish_k128)
-            }
-            (Operator::GdnPrefill | Operator::GdnPrefillShort, 96) => {
-                Some(Entry::gdn_prefill_finish_k96v192)
-            }
-            (Operator::KdaPrefill | Operator::KdaPrefillShort, 64) => {
-                Some(Entry::kda_prefill_finish_k64)
-            }
-            (Operator::KdaPrefill | Operator::KdaPrefillShort, 128) => {
-                Some(Entry::kda_prefill_finish_k128)
-            }
-            _ => None,
-        }
+        use Entry as E;
+        let entries = [
+            E::prefill_finish_k64,
+            E::prefill_finish_k96v192,
+            E::prefill_finish_k128,
+        ];
+        let is_chunked = self.operator.is_chunked();
+        self.of_dim(entries.map(|entry| is_chunked.then_some(entry)))
     }
 
     /// What is launched behind its entries, beside them, of rows of one token, with the same constants.
     pub fn single(self) -> Option<Entry> {
         use Entry as E;
-        use Operator::{GdnPrefill, KdaPrefill};
-        use StateLayout::{KLast, VLast};
-        let is_f32 = self.state_of_entries() == DType::F32;
-        Some(match (self.operator, self.layout, is_f32, self.k_dim) {
-            (GdnPrefill, KLast, false, 64) => E::gdn_prefill_single_klast_bf16_k64,
-            (GdnPrefill, KLast, false, 128) => E::gdn_prefill_single_klast_bf16_k128,
-            (GdnPrefill, KLast, false, 96) => E::gdn_prefill_single_klast_bf16_k96v192,
-            (GdnPrefill, KLast, true, 64) => E::gdn_prefill_single_klast_f32_k64,
-            (GdnPrefill, KLast, true, 128) => E::gdn_prefill_single_klast_f32_k128,
-            (GdnPrefill, KLast, true, 96) => E::gdn_prefill_single_klast_f32_k96v192,
-            (GdnPrefill, VLast, false, 64) => E::gdn_prefill_single_vlast_bf16_k64,
-            (GdnPrefill, VLast, false, 128) => E::gdn_prefill_single_vlast_bf16_k128,
-            (GdnPrefill, VLast, false, 96) => E::gdn_prefill_single_vlast_bf16_k96v192,
-            (GdnPrefill, VLast, true, 64) => E::gdn_prefill_single_vlast_f32_k64,
-            (GdnPrefill, VLast, true, 128) => E::gdn_prefill_single_vlast_f32_k128,
-            (GdnPrefill, VLast, true, 96) => E::gdn_prefill_single_vlast_f32_k96v192,
-            (KdaPrefill, KLast, false, 64) => E::kda_prefill_single_klast_bf16_k64,
-            (KdaPrefill, KLast, false, 128) => E::kda_prefill_single_klast_bf16_k128,
-            (KdaPrefill, KLast, true, 64) => E::kda_prefill_single_klast_f32_k64,
-            (KdaPrefill, KLast, true, 128) => E::kda_prefill_single_klast_f32_k128,
-            (KdaPrefill, VLast, false, 64) => E::kda_prefill_single_vlast_bf16_k64,
-            (KdaPrefill, VLast, false, 128) => E::kda_prefill_single_vlast_bf16_k128,
-            (KdaPrefill, VLast, true, 64) => E::kda_prefill_single_vlast_f32_k64,
-            (KdaPrefill, VLast, true, 128) => E::kda_prefill_single_vlast_f32_k128,
-            _ => return None,
-        })
+        self.prepare()?;
+        let entries = [
+            E::prefill_single_k64,
+            E::prefill_single_k96v192,
+            E::prefill_single_k128,
+        ];
+        self.of_dim(entries.map(Some))
     }
 
     /// Whether what is behind its entries norms o: of rows that have a preparation.
@@ -627,7 +572,12 @@ impl Kind {
     pub fn shared_bytes(self, entry: Entry) -> u32 {
         let of_head =
             entry.shared_bytes_per_head() + entry.shared_bytes_per_token_of_head() * self.tokens;
-        let of_block = entry.shared_bytes() + entry.shared_bytes_per_token() * self.tokens;
+        let of_state = match (self.layout, self.state) {
+            (StateLayout::KLast, state) => entry.shared_state_elements() * state.size_of() as u32,
+            (StateLayout::VLast, _) => 0,
+        };
+        let of_tokens = entry.shared_bytes_per_token() * self.tokens;
+        let of_block = entry.shared_bytes() + of_state + of_tokens;
         of_block.saturating_add(of_head.saturating_mul(self.ratio))
     }
 
@@ -725,7 +675,10 @@ impl Kind {
                 "{:?}, {} {} states, K = {}, V = {}",
                 self.operator, self.layout, self.state, self.k_dim, self.v_dim
             ),
-            allowed: "no variant of it is compiled",
+            allowed: match self.operator.per_channel() && self.k_dim == 64 {
+                true => "KDA with K = 64 goes token by token, formulation = recurrent",
+                false => "no variant of it is compiled",
+            },
         }
     }
 
@@ -756,14 +709,16 @@ impl Kind {
             StateLayout::KLast => Layout::KLast,
             StateLayout::VLast => Layout::VLast,
         };
-        let state = match self.state_of_entries() {
+        let element = match self.state_of_entries() {
             DType::F32 => Element::F32,
             DType::Bf16 => Element::Bf16,
             _ => return false,
         };
-        let wanted = (self.operator.family(), layout, state);
         entry.computes().is_some_and(|computes| {
-            (computes.family, computes.layout, computes.state) == wanted
+            computes.family == self.operator.family()
+                && computes
+                    .all_states()
+                    .any(|it| it == States { layout, element })
                 && [computes.k, computes.v] == [self.k_dim, self.v_dim]
         })
     }

@@ -11,7 +11,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, sync_warp, warp_shuffle_xor};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load, load_one};
@@ -388,8 +388,10 @@ impl<
     const SHARED_BYTES: u32 = Self::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED,
-        layout: Layout::KLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -9,7 +9,7 @@ use core::marker::PhantomData;
 
 use super::DeferringLayer;
 use super::parallel::run;
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::layer::{Layer, MOST_BLOCKS, Rings};
 use crate::pending::{InputRing, Pending, Ring};
 use crate::recurrent::parallel::map::Block;
@@ -48,8 +48,10 @@ impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILE
     const MAX_RATIO: u32 = MOST_BLOCKS / Self::TILES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_LAYER_PARALLEL,
-        layout: Layout::KLast,
-        state: B16::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: B16::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -10,7 +10,7 @@ use super::{Deferring, waiting};
 use crate::constants::Element;
 use crate::device::shared::copy_async_wait;
 use crate::device::thread::thread_idx_x;
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::pending::{MAX_PENDING_DRAFTS, Pending, Ring};
 use crate::recurrent::parallel::channels::DecayInputs;
 use crate::recurrent::parallel::fragments::Tokens8;
@@ -56,13 +56,15 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
     const BLOCK: u32 = 32 * (WARPS + 1);
     const TILES: u32 = V / (WARPS * Self::ROWS);
     const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
-    const MIN_BLOCKS_BY_TOKENS: bool = true;
+    const MIN_BLOCKS_BY_CONSTANT: bool = true;
     const SHARED_BYTES: u32 = Map::<Self>::BYTES;
     const SHARED_BYTES_OF_LOWS: u32 = Map::<Self>::BYTES_OF_LOWS;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_PARALLEL,
-        layout: Layout::KLast,
-        state: B16::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: B16::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -8,7 +8,7 @@ use crate::constants::Element;
 use crate::device::global::prefetch;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::layer::{Ahead, Layered, Place, Slices, Whole, finish, position, store_zeros};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
@@ -131,8 +131,10 @@ impl<
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_LAYER,
-        layout: Layout::KLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -4,19 +4,18 @@
 //!          token as kernels/gdn_decode
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V], packed [1, total, ...]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
-//!          [`Short`] the same, or x = r / 2; [`Single`] x = value head, z = b
+//!          [`Short`] the same, or x = r / 2; the others in kernels/prefill.rs
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state
-//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
+//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
 //!          tokens that are no row's is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
 use super::gdn_mtp::PerHead;
-use crate::constants::Element;
 use crate::device::overlap::let_next_begin;
 use crate::device::shared::{COUNTER_BYTES, dynamic_shared_mem};
 use crate::device::thread::{block_idx_x, thread_idx_x};
-use crate::launch::{Computes, Family, Kernel, Layout};
+use crate::launch::{Computes, Family, Kernel};
 use crate::layer::Place;
 use crate::math::power::divided;
 use crate::prefill::convolution::Inputs;
@@ -34,22 +33,12 @@ use crate::row::value_head;
 use crate::step::{PrefillParams, StepConstants};
 
 /// From state to state, with what [`Prepare`] left in the workspace.
-pub type Chain<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
-    prefill::kernels::Chain<PerHead, S, K, V, V_LAST, GROUPS>;
+pub type Chain<const K: u32, const V: u32, const GROUPS: u32> =
+    prefill::kernels::Chain<PerHead, K, V, GROUPS>;
 
 /// Rows of at most 64 tokens: both in one, without a workspace.
-pub type Short<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
-    prefill::kernels::Short<PerHead, S, K, V, V_LAST, GROUPS>;
-
-/// Rows of one token, beside [`Chain`].
-pub type Single<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
-    prefill::kernels::Single<PerHead, S, K, V, V_LAST, GROUPS>;
-
-/// What of units is convolved, before [`Prepare`].
-pub type Convolve<const K: u32, const V: u32> = prefill::kernels::Convolve<PerHead, K, V>;
-
-/// What is behind the others: a norm, and windows.
-pub type Finish<const K: u32, const V: u32> = prefill::kernels::Finish<PerHead, K, V>;
+pub type Short<const K: u32, const V: u32, const GROUPS: u32> =
+    prefill::kernels::Short<PerHead, K, V, GROUPS>;
 
 /// What of units does not depend on states.
 pub struct Prepare<const K: u32, const V: u32>;
@@ -77,8 +66,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnPrefillPrepare,
-        layout: Layout::KLast,
-        state: Element::F32,
+        states: None,
         k: K,
         v: V,
     });

@@ -5,17 +5,16 @@
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g [B, T, HV, K], packed [1, total, ...]   pool [P, HV, V, K] or [P, HV, K, V]
 //! Grid     [`Prepare`] x = n · unit + HV/H · h + r, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as a decode's
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state; of a preparation, a warp has 8 tokens
-//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm [`Finish`] behind all
+//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
 //!          tokens that are no row's is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
 use super::kda_recurrent::PerChannel;
-use crate::constants::Element;
 use crate::device::overlap::let_next_begin;
 use crate::device::shared::dynamic_shared_mem;
 use crate::device::thread::{block_idx_x, thread_idx_x};
-use crate::launch::{Computes, Family, Kernel, Layout};
+use crate::launch::{Computes, Family, Kernel};
 use crate::layer::Place;
 use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
@@ -30,22 +29,12 @@ use crate::row::{Row, value_head};
 use crate::step::{PrefillParams, StepConstants};
 
 /// From state to state, with what [`Prepare`] left in the workspace.
-pub type Chain<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
-    prefill::kernels::Chain<PerChannel, S, K, V, V_LAST, GROUPS>;
+pub type Chain<const K: u32, const V: u32, const GROUPS: u32> =
+    prefill::kernels::Chain<PerChannel, K, V, GROUPS>;
 
 /// Rows of at most 64 tokens: both in one, without a workspace.
-pub type Short<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
-    prefill::kernels::Short<PerChannel, S, K, V, V_LAST, GROUPS>;
-
-/// Rows of one token, beside [`Chain`].
-pub type Single<S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32> =
-    prefill::kernels::Single<PerChannel, S, K, V, V_LAST, GROUPS>;
-
-/// What of units is convolved, before [`Prepare`].
-pub type Convolve<const K: u32, const V: u32> = prefill::kernels::Convolve<PerChannel, K, V>;
-
-/// What is behind the others: a norm, and windows.
-pub type Finish<const K: u32, const V: u32> = prefill::kernels::Finish<PerChannel, K, V>;
+pub type Short<const K: u32, const V: u32, const GROUPS: u32> =
+    prefill::kernels::Short<PerChannel, K, V, GROUPS>;
 
 /// What of units does not depend on states. A block has one of a value head.
 pub struct Prepare<const K: u32, const V: u32>;
@@ -64,8 +53,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::KdaPrefillPrepare,
-        layout: Layout::KLast,
-        state: Element::F32,
+        states: None,
         k: K,
         v: V,
     });

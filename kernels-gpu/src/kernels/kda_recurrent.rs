@@ -38,10 +38,7 @@ impl Gating for PerChannel {
     const RECURRENT: Family = Family::KdaRecurrent;
     const PARALLEL: Family = Family::KdaRecurrentParallel;
     const CHAIN: Family = Family::KdaPrefillChain;
-    const CONVOLVE: Family = Family::KdaPrefillConvolve;
     const SHORT: Family = Family::KdaPrefillShort;
-    const SINGLE: Family = Family::KdaPrefillSingle;
-    const FINISH: Family = Family::KdaPrefillFinish;
 }
 
 /// K-last states.

@@ -17,4 +17,5 @@ pub mod kda_layer;
 pub mod kda_layer_mtp;
 pub mod kda_prefill;
 pub mod kda_recurrent;
+pub mod prefill;
 pub mod state_floor;

@@ -9,7 +9,7 @@ use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::each::each;
 use crate::math::elements::{self, load};
 use crate::math::range::{SMALL, times};
@@ -80,8 +80,10 @@ impl<
     const CLUSTER: u32 = Self::BLOCKS;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER,
-        layout: Layout::KLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -9,7 +9,7 @@ use crate::device::rarely;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::each::each;
 use crate::recurrent::klast::{
     Token, load_channels, load_parts, normable, norms, step, store_channels, store_parts,
@@ -103,8 +103,10 @@ impl<
     const CLUSTER: u32 = V / TILE;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_MTP,
-        layout: Layout::KLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

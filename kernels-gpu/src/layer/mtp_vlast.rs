@@ -11,7 +11,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::reduce::pairwise_sum;
@@ -119,8 +119,10 @@ impl<
     const CLUSTER: u32 = V / TILE;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_MTP,
-        layout: Layout::VLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::VLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

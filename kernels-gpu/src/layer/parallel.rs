@@ -28,7 +28,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::range::{self, SMALL, times};
@@ -85,8 +85,10 @@ impl<
     };
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_PARALLEL,
-        layout: Layout::KLast,
-        state: B16::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: B16::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -7,7 +7,7 @@ use super::whole::{Ahead, Whole, finish, store_zeros};
 use super::{Layered, Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::each::each;
 use crate::recurrent::klast::{Token, load_channels, load_parts, normable, step};
 use crate::row::Row;
@@ -89,8 +89,10 @@ impl<
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER,
-        layout: Layout::KLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

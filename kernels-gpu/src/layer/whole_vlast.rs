@@ -9,7 +9,7 @@ use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::range::overflow;
@@ -101,8 +101,10 @@ impl<
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER,
-        layout: Layout::VLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::VLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -1,4 +1,5 @@
-//! The kernels of a prefill that both operators have: those of states.
+//! The kernels of a prefill, but for the preparations. Layout and element of states are load-time constants; so is the
+//! operator of [`Convolve`], [`Single`] and [`Finish`].
 
 use core::marker::PhantomData;
 
@@ -9,17 +10,16 @@ use super::rows::{NO_ROW, Span, row_in_turn, row_of};
 use super::values::{self, Channels};
 use super::workspace::Operands;
 use super::{ALL_PIECES, CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
-use crate::constants::Element;
 use crate::device::overlap::{let_next_begin, wait_for_previous};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
 use crate::device::thread::{block_idx_x, block_idx_z, grid_dim_x, sync_threads, thread_idx_x};
 use crate::device::warpgroup::{leave_registers, take_registers};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::kernels::gdn_mtp::PerHead;
+use crate::launch::{Computes, Family, Kernel};
 use crate::layer::Place;
 use crate::math::power::divided;
 use crate::recurrent::Gating;
 use crate::row::{Row, value_head};
-use crate::state::StateElement;
 use crate::step::{PrefillParams, StepConstants};
 
 /// The constants, of which those are 0 that a prefill does not have.
@@ -37,9 +37,9 @@ pub fn constants() -> StepConstants {
 }
 
 /// q, k and v of units, convolved, left in the workspace for a preparation: a block has q, k or v of a head.
-pub struct Convolve<G, const K: u32, const V: u32>(PhantomData<G>);
+pub struct Convolve<const K: u32, const V: u32>;
 
-impl<G: Gating, const K: u32, const V: u32> Convolve<G, K, V> {
+impl<const K: u32, const V: u32> Convolve<K, V> {
     /// Shared memory: where q or k goes through, and the scales.
     const SCALES: u32 = image_bytes(K);
 
@@ -74,7 +74,7 @@ impl<G: Gating, const K: u32, const V: u32> Convolve<G, K, V> {
     }
 }
 
-impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
+impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
@@ -83,9 +83,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
     const MIN_BLOCKS_PER_SM: u32 = if K == 96 { 2 } else { 3 };
     const SHARED_BYTES: u32 = Self::SCALES + 2 * FACTOR_BYTES + 128;
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::CONVOLVE,
-        layout: Layout::KLast,
-        state: Element::F32,
+        family: Family::PrefillConvolve,
+        states: None,
         k: K,
         v: V,
     });
@@ -97,7 +96,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
             return;
         }
         // Of q, and of k.
-        let own = if G::PER_CHANNEL { c.ratio } else { 1 };
+        let per_channel = c.per_channel != 0;
+        let own = if per_channel { c.ratio } else { 1 };
         let heads = c.h * own;
         let of_unit = 2 * heads + c.h * c.ratio;
         let (n, of) = divided(block_idx_x(), of_unit);
@@ -114,7 +114,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
             }
             let (piece, inputs) = (span.piece(j), Inputs::new(&c, params, &place));
             let operands =
-                |h: u32, r: u32| Operands::new::<K, V>(&c, params, G::PER_CHANNEL, unit, (h, r));
+                |h: u32, r: u32| Operands::new::<K, V>(&c, params, per_channel, unit, (h, r));
             if of >= 2 * heads {
                 let (h, r) = divided(of - 2 * heads, c.ratio);
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
@@ -132,7 +132,7 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Convolve<G, K, V> {
                 span: &span,
                 piece,
             };
-            let heads_of = if G::PER_CHANNEL {
+            let heads_of = if per_channel {
                 (r, r + 1)
             } else {
                 (0, c.ratio)
@@ -162,13 +162,9 @@ const MOST_SHARED_BYTES: u32 = 226 * 1024;
 /// cluster all of them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
 ///
 /// Of a prompt in stretches, one that is not the last lets the preparation of the next begin beside it.
-pub struct Chain<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
-    PhantomData<(G, S)>,
-);
+pub struct Chain<G, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<G>);
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
-    Kernel for Chain<G, S, K, V, V_LAST, GROUPS>
-{
+impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Chain<G, K, V, GROUPS> {
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = chain::block(GROUPS);
@@ -179,15 +175,14 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     };
     const TILES: u32 = V / (64 * GROUPS);
     const SHARED_BYTES: u32 =
-        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
-            + chain::state_bytes::<S, V_LAST>([V, K], GROUPS);
+        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS));
+    const SHARED_STATE_ELEMENTS: u32 = chain::state_elements([V, K], GROUPS);
     const CLUSTER: u32 = chain::cluster(V, GROUPS);
     const WARPGROUPS: bool = true;
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::CHAIN,
-        layout: if V_LAST { Layout::VLast } else { Layout::KLast },
-        state: S::ELEMENT,
+        states: None,
         k: K,
         v: V,
     });
@@ -202,7 +197,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
         // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these
         // are as many.
         unsafe {
-            chain::Chain::<G, K, V, V_LAST, GROUPS>::open_counters(&constants());
+            chain::Chain::<G, K, V, GROUPS>::open_counters(&constants());
             if thread_idx_x() < 128 * GROUPS {
                 if const { !Self::TRADES_REGISTERS } {
                     // Each thread has as many as there can be.
@@ -222,9 +217,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     }
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
-    Chain<G, S, K, V, V_LAST, GROUPS>
-{
+impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Chain<G, K, V, GROUPS> {
     /// Whether warpgroups trade registers: not where a block has two and, by its shared memory, a multiprocessor.
     const TRADES_REGISTERS: bool = GROUPS == 2 || 2 * Self::SHARED_BYTES <= MOST_SHARED_BYTES;
 
@@ -240,7 +233,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
             let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
             if WALKS && params.first_piece == 0 {
                 let of_heads = (1, 0);
-                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, of_block, of_heads);
+                chain::Chain::<G, K, V, GROUPS>::clear_rest(&c, params, of_block, of_heads);
             }
             let mut turn = of_block.b;
             let mut progress = chain::Progress::NONE;
@@ -250,11 +243,11 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                     break;
                 }
                 if WALKS {
-                    chain::Chain::<G, K, V, V_LAST, GROUPS>::keep_number(turn);
+                    chain::Chain::<G, K, V, GROUPS>::keep_number(turn);
                 }
                 let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
                 if span.live {
-                    let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
+                    let chain = chain::Chain::<G, K, V, GROUPS>::new(&c, params, row, span);
                     let place = Place::load(&c, &params.layer, b);
                     if !place.live() {
                         if WALKS && params.first_piece == 0 {
@@ -262,18 +255,18 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
                         }
                     } else if span.count == 0 {
                         if WALKS && params.first_piece == 0 {
-                            chain.carry::<S>(&place, 1);
+                            chain.carry(&place, 1);
                         }
                     } else if chain.has_pieces() {
                         if WALKS {
-                            chain.walk::<S>(&place, &mut progress);
+                            chain.walk(&place, &mut progress);
                         } else {
-                            chain.copy::<S>(&place, &mut progress);
+                            chain.copy(&place, &mut progress);
                         }
                     }
                 }
                 if WALKS {
-                    turn = chain::Chain::<G, K, V, V_LAST, GROUPS>::kept_number();
+                    turn = chain::Chain::<G, K, V, GROUPS>::kept_number();
                 }
                 turn += params.turns;
             }
@@ -285,34 +278,28 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     }
 }
 
+/// The rows of [`Single`], of either operator.
+type Rows<'a, const K: u32, const V: u32, const GROUPS: u32> =
+    chain::Chain<'a, PerHead, K, V, GROUPS>;
+
 /// Rows of one token, or none, beside a chain of longer ones: a block has a value head.
 ///
 /// It reads and writes nothing that the launches before it of the same prefill do, and ends behind them.
-pub struct Single<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
-    PhantomData<(G, S)>,
-);
+pub struct Single<const K: u32, const V: u32, const GROUPS: u32>;
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
-    Kernel for Single<G, S, K, V, V_LAST, GROUPS>
-{
+impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROUPS> {
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = 128 * GROUPS;
     const TILES: u32 = V / (64 * GROUPS);
-    /// Half of a multiprocessor's registers each, or a quarter. V-last states take more; f32 ones are as many unasked,
-    /// and would be spilled to make room where tokens are f32 too.
-    const MIN_BLOCKS_PER_SM: u32 = if V_LAST || GROUPS > 2 || S::BYTES == 4 {
-        0
-    } else {
-        4 / GROUPS
-    };
+    /// [`StepConstants::blocks_of_singles`]
+    const MIN_BLOCKS_BY_CONSTANT: bool = true;
     const SHARED_BYTES: u32 = chain::single_bytes(K, GROUPS);
     const WARPGROUPS: bool = true;
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::SINGLE,
-        layout: if V_LAST { Layout::VLast } else { Layout::KLast },
-        state: S::ELEMENT,
+        family: Family::PrefillSingle,
+        states: None,
         k: K,
         v: V,
     });
@@ -327,13 +314,13 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
             let (span, place) = (Span::load(&c, params, b), Place::load(&c, &params.layer, b));
             let row = Row::of_head(&c, b, hv);
             if params.has_singles == 0 {
-                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, row, (1, 0));
+                Rows::<K, V, GROUPS>::clear_rest(&c, params, row, (1, 0));
             }
-            let chain = chain::Chain::<G, K, V, V_LAST, GROUPS>::new(&c, params, row, span);
+            let chain = Rows::<K, V, GROUPS>::new(&c, params, row, span);
             if span.count == 1 {
-                chain.with_inputs(&place).walk_single::<S>(&place);
+                chain.with_inputs(&place).walk_single(&place);
             } else if span.count == 0 && span.live && place.live() {
-                chain.carry::<S>(&place, 1);
+                chain.carry(&place, 1);
             }
         }
         if b + 1 == params.rows && hv + 1 == grid_dim_x() {
@@ -344,13 +331,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 
 /// Rows of at most 64 tokens: both in one, without a workspace. A cluster has all of a head, a block `GROUPS` · 64
 /// rows of its state.
-pub struct Short<G, S, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>(
-    PhantomData<(G, S)>,
-);
+pub struct Short<G, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<G>);
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool, const GROUPS: u32>
-    Kernel for Short<G, S, K, V, V_LAST, GROUPS>
-{
+impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<G, K, V, GROUPS> {
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
@@ -363,8 +346,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
     const MAKES_PAIRS: bool = chain::makes_pairs(G::PER_CHANNEL, GROUPS);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::SHORT,
-        layout: if V_LAST { Layout::VLast } else { Layout::KLast },
-        state: S::ELEMENT,
+        states: None,
         k: K,
         v: V,
     });
@@ -384,18 +366,18 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
             }
             if thread_idx_x() < 128 * GROUPS {
                 let of_heads = (heads, if heads > 1 { 2 * block_idx_x() } else { 0 });
-                chain::Chain::<G, K, V, V_LAST, GROUPS>::clear_rest(&c, params, row, of_heads);
+                chain::Chain::<G, K, V, GROUPS>::clear_rest(&c, params, row, of_heads);
             }
-            let block = chain::Chain::<G, K, V, V_LAST, GROUPS>::of_row(&c, params, row);
+            let block = chain::Chain::<G, K, V, GROUPS>::of_row(&c, params, row);
             let Some((chain, place)) = block else {
                 return;
             };
             if chain.is_empty() {
                 if place.live() && thread_idx_x() < 128 * GROUPS {
-                    chain.carry::<S>(&place, heads);
+                    chain.carry(&place, heads);
                 }
             } else if place.live() {
-                chain.walk_short::<S>(&place, heads);
+                chain.walk_short(&place, heads);
             } else if thread_idx_x() < 128 * GROUPS {
                 chain.store_zeros(heads);
             }
@@ -405,9 +387,9 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const V_LAST: bool,
 
 /// Behind all, each block of which waits for them: norms what the chain left of o, and writes the windows after rows and their checkpoints, which nobody reads any
 /// more. A block has a unit of a value head, or a channel of a row's windows in each thread.
-pub struct Finish<G, const K: u32, const V: u32>(PhantomData<G>);
+pub struct Finish<const K: u32, const V: u32>;
 
-impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
+impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
@@ -416,9 +398,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
     const TILES: u32 = 1;
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::FINISH,
-        layout: Layout::KLast,
-        state: Element::F32,
+        family: Family::PrefillFinish,
+        states: None,
         k: K,
         v: V,
     });
@@ -463,7 +444,8 @@ impl<G: Gating, const K: u32, const V: u32> Kernel for Finish<G, K, V> {
             };
             if Place::load(&c, &params.layer, span.b).live() {
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
-                let own = Operands::new::<K, V>(&c, params, G::PER_CHANNEL, span.unit(j), (h, r));
+                let per_channel = c.per_channel != 0;
+                let own = Operands::new::<K, V>(&c, params, per_channel, span.unit(j), (h, r));
                 norm::of_unit::<V>(&c, params, (&span, span.piece(j)), (hv, own.scales));
             }
         }

@@ -18,7 +18,6 @@ use crate::math::elements::{self, load, load_one};
 use crate::math::gate;
 use crate::math::range::{SMALL, power_for, times};
 use crate::math::reduce::{add_dot, butterfly_sum, dot, pairwise_sum};
-use crate::recurrent::Gating;
 use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
 use crate::row::Row;
 use crate::step::{PrefillParams, StepConstants};
@@ -412,8 +411,8 @@ pub unsafe fn value_of<const K: u32, const V: u32>(
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; all lanes of the warp come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>(
-    (c, params): (&StepConstants, &PrefillParams),
+pub unsafe fn advance<const K: u32, const V: u32, const V_LAST: bool>(
+    (c, params, per_channel): (&StepConstants, &PrefillParams, bool),
     (span, inputs): (&Span, Inputs),
     of: Row,
     t: u32,
@@ -426,7 +425,7 @@ pub unsafe fn advance<G: Gating, const K: u32, const V: u32, const V_LAST: bool>
     // SAFETY: the caller's promise.
     unsafe {
         let (powers, norms) = norms_of::<K, V_LAST>(c.l2norm != 0, [k, q], lane);
-        let gates = if G::PER_CHANNEL {
+        let gates = if per_channel {
             let of = Row {
                 h: anew(of.h),
                 hv: anew(of.hv),

@@ -23,11 +23,10 @@ use crate::math::elements::{self, load_one};
 use crate::math::gate;
 use crate::math::range::{SMALL, times};
 use crate::math::reduce::{butterfly_sum_pairs, dot};
-use crate::recurrent::Gating;
 use crate::recurrent::klast::normable;
 use crate::recurrent::tokens::{gate_row, load_a_log};
 use crate::row::Row;
-use crate::state::{Head, StateElement};
+use crate::state::{B16, F32, Head, StateElement};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Rows of a warp.
@@ -77,7 +76,21 @@ impl<const K: u32> Own<K> {
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load<S: StateElement>(self, c: &StepConstants, head: Head, live: bool) -> Rows {
+    unsafe fn load(self, c: &StepConstants, head: Head, live: bool) -> Rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.state_f32 != 0 {
+                self.load_of::<F32>(c, head, live)
+            } else {
+                self.load_of::<B16>(c, head, live)
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::load`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn load_of<S: StateElement>(self, c: &StepConstants, head: Head, live: bool) -> Rows {
         let mut s = [[0.0; 8]; MOST];
         let mut i = 0;
         while live && i < 2 * Self::ROWS {
@@ -110,7 +123,21 @@ impl<const K: u32> Own<K> {
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store<S: StateElement>(self, c: &StepConstants, head: Head, s: &Rows) {
+    unsafe fn store(self, c: &StepConstants, head: Head, s: &Rows) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.state_f32 != 0 {
+                self.store_of::<F32>(c, head, s);
+            } else {
+                self.store_of::<B16>(c, head, s);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::store`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_of<S: StateElement>(self, c: &StepConstants, head: Head, s: &Rows) {
         let mut i = 0;
         while i < 2 * Self::ROWS {
             let at = self.at::<S>(head, i / 2, i as u32 % 2);
@@ -226,25 +253,26 @@ impl<const K: u32> Own<K> {
     }
 }
 
-/// The row, which has one token and a place. All threads come; the state is stored where `checkpoint` says too, if one is due.
+/// The row, which has one token and a place, from the state at `start` to that at `end`. All threads come; the state is stored
+/// where `checkpoint` says too, if one is due.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the block's shared memory is free, and its head of states its own.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
+pub unsafe fn walk<const K: u32, const V: u32>(
     (c, params): (&StepConstants, &PrefillParams),
     (span, place, inputs): (&Span, &Place, Inputs),
     of: Row,
+    [start, end]: [Head; 2],
     checkpoint: impl Fn() -> Option<Head>,
 ) {
     let (step, own) = (&params.layer.step, Own::<K>::new());
     let rows = Own::<K>::ROWS;
     let staged = dynamic_shared_mem().next_multiple_of(128);
-    let (values, head) = (staged + staged_bytes(K), (of.hv, [V, K]));
+    let values = staged + staged_bytes(K);
     // SAFETY: the caller's promise.
     unsafe {
-        let start = place.slots.start::<S>(c, step, head);
-        let mut s = own.load::<S>(c, start, !place.is_fresh());
+        let mut s = own.load(c, start, !place.is_fresh());
         let threads = 2 * V;
         if c.taps != 0 {
             stage::<K>((c, params), (span, inputs), (of.h, 0), staged, threads);
@@ -258,7 +286,7 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
         }
         let [k, q] = Source::of(((c, params), span), (of.h, 0), (staged, K)).map(|x| own.of(x));
         let (([k], [q]), norms) = normable(c, ([k], [q]), Own::<K>::LANES);
-        let gates = if G::PER_CHANNEL {
+        let gates = if c.per_channel != 0 {
             own.decay((c, params), span, of, &mut s);
             (1.0, beta_of(c, params, span, (0, of.hv)))
         } else {
@@ -300,10 +328,10 @@ pub unsafe fn walk<G: Gating, S: StateElement, const K: u32, const V: u32>(
             i += 1;
         }
         if let Some(head) = checkpoint() {
-            own.store::<S>(c, head, &s);
+            own.store(c, head, &s);
         }
         if c.update_state != 0 {
-            own.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
+            own.store(c, end, &s);
         }
         let mut sum = 0.0;
         if c.has_norm != 0 {

@@ -1,5 +1,8 @@
 //! A warpgroup's 64 rows of a state in registers, as the sums of a product: element 4 j + 2 half + e of a thread is row
 //! 16 warp + r + 8 half, channel 8 j + 2 c + e, with r = lane / 4, c = lane % 4.
+//!
+//! Layout and element of the states are load-time constants (`state_v_last`, `state_f32`): they decide here alone, where a
+//! state is loaded and where it is stored. Each combination has a body of its own, whose loops have constant bounds.
 
 use crate::device::float::b16x2_to_f32;
 use crate::device::global::{
@@ -8,17 +11,27 @@ use crate::device::global::{
 };
 use crate::device::shared::{load_shared_b64, load_shared_b128};
 use crate::device::warp::warp_shuffle_xor;
-use crate::state::{Head, StateElement};
+use crate::state::{B16, F32, Head, StateElement};
 use crate::step::StepConstants;
+
+/// Bytes of an element of a state.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub const fn bytes_of(c: &StepConstants) -> u32 {
+    if c.state_f32 != 0 {
+        F32::BYTES
+    } else {
+        B16::BYTES
+    }
+}
 
 /// Where the elements of a thread are in a head's state.
 #[derive(Clone, Copy)]
-pub struct Places<const K: u32, const V: u32, const V_LAST: bool> {
+pub struct Places<const K: u32, const V: u32> {
     row: u32,
     channel: u32,
 }
 
-impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
+impl<const K: u32, const V: u32> Places<K, V> {
     /// Of a thread, with its warpgroup's rows from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(thread: u32, first: u32) -> Self {
@@ -30,7 +43,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
 
     /// Address of the first of the thread's elements in a head's state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn first<S: StateElement>(self, head: Head) -> u64 {
+    fn first<S: StateElement, const V_LAST: bool>(self, head: Head) -> u64 {
         let element = if V_LAST {
             self.channel * V + self.row
         } else {
@@ -41,7 +54,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
 
     /// Bytes from there to the element of `j` and `half`, and to the next channel's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    const fn offsets<S: StateElement>(j: u32, half: u32) -> [u64; 2] {
+    const fn offsets<S: StateElement, const V_LAST: bool>(j: u32, half: u32) -> [u64; 2] {
         let (element, next) = if V_LAST {
             (8 * j * V + 8 * half, V)
         } else {
@@ -58,14 +71,9 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// # Safety
     /// As [`Self::bring`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn load<S: StateElement>(
-        self,
-        c: &StepConstants,
-        head: Head,
-        live: bool,
-    ) -> [f32; 64] {
+    pub unsafe fn load(self, c: &StepConstants, head: Head, live: bool) -> [f32; 64] {
         // SAFETY: the caller's promise.
-        self.settle(c, unsafe { self.bring::<S>(c, head, live) })
+        self.settle(c, unsafe { self.bring(c, head, live) })
     }
 
     /// [`Self::load`] without waiting for what is loaded: of a state that is wide each lane has runs of channels, which
@@ -74,24 +82,38 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn bring<S: StateElement>(
+    pub unsafe fn bring(self, c: &StepConstants, head: Head, live: bool) -> [f32; 64] {
+        if !live {
+            return [0.0; 64];
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (Self::has_runs(c), c.state_v_last != 0, c.state_f32 != 0) {
+                (true, _, true) => self.load_runs::<F32>(c, head),
+                (true, _, false) => self.load_runs::<B16>(c, head),
+                (_, true, true) => self.load_elements::<F32, true>(c, head),
+                (_, true, false) => self.load_elements::<B16, true>(c, head),
+                (_, false, true) => self.load_elements::<F32, false>(c, head),
+                (_, false, false) => self.load_elements::<B16, false>(c, head),
+            }
+        }
+    }
+
+    /// [`Self::bring`], element by element.
+    ///
+    /// # Safety
+    /// As [`Self::bring`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn load_elements<S: StateElement, const V_LAST: bool>(
         self,
         c: &StepConstants,
         head: Head,
-        live: bool,
     ) -> [f32; 64] {
         let mut s = [0.0; 64];
-        if !live {
-            return s;
-        }
-        if Self::has_runs(c) {
-            // SAFETY: the caller's promise.
-            return unsafe { self.load_runs::<S>(c, head) };
-        }
-        let first = self.first::<S>(head);
+        let first = self.first::<S, V_LAST>(head);
         let mut i = 0;
         while i < K as usize / 4 {
-            let [address, other] = Self::offsets::<S>(i as u32 / 2, i as u32 % 2);
+            let [address, other] = Self::offsets::<S, V_LAST>(i as u32 / 2, i as u32 % 2);
             // SAFETY: the caller's promise.
             let pair = [first + address, first + other].map(|at| unsafe {
                 match S::BYTES {
@@ -113,16 +135,35 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
-        if Self::has_runs(c) {
-            // SAFETY: the caller's promise.
-            unsafe { self.store_runs::<S>(c, head, s) };
-            return;
+    pub unsafe fn store(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (Self::has_runs(c), c.state_v_last != 0, c.state_f32 != 0) {
+                (true, _, true) => self.store_runs::<F32>(c, head, s),
+                (true, _, false) => self.store_runs::<B16>(c, head, s),
+                (_, true, true) => self.store_elements::<F32, true>(c, head, s),
+                (_, true, false) => self.store_elements::<B16, true>(c, head, s),
+                (_, false, true) => self.store_elements::<F32, false>(c, head, s),
+                (_, false, false) => self.store_elements::<B16, false>(c, head, s),
+            }
         }
-        let first = self.first::<S>(head);
+    }
+
+    /// [`Self::store`], element by element.
+    ///
+    /// # Safety
+    /// As [`Self::store`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_elements<S: StateElement, const V_LAST: bool>(
+        self,
+        c: &StepConstants,
+        head: Head,
+        s: &[f32; 64],
+    ) {
+        let first = self.first::<S, V_LAST>(head);
         let mut i = 0;
         while i < K as usize / 4 {
-            let [address, other] = Self::offsets::<S>(i as u32 / 2, i as u32 % 2);
+            let [address, other] = Self::offsets::<S, V_LAST>(i as u32 / 2, i as u32 % 2);
             let (address, other) = (first + address, first + other);
             let pair = [s[2 * i], s[2 * i + 1], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
             let raw = S::narrow(c, pair);
@@ -168,7 +209,7 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// rows at once, or 32, and half of them otherwise.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn has_runs(c: &StepConstants) -> bool {
-        !V_LAST && c.wide_state != 0
+        c.state_v_last == 0 && c.wide_state != 0
     }
 
     /// This lane's runs, in the places of the elements that they are traded for.
@@ -192,7 +233,21 @@ impl<const K: u32, const V: u32, const V_LAST: bool> Places<K, V, V_LAST> {
     /// # Safety
     /// It is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn take<S: StateElement>(self, c: &StepConstants, state: u32) -> [f32; 64] {
+    pub unsafe fn take(self, c: &StepConstants, state: u32) -> [f32; 64] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if c.state_f32 != 0 {
+                self.take_runs::<F32>(c, state)
+            } else {
+                self.take_runs::<B16>(c, state)
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::take`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn take_runs<S: StateElement>(self, c: &StepConstants, state: u32) -> [f32; 64] {
         let first = state + self.first_run::<S>();
         // SAFETY: the caller's promise.
         Self::runs::<S>(

@@ -11,7 +11,7 @@ use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load};
@@ -254,8 +254,10 @@ impl<
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::RECURRENT,
-        layout: Layout::KLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -23,14 +23,8 @@ pub trait Gating {
     const PARALLEL: Family;
     /// Family of a prefill's chain.
     const CHAIN: Family;
-    /// Family of a prefill's convolution.
-    const CONVOLVE: Family;
     /// Family of a prefill's kernels for rows of at most a chunk.
     const SHORT: Family;
-    /// Family of a prefill's kernels for rows of one token beside longer ones.
-    const SINGLE: Family;
-    /// Family of a prefill's last kernel: the norm, and windows.
-    const FINISH: Family;
 }
 
 /// One tensor of one row and head: element `i` of token t is `i` behind `first + t · token`.

@@ -16,7 +16,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
@@ -69,8 +69,10 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::RECURRENT,
-        layout: Layout::VLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::VLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

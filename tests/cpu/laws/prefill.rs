@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use gated_delta::{DType, Entry, Formulation};
-use gated_delta_harness::arguments::{Checkpoints, GateKind};
+use gated_delta_harness::arguments::{Checkpoints, GateKind, Operator};
 use gated_delta_test_support::backend::{Backend, Turns, backends};
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::{assert_near, check};
@@ -18,14 +18,23 @@ use gated_delta_test_support::variants;
 /// Tokens of a whole piece.
 const CHUNK: usize = 64;
 
+/// All prefills, those of K = 64 apart from others of GDN and from KDA's, which are of K = 128: how many cases there are of each.
+fn by_cost(of_64: u32, of_others: u32) -> [(Vec<Family>, u32); 3] {
+    let of = |operator, is_small: bool| {
+        let all = Family::prefills().into_iter();
+        let wanted = |it: &Family| (it.operator, it.dim == 64) == (operator, is_small);
+        all.filter(wanted).collect()
+    };
+    [
+        (of(Operator::Gdn, true), of_64),
+        (of(Operator::Gdn, false), of_others),
+        (of(Operator::Kda, false), of_others),
+    ]
+}
+
 /// Checks a law on random prefills, made fit for it by `adjust`, on every backend.
 fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
-    let families = Family::prefills();
-    let (of_64, others): (Vec<_>, Vec<_>) = families.iter().partition(|family| family.dim == 64);
-    for (families, cases) in [(of_64, 4), (others, 1)] {
-        if families.is_empty() {
-            continue;
-        }
+    for (families, cases) in by_cost(3, 1) {
         let turns = Turns::new(0);
         for_all("laws", cases, &any_specs(families, 3), |mut spec| {
             adjust(&mut spec);
@@ -267,12 +276,7 @@ fn check_parts(
 /// A prompt that is long enough for stretches, and launches of its parts, which are not.
 #[test]
 fn a_long_prompt_has_the_bits_of_its_parts() {
-    let families = Family::prefills();
-    let (of_64, others): (Vec<_>, Vec<_>) = families.iter().partition(|family| family.dim == 64);
-    for (families, cases) in [(of_64, 2), (others, 1)] {
-        if families.is_empty() {
-            continue;
-        }
+    for (families, cases) in by_cost(2, 1) {
         for_all("laws", cases, &any_specs(families, 1), |mut spec| {
             f32_states(&mut spec);
             (spec.batch, spec.packed) = (1, false);

@@ -228,8 +228,8 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
         true => Operator::Kda,
         false => Operator::Gdn,
     };
-    let states: &[_] = match computes.state {
-        Element::F32 => &[DType::F32],
+    let states: &[_] = match computes.states.map(|states| states.element) {
+        Some(Element::F32) => &[DType::F32],
         _ if computes.family.is_parallel() => &[DType::Bf16],
         _ => &[DType::Bf16, DType::F16],
     };

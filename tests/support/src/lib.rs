@@ -69,29 +69,39 @@ pub fn for_all<S: Strategy<Value: Debug>>(
 /// # Panics
 /// Where a result is wrong, and where the entry is of no family.
 pub fn differential(entry: Entry) {
-    // What is launched around others has no cases but theirs; of rows of one token those of the same states.
-    let prepares = |other: &&Entry| {
-        let [Some(own), Some(of)] = [entry, **other].map(Entry::computes) else {
-            return false;
+    // What is launched around others has no cases but theirs.
+    let own = entry.computes();
+    let own = own.unwrap_or_else(|| panic!("an entry of no operator on states"));
+    let of = |family: launch::Family| {
+        let is_wanted = |other: &&Entry| {
+            let computes = other.computes();
+            computes.is_some_and(|it| (it.family, it.k) == (family, own.k))
         };
-        let wanted = match own.family {
-            launch::Family::GdnPrefillConvolve
-            | launch::Family::GdnPrefillPrepare
-            | launch::Family::GdnPrefillSingle
-            | launch::Family::GdnPrefillFinish => launch::Family::GdnPrefillChain,
-            launch::Family::KdaPrefillConvolve
-            | launch::Family::KdaPrefillPrepare
-            | launch::Family::KdaPrefillSingle
-            | launch::Family::KdaPrefillFinish => launch::Family::KdaPrefillChain,
-            _ => return false,
-        };
-        let same_states = (own.layout, own.state) == (of.layout, of.state);
-        (of.family, of.k) == (wanted, own.k) && (same_states || !own.family.takes_singles())
+        Entry::ALL.iter().find(is_wanted).copied()
     };
-    let last = Entry::ALL.iter().find(prepares).copied();
-    let families = Family::all_of(last.unwrap_or(entry));
+    let (gdn, kda) = (
+        of(launch::Family::GdnPrefillChain),
+        of(launch::Family::KdaPrefillChain),
+    );
+    let chains = match own.family {
+        launch::Family::GdnPrefillPrepare => [gdn, None],
+        launch::Family::KdaPrefillPrepare => [None, kda],
+        family if family.takes_either_operator() => [gdn, kda],
+        _ => [None; 2],
+    };
+    let own_families = Family::all_of(entry).into_iter();
+    let mut families: Vec<_> = own_families.map(|family| (None, family)).collect();
+    for chain in chains.into_iter().flatten() {
+        let all = Family::all_of(chain).into_iter();
+        // Of what knows no states those of one kind.
+        let is_first = |family: &Family| {
+            (family.layout, family.state) == (gated_delta::StateLayout::KLast, DType::Bf16)
+        };
+        let all = all.filter(|family| own.family.knows_states() || is_first(family));
+        families.extend(all.map(|family| (Some(chain), family)));
+    }
     assert!(!families.is_empty(), "an entry of no operator on states");
-    for family in families {
+    for (last, family) in families {
         // f16 differs from bf16 in a conversion, but on tensor cores.
         let is_parallel = family.formulation == Formulation::Parallel;
         let share = match (family.state, is_parallel) {
@@ -146,8 +156,7 @@ fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
 pub fn entries_of_each_kind() -> Vec<Entry> {
     let kind = |entry: Entry| {
         let computes = entry.computes();
-        let computes =
-            computes.map(|of| (of.family, of.family.knows_states().then_some(of.layout)));
+        let computes = computes.map(|of| (of.family, of.states.map(|states| states.layout)));
         let name = computes.is_none().then(|| entry.name());
         (
             computes,
@@ -165,7 +174,8 @@ pub fn entries_of_each_kind() -> Vec<Entry> {
     }
     let is_f32 = |entry: &&Entry| {
         let computes = entry.computes();
-        computes.is_some_and(|of| of.state == Element::F32)
+        let states = computes.and_then(|of| of.states);
+        states.is_some_and(|states| states.element == Element::F32)
     };
     let of_kinds = kinds.iter().enumerate().map(|(i, of)| {
         let wanted = of.iter().find(|entry| is_f32(entry) == (i % 2 == 1));
@@ -201,6 +211,7 @@ macro_rules! differential_tests {
     (@ kda_layer kda_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_prefill gdn_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_prefill kda_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ prefill prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_layer_mtp gdn_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_layer_mtp kda_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ $operator:ident $of:ident $entry:ident) => {};

@@ -155,31 +155,19 @@ impl Family {
         self.formulation == Formulation::Chunked
     }
 
-    /// The families of an entry: with 16-bit states, whose dtype is a load-time constant, two; none of an entry that is of no
-    /// operator on states, or prepares for one.
+    /// The families of an entry, one of each states that it takes: those of 16 bits, whose dtype is a load-time constant, are
+    /// two. None of an entry that is of no operator on states, prepares for one, takes what another leaves of a prefill, or has
+    /// states that wait, which [`crate::deferred`] is for.
     #[must_use]
     pub fn all_of(entry: Entry) -> Vec<Self> {
-        let Some(family) = Self::of(entry) else {
+        let Some(computes) = entry.computes() else {
             return Vec::new();
         };
-        let of_f16 = Self {
-            state: DType::F16,
-            ..family
-        };
-        let of_f16 = (family.state == DType::Bf16).then_some(of_f16);
-        [Some(family), of_f16].into_iter().flatten().collect()
-    }
-
-    /// The family of an entry by its name, unless it is of no operator on states, prepares for one, takes what another leaves of a
-    /// prefill, or has states that wait, which [`crate::deferred`] is for.
-    #[must_use]
-    pub fn of(entry: Entry) -> Option<Self> {
-        let computes = entry.computes()?;
         let family = computes.family;
-        if !family.knows_states() || family.is_deferred() || family.takes_singles() {
-            return None;
+        if family.is_deferred() || family.takes_singles() {
+            return Vec::new();
         }
-        Some(Self {
+        let of_states = |states: launch::States| Self {
             operator: match family.decays_channels() {
                 true => Operator::Kda,
                 false => Operator::Gdn,
@@ -199,17 +187,33 @@ impl Family {
                 (_, true) => Formulation::Parallel,
                 _ => Formulation::Recurrent,
             },
-            layout: match computes.layout {
+            layout: match states.layout {
                 launch::Layout::KLast => StateLayout::KLast,
                 launch::Layout::VLast => StateLayout::VLast,
             },
-            state: match computes.state {
+            state: match states.element {
                 Element::F32 => DType::F32,
                 Element::Bf16 => DType::Bf16,
                 Element::F16 => DType::F16,
             },
             dim: computes.k as usize,
-        })
+        };
+        let with_f16 = |family: Self| {
+            let of_f16 = Self {
+                state: DType::F16,
+                ..family
+            };
+            let of_f16 = (family.state == DType::Bf16).then_some(of_f16);
+            [Some(family), of_f16].into_iter().flatten()
+        };
+        let families = computes.all_states().map(of_states);
+        families.flat_map(with_f16).collect()
+    }
+
+    /// The first family of an entry, where it has one.
+    #[must_use]
+    pub fn of(entry: Entry) -> Option<Self> {
+        Self::all_of(entry).into_iter().next()
     }
 
     /// Most tokens, new or previous.

@@ -13,16 +13,13 @@ fn launches_and_workspaces_follow_from_lengths() {
         let launches = recipe.launches();
         launches.map(|launch| launch.kernel.symbol()).collect()
     };
-    let long = [
-        "gdn_prefill_prepare_k64",
-        "gdn_prefill_chain_klast_bf16_k64_tile64",
-    ];
-    let short = ["gdn_prefill_short_klast_bf16_k64_tile64"];
+    let long = ["gdn_prefill_prepare_k64", "gdn_prefill_chain_k64_tile64"];
+    let short = ["gdn_prefill_short_k64_tile64"];
     assert_eq!(names(&full()), long);
-    let finish = "gdn_prefill_finish_k64";
+    let finish = "prefill_finish_k64";
     let whole = layer().workspace(tensor(F32, &[1 << 20]));
-    let convolve = "gdn_prefill_convolve_k64";
-    let single = "gdn_prefill_single_klast_bf16_k64";
+    let convolve = "prefill_convolve_k64";
+    let single = "prefill_single_k64";
     assert_eq!(names(&whole), [convolve, long[0], long[1], single, finish]);
     let launches: Vec<_> = whole.recipe().unwrap().launches().collect();
     let overlaps = |launches: &[crate::raw::Launch]| -> Vec<bool> {
@@ -99,7 +96,7 @@ fn rows_of_one_token_have_a_launch_beside_longer_ones() {
     // Four blocks of a row, eight multiprocessors.
     assert_eq!((said(&chain), chain.shape.grid), ((2, 1), [2, 2, 2]));
     assert_eq!(chain.shape.shared_bytes, 227 << 10);
-    assert_eq!(single.kernel.symbol(), "gdn_prefill_single_klast_bf16_k64");
+    assert_eq!(single.kernel.symbol(), "prefill_single_k64");
     assert_eq!(single.shape.grid, [4, 1, 3]);
     assert!(single.shape.overlaps);
     // As many as may be as long as the longest have a turn, and dense ones all.
@@ -135,12 +132,7 @@ fn blocks_of_a_batch_go_on_where_that_takes_no_longer() {
     let turns = |step: Gdn<'_>, multiprocessors| {
         let recipe = step.recipe_for(multiprocessors, (9, 0)).unwrap();
         let chain = recipe.launches().last().unwrap();
-        assert!(
-            chain
-                .kernel
-                .symbol()
-                .ends_with("chain_klast_f32_k128_tile128")
-        );
+        assert!(chain.kernel.symbol().ends_with("chain_k128_tile128"));
         assert_eq!(chain.shape.grid, [2, 16, chain.params.turns]);
         assert_eq!(chain.params.has_singles, 0);
         chain.params.turns
@@ -169,7 +161,7 @@ fn rows_of_one_token_alone_have_that_launch_alone() {
     let names = |launches: &[crate::raw::Launch]| -> Vec<&'static str> {
         launches.iter().map(|it| it.kernel.symbol()).collect()
     };
-    let single = "gdn_prefill_single_klast_bf16_k64";
+    let single = "prefill_single_k64";
     for (step, rows) in [(dense(1), 2), (of_total(3, 1), 3), (of_total(300, 1), 3)] {
         let launches = launches(&step);
         assert_eq!(names(&launches), [single]);
@@ -182,12 +174,12 @@ fn rows_of_one_token_alone_have_that_launch_alone() {
         assert!(!launches[0].shape.overlaps);
         assert_eq!(step.workspace_bytes().unwrap(), 0);
     }
-    let short = ["gdn_prefill_short_klast_bf16_k64_tile64"];
+    let short = ["gdn_prefill_short_k64_tile64"];
     assert_eq!(names(&launches(&dense(2))), short);
     assert_eq!(names(&launches(&of_total(3, 2))), short);
     let step = layer().packed(tensor(I32, &[4]), 1);
     let launches = launches(&step);
-    assert_eq!(names(&launches), [single, "gdn_prefill_finish_k64"]);
+    assert_eq!(names(&launches), [single, "prefill_finish_k64"]);
     assert_eq!(launches[1].shape.grid, [3 * 512_u32.div_ceil(256), 1, 1]);
 }
 
@@ -215,7 +207,7 @@ fn a_long_prompt_by_itself_is_launched_in_stretches() {
     let recipe = with_norm.recipe().unwrap();
     let mut launches: Vec<_> = recipe.launches().collect();
     let finish = launches.pop().unwrap();
-    assert_eq!(finish.kernel.symbol(), "gdn_prefill_finish_k64");
+    assert_eq!(finish.kernel.symbol(), "prefill_finish_k64");
     assert!(!finish.shape.overlaps);
     // Of a norm all units, whatever stretch they are of.
     let all = 16_384 / 64;

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use super::row::{DecodeGates, DecodeSlots};
 use crate::device::float::fma;
 use crate::device::thread::thread_idx_x;
-use crate::launch::{Computes, Family, Kernel, Layout};
+use crate::launch::{Computes, Family, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, load};
@@ -41,8 +41,10 @@ impl<
     const TILES: u32 = V / (THREADS / lanes_of(K, PARTS) * ROWS as u32);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnDecode,
-        layout: Layout::KLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

@@ -11,7 +11,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Family, Kernel, Layout};
+use crate::launch::{Computes, Family, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, bytes_of, load, load_one};
@@ -54,8 +54,10 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
     const SHARED_BYTES: u32 = Self::DECAY + 16;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnDecode,
-        layout: Layout::VLast,
-        state: S::ELEMENT,
+        states: Some(States {
+            layout: Layout::VLast,
+            element: S::ELEMENT,
+        }),
         k: K,
         v: V,
     });

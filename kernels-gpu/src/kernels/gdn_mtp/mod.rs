@@ -39,10 +39,7 @@ impl Gating for PerHead {
     const RECURRENT: Family = Family::GdnMtp;
     const PARALLEL: Family = Family::GdnMtpParallel;
     const CHAIN: Family = Family::GdnPrefillChain;
-    const CONVOLVE: Family = Family::GdnPrefillConvolve;
     const SHORT: Family = Family::GdnPrefillShort;
-    const SINGLE: Family = Family::GdnPrefillSingle;
-    const FINISH: Family = Family::GdnPrefillFinish;
 }
 
 /// Token by token on K-last states.

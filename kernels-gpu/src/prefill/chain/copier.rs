@@ -2,6 +2,7 @@
 
 use super::super::ALL_PIECES;
 use super::super::rows::{Span, halves};
+use super::super::state;
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::{Operands, own_bytes, unit_bytes};
 use super::{Chain, Progress, STAGES};
@@ -15,11 +16,10 @@ use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::layer::Place;
 use crate::recurrent::Gating;
-use crate::state::StateElement;
 use crate::step::StepConstants;
 
-impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
 {
     /// What a block does before its first row. All its threads come.
     ///
@@ -61,8 +61,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// # Safety
     /// As [`Self::walk`]'s; the stage of the first piece is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn copy_state<S: StateElement>(&self, place: &Place, progress: &Progress) {
-        let (step, pieces) = (&self.params.layer.step, progress.pieces);
+    unsafe fn copy_state(&self, place: &Place, progress: &Progress) {
+        let pieces = progress.pieces;
         // SAFETY: the caller's promise; one thread copies.
         unsafe {
             // The state before is read, since a piece behind its first is waited for, or that.
@@ -70,15 +70,10 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 Self::wait_for_stage(pieces + 1);
             }
             if thread_idx_x() == Self::THREADS {
-                let head = (self.row.hv, [V, K]);
-                let start = place.slots.start::<S>(self.c, step, head);
+                let start = self.start(place);
                 let counter = Self::there(pieces % STAGES);
-                copy_bulk(
-                    Self::state(),
-                    start.address,
-                    Self::state_bytes::<S>(),
-                    counter,
-                );
+                let bytes = V * K * state::bytes_of(self.c);
+                copy_bulk(Self::state(), start.address, bytes, counter);
             }
         }
     }
@@ -90,7 +85,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// # Safety
     /// As [`Self::walk`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn copy<S: StateElement>(&self, place: &Place, progress: &mut Progress) {
+    pub unsafe fn copy(&self, place: &Place, progress: &mut Progress) {
         let (params, span) = (self.params, &self.span);
         let copies = thread_idx_x() == Self::THREADS;
         // SAFETY: the caller's promise.
@@ -99,8 +94,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 self.keep_span();
             }
             Self::wait_for_stage(progress.pieces);
-            if self.brings_state::<S>(progress) && !place.is_fresh() {
-                self.copy_state::<S>(place, progress);
+            if self.brings_state(progress) && !place.is_fresh() {
+                self.copy_state(place, progress);
             }
         }
         progress.before = progress.pieces;

@@ -38,7 +38,7 @@ use crate::math::power::divided_long;
 use crate::recurrent::Gating;
 use crate::recurrent::tokens::clear_rest;
 use crate::row::Row;
-use crate::state::{Head, StateElement, Tile, is_live, slot_of};
+use crate::state::{B16, F32, Head, Shape, Tile, is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Barrier of the first warpgroup; the others' follow.
@@ -69,22 +69,15 @@ const fn header_bytes(sums: u32) -> u32 {
     (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + NUMBERS_BYTES).next_multiple_of(128)
 }
 
-/// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_bytes`].
+/// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_elements`].
 pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> u32 {
     128 + header_bytes(sums) + STAGES * stage_bytes(k, per_channel, groups)
 }
 
-/// Shared memory behind the stages for a state that the copier brings, in one copy: of a block that has all of a head;
-/// none where it never does.
-pub const fn state_bytes<S: StateElement, const V_LAST: bool>(
-    [v, k]: [u32; 2],
-    groups: u32,
-) -> u32 {
-    if !V_LAST && groups == 2 {
-        v * k * S::BYTES
-    } else {
-        0
-    }
+/// Elements of the K-last state that the copier brings in one copy: a block that has all of a head has shared memory for
+/// these behind the stages.
+pub const fn state_elements([v, k]: [u32; 2], groups: u32) -> u32 {
+    if groups == 2 { v * k } else { 0 }
 }
 
 /// Threads of a block that has a copier: a warpgroup behind those that have rows.
@@ -153,8 +146,7 @@ impl Progress {
 }
 
 /// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
-pub struct Chain<'a, G, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-{
+pub struct Chain<'a, G, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32> {
     c: &'a StepConstants,
     params: &'a PrefillParams,
     /// What the block works on.
@@ -166,8 +158,8 @@ pub struct Chain<'a, G, const K: u32, const V: u32, const V_LAST: bool, const GR
     gating: PhantomData<G>,
 }
 
-impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-    Chain<'a, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+impl<'a, G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'a, G, K, V, GROUPS_OF_BLOCK>
 {
     /// Threads that have rows.
     const THREADS: u32 = 128 * GROUPS_OF_BLOCK;
@@ -248,7 +240,7 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// Where this thread's elements of a state are; computed where it is wanted, since there are not registers to keep
     /// it. All lanes of a warp come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn places(&self) -> Places<K, V, V_LAST> {
+    fn places(&self) -> Places<K, V> {
         let thread = anew(thread_idx_x());
         Places::new(thread, self.first_of(thread))
     }
@@ -312,16 +304,45 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// Whether the copier brings the state of this row, behind `progress`: of a block's first row those that walk load
     /// it themselves, as they do where a block has few others, all of which end and begin at about the same time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn brings_state<S: StateElement>(&self, progress: &Progress) -> bool {
-        Self::state_bytes::<S>() > 0
-            && Places::<K, V, V_LAST>::has_runs(self.c)
+    fn brings_state(&self, progress: &Progress) -> bool {
+        state_elements([V, K], GROUPS_OF_BLOCK) > 0
+            && Places::<K, V>::has_runs(self.c)
             && self.params.rows > 2 * self.params.turns
             && progress.pieces > 0
     }
 
-    /// Bytes of a state that it brings, or 0.
-    const fn state_bytes<S: StateElement>() -> u32 {
-        state_bytes::<S, V_LAST>([V, K], GROUPS_OF_BLOCK)
+    /// The head's state that the row starts from.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn start(&self, place: &Place) -> Head {
+        let (c, step) = (self.c, &self.params.layer.step);
+        let head = (self.row.hv, self.shape());
+        if c.state_f32 != 0 {
+            place.slots.start::<F32>(c, step, head)
+        } else {
+            place.slots.start::<B16>(c, step, head)
+        }
+    }
+
+    /// The head's state that the row ends with.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn end(&self, place: &Place) -> Head {
+        let (c, step) = (self.c, &self.params.layer.step);
+        let head = (self.row.hv, self.shape());
+        if c.state_f32 != 0 {
+            place.slots.write::<F32>(c, step, head)
+        } else {
+            place.slots.write::<B16>(c, step, head)
+        }
+    }
+
+    /// Rows of a head's state, and elements of a row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn shape(&self) -> Shape {
+        if self.c.state_v_last != 0 {
+            [K, V]
+        } else {
+            [V, K]
+        }
     }
 
     /// Where it brings it.
@@ -516,15 +537,22 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// # Safety
     /// The tensors of `params` are live; a block's rows of a state are its own.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn carry<S: StateElement>(&self, place: &Place, heads: u32) {
+    pub unsafe fn carry(&self, place: &Place, heads: u32) {
         let width = 64 * GROUPS_OF_BLOCK;
-        let tile = Tile::new(V_LAST, [K, V], (self.row.tile * width, width));
+        let (c, v_last) = (self.c, self.c.state_v_last != 0);
+        let tile = Tile::new(v_last, [K, V], (self.row.tile * width, width));
         let (step, threads) = (&self.params.layer.step, (thread_idx_x(), Self::THREADS));
         let mut of = 0;
         while of < heads {
             let own = (self.of_head(of).row.hv, tile);
             // SAFETY: the caller's promise.
-            unsafe { place.slots.carry::<S>(self.c, step, own, threads) };
+            unsafe {
+                if c.state_f32 != 0 {
+                    place.slots.carry::<F32>(c, step, own, threads);
+                } else {
+                    place.slots.carry::<B16>(c, step, own, threads);
+                }
+            }
             of += 1;
         }
     }
@@ -582,16 +610,11 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// # Safety
     /// The tensors of `params` are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn checkpoint<S: StateElement, const IS_ONLY: bool>(
-        &self,
-        s: &[f32; 64],
-        span: &Span,
-        piece: Piece,
-    ) {
+    unsafe fn checkpoint<const IS_ONLY: bool>(&self, s: &[f32; 64], span: &Span, piece: Piece) {
         // SAFETY: the caller's promise.
         unsafe {
             let slot = self.checkpoint_slot::<IS_ONLY>(span, piece);
-            self.store_checkpoint::<S>(s, slot);
+            self.store_checkpoint(s, slot);
         }
     }
 
@@ -600,17 +623,14 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
     /// # Safety
     /// The tensors of `params` are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_checkpoint<S: StateElement>(&self, s: &[f32; 64], slot: u64) {
+    unsafe fn store_checkpoint(&self, s: &[f32; 64], slot: u64) {
         if is_live(
             slot,
             self.params.layer.step.write_pool_slots,
             self.c.null_slot,
         ) {
             // SAFETY: the caller's promise.
-            unsafe {
-                self.places()
-                    .store::<S>(self.c, self.checkpoint_at::<S>(slot), s)
-            };
+            unsafe { self.places().store(self.c, self.checkpoint_at(slot), s) };
         }
     }
 
@@ -649,15 +669,13 @@ impl<'a, G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS
 
     /// The block's head of a checkpoint's state, in a slot that is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn checkpoint_at<S: StateElement>(&self, slot: u64) -> Head {
+    fn checkpoint_at(&self, slot: u64) -> Head {
         let (c, pool) = (self.c, self.params.layer.step.write_pool);
-        let shape = if V_LAST { [K, V] } else { [V, K] };
-        Head::of_slot::<S>(
-            pool,
-            slot,
-            c.write_slot,
-            (self.row.hv, shape),
-            c.wide_state != 0,
-        )
+        let (stride, head, wide) = (c.write_slot, (self.row.hv, self.shape()), c.wide_state != 0);
+        if c.state_f32 != 0 {
+            Head::of_slot::<F32>(pool, slot, stride, head, wide)
+        } else {
+            Head::of_slot::<B16>(pool, slot, stride, head, wide)
+        }
     }
 }

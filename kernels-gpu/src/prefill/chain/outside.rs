@@ -79,8 +79,8 @@ fn normalised(mut x: [f32; MOST]) -> [f32; MOST] {
     x
 }
 
-impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
 {
     /// Where the warp's word `word` is in the tile, of 512.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -7,6 +7,7 @@ use super::super::operands::Shared;
 use super::super::prepare::{self, Unit};
 use super::super::rows::Span;
 use super::super::solve::SCRATCH_BYTES;
+use super::super::state;
 use super::super::values::{self, Channels};
 use super::{Chain, makes_pairs, shared_bytes};
 use crate::device::global::prefetch;
@@ -16,10 +17,9 @@ use crate::device::warpgroup::fence_shared;
 use crate::layer::Place;
 use crate::math::elements::bytes_of;
 use crate::recurrent::Gating;
-use crate::state::StateElement;
 
-impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
 {
     /// All pieces of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose
     /// operands are made here, and of `heads` value heads of its query/key head, this one and the next; two where
@@ -28,12 +28,12 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// # Safety
     /// As [`Self::walk`]'s, but for the workspace.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn walk_short<S: StateElement>(&self, place: &Place, heads: u32) {
+    pub unsafe fn walk_short(&self, place: &Place, heads: u32) {
         let has_rows = thread_idx_x() < Self::THREADS;
         let pieces = Self::pieces(&self.span);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
-            self.prefetch::<S>(place, heads);
+            self.prefetch(place, heads);
             self.keep_span();
             let mut j = 0;
             while j < pieces {
@@ -55,7 +55,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             }
             let mut of = 0;
             loop {
-                self.of_head(of).advance_short::<S>(of);
+                self.of_head(of).advance_short(of);
                 of += 1;
                 if of == heads {
                     return;
@@ -79,10 +79,9 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// Brings to L2 what is loaded late: the states of all heads of the block, long before there are registers for them;
     /// inputs and weights of a convolution, but for those of the first v; and z.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn prefetch<S: StateElement>(&self, place: &Place, heads: u32) {
+    fn prefetch(&self, place: &Place, heads: u32) {
         let (c, params) = (self.c, self.params);
         let layer = &params.layer;
-        let shape = if V_LAST { [K, V] } else { [V, K] };
         let width = 64 * GROUPS_OF_BLOCK;
         let x = (layer.x, (params.x_row, c.x_token), c.x_element);
         if c.taps != 0 {
@@ -97,12 +96,13 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         }
         let mut of = 0;
         while of < heads {
-            let hv = self.of_head(of).row.hv;
+            let own = self.of_head(of);
+            let hv = own.row.hv;
             if !place.is_fresh() {
-                let start = place.slots.start::<S>(c, &layer.step, (hv, shape));
+                let start = own.start(place);
                 // Each block of a cluster a part.
                 let mut byte = 128 * (self.row.tile * THREADS + thread_idx_x());
-                while byte < V * K * S::BYTES {
+                while byte < V * K * state::bytes_of(c) {
                     prefetch(start.address + byte as u64);
                     byte += 128 * THREADS * Self::CLUSTER;
                 }
@@ -270,15 +270,13 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// # Safety
     /// As [`Self::walk_short`]'s; the operands and v are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn advance_short<S: StateElement>(&self, of: u32) {
+    unsafe fn advance_short(&self, of: u32) {
         let (c, layer) = (self.c, &self.params.layer);
-        let shape = if V_LAST { [K, V] } else { [V, K] };
-        let head = (self.row.hv, shape);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
             let place = Place::load(c, layer, Self::kept_span().b);
-            let start = place.slots.start::<S>(c, &layer.step, head);
-            let mut s = self.places().load::<S>(c, start, !place.is_fresh());
+            let start = self.start(&place);
+            let mut s = self.places().load(c, start, !place.is_fresh());
             let mut j = 0;
             loop {
                 let span = Self::kept_span();
@@ -298,16 +296,15 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                         &mut s,
                         Self::kept_span,
                         piece.start,
-                        Self::room(j, piece.start),
+                        (Self::room(j, piece.start), G::PER_CHANNEL),
                     );
                 }
-                self.checkpoint::<S, false>(&s, &Self::kept_span(), piece);
+                self.checkpoint::<false>(&s, &Self::kept_span(), piece);
                 j += 1;
             }
             if c.update_state != 0 {
                 let place = Place::load(c, layer, Self::kept_span().b);
-                let end = place.slots.write::<S>(c, &layer.step, head);
-                self.places().store::<S>(c, end, &s);
+                self.places().store(c, self.end(&place), &s);
             }
         }
     }

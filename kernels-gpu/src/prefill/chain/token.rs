@@ -12,45 +12,45 @@ use crate::layer::norm::{normed, squares, sum_of};
 use crate::math::elements;
 use crate::math::range::{SMALL, times};
 use crate::recurrent::Gating;
-use crate::state::{StateElement, is_live};
+use crate::state::is_live;
 
-impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
 {
-    /// A row of one token, whose place is this. All threads come, which have all of the head.
+    /// A row of one token, whose place is this, of the operator that the load-time constants say, not G. All threads come,
+    /// which have all of the head.
     ///
     /// # Safety
     /// The tensors of `params` are live, and the block's shared memory is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn walk_single<S: StateElement>(&self, place: &Place) {
+    pub unsafe fn walk_single(&self, place: &Place) {
         let (c, params, span) = (self.c, self.params, self.span);
         let step = &params.layer.step;
         // SAFETY: the caller's promise; a block's head is its own.
         unsafe {
             if !place.live() {
                 self.store_zeros(1);
-            } else if const { !V_LAST && K != 96 } {
+            } else if K != 96 && c.state_v_last == 0 {
                 let checkpoint = || {
                     let slot = self.checkpoint_slot::<true>(&span, span.piece(0));
                     let keeps = is_live(slot, step.write_pool_slots, c.null_slot);
-                    keeps.then(|| self.checkpoint_at::<S>(slot))
+                    keeps.then(|| self.checkpoint_at(slot))
                 };
+                let heads = [self.start(place), self.end(place)];
                 let of = (&span, place, self.inputs);
-                single_klast::walk::<G, S, K, V>((c, params), of, self.row, checkpoint);
+                single_klast::walk::<K, V>((c, params), of, self.row, heads, checkpoint);
             } else {
                 let places = self.places();
-                let head = (self.row.hv, if V_LAST { [K, V] } else { [V, K] });
                 let staged = dynamic_shared_mem().next_multiple_of(128);
                 let room = Room {
                     staged,
                     sums: staged + single::staged_bytes(K),
                 };
-                let start = place.slots.start::<S>(c, step, head);
-                let mut s = places.load::<S>(c, start, !place.is_fresh());
-                self.advance_by_one(&mut s, || span, 0, room);
-                self.checkpoint::<S, true>(&s, &span, span.piece(0));
+                let mut s = places.load(c, self.start(place), !place.is_fresh());
+                self.advance_by_one(&mut s, || span, 0, (room, c.per_channel != 0));
+                self.checkpoint::<true>(&s, &span, span.piece(0));
                 if c.update_state != 0 {
-                    places.store::<S>(c, place.slots.write::<S>(c, step, head), &s);
+                    places.store(c, self.end(place), &s);
                 }
             }
         }
@@ -70,7 +70,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         }
     }
 
-    /// A piece that is token `t` of the row whose tokens `span` says, once more each time.
+    /// A piece that is token `t` of the row whose tokens `span` says, once more each time; each key channel has its own decay
+    /// where `per_channel`.
     ///
     /// # Safety
     /// The tensors of `params` are live; the room is free.
@@ -80,7 +81,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
         s: &mut [f32; 64],
         span: impl Fn() -> Span + Copy,
         t: u32,
-        room: Room,
+        (room, per_channel): (Room, bool),
     ) {
         let (c, params) = (self.c, self.params);
         let row = self.own_row();
@@ -93,7 +94,12 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 Self::sync_rows();
             }
             let at = (row, room.staged);
-            let o = single::advance::<G, K, V, V_LAST>(with, of, self.row, t, s, at);
+            let with = (c, params, per_channel);
+            let o = if c.state_v_last != 0 {
+                single::advance::<K, V, true>(with, of, self.row, t, s, at)
+            } else {
+                single::advance::<K, V, false>(with, of, self.row, t, s, at)
+            };
             let o = self.normed(o, span, (t, row), room.sums);
             if lane_id().is_multiple_of(4) {
                 let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));

@@ -21,10 +21,9 @@ use crate::device::warp::lane_id;
 use crate::device::warpgroup::{self, fence_shared};
 use crate::layer::Place;
 use crate::recurrent::Gating;
-use crate::state::StateElement;
 
-impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, V_LAST, GROUPS_OF_BLOCK>
+impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
 {
     /// All pieces of the launch of a row that has some, whose state is in the pool, or where the launch of those before
     /// left it.
@@ -33,11 +32,8 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
     /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to
     /// the last piece.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn walk<S: StateElement>(&self, place: &Place, progress: &mut Progress) {
+    pub unsafe fn walk(&self, place: &Place, progress: &mut Progress) {
         let (c, params) = (self.c, self.params);
-        let step = &params.layer.step;
-        let shape = if V_LAST { [K, V] } else { [V, K] };
-        let head = (self.row.hv, shape);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
             if Self::CLUSTERED {
@@ -46,10 +42,9 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             self.keep_span();
             let mut j = params.first_piece;
             let mut s = [0.0; 64];
-            let is_brought = self.brings_state::<S>(progress);
+            let is_brought = self.brings_state(progress);
             if j == 0 && !is_brought {
-                let start = place.slots.start::<S>(c, step, head);
-                s = self.places().bring::<S>(c, start, !place.is_fresh());
+                s = self.places().bring(c, self.start(place), !place.is_fresh());
             }
             // The pieces before are done, which may have been under way until now.
             wait_for_previous();
@@ -59,7 +54,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 if is_brought && !place.is_fresh() {
                     let (i, round) = (progress.pieces % STAGES, progress.pieces / STAGES);
                     wait_for_counter(Self::there(i), round);
-                    s = self.places().take::<S>(c, Self::state());
+                    s = self.places().take(c, Self::state());
                 }
                 self.places().settle(c, s)
             };
@@ -84,7 +79,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                         &mut s,
                         Self::kept_span,
                         piece.start,
-                        room,
+                        (room, G::PER_CHANNEL),
                     );
                     // What was stored to the stage is before what is copied to it.
                     fence_shared();
@@ -93,7 +88,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
                 if !Self::FREES_LATE {
                     arrive_at_counter(Self::free(i));
                 }
-                self.store_checkpoint::<S>(&s, slot);
+                self.store_checkpoint(&s, slot);
                 (j, progress.pieces) = (j + 1, progress.pieces + 1);
                 if self.is_behind(&Self::kept_span(), j) {
                     break;
@@ -114,8 +109,7 @@ impl<G: Gating, const K: u32, const V: u32, const V_LAST: bool, const GROUPS_OF_
             } else if c.update_state != 0 {
                 let place = Place::load(c, &params.layer, span.b);
                 free();
-                let end = place.slots.write::<S>(c, step, head);
-                self.places().store::<S>(c, end, &s);
+                self.places().store(c, self.end(&place), &s);
             } else {
                 free();
             }

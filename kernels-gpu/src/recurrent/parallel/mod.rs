@@ -18,7 +18,7 @@ use core::marker::PhantomData;
 use crate::constants::Element;
 use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
-use crate::launch::{Computes, Kernel, Layout};
+use crate::launch::{Computes, Kernel, Layout, States};
 use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::{Tokens, clear_rest_of_tile};
@@ -48,8 +48,10 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     const SHARED_BYTES: u32 = Map::<Self>::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::PARALLEL,
-        layout: Layout::KLast,
-        state: B16::ELEMENT,
+        states: Some(States {
+            layout: Layout::KLast,
+            element: B16::ELEMENT,
+        }),
         k: K,
         v: V,
     });
