@@ -624,9 +624,11 @@ impl Buffers {
             ..
         } = self.case;
         let (set, tokens) = (i % self.sets, drafts.tokens);
-        if drafts.parallel && (count != Count::Today || tokens > 1) {
-            step = step.options(Options::default().formulation(Formulation::Parallel));
-        }
+        let formulation = match drafts.parallel && (count != Count::Today || tokens > 1) {
+            true => Formulation::Parallel,
+            false => Formulation::Recurrent,
+        };
+        step = step.options(Options::default().formulation(formulation));
         if layer {
             let z = self.z.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?;
             let weight = self.norm_weight.tensor(0, DType::Bf16, &[dim])?;

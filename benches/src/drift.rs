@@ -201,7 +201,7 @@ impl Inputs {
             Some(ring) => ([ring.len as i32], [ring.base as i32]),
             None => ([0], [0]),
         };
-        let mut options = Options::default();
+        let mut options = Options::default().formulation(Formulation::Recurrent);
         let pending = match &mut ring {
             Some(ring) => {
                 let dims = [1, HEADS, ENTRIES, DIM];

@@ -224,7 +224,7 @@ impl Lines {
         };
         let [of_o, of_updates] = [of_o, of_updates].map(|of| (!of.is_empty()).then_some(of));
         let mut lines = Self {
-            chunked: problem.options.formulation == Formulation::Chunked,
+            chunked: problem.formulation()? == Formulation::Chunked,
             convolved: problem.convolves(),
             ..Self::default()
         };

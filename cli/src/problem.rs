@@ -6,7 +6,7 @@ use std::ops::Range;
 use gated_delta::step::pending::folds;
 use gated_delta::step::pending::max_pending;
 use gated_delta::{
-    Activation, DType, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
+    Activation, DType, Formulation, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
 };
 use gated_delta_harness::arguments::GateKind;
 
@@ -143,6 +143,14 @@ impl Problem {
     #[must_use]
     pub fn has_new(&self) -> bool {
         !self.is_commit() && !self.is_flush()
+    }
+
+    /// How a launch computes it, which follows from its tensors where nobody says so.
+    ///
+    /// # Errors
+    /// A tensor that is missing.
+    pub(crate) fn formulation(&self) -> Result<Formulation, Error> {
+        Ok(self.arguments(&self.views()?)?.work()?.formulation())
     }
 
     /// N: most tokens that are pending.

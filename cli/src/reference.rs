@@ -83,7 +83,7 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
 /// # Errors
 /// As [`truth`]'s.
 pub(crate) fn judged(problem: &Problem, stored: Option<&[f64]>) -> Result<(Truth, Allowed), Error> {
-    let tolerance = Tolerance::from(problem.options.formulation);
+    let tolerance = Tolerance::from(problem.formulation()?);
     Values::of(problem).with(problem, |step, values| {
         if problem.has_pending() {
             let (after, allowed) = judge_deferred(

@@ -110,12 +110,17 @@ impl<'a> Arbitrary<'a> for Draft {
             let bent = u.choose_index(forms.len())?;
             forms[bent].1.bend(u)?;
         }
+        let (indices, variant) = (indices(u)?, u.arbitrary()?);
+        // Last, so that the bytes of a corpus say what they said before.
+        if u.arbitrary()? {
+            arguments.options.formulation = Formulation::Auto;
+        }
         Ok(Self {
             arguments,
             forms,
             tokens: sizes.tokens,
-            indices: indices(u)?,
-            variant: u.arbitrary()?,
+            indices,
+            variant,
         })
     }
 }
@@ -154,10 +159,10 @@ fn options(u: &mut Unstructured<'_>, keeping: Keeping) -> Result<Options> {
     if rarely(u, 4)? {
         options = options.null_slot(u.int_in_range(0..=4)?);
     }
-    if parallel {
-        options = options.formulation(Formulation::Parallel);
-    }
-    Ok(options)
+    Ok(options.formulation(match parallel {
+        true => Formulation::Parallel,
+        false => Formulation::Recurrent,
+    }))
 }
 
 /// Draws the tensors of a launch.

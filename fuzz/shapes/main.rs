@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use gated_delta::{DType, Error, Library, StreamRef, Tensor, Work};
+use gated_delta::{DType, Error, Formulation, Library, MAX_TOKENS, StreamRef, Tensor, Work};
 use gated_delta_cli::HostTensor;
 use gated_delta_harness::arguments::Arguments;
 use libfuzzer_sys::fuzz_target;
@@ -122,10 +122,17 @@ fn rows_are_apart(draft: &Draft, memory: &[HostTensor]) -> bool {
         return false;
     };
     let total = memory[new.q].dims().get(1).copied().unwrap_or(0);
+    // A prefill takes rows of up to 64 tokens whatever is said of them.
+    let is_prefill =
+        draft.arguments.options.formulation == Formulation::Auto && packed.max_tokens > MAX_TOKENS;
+    let most = match is_prefill {
+        true => packed.max_tokens.max(64),
+        false => packed.max_tokens,
+    };
     let row = |pair: &[i64]| -> Option<Range<usize>> {
         let (start, end) = (pair[0].try_into().ok()?, pair[1].try_into().ok()?);
         let row = start..end;
-        (!row.is_empty() && row.len() <= packed.max_tokens && end <= total).then_some(row)
+        (!row.is_empty() && row.len() <= most && end <= total).then_some(row)
     };
     let bounds = memory[packed.cu_seqlens].to_i64();
     let mut rows: Vec<_> = bounds.windows(2).filter_map(row).collect();

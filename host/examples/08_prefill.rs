@@ -9,8 +9,7 @@ use anyhow::{Result, ensure};
 use common::engine::{Buffer, Engine};
 use common::{OUTPUT_TOLERANCE, Shape, doubles, rounded, same_bits, uniform, worst};
 use gated_delta::{
-    Formulation, Gates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Options, States,
-    Step, Work,
+    Gates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates, States, Step, Work,
 };
 use gated_delta_reference::recurrent::{Output, Recurrent, TokenGates, recurrent};
 use gated_delta_reference::{gdn, kda};
@@ -381,8 +380,7 @@ fn run<G: Gates>(
         step = step
             .packed(bounds.tensor(&[rows.len() + 1])?, total)
             .positions(positions.tensor(&[rows.len()])?)
-            .checkpoints(EVERY, kept.tensor(&[rows.len(), CHECKPOINTS])?)
-            .options(Options::default().formulation(Formulation::Chunked));
+            .checkpoints(EVERY, kept.tensor(&[rows.len(), CHECKPOINTS])?);
         // An engine has one for its largest launch.
         let elements = step.workspace_bytes()?.div_ceil(4);
         workspace = engine.buffer(&vec![f32::NAN; elements])?;

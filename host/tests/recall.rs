@@ -157,6 +157,11 @@ fn apart(dtype: DType, dims: &[usize], free: usize) -> Tensor<'static> {
     tensor(dtype, dims).with_strides(&strides).unwrap()
 }
 
+/// Token by token, unless a test says otherwise: what the library would choose goes with what is flipped.
+fn recurrent() -> Options {
+    Options::default().formulation(Formulation::Recurrent)
+}
+
 impl Sizes {
     fn keys(&self, tokens: usize) -> Tensor<'static> {
         apart(Bf16, &[self.rows, tokens, self.heads, self.dim], 3)
@@ -225,7 +230,7 @@ impl Sizes {
 
     fn step<G>(&self, gates: G, states: impl Into<States<'static>>) -> Step<'static, G> {
         let (qk, v) = (self.keys(self.tokens), self.values(self.tokens));
-        Step::new(Inputs::qkv(qk, qk, v), gates, v, states)
+        Step::new(Inputs::qkv(qk, qk, v), gates, v, states).options(recurrent())
     }
 
     fn stored(&self) -> Stored<'static> {
@@ -267,7 +272,7 @@ impl Sizes {
 
     fn gdn_commit(&self) -> GdnCommit<'static> {
         let gates = self.raw(self.previous);
-        Commit::new(self.stored(), gates, self.rows(), self.update())
+        Commit::new(self.stored(), gates, self.rows(), self.update()).options(recurrent())
     }
 
     /// D
@@ -371,7 +376,9 @@ impl Sizes {
         let x = self.projection(self.previous);
         let gates = self.raw(self.previous);
         let stored = Stored::conv(self.convolution_of(x, 4, 3));
-        Commit::new(stored, gates, self.rows(), self.update()).fresh(self.rows())
+        Commit::new(stored, gates, self.rows(), self.update())
+            .fresh(self.rows())
+            .options(recurrent())
     }
 
     fn kda_softplus(&self) -> Kda<'static> {
@@ -396,7 +403,7 @@ impl Sizes {
 
     fn kda_commit(&self) -> KdaCommit<'static> {
         let gates = self.kda(self.previous, self.lower_bound());
-        Commit::new(self.stored(), gates, self.rows(), self.update())
+        Commit::new(self.stored(), gates, self.rows(), self.update()).options(recurrent())
     }
 }
 
@@ -767,6 +774,54 @@ fn every_field_of_every_tensor_and_option_is_told_apart() {
     flip_formulation(stand_in, "KDA commit", SIZES.kda_commit());
 }
 
+/// What the library chooses is the launch that names it, and no other.
+#[test]
+fn a_choice_is_the_launch_by_name() {
+    if elsewhere_with("a_choice_is_the_launch_by_name", &[HAS_CLUSTERS]).is_some() {
+        return;
+    }
+    let stand_in = &StandIn::new();
+    fn flip<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, chosen: Formulation) {
+        let of = |formulation| with(work, |work| work.options().formulation = formulation);
+        let auto = of(Formulation::Auto);
+        assert_eq!(auto.formulation(), chosen, "{what}");
+        for named in [Formulation::Recurrent, Formulation::Parallel] {
+            let compiled = u32::from(named != chosen);
+            stand_in.flip(&format!("{what}: {named:?}"), &auto, &of(named), compiled);
+        }
+    }
+    flip(stand_in, "decode", DECODE.gdn(), Formulation::Recurrent);
+    flip(stand_in, "verify", SIZES.gdn(), Formulation::Parallel);
+    flip(
+        stand_in,
+        "resume",
+        SIZES.gdn_resume(),
+        Formulation::Parallel,
+    );
+    flip(
+        stand_in,
+        "commit",
+        SIZES.gdn_commit(),
+        Formulation::Parallel,
+    );
+    flip(stand_in, "layer", SIZES.gdn_layer(), Formulation::Parallel);
+    flip(stand_in, "KDA", SIZES.kda_resume(), Formulation::Parallel);
+
+    // A prefill, whose plan launches prefills of fewer tokens too.
+    let chosen = |tokens| Sizes { tokens, ..SIZES }.gdn().options(Options::default());
+    let named = Options::default().formulation(Formulation::Chunked);
+    stand_in.flip("prefill", &chosen(17), &chosen(17).options(named), 0);
+    stand_in.flip("verify", &chosen(8), &chosen(17), 1);
+    let library = Library::new(&stand_in.context);
+    let plan = library.plan(&chosen(17)).unwrap();
+    let before = stand_in.compiled();
+    for step in [chosen(17), chosen(3), chosen(1)] {
+        // SAFETY: the stand-in runs nothing.
+        unsafe { plan.launch(StreamRef::default_stream(), &step) }.unwrap();
+    }
+    assert_eq!(stand_in.compiled(), before);
+}
+
 /// Fresh rows, of kernels that there are without a convolution and a norm.
 #[test]
 fn fresh_rows_are_told_apart() {
@@ -838,12 +893,13 @@ fn states_that_wait_are_told_apart() {
     for (what, change) in changes {
         let other = with(pending, change);
         stand_in.flip(what, &step, &plain.pending(other), 1);
-        let flush = |pending| Flush::new(states(), pending);
+        let flush = |pending| Flush::new(states(), pending).options(recurrent());
         stand_in.flip(what, &flush(pending), &flush(other), 1);
     }
     let longer = Pending::new(rings(10), DECODE.rows(), DECODE.rows());
     stand_in.flip("R", &step, &plain.pending(longer), 1);
-    stand_in.flip("flush", &step, &Flush::new(states(), pending), 1);
+    let flush = Flush::new(states(), pending).options(recurrent());
+    stand_in.flip("flush", &step, &flush, 1);
     stand_in.refused("too many pending", &step, &plain.pending(pending.most(9)));
     assert_eq!([b, h, hv, dim], [2, 2, 4, 64]);
 }

@@ -456,21 +456,27 @@ fn the_demo_checks_a_layer() {
         "--backend",
         "sim",
     ];
-    let prompt = ("a prompt of 66", "gdn_prefill_chain_");
+    let prompt = ("a prompt of 66", ["gdn_prefill_chain_"; 2]);
     for (model, steps) in [
         (
             "qwen3-next",
             &[
                 prompt,
-                ("2 decodes", "gdn_layer_klast_"),
-                ("verify 4, resume 4", "gdn_layer_mtp_klast_"),
+                ("2 decodes", ["gdn_layer_klast_"; 2]),
+                (
+                    "verify 4, resume 4",
+                    ["gdn_layer_mtp_klast_f32", "gdn_layer_parallel_klast_bf16"],
+                ),
             ][..],
         ),
         (
             "kimi-linear",
             &[
-                ("2 decodes", "kda_layer_klast_"),
-                ("verify 4, resume 4", "kda_layer_mtp_klast_"),
+                ("2 decodes", ["kda_layer_klast_"; 2]),
+                (
+                    "verify 4, resume 4",
+                    ["kda_layer_mtp_klast_f32", "kda_layer_parallel_klast_bf16"],
+                ),
             ],
         ),
     ] {
@@ -479,13 +485,14 @@ fn the_demo_checks_a_layer() {
             .stdout;
         assert!(stdout.starts_with(&format!("{model}: ")), "{stdout}");
         assert_eq!(stdout.matches(" ok |").count(), 2 * steps.len(), "{stdout}");
-        for &(line, variant) in steps {
+        for &(line, variants) in steps {
             let lines = stdout.lines().filter(|table| table.contains(line));
-            assert_eq!(
-                lines.filter(|line| line.contains(variant)).count(),
-                2,
-                "{stdout}"
-            );
+            let lines: Vec<_> = lines.collect();
+            let of_states = lines.iter().zip(variants);
+            assert_eq!(lines.len(), 2, "{stdout}");
+            for (line, variant) in of_states {
+                assert!(line.contains(variant), "{variant}: {stdout}");
+            }
         }
         assert!(
             !stdout.contains("µs"),
@@ -614,8 +621,9 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
         (true, _) => "kda_recurrent",
     };
     let mut contents = Contents::default().with_metadata("op", op);
-    if parallel {
-        contents = contents.with_metadata("formulation", "parallel");
+    if !matches!(way, Way::Prefill) {
+        let formulation = if parallel { "parallel" } else { "recurrent" };
+        contents = contents.with_metadata("formulation", formulation);
     }
     let mut put = |random: &mut Random, name: &str, dtype: Dtype, shape: &[usize], range| {
         let values = random.floats(shape.iter().product(), range);

@@ -134,6 +134,15 @@ fn drafts_wait_too() {
         let wrote = stdout.contains("| pending.updates, written entries ");
         assert_eq!(wrote, backend != "reference", "{stdout}");
     }
+    // That is what is chosen, too.
+    for formulation in [Some("auto"), None] {
+        let chosen = match formulation {
+            Some(auto) => step.clone().with_metadata("formulation", auto),
+            None => step.clone().without_metadata("formulation"),
+        };
+        let input = chosen.write(&folder, "chosen");
+        check(&input, &["--backend", "sim"]).succeeds();
+    }
     let recurrent = step.with_metadata("formulation", "recurrent");
     let input = recurrent.write(&folder, "one");
     check(&input, &["--backend", "sim"]).refused("T with pending = 4");
@@ -434,7 +443,7 @@ fn what_contradicts_windows_that_wait_is_refused_by_name() {
             "pending.inputs and formulation = recurrent exclude each other",
             layer_drafts(1, &[0; 4])
                 .without_expected()
-                .without_metadata("formulation"),
+                .with_metadata("formulation", "recurrent"),
         ),
         (
             "pending.inputs: wanted the dtype of the windows, got f32",
@@ -475,7 +484,7 @@ fn what_contradicts_windows_that_wait_is_refused_by_name() {
             "conv_state and formulation = recurrent exclude each other",
             flush()
                 .without(&["pending.inputs"])
-                .without_metadata("formulation"),
+                .with_metadata("formulation", "recurrent"),
         ),
         (
             "W - 1 of conv_state = 6",
@@ -505,8 +514,15 @@ fn what_contradicts_a_ring_is_refused_by_name() {
             Contents::fixture(GDN).with_metadata("max_pending", "8"),
         ),
         (
+            "max_pending: wanted 1..=16, got 17",
+            waiting(GDN).with_metadata("max_pending", "17"),
+        ),
+        (
             "max_pending: wanted 1..=8, got 9",
-            waiting(GDN).with_metadata("max_pending", "9"),
+            waiting(GDN)
+                .with_metadata("op", "gdn_mtp")
+                .with_metadata("formulation", "recurrent")
+                .with_metadata("max_pending", "9"),
         ),
         (
             "tensor pending.base: gdn_prefill takes none",

@@ -16,7 +16,7 @@ fn refused(cases: impl IntoIterator<Item = (&'static str, Contents)>) {
 fn keys_that_are_unknown_or_contradict() {
     refused([
         (
-            "formulation: wanted recurrent or parallel, got \"fast\"",
+            "formulation: wanted auto, recurrent or parallel, got \"fast\"",
             mtp().with_metadata("formulation", "fast"),
         ),
         (
@@ -28,8 +28,8 @@ fn keys_that_are_unknown_or_contradict() {
             ),
         ),
         (
-            "max_tokens: wanted a number of tokens, 1 to 16, got \"17\"",
-            packed(mtp(), &[0, 3, 8]).with_metadata("max_tokens", "17"),
+            "max_tokens: wanted a number of tokens, 1 or more, got \"0\"",
+            packed(mtp(), &[0, 3, 8]).with_metadata("max_tokens", "0"),
         ),
         (
             "max_tokens: wanted none without cu_seqlens",
@@ -262,10 +262,17 @@ fn tensors_that_are_missing_or_of_other_shapes() {
             "k: wanted shape [1, total, H, K] = [1, 8, 1, 128], got [2, 4, 1, 128]",
             packed(mtp(), &[0, 3, 8]).reshaped("k", &[2, 4, 1, 128]),
         ),
-        ("T = 32 is not supported: 1 to 16", tokens(32, mtp())),
+        (
+            "T = 32 is not supported: 1 to 16",
+            tokens(32, mtp()).with_metadata("formulation", "recurrent"),
+        ),
         (
             "tokens of the longest row of cu_seqlens = 31 is not supported: 1 to 16",
-            packed(tokens(32, mtp()), &[0, 31, 32]),
+            packed(tokens(32, mtp()), &[0, 31, 32]).with_metadata("formulation", "recurrent"),
+        ),
+        (
+            "T above 16 and prev.k exclude each other",
+            tokens(32, resume(&[1])),
         ),
         (
             "row 0 writes slot 1 of state after token 1, and row 1 writes slot 1 of state",
@@ -290,6 +297,18 @@ fn tensors_that_are_missing_or_of_other_shapes() {
         ),
     ];
     refused(cases);
+}
+
+/// What nobody has named is a prefill, dense or packed.
+#[test]
+fn more_than_16_tokens_are_a_prefill() {
+    let folder = folder();
+    for contents in [tokens(32, mtp()), packed(tokens(32, mtp()), &[0, 31, 32])] {
+        let stdout = check(&contents.write(&folder, "in"), &["--backend", "sim"])
+            .succeeds()
+            .stdout;
+        assert!(stdout.contains("variant: gdn_prefill_short_"), "{stdout}");
+    }
 }
 
 /// B = 1 with that many tokens, repeated.

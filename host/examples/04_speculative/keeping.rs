@@ -6,7 +6,7 @@ use anyhow::Result;
 use bytemuck::Pod;
 use gated_delta::step::MAX_PENDING_DRAFTS;
 use gated_delta::step::pending::after;
-use gated_delta::{DeviceElement, Error, Formulation, Options, Pending, States, Tensor};
+use gated_delta::{DeviceElement, Error, Pending, States, Tensor};
 
 use crate::common::engine::{Buffer, Engine};
 use crate::model::{Model, Shape, TAPS, Tokens};
@@ -28,13 +28,11 @@ pub enum Way {
 }
 
 impl Way {
-    /// Those of one formulation, whose outputs are the same, bit for bit.
-    pub const TOKEN_BY_TOKEN: [Self; 4] = [
-        Self::Snapshots,
-        Self::TokenSlots,
-        Self::Commit,
-        Self::Resume,
-    ];
+    /// Those that keep a state after each token: token by token, whatever the states are.
+    pub const AFTER_EACH: [Self; 2] = [Self::Snapshots, Self::TokenSlots];
+
+    /// Those that keep one: of 16-bit states the tokens at once, of f32 ones token by token.
+    pub const AFTER_THE_LAST: [Self; 2] = [Self::Commit, Self::Resume];
 }
 
 /// A state and a window in each of P slots.
@@ -220,7 +218,6 @@ impl<S: DeviceElement + Pod> Keeping<S> {
                 let states = States::update(pool).slots(row_slots);
                 step.step(model, conv, states, o)?
                     .pending(rings.pending(shape, rows)?)
-                    .options(Options::default().formulation(Formulation::Parallel))
             }
             (Way::Snapshots, _) => {
                 let [states, windows] = self.spare.views()?;

@@ -33,10 +33,11 @@ impl From<Activation> for gate::Activation {
     }
 }
 
+/// Of what [`Work::formulation`](crate::Work::formulation) says; `Auto` itself computes nothing, and has the narrowest.
 impl From<Formulation> for compare::Tolerance {
     fn from(formulation: Formulation) -> Self {
         match formulation {
-            Formulation::Recurrent => Self::RECURRENT,
+            Formulation::Recurrent | Formulation::Auto => Self::RECURRENT,
             Formulation::Parallel => Self::PARALLEL,
             Formulation::Chunked => Self::CHUNKED,
         }

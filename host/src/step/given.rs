@@ -9,7 +9,8 @@ use super::pending::Flush;
 use super::request::Request;
 use super::work::sealed;
 use super::{
-    Commit, Convolution, Inputs, Options, Pending, PerToken, ReadOnly, States, Step, Stored, Update,
+    Commit, Convolution, Formulation, Inputs, Options, Pending, PerToken, ReadOnly, States, Step,
+    Stored, Update,
 };
 use crate::tensor::Tensor;
 
@@ -151,6 +152,9 @@ impl<'r, 'a> Given<'r, 'a> {
     #[inline(always)]
     fn all(self) -> &'r Request<'a> {
         self.request.present = self.present;
+        if self.request.formulation == Formulation::Auto {
+            self.request.formulation = self.request.choose();
+        }
         self.request
     }
 

@@ -56,7 +56,7 @@ impl fmt::Display for Activation {
 /// | states | a slot of `windows` | read | written |
 /// |---|---|---|---|
 /// | [`States::update`](super::States::update) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the row's last token |
-/// | the same, where the states [wait](super::Step::pending) | `[D, W − 1]` | in the slot to read | there: the window after the token, whether its state is written or not; with [`Formulation::Parallel`](super::Formulation::Parallel) where a state is written, the window before the step's tokens |
+/// | the same, where the states [wait](super::Step::pending) | `[D, W − 1]` | in the slot to read | there: the window after the token, whether its state is written or not; with [`inputs`](super::Pending::inputs) where a state is written, the window before the step's tokens |
 /// | the same, with previous tokens, and a [`Commit`](super::Commit) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the `keep` kept tokens |
 /// | [`States::read_only`](super::States::read_only) | `[D, W − 1]` | in the slot to read | nothing |
 /// | [`States::per_token`](super::States::per_token) | `[D, W − 2 + T]` | in slot `token_slots[b, 0]`: columns `a − 1 .. a + W − 2`, where a is `accepted[b]` | the same slot: columns `0 .. W − 2 + n` |
@@ -67,8 +67,11 @@ impl fmt::Display for Activation {
 /// [`Step::snapshots`](super::Step::snapshots). A row that is fresh starts from a window of zeros.
 ///
 /// Of any T. A block has all value heads of a query/key head: HV/H is at most 16, and less where its tokens, T + T', do not
-/// fit shared memory beside that. With [`Formulation::Parallel`](super::Formulation::Parallel) a cluster of blocks has them, at
-/// most 8; above 1 it takes a GPU of compute capability 9.0.
+/// fit shared memory beside that. With [`Formulation::Parallel`](super::Formulation::Parallel), which [`Formulation::Auto`] is for
+/// 2 to 8 tokens on 16-bit K-last states and HV/H up to 8, a cluster of blocks has them, at most 8; above 1 it takes a GPU of compute
+/// capability 9.0: on an older one name [`Formulation::Recurrent`](super::Formulation::Recurrent).
+///
+/// [`Formulation::Auto`]: super::Formulation::Auto
 ///
 /// A decode of an engine that keeps its windows token by token, `[P, W − 1, D]`, and whose projection has z behind x:
 ///

@@ -241,7 +241,7 @@ impl Request<'_> {
         (found.extents.new).values(norm.named_z(), heads, &mut found.z)?;
         let weight = floats(norm.named_weight(), &["V"], &[heads.v_dim])?;
         // The others take them one by one, and would be compiled twice for nothing.
-        let takes_wide = self.options.formulation != Formulation::Recurrent;
+        let takes_wide = self.formulation != Formulation::Recurrent;
         found.wide_norm = takes_wide && !found.z.narrow && weight.wide();
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A step of a layer: new tokens of every sequence, where their states start and where they go.
 //!
 //! [`Gdn`] and [`Kda`] are the steps of the two kinds of layer, [`GdnCommit`] and [`KdaCommit`] advance states alone. A
-//! decode is a step of one token; which kernels compute a step follows from the [`Formulation`], T and the options.
+//! decode is a step of one token; which kernels compute a step follows from T and the options, unless a [`Formulation`] is named.
 //!
 //! | states | where they start and go |
 //! |---|---|
@@ -23,8 +23,8 @@
 //! Each of them but the last is for any T and goes with every way of keeping states. Where there is a convolution, windows are
 //! kept as states are: see [`Convolution`].
 //!
-//! A *prefill* has any number of tokens, with [`Formulation::Chunked`], from slot to slot ([`States::update`]);
-//! snapshots and previous tokens it has not. It has options of its own:
+//! A *prefill* is a step of rows that may have more than 16 tokens, from slot to slot ([`States::update`]); snapshots and previous
+//! tokens it has not. It has options of its own, which make a prefill of any step:
 //!
 //! | option of a prefill | |
 //! |---|---|
@@ -74,6 +74,7 @@
 mod argument;
 mod check;
 mod checks;
+mod choice;
 mod constants;
 mod extent;
 mod gates;
@@ -246,7 +247,8 @@ pub enum Stored<'a> {
 pub struct Packed<'a> {
     /// `[B + 1]`, i32, i64 or u32: row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`.
     pub cu_seqlens: Tensor<'a>,
-    /// T: no row is longer. A longer one is out of range. Of a prefill, T up to 64 promises short rows, for which one
+    /// T: no row is longer. A longer one is out of range. Above 16 the step is a prefill, unless another
+    /// [formulation](Formulation) is named. Of a prefill, T up to 64 promises short rows, for which one
     /// launch without a workspace is enough; a larger one, which may be any, promises nothing, and only rows of more
     /// than 64 tokens in a launch of short ones are out of range.
     pub max_tokens: usize,
@@ -353,8 +355,8 @@ impl<'a, G> Step<'a, G> {
         self
     }
 
-    /// With states that wait: tokens stay in a ring beside them, and a state is written once in several steps. Of one token, with
-    /// [`Formulation::Parallel`] up to 8, K-last, with [`States::update`] in place. See [`Pending`].
+    /// With states that wait: tokens stay in a ring beside them, and a state is written once in several steps. Of one token, of bf16
+    /// states up to 8 (drafts), K-last, with [`States::update`] in place. See [`Pending`].
     ///
     /// A row that folds is, bit for bit, a [`Flush`] and then the step. A fresh row writes a state of zeros.
     #[must_use]

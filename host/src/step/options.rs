@@ -36,7 +36,7 @@ impl Default for Options {
             qk_l2norm: true,
             scale: None,
             null_slot: None,
-            formulation: Formulation::Recurrent,
+            formulation: Formulation::Auto,
         }
     }
 }
@@ -77,7 +77,7 @@ impl Options {
         self
     }
 
-    /// With another [formulation](Formulation) than the recurrent one.
+    /// With a [formulation](Formulation) by name, for its promise, where the library is not to choose.
     #[must_use]
     pub const fn formulation(mut self, formulation: Formulation) -> Self {
         self.formulation = formulation;
@@ -114,13 +114,32 @@ pub enum HeadMap {
     Tiled,
 }
 
-/// How the tokens of a row are computed. Whatever it is, results do not depend on B, on other rows, on the variant, or
-/// on where states go.
+/// How the tokens of a row are computed. Whatever it is, results do not depend on B, on other rows or on the variant.
+/// [The guide](crate::guide::engines#formulations) says which promise is kept by which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Formulation {
-    /// Token by token in f32: with f32 states T tokens are T launches of one token, bit for bit.
+    /// The library chooses the fastest for what is fixed for a layer and for the form of the launch:
+    ///
+    /// - a prefill (`Chunked`) where a row may have more than 16 tokens, and where there are
+    ///   [positions](super::Step::positions), [checkpoints](super::Step::checkpoints) or a [workspace](super::Step::workspace);
+    /// - the tokens at once (`Parallel`) where a row may have 2 to 8 of them, new or previous, and tensor cores take the states:
+    ///   K-last, bf16 or f16, K = 64 or 128, and none wanted after each token; with a convolution or a norm, HV/H up to 8;
+    /// - else token by token (`Recurrent`).
+    ///
+    /// How many tokens a row may have is T of dense rows, `max_tokens` of [packed](super::Step::packed) ones, and T' of previous
+    /// ones; a commit takes what the step of its T' tokens took. Neither B nor what rows hold is looked at, nor the GPU: launches
+    /// whose rows are to agree say the same bound.
+    ///
+    /// With a [ring](super::Pending) it is `Parallel`, of bf16 states, where the ring says that drafts may come: T or R − N above
+    /// 1, N above 8, `updates` in bf16, or a ring of inputs. So all of its steps and its flush agree, but for a step that only takes
+    /// single tokens on a ring with room for more: one with a convolution and without a ring of inputs, or a norm of more value
+    /// heads than drafts have kernels for. Who has such a one names `Recurrent`, in the flush too.
+    ///
+    /// [`Work::formulation`](super::Work::formulation) says what a launch takes: it has the bits of one that names that.
     #[default]
+    Auto,
+    /// Token by token in f32, up to 16 of them: with f32 states T tokens are T launches of one token, bit for bit.
     Recurrent,
     /// The tokens of a row at once, on tensor cores: K-last states in bf16 or f16 and at most 8 tokens, new or previous,
     /// without snapshots and token slots.

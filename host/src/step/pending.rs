@@ -37,11 +37,13 @@ const ALIGNMENT: usize = 16;
 /// folded = len + T > N        base' = (folded ? base + len : base) mod R        len' = (folded ? 0 : len) + kept
 /// ```
 ///
-/// A step has one token and N ≤ 8, with [`Formulation::Parallel`] up to 8 tokens, K-last bf16 states and N ≤ 16: drafts.
+/// A step has one token and N ≤ 8, with *drafts* up to 8 tokens, K-last bf16 states and N ≤ 16. They are [`Formulation::Parallel`]'s,
+/// which [`Formulation::Auto`] is for every launch of a ring that has room for them: N above 8, R above N + 1, `updates` in bf16, or
+/// `inputs`. R = N + 1 is for one token a step, with [`Formulation::Recurrent`].
 ///
-/// To reject a token is not to count it. With [`Formulation::Parallel`] that is so with a convolution too: the window of a slot
-/// waits as its state does, is written where that is, and x of the tokens since is in [`inputs`](Self::inputs). With
-/// [`Formulation::Recurrent`] a window has moved with every token, and who rejects one restores it.
+/// To reject a token is not to count it. With [`inputs`](Self::inputs) that is so with a convolution too: the window of a slot
+/// waits as its state does, is written where that is, and x of the tokens since is there. Without them a window has moved with
+/// every token, and who rejects one restores it.
 ///
 /// A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +52,7 @@ pub struct Pending<'a> {
     /// `[P, H, R, K]`, of the dtype of k, f32 where a convolution makes k, written; R at least N + T, below 65536. Here and
     /// below contiguous but for the stride of slots, and slots are 16-byte aligned, GDN's `decays` to 4.
     pub keys: Tensor<'a>,
-    /// `[P, HV, R, V]`, f32, with [`Formulation::Parallel`] bf16 too, written.
+    /// `[P, HV, R, V]`, f32, of drafts bf16 too, written.
     pub updates: Tensor<'a>,
     /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`, f32, written: log α.
     pub decays: Tensor<'a>,
@@ -59,16 +61,17 @@ pub struct Pending<'a> {
     pub len: Tensor<'a>,
     /// `[B]`, i32, i64 or u32: the entry of the first of them, below R. Where it is out of range, the row is inactive.
     pub base: Tensor<'a>,
-    /// With [`Formulation::Parallel`] and a convolution, and only there: `[P, R, D]`, of the dtype of x, written: x as it came.
+    /// Of drafts with a convolution, and only there: `[P, R, D]`, of the dtype of x, written: x as it came.
     pub inputs: Option<Tensor<'a>>,
-    /// N, the most tokens that are pending: T..=8, with [`Formulation::Parallel`] T..=16.
+    /// N, the most tokens that are pending: T..=8, of drafts T..=16.
     pub most: usize,
 }
 
 /// Folds the pending tokens of every row into its state, and does nothing else: before a state is copied or handed to
 /// whoever knows no ring. Afterwards none of them is pending.
 ///
-/// Bit for bit what a step of the same [`Formulation`] does that folds as many. It is GDN's or KDA's as `pending.decays` are.
+/// Bit for bit what a step of the same ring does that folds as many, or, where one of them names a [`Formulation`], of the same one.
+/// It is GDN's or KDA's as `pending.decays` are.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Flush<'a> {
@@ -90,7 +93,7 @@ pub const fn folds(len: usize, tokens: usize, most: usize) -> bool {
     len.saturating_add(tokens) > most
 }
 
-/// The largest N.
+/// The largest N; with [`Formulation::Auto`] that of any state, of bf16 ones it is [`MAX_PENDING_DRAFTS`].
 #[must_use]
 pub const fn max_pending(formulation: Formulation) -> usize {
     match formulation {
@@ -277,7 +280,7 @@ impl Request<'_> {
             return Ok(());
         };
         let (rows, tokens) = (found.extents.rows, found.extents.new.tokens);
-        let most = max_pending(self.options.formulation);
+        let most = max_pending(self.formulation);
         if !(tokens.max(1)..=most).contains(&pending.most) {
             let wanted = format!("{}..={most}", tokens.max(1));
             return Err(range("most of pending", wanted, pending.most));
@@ -313,10 +316,13 @@ impl Request<'_> {
         } else {
             floats_of_slots(decays, &["P", "HV", "R"], &[slots, heads.hv, entries])?
         };
-        if self.options.formulation == Formulation::Parallel {
+        if self.formulation == Formulation::Parallel {
             updates.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
         } else {
-            let wanted = "f32; bf16 is for formulation = parallel";
+            let wanted = match self.options.formulation {
+                Formulation::Auto => "f32; bf16 is for bf16 states with K = 64 or 128",
+                _ => "f32; bf16 is for formulation = parallel",
+            };
             updates.dtype(&[DType::F32], wanted)?;
         }
         decays.dtype(&[DType::F32], "f32")?;
@@ -332,20 +338,20 @@ impl Request<'_> {
         [slots, entries]: [usize; 2],
         found: &mut Found,
     ) -> Result<(), Error> {
-        let is_parallel = self.options.formulation == Formulation::Parallel;
+        let is_parallel = self.formulation == Formulation::Parallel;
         let inputs = pending.named_inputs();
         let no_windows = self.inputs.is_some() && self.conv().is_none();
         excludes(
             (inputs.is_some(), "inputs"),
-            &[(!is_parallel, "formulation = recurrent"), (no_windows, "q")],
-            "they are of windows that wait, with formulation = parallel and a convolution",
+            &[(!is_parallel, self.no_drafts_by()), (no_windows, "q")],
+            "they are of windows that wait, with drafts of bf16 states and a convolution",
         )?;
         excludes(
             (
                 self.is_flush() && self.has(Argument::Windows),
                 "windows of a flush",
             ),
-            &[(!is_parallel, "formulation = recurrent")],
+            &[(!is_parallel, self.no_drafts_by())],
             "they move with every token",
         )?;
         let (inputs, windows) = match (inputs, self.windows()) {

@@ -10,6 +10,7 @@ use gated_delta_kernels::step::LayerParams;
 use super::argument::Argument;
 use super::checks::{self, aligned_of};
 use super::launches::Launches;
+use super::options::Formulation;
 use super::pending::check_rings_aligned;
 use super::prefill::{Lengths, WORKSPACE_ALIGNMENT, check_workspace};
 use super::problem::{ByRows, Problem};
@@ -23,7 +24,8 @@ use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 
 /// A step or a commit with its kernels compiled: everything but addresses, B, P and the `total` of packed rows is
-/// settled; of a prefill, T and the workspace are not either.
+/// settled; of a prefill, T and the workspace are not either. What [`Formulation::Auto`] has chosen is settled too: a prefill's plan
+/// launches prefills, whatever their T is.
 ///
 /// Cheap to clone and to launch; it holds its [`Library`] alive. A plan of the simulator checks every launch in full,
 /// so that an engine's hot path can be tested on a CPU.
@@ -99,8 +101,8 @@ impl Plan {
         checks::batch(batch)?;
         if self.problem.is_chunked() {
             return Err(Error::Unsupported {
-                what: "Plan::raw of formulation",
-                got: "chunked".to_owned(),
+                what: "Plan::raw of",
+                got: "a prefill".to_owned(),
                 allowed: "Plan::launch, or Work::recipe",
             });
         }
@@ -146,8 +148,38 @@ impl Plan {
         stream: StreamRef<'_>,
         work: &W,
     ) -> Result<(), Error> {
+        let mut request = MaybeUninit::uninit();
+        let request = work.describe(&mut request);
+        if self.is_chosen_anew(request) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch_as_planned(stream, *request) };
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.launch_request(stream, work.describe(&mut MaybeUninit::uninit())) }
+        unsafe { self.launch_request(stream, request) }
+    }
+
+    /// Whether fewer tokens than planned would not be a prefill, by a choice that is the library's.
+    #[inline]
+    fn is_chosen_anew(&self, request: &Request<'_>) -> bool {
+        self.problem.is_chunked()
+            && !request.is_chunked()
+            && request.options.formulation == Formulation::Auto
+    }
+
+    /// [`Plan::launch`] of a prefill that by itself would not be one.
+    ///
+    /// # Safety
+    /// As [`Plan::launch`]'s.
+    #[cold]
+    #[inline(never)]
+    unsafe fn launch_as_planned(
+        &self,
+        stream: StreamRef<'_>,
+        mut request: Request<'_>,
+    ) -> Result<(), Error> {
+        request.formulation = Formulation::Chunked;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_request(stream, &request) }
     }
 
     /// [`Plan::launch`] of what `work` comes down to.

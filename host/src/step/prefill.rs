@@ -62,7 +62,7 @@ impl Lengths {
 impl Request<'_> {
     /// Whether it is a prefill.
     pub(crate) fn is_chunked(&self) -> bool {
-        self.options.formulation == Formulation::Chunked
+        self.formulation == Formulation::Chunked
     }
 
     /// Whether the caller says of packed rows that each has at most 64 tokens.
@@ -130,19 +130,17 @@ impl Request<'_> {
             (self.has(Argument::Workspace), "workspace"),
         ];
         let other = match self.options.formulation {
+            _ if self.is_chunked() => return self.check_prefill(),
             Formulation::Recurrent => "formulation = recurrent",
             Formulation::Parallel => "formulation = parallel",
-            Formulation::Chunked => return self.check_prefill(),
+            // A step that has them is a prefill by choice, unless it has a ring.
+            _ => "pending",
         };
-        excludes(
-            (true, other),
-            &of_prefill,
-            "they are of Formulation::Chunked",
-        )
+        excludes((true, other), &of_prefill, "they are of a prefill")
     }
 
     fn check_prefill(&self) -> Result<(), Error> {
-        let chunked = (true, "formulation = chunked");
+        let chunked = (true, self.chunked_by());
         excludes(
             chunked,
             &[
@@ -157,7 +155,7 @@ impl Request<'_> {
                 (self.has(Argument::Snapshots), "snapshots"),
                 (self.has(Argument::TokenSlots), "token_slots"),
             ],
-            "it keeps states at multiples of 64 tokens alone: Step::checkpoints",
+            "a prefill keeps states at multiples of 64 tokens alone: Step::checkpoints",
         )?;
         excludes(
             chunked,

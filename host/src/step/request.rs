@@ -7,7 +7,7 @@ use super::argument::Argument;
 use super::gates::GateForm;
 use super::problem::Problem;
 use super::select::{Gpu, MEASURED_ON};
-use super::{Activation, Convolution, Inputs, Norm, Options, Pending, Stored};
+use super::{Activation, Convolution, Formulation, Inputs, Norm, Options, Pending, Stored};
 use crate::Entry;
 use crate::error::Error;
 use crate::library::{Sort, TENSORS, unproved};
@@ -99,6 +99,8 @@ pub struct Request<'a> {
     /// Whether the states are [`States::ReadOnly`].
     pub(super) read_only: bool,
     pub(crate) options: &'a Options,
+    /// That of the options, or what [`Request::choose`] has chosen: never [`Formulation::Auto`] where all is given.
+    pub(crate) formulation: Formulation,
 }
 
 impl<'a> Inputs<'a> {
@@ -130,6 +132,7 @@ impl<'a> Request<'a> {
             max_tokens: 0,
             read_only: false,
             options,
+            formulation: options.formulation,
         }
     }
 
@@ -281,7 +284,7 @@ impl<'a> Request<'a> {
             | (gates.kind as u64) << 8
             | (options.state_layout as u64) << 12
             | (options.head_map as u64) << 14
-            | (options.formulation as u64) << 16
+            | (self.formulation as u64) << 16
             | activation(conv.map(|conv| conv.activation)) << 20
             | activation(self.norm.map(|norm| norm.activation)) << 24
             | variant.map_or(u64::from(u32::MAX), |entry| entry as u64) << 32;

@@ -210,9 +210,9 @@ impl Gpu {
     pub fn no_hopper(self) -> Error {
         let (major, minor) = self.compute_capability;
         Error::Unsupported {
-            what: "compute capability with formulation = chunked",
+            what: "compute capability of a prefill",
             got: format!("{major}.{minor}"),
-            allowed: "9.0, whose tensor cores (wgmma) its kernels take; up to 16 tokens a launch, formulation = recurrent runs anywhere",
+            allowed: "9.0, whose tensor cores (wgmma) its kernels take; launches of up to 16 tokens a row are none, and run anywhere",
         }
     }
 }
@@ -937,7 +937,8 @@ mod tests {
                             assert!(!entry.takes_clusters() && alone && !chunked, "{kind:?}");
                         }
                         Err(error) if chunked => {
-                            let wanted = "compute capability with formulation = chunked = 8.6 is not supported: 9.0";
+                            let wanted =
+                                "compute capability of a prefill = 8.6 is not supported: 9.0";
                             assert!(error.to_string().starts_with(wanted), "{error}");
                         }
                         Err(error) => {

@@ -1,15 +1,13 @@
 //! Which ways of keeping states exclude each other, and what a formulation computes.
 
 use super::argument::Argument;
+use super::choice::MAX_PARALLEL_TOKENS;
 use super::request::{KeptInputs, Request};
 use super::select::{Mode, Operator};
 use super::{Formulation, MAX_TOKENS, StateLayout};
 use crate::error::{Error, excludes};
 use crate::shapes::unsupported;
 use crate::tensor::DType;
-
-/// Most tokens of a row in the parallel formulation.
-const MAX_PARALLEL_TOKENS: usize = 8;
 
 impl Request<'_> {
     /// No two switches contradict each other.
@@ -82,14 +80,13 @@ impl Request<'_> {
             });
         }
         let is_layer = self.conv().is_some() || self.norm.is_some() || self.has(Argument::Windows);
-        if self.options.formulation == Formulation::Recurrent {
+        if self.formulation == Formulation::Recurrent {
             if self.pending.is_some() {
-                up_to(
-                    "T with pending",
-                    tokens,
-                    1,
-                    "1, or up to 8 with Formulation::Parallel",
-                )?;
+                let allowed = match self.options.formulation {
+                    Formulation::Auto => "1, or up to 8 of bf16 states with K = 64 or 128",
+                    _ => "1, or up to 8 with Formulation::Parallel",
+                };
+                up_to("T with pending", tokens, 1, allowed)?;
                 return Ok(match (self.gates.per_channel, is_layer) {
                     (false, false) => Operator::GdnDeferred,
                     (true, false) => Operator::KdaDeferred,
@@ -97,12 +94,11 @@ impl Request<'_> {
                     (true, true) => Operator::KdaDeferredLayer,
                 });
             }
-            up_to(
-                "T",
-                tokens,
-                MAX_TOKENS,
-                "1 to 16, or any with Formulation::Chunked",
-            )?;
+            let allowed = match self.options.formulation {
+                Formulation::Auto => "at least 1",
+                _ => "1 to 16, or any with Formulation::Chunked",
+            };
+            up_to("T", tokens, MAX_TOKENS, allowed)?;
             up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
             let (per_channel, is_one) = (self.gates.per_channel, tokens == Some(1));
             let is_one = is_one && previous_tokens.is_none();

@@ -1,5 +1,6 @@
 //! What is compiled for arguments, and which arguments are refused.
 
+mod choice;
 mod layer;
 mod layer_tokens;
 mod pending;
@@ -36,10 +37,15 @@ fn snapshots() -> Tensor<'static> {
     tensor(Bf16, &[2, 4, 4, 64, 64])
 }
 
-/// B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5.
+/// What is found token by token, whatever the library would choose.
+fn recurrent() -> Options {
+    Options::default().formulation(Formulation::Recurrent)
+}
+
+/// B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5, token by token.
 fn step<G>(gates: G) -> Step<'static, G> {
     let (qk, v) = (tensor(Bf16, &[2, 3, 2, 64]), tensor(Bf16, &[2, 3, 4, 64]));
-    Step::new(Inputs::qkv(qk, qk, v), gates, v, States::update(pool()))
+    Step::new(Inputs::qkv(qk, qk, v), gates, v, States::update(pool())).options(recurrent())
 }
 
 fn gdn() -> Gdn<'static> {
@@ -82,7 +88,9 @@ fn packed() -> Gdn<'static> {
     let of_total = |heads| tensor(Bf16, &[1, 7, heads, 64]);
     let (gate, states) = (tensor(F32, &[1, 7, 4]), States::update(pool()));
     let inputs = Inputs::qkv(of_total(2), of_total(2), of_total(4));
-    Gdn::new(inputs, GdnGates::given(gate, gate), of_total(4), states).packed(tensor(U32, &[3]), 3)
+    Gdn::new(inputs, GdnGates::given(gate, gate), of_total(4), states)
+        .packed(tensor(U32, &[3]), 3)
+        .options(recurrent())
 }
 
 fn token_slots() -> Gdn<'static> {
@@ -98,6 +106,7 @@ fn commit() -> GdnCommit<'static> {
         tensor(I32, &[2]),
         States::update(pool()),
     )
+    .options(recurrent())
 }
 
 fn with_states<G>(

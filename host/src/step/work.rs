@@ -5,6 +5,7 @@ use gated_delta_kernels::step::LayerParams;
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Recipe;
+use crate::step::Formulation;
 use crate::step::select::{Gpu, MEASURED_ON};
 
 /// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit
@@ -18,6 +19,12 @@ pub trait Work: sealed::Work {
         let request = self.request();
         let problem = request.check()?;
         Ok(problem.variants(&request.lengths()).collect())
+    }
+
+    /// How a launch of these arguments is computed: the [formulation](crate::Options::formulation) that they name, or what
+    /// [`Formulation::Auto`] is for them. Never `Auto`.
+    fn formulation(&self) -> Formulation {
+        self.request().formulation
     }
 
     /// The variant that a launch takes on an H200; [`Library::selected`](crate::Library::selected) says it of another GPU.

@@ -1,6 +1,6 @@
 //! Plans: launches with everything but addresses, B and P settled.
 
-use gated_delta::{Activation, DType, Error, HeadMap, StateLayout, Work};
+use gated_delta::{Activation, DType, Error, Formulation, HeadMap, StateLayout, Work};
 use gated_delta_harness::arguments::{GateKind, Operator};
 use gated_delta_test_support::backend::{backends, simulator};
 use gated_delta_test_support::for_all;
@@ -56,6 +56,38 @@ fn a_plan_is_for_any_number_of_rows() {
                 assert!(after == backend.run(case, None), "the plan differs");
             }
         }
+    }
+}
+
+/// What the library has chosen is planned too: fewer tokens, of which a launch would be no prefill, are a prefill by its plan.
+#[test]
+fn a_prefills_plan_launches_prefills_of_any_length() {
+    let mut families = Family::prefills();
+    families.retain(|family| family.dim == 64 && family.state != DType::F16);
+    for family in families {
+        let of = |tokens: usize, formulation: Formulation| {
+            let spec = Spec {
+                tokens,
+                ..Spec::plain(family)
+            };
+            let mut case = spec.case();
+            case.args.options = case.options.formulation(formulation);
+            case
+        };
+        let [long, short] = [20, 3].map(|tokens| of(tokens, Formulation::Auto));
+        assert_ne!(short.formulation(), Formulation::Chunked);
+        let planned = simulator().with(&long, |library, _, args| {
+            library.plan(&*args.work().unwrap()).unwrap()
+        });
+        let (plan, _) = planned.unwrap();
+        let launched = simulator().with(&short, |_, stream, args| {
+            // SAFETY: the buffers are alive until `with` has waited; the plan is of a prefill, whose T is free.
+            unsafe { plan.launch(stream, &*args.work()?) }
+        });
+        let (launched, after) = launched.unwrap();
+        launched.unwrap();
+        let by_name = of(3, Formulation::Chunked);
+        assert!(after == simulator().run(&by_name, None), "{family:?}");
     }
 }
 

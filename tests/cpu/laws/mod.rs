@@ -2,6 +2,7 @@
 //! rounding may change one.
 
 mod channels;
+mod choice;
 mod gates;
 mod heads;
 mod keeping;

@@ -185,6 +185,11 @@ impl Spec {
         self.parallel && self.conv.is_some()
     }
 
+    /// Whether the formulation is not named, where the library is to choose it: by a bit of the seed.
+    fn unnamed(&self) -> bool {
+        self.seed & 2 != 0
+    }
+
     /// Whether row b starts from zeros.
     #[must_use]
     pub fn is_fresh(&self, b: usize) -> bool {
@@ -788,9 +793,10 @@ impl Problem {
         };
         let mut options = Options::default().head_map(head_map).qk_l2norm(spec.l2norm);
         options.null_slot = spec.null_slot;
-        if spec.parallel {
-            options.formulation = Formulation::Parallel;
-        }
+        options.formulation = match spec.parallel {
+            true => Formulation::Parallel,
+            false => Formulation::Recurrent,
+        };
         let has_tokens = spec.tokens > 0;
         let convolved = spec.conv.filter(|_| has_tokens).map(|conv| Convolved {
             x: view(X),
@@ -844,9 +850,13 @@ impl Problem {
             options,
             ..Arguments::new(gates, view(POOL))
         };
-        Case {
+        let case = Case {
             buffers: self.buffers.clone(),
             args,
+        };
+        match spec.unnamed() {
+            true => case.unnamed(),
+            false => case,
         }
     }
 

@@ -51,6 +51,8 @@ pub struct Form {
     pub pools: Spacing,
     /// Gaps of one of the [`TENSORS`], whatever the others have.
     pub apart: Option<(&'static str, Spacing)>,
+    /// The formulation is not named, where the library is to choose that which the options have.
+    pub unnamed: bool,
     /// Of the gaps' sizes.
     pub seed: u64,
 }
@@ -70,6 +72,7 @@ impl Form {
         io: Spacing::Dense,
         pools: Spacing::Dense,
         apart: None,
+        unnamed: false,
         seed: 0,
     };
 
@@ -220,9 +223,13 @@ impl Layout for Problem {
             update_state: self.update_state,
             options: self.options,
         };
-        Case {
+        let case = Case {
             buffers: memory.buffers,
             args,
+        };
+        match form.unnamed {
+            true => case.unnamed(),
+            false => case,
         }
     }
 }

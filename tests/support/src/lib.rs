@@ -1,11 +1,12 @@
 //! What the tests share. Reading order: [`problem`] (values, whatever the memory), [`layout`] and [`case`] (the same in
 //! memory, with NaN in every gap), [`rows`] (what each row does), [`backend`] (launches, in the simulator and on the GPU),
-//! [`compare`] (what must have come out), [`spec`], [`slots`] and [`strategy`] (random problems), [`deferred`] (states that
+//! [`compare`] (what must have come out), [`choice`] (the formulation of who names none), [`spec`], [`slots`] and [`strategy`] (random problems), [`deferred`] (states that
 //! wait for the tokens of a ring).
 
 pub mod backend;
 pub mod buffer;
 pub mod case;
+pub mod choice;
 pub mod compare;
 pub mod deferred;
 pub mod layout;

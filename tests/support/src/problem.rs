@@ -9,6 +9,7 @@ use gated_delta_kernels::prefill;
 use gated_delta_kernels::prefill::workspace::carried_bytes;
 
 use crate::buffer::View;
+use crate::choice::is_prefill;
 
 /// A dense row-major array of floats, or of integers. NaN stands for what nobody may read.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,7 +158,11 @@ impl<T: Shaped> Sizes<T> for Arguments<T> {
     fn max_tokens(&self) -> usize {
         let tokens = self.outputs().map_or(0, |o| o.dims()[1]);
         self.packed.as_ref().map_or(tokens, |packed| {
-            if self.options.formulation != Formulation::Chunked {
+            let is_chunked = match self.options.formulation {
+                Formulation::Auto => is_prefill(self),
+                named => named == Formulation::Chunked,
+            };
+            if !is_chunked {
                 return packed.max_tokens;
             }
             // No row is longer than all of them, nor than 64 tokens where the caller says so.

@@ -274,12 +274,17 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
     let tensor = prop_oneof![select(&TENSORS[..3]), select(&TENSORS[..])];
     let apart = prop_oneof![Just(None), (tensor, spacing()).prop_map(Some)];
     let spaces = (weighted(0.3), spacing(), spacing(), apart, any::<u64>());
-    let around = ([float(), float()], [index(), index()], any::<bool>());
+    let around = (
+        [float(), float()],
+        [index(), index()],
+        any::<bool>(),
+        any::<bool>(),
+    );
     (dtypes, spaces, around).prop_map(
         move |(
             (mut qkvo, mut gates, indices),
             spaces,
-            (mut norm, [fresh, positions], token_major),
+            (mut norm, [fresh, positions], token_major, unnamed),
         )| {
             let (packed, io, pools, apart, seed) = spaces;
             if packed {
@@ -299,6 +304,7 @@ fn forms(state: DType) -> impl Strategy<Value = Form> {
                 io,
                 pools,
                 apart,
+                unnamed,
                 seed,
             }
         },

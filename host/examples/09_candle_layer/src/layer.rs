@@ -4,8 +4,8 @@ use anyhow::Result;
 use bytemuck::Pod;
 use candle_core::{DType, Device, Tensor, WithDType};
 use gated_delta::{
-    Activation, Convolution, DeviceElement, Error, Formulation, Gates, Gdn, GdnGates, Inputs, Kda,
-    KdaBeta, KdaGate, KdaGates, Norm, Options, States, Step, Work,
+    Activation, Convolution, DeviceElement, Error, Gates, Gdn, GdnGates, Inputs, Kda, KdaBeta,
+    KdaGate, KdaGates, Norm, Options, States, Step, Work,
 };
 
 use crate::common::engine::{Buffer, Engine};
@@ -120,7 +120,7 @@ impl<A: Element> Layer<A> {
         hidden: &Tensor,
         rows: &Rows,
         cache: &mut Cache<A, S>,
-        formulation: Formulation,
+        options: Options,
     ) -> Result<Tensor> {
         let Shape {
             value_heads,
@@ -154,7 +154,7 @@ impl<A: Element> Layer<A> {
                 let gates = GdnGates::raw(a, b, a_log, self.dt_bias.tensor(&[value_heads])?);
                 let step = Gdn::new(Inputs::conv(conv), gates, out, states);
                 let step = step.norm(Norm::new(z, norm_weight, eps));
-                launch(engine, step, rows, formulation)?;
+                launch(engine, step.options(options), rows)?;
             }
             Operator::Kda { forget, gate } => {
                 let f_a = projected.narrow(2, channels, dim)?;
@@ -170,7 +170,7 @@ impl<A: Element> Layer<A> {
                 let norm = Norm::new(z.tensor(&of_head)?, norm_weight, eps);
                 let step = Kda::new(Inputs::conv(conv), gates, out, states);
                 let step = step.norm(norm.activation(Activation::Sigmoid));
-                launch(engine, step, rows, formulation)?;
+                launch(engine, step.options(options), rows)?;
             }
         }
 
@@ -198,15 +198,8 @@ impl<A: Element> Layer<A> {
 }
 
 /// Launches a step of `rows`. With candle on the CPU it waits, which an engine whose work is all on one stream does not.
-fn launch<'a, G: Gates>(
-    engine: &Engine,
-    step: Step<'a, G>,
-    rows: &'a Rows,
-    formulation: Formulation,
-) -> Result<()> {
-    let step = step
-        .fresh(rows.fresh.tensor(&[rows.batch])?)
-        .options(Options::default().formulation(formulation));
+fn launch<'a, G: Gates>(engine: &Engine, step: Step<'a, G>, rows: &'a Rows) -> Result<()> {
+    let step = step.fresh(rows.fresh.tensor(&[rows.batch])?);
     // For a prompt of more than 64 tokens; an engine has one for its largest launch.
     let elements = step.workspace_bytes()?.div_ceil(size_of::<f32>());
     let mut workspace = engine.buffer(&vec![0f32; elements])?;

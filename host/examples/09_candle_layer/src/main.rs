@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use common::engine::Engine;
-use gated_delta::Formulation;
+use gated_delta::{Formulation, Options};
 use gated_delta_reference::compare::relative_error_of;
 use half::bf16;
 use layer::{Cache, Element, Layer, Rows};
@@ -55,13 +55,13 @@ fn main() -> Result<()> {
         Module::read("qwen3_next", QWEN3_NEXT, Weights::qwen3_next)?,
         Module::read("kimi_linear", KIMI_LINEAR, Weights::kimi_linear)?,
     ] {
-        for formulation in [Formulation::Recurrent, Formulation::Chunked] {
-            if formulation == Formulation::Chunked && !hopper {
+        for prompt in [Prompt::Cut, Prompt::Whole] {
+            if prompt == Prompt::Whole && !hopper {
                 println!("skipped: prefills take a GPU of compute capability 9.0");
                 continue;
             }
-            results.push(module.run::<f32, f32>(&engine, formulation)?);
-            results.push(module.run::<bf16, bf16>(&engine, formulation)?);
+            results.push(module.run::<f32, f32>(&engine, prompt)?);
+            results.push(module.run::<bf16, bf16>(&engine, prompt)?);
         }
     }
     println!(
@@ -76,6 +76,15 @@ fn main() -> Result<()> {
         "further from transformers than wanted"
     );
     Ok(())
+}
+
+/// How a prompt is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prompt {
+    /// By 16 tokens, token by token: on every GPU.
+    Cut,
+    /// At once and as the library chooses: a prefill.
+    Whole,
 }
 
 /// A module of transformers: its weights, and what it made of which inputs.
@@ -105,11 +114,7 @@ impl Module {
     }
 
     /// All steps, with activations (and windows) of `A` and states of `S`.
-    fn run<A: Element, S: Element>(
-        &self,
-        engine: &Engine,
-        formulation: Formulation,
-    ) -> Result<Outcome> {
+    fn run<A: Element, S: Element>(&self, engine: &Engine, prompt: Prompt) -> Result<Outcome> {
         let layer = Layer::<A>::new(engine, &self.weights)?;
         let mut cache = Cache::<A, S>::new(engine, &self.weights, POOL)?;
         let mut output = 0.0;
@@ -117,15 +122,18 @@ impl Module {
             let hidden = self.file.get(&format!("step{step}.hidden"))?;
             let hidden = hidden.to_dtype(A::CANDLE)?;
             let (mut outputs, tokens) = (Vec::new(), hidden.dim(1)?);
-            // A prompt of any length in chunks; token by token a launch has 16 at most.
-            let (formulation, most) = match formulation {
-                Formulation::Chunked if tokens > 1 => (formulation, tokens),
-                _ => (Formulation::Recurrent, gated_delta::MAX_TOKENS),
+            let options = Options::default();
+            let (options, most) = match prompt {
+                Prompt::Whole => (options, tokens),
+                Prompt::Cut => (
+                    options.formulation(Formulation::Recurrent),
+                    gated_delta::MAX_TOKENS,
+                ),
             };
             for start in (0..tokens).step_by(most) {
                 let part = hidden.narrow(1, start, most.min(tokens - start))?;
                 let rows = Rows::new(engine, &SLOTS, step == 0 && start == 0)?;
-                outputs.push(layer.forward(engine, &part, &rows, &mut cache, formulation)?);
+                outputs.push(layer.forward(engine, &part, &rows, &mut cache, options)?);
             }
             let wanted = self.file.get(&format!("step{step}.output"))?;
             output = f64::max(output, error(&Tensor::cat(&outputs, 1)?, wanted)?);
@@ -137,7 +145,7 @@ impl Module {
         Ok(Outcome {
             module: self.name,
             dtypes: [A::CANDLE, S::CANDLE],
-            formulation,
+            prompt,
             errors: [
                 output,
                 error(&states, self.file.get("final.state")?)?,
@@ -168,7 +176,7 @@ struct Outcome {
     module: &'static str,
     /// Of activations and windows, and of states.
     dtypes: [DType; 2],
-    formulation: Formulation,
+    prompt: Prompt,
     /// The largest of a step's outputs; of the states and the windows at the end.
     errors: [f64; 3],
 }
@@ -177,8 +185,8 @@ impl Outcome {
     /// In f32 there are the rounding errors of both sides. In bf16 x, o, the outputs and, between launches, the states
     /// are rounded. In chunks factors of products have 11 bits, and the bounds are the goals of docs/prefill.md.
     fn wanted(&self) -> [f64; 3] {
-        match (self.dtypes, self.formulation) {
-            ([DType::F32, _], Formulation::Chunked) => [2.5e-3, 2e-3, 1e-4],
+        match (self.dtypes, self.prompt) {
+            ([DType::F32, _], Prompt::Whole) => [2.5e-3, 2e-3, 1e-4],
             ([DType::F32, _], _) => [1e-4; 3],
             _ => [2e-2; 3],
         }
@@ -193,10 +201,10 @@ impl Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [activations, states] = self.dtypes.map(|dtype| dtype.as_str());
-        let formulation = format!("{:?}", self.formulation);
+        let prompt = format!("{:?}", self.prompt);
         write!(
             f,
-            "{:12} {activations:11} {states:6} {formulation:10}",
+            "{:12} {activations:11} {states:6} {prompt:10}",
             self.module
         )?;
         for (error, wanted) in self.errors.iter().zip(self.wanted()) {

@@ -116,7 +116,7 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     let (gate, o) = (tensor(F32, &[2, 1, 4]), tensor(Bf16, &[2, 1, 4, 64]));
     let decode = |states: States<'static>| {
         let inputs = Inputs::conv(one);
-        Gdn::new(inputs, GdnGates::given(gate, gate), o, states)
+        Gdn::new(inputs, GdnGates::given(gate, gate), o, states).options(recurrent())
     };
     let update = || decode(States::update(pool()).into());
     let slots = States::per_token(pool(), tensor(I32, &[2, 1]));

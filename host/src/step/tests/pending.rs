@@ -25,7 +25,9 @@ fn decode() -> Gdn<'static> {
     let gate = tensor(Bf16, &[2, 1, 4]);
     let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
     let inputs = Inputs::qkv(of(2), of(2), of(4));
-    Gdn::new(inputs, GdnGates::given(gate, gate), of(4), states).pending(rings(9))
+    Gdn::new(inputs, GdnGates::given(gate, gate), of(4), states)
+        .pending(rings(9))
+        .options(recurrent())
 }
 
 /// So many drafts at once.
@@ -41,12 +43,14 @@ fn drafts(tokens: usize) -> Gdn<'static> {
 
 /// A decode with a convolution, a norm and fresh rows.
 fn layer() -> Gdn<'static> {
-    layer::layer().pending(rings_of(F32, 9))
+    layer::layer()
+        .pending(rings_of(F32, 9))
+        .options(recurrent())
 }
 
 fn flush() -> Flush<'static> {
     let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
-    Flush::new(states, rings(9))
+    Flush::new(states, rings(9)).options(recurrent())
 }
 
 #[test]

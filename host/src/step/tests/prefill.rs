@@ -207,7 +207,7 @@ fn what_a_prefill_is_not_for_is_refused_by_name() {
 
 #[test]
 fn what_is_of_a_prefill_alone_is_refused_elsewhere() {
-    let why = "they are of Formulation::Chunked";
+    let why = "they are of a prefill";
     for (formulation, name) in [
         (Formulation::Recurrent, "formulation = recurrent"),
         (Formulation::Parallel, "formulation = parallel"),
@@ -231,7 +231,7 @@ fn what_is_of_a_prefill_alone_is_refused_elsewhere() {
     }
 }
 
-/// The error says which formulation has no such limit.
+/// The error says which formulation has no such limit, to who has named another one.
 #[test]
 fn more_than_16_tokens_name_the_formulation_that_takes_them() {
     for (formulation, parts) in [
@@ -260,6 +260,7 @@ fn more_than_16_tokens_name_the_formulation_that_takes_them() {
     let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
     let (qk, v) = (tensor(Bf16, &[2, 17, 2, 64]), tensor(Bf16, &[2, 17, 4, 64]));
     let step = Kda::new(Inputs::qkv(qk, qk, v), gates, v, States::update(pool()));
+    let step = step.options(recurrent());
     let message = step.bytes().unwrap_err().to_string();
     let wanted = "T = 17 is not supported: 1 to 16, or any with Formulation::Chunked";
     assert_eq!(message, wanted);

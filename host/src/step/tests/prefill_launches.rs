@@ -304,7 +304,7 @@ fn another_gpu_than_hopper_is_refused_by_name() {
         for step in [full(), dense(16)] {
             let message = step.recipe_for(132, capability).unwrap_err().to_string();
             let wanted = format!(
-                "compute capability with formulation = chunked = {}.{} is not supported: 9.0",
+                "compute capability of a prefill = {}.{} is not supported: 9.0",
                 capability.0, capability.1
             );
             assert!(message.starts_with(&wanted), "{message}");

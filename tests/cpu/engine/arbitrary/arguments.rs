@@ -185,16 +185,18 @@ pub fn arguments(
     } else {
         HeadMap::Grouped
     };
-    if flag() && flag() {
-        options.formulation = match flag() {
-            true => Formulation::Parallel,
-            false => Formulation::Chunked,
+    if flag() {
+        options.formulation = match [flag(), flag()] {
+            [true, true] => Formulation::Parallel,
+            [true, false] => Formulation::Chunked,
+            [false, _] => Formulation::Recurrent,
         };
     }
     if waits {
-        options.formulation = match flag() {
-            true => Formulation::Parallel,
-            false => Formulation::Recurrent,
+        options.formulation = match [flag(), flag()] {
+            [true, _] => Formulation::Parallel,
+            [false, true] => Formulation::Recurrent,
+            [false, false] => Formulation::Auto,
         };
     }
     (options.scale, options.null_slot) = (scale, null_slot);

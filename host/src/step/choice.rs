@@ -1,0 +1,183 @@
+//! How a launch is computed whose caller leaves that to the library.
+
+use super::argument::Argument;
+use super::request::Request;
+use super::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
+use crate::tensor::{DType, Tensor};
+
+/// Most tokens of a row in the parallel formulation.
+pub(super) const MAX_PARALLEL_TOKENS: usize = 8;
+
+/// Most value heads of a query/key head that the parallel formulation takes with a convolution or a norm.
+const MAX_PARALLEL_RATIO: usize = 8;
+
+/// The same of KDA with deferred states.
+const MAX_DEFERRED_KDA_RATIO: usize = 4;
+
+/// The tensors that a prefill alone has.
+const OF_PREFILL: u64 = 1 << Argument::Positions as u32
+    | 1 << Argument::CheckpointSlots as u32
+    | 1 << Argument::Workspace as u32;
+
+/// The tensors that want a state after each token.
+const OF_EACH_TOKEN: u64 = 1 << Argument::Snapshots as u32 | 1 << Argument::TokenSlots as u32;
+
+impl Request<'_> {
+    /// What [`Formulation::Auto`] is for these arguments: the first row that holds. T is the most new tokens of a row that may
+    /// come (of packed rows `max_tokens`), T' the same of previous tokens; 0 where there are none.
+    ///
+    /// | arguments | formulation |
+    /// |---|---|
+    /// | a step without a ring: T above 16, positions, checkpoints or a workspace | `Chunked` |
+    /// | states that the tensor cores do not take (f32, V-last, K = 96, of KDA K = 64, with a ring f16), T or T' above 8, snapshots or token slots | `Recurrent` |
+    /// | with a ring: T above 1, N above 8, `updates` in bf16, `inputs`, or a flush's windows | `Parallel` |
+    /// | with a ring: a convolution, whose window moves with every token | `Recurrent` |
+    /// | with a ring: R above N + 1, so that more than one token may come | `Parallel` |
+    /// | with a ring: R = N + 1 | `Recurrent` |
+    /// | T or T' above 1 | `Parallel` |
+    /// | else | `Recurrent` |
+    ///
+    /// Where a convolution or a norm has more value heads to a query/key head than a cluster of blocks takes (8; of KDA with
+    /// a ring 4) a launch that could be `Parallel` is `Recurrent`.
+    ///
+    /// It follows from what is fixed for a layer and from the form of the launch: never from B, rows, lengths, addresses,
+    /// contents or the GPU, so that neither do bits. A commit has the choice of the step whose T its T' is. What is said of a ring
+    /// is the same for all of its steps and for its flush, so that a step that folds has the bits of a flush, but for a
+    /// convolution of single tokens whose ring has R above N + 1.
+    ///
+    /// It is made for every launch before any check: of tensors of wrong dims it may be any.
+    #[inline]
+    pub(super) fn choose(&self) -> Formulation {
+        let is_step = self.inputs.is_some();
+        let tokens = if is_step { self.bound() } else { 0 };
+        if is_step
+            && self.pending.is_none()
+            && (tokens > MAX_TOKENS || self.present & OF_PREFILL != 0)
+        {
+            return Formulation::Chunked;
+        }
+        let previous = self.stored.map_or(0, bound_of_stored);
+        let most = tokens.max(previous);
+        if most > MAX_PARALLEL_TOKENS
+            || self.present & OF_EACH_TOKEN != 0
+            || !self.has_parallel_states()
+        {
+            return Formulation::Recurrent;
+        }
+        let is_parallel = match self.pending {
+            None => most > 1 && self.fits_clusters(),
+            Some(pending) => self.is_ring_parallel(pending, tokens),
+        };
+        match is_parallel {
+            true => Formulation::Parallel,
+            false => Formulation::Recurrent,
+        }
+    }
+
+    /// T of a step.
+    #[inline]
+    fn bound(&self) -> usize {
+        match self.has(Argument::CuSeqlens) {
+            true => self.max_tokens,
+            false => self
+                .tensor(Argument::O)
+                .map_or(0, |o| dim(o, 1).unwrap_or(0)),
+        }
+    }
+
+    /// The parallel formulation has kernels for such states.
+    #[inline]
+    fn has_parallel_states(&self) -> bool {
+        let pool = self.pool().tensor;
+        let is_16_bit = match pool.dtype() {
+            DType::Bf16 => true,
+            DType::F16 => self.pending.is_none(),
+            _ => false,
+        };
+        is_16_bit
+            && self.options.state_layout == StateLayout::KLast
+            && match dim(pool, 3) {
+                Some(64) => !self.gates.per_channel,
+                k => k == Some(128),
+            }
+    }
+
+    /// Whether the steps of a ring, and its flush, are of drafts.
+    fn is_ring_parallel(&self, pending: &Pending<'_>, tokens: usize) -> bool {
+        let is_of_drafts = tokens > 1
+            || pending.most > MAX_PENDING
+            || pending.updates.dtype() == DType::Bf16
+            || pending.inputs.is_some()
+            || self.is_flush() && self.has(Argument::Windows);
+        let entries = dim(&pending.keys, 2).unwrap_or(0);
+        let may_be = || {
+            self.conv.is_none() && entries > pending.most.saturating_add(1) && self.fits_clusters()
+        };
+        is_of_drafts || may_be()
+    }
+
+    /// A cluster of blocks has room for the value heads of a query/key head, where they are computed together.
+    fn fits_clusters(&self) -> bool {
+        if self.conv.is_none() && self.norm.is_none() && !self.has(Argument::Windows) {
+            return true;
+        }
+        let pool = self.pool().tensor;
+        let heads = match (self.inputs, self.stored, self.conv) {
+            (_, _, Some(conv)) => Some(conv.heads),
+            (Some(Inputs::Qkv { q, .. }), _, _) => dim(q, 2),
+            (_, Some(Stored::Kv { k, .. }), _) => dim(k, 2),
+            _ => self.pending.and_then(|pending| dim(&pending.keys, 1)),
+        };
+        let most = match self.pending {
+            Some(_) if self.gates.per_channel => MAX_DEFERRED_KDA_RATIO,
+            _ => MAX_PARALLEL_RATIO,
+        };
+        let most = heads.unwrap_or(0).saturating_mul(most);
+        dim(pool, 1).unwrap_or(0) <= most
+    }
+}
+
+/// What errors call a choice.
+impl Request<'_> {
+    /// What makes a prefill of it.
+    pub(super) fn chunked_by(&self) -> &'static str {
+        let of_prefill = [
+            (Argument::Positions, "positions"),
+            (Argument::CheckpointSlots, "checkpoints"),
+            (Argument::Workspace, "workspace"),
+        ];
+        let given = of_prefill.into_iter().find(|(it, _)| self.has(*it));
+        match (self.options.formulation, given) {
+            (Formulation::Auto, Some((_, name))) => name,
+            (Formulation::Auto, None) => "T above 16",
+            _ => "formulation = chunked",
+        }
+    }
+
+    /// Why no drafts are deferred.
+    pub(super) fn no_drafts_by(&self) -> &'static str {
+        match (self.options.formulation, self.pool().tensor.dtype()) {
+            (Formulation::Auto, DType::F32) => "an f32 state",
+            (Formulation::Auto, DType::F16) => "an f16 state",
+            (Formulation::Auto, _) if self.gates.per_channel => "KDA with another K than 128",
+            (Formulation::Auto, _) => "K = 96",
+            _ => "formulation = recurrent",
+        }
+    }
+}
+
+/// T' of previous tokens.
+#[inline]
+fn bound_of_stored(stored: &Stored<'_>) -> usize {
+    let first = match stored {
+        Stored::Kv { k, .. } => k,
+        Stored::X { x } => x,
+        Stored::Conv(conv) => &conv.x,
+    };
+    dim(first, 1).unwrap_or(0)
+}
+
+#[inline]
+fn dim(tensor: &Tensor<'_>, dim: usize) -> Option<usize> {
+    tensor.dims().get(dim).copied()
+}
