@@ -21,6 +21,7 @@ use std::fmt;
 
 use crate::error::Error;
 use crate::norm::{GatedNorm, gated_norm};
+use crate::sum::sum_of;
 
 /// What a result is stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,14 @@ impl DType {
         let exponent = (x.to_bits() >> 52 & 0x7ff) as i32 - 1023;
         let biased = exponent.max(smallest) - bits + 1023;
         f64::from_bits((biased as u64) << 52)
+    }
+
+    /// A value that rounding leaves finite, and all smaller ones: a power of two.
+    const fn large(self) -> f64 {
+        match self {
+            Self::F32 | Self::Bf16 => f64::from_bits((1023 + 126) << 52),
+            Self::F16 => f64::from_bits((1023 + 14) << 52),
+        }
     }
 
     /// The nearest value, an even one of two; infinite where there is none so large.
@@ -225,9 +234,15 @@ pub fn of_decays(exact: &[f64], decaying_more: &[f64]) -> f64 {
 /// The norm of what two results differ by, of what is finite.
 #[must_use]
 pub fn change(exact: &[f64], other: &[f64]) -> f64 {
-    let changes = exact.iter().zip(other).map(|(x, y)| x - y);
-    let changes: Vec<f64> = changes.filter(|change| change.is_finite()).collect();
-    norm(&changes)
+    let square = |x: f64, y: f64| {
+        let change = x - y;
+        if change.is_finite() {
+            change * change
+        } else {
+            0.0
+        }
+    };
+    sum_of(exact, other, square).sqrt()
 }
 
 /// What a norm's own arithmetic may add to its results, as a part of them: a root and a quotient, an exponential, and
@@ -272,13 +287,19 @@ pub const COMPUTED_IN_CHUNKS: f64 = 5e-6;
 /// The L2 norm; NaN or infinite where an element is.
 #[must_use]
 pub fn norm(values: &[f64]) -> f64 {
-    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+    sum_of(values, values, |x, y| x * y).sqrt()
 }
 
 /// How far `got` is from being the rounding of `exact` to `dtype`; infinite where either is NaN, or where one alone is
 /// infinite after the rounding.
 #[must_use]
 pub fn excess(got: f64, exact: f64, dtype: DType) -> f64 {
+    let half_ulp = dtype.half_ulp(got.abs().max(exact.abs()));
+    let off = (got - exact).abs();
+    // No rounding of it is infinite.
+    if off <= half_ulp && exact.abs() < dtype.large() {
+        return 0.0;
+    }
     let rounded = dtype.round(exact);
     if got == rounded {
         return 0.0;
@@ -286,8 +307,7 @@ pub fn excess(got: f64, exact: f64, dtype: DType) -> f64 {
     if !got.is_finite() || !rounded.is_finite() {
         return f64::INFINITY;
     }
-    let half_ulp = dtype.half_ulp(got.abs().max(exact.abs()));
-    ((got - exact).abs() - half_ulp).max(0.0)
+    (off - half_ulp).max(0.0)
 }
 
 /// A result that is further from the truth than it may be.
@@ -333,15 +353,21 @@ pub fn within(got: &[f64], exact: &[f64], dtype: DType, allowed: f64) -> Result<
         .zip(exact)
         .map(|(&got, &exact)| excess(got, exact, dtype))
         .collect();
-    let (off, element) = if got.len() == exact.len() {
-        let worst = (0..got.len()).max_by(|&i, &j| excesses[i].total_cmp(&excesses[j]));
-        (norm(&excesses), worst.unwrap_or(0))
+    let is_whole = got.len() == exact.len();
+    let off = if is_whole {
+        norm(&excesses)
     } else {
-        (f64::INFINITY, excesses.len())
+        f64::INFINITY
     };
     if off <= allowed && allowed.is_finite() {
         return Ok(if allowed > 0.0 { off / allowed } else { 0.0 });
     }
+    let worst = (0..excesses.len()).max_by(|&i, &j| excesses[i].total_cmp(&excesses[j]));
+    let element = if is_whole {
+        worst.unwrap_or(0)
+    } else {
+        excesses.len()
+    };
     let at = |values: &[f64]| values.get(element).copied().unwrap_or(f64::NAN);
     Err(TooFar {
         off,

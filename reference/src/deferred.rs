@@ -3,7 +3,7 @@
 use crate::compare::norm;
 use crate::error::{Error, check_length};
 use crate::layer::{Layer, Pools};
-use crate::recurrence::recurrence;
+use crate::recurrence::{decays, take};
 use crate::recurrent::Recurrent;
 
 /// Steps of rows whose slots have pending tokens: with T = 0, flushes.
@@ -254,14 +254,19 @@ impl Deferred<'_> {
             1
         };
         let ring = |heads: usize, of_entry: usize| [slots, heads, entries, of_entry];
-        let (keys, updates, decays) = (
+        let (keys, updates, of_decays) = (
             ring(step.heads, step.key_dim),
             ring(step.value_heads, step.value_dim),
             ring(step.value_heads, channels),
         );
         check_length("keys", "[P, H, R, K]", &keys, rings.keys.len())?;
         check_length("updates", "[P, HV, R, V]", &updates, rings.updates.len())?;
-        check_length("decays", "[P, HV, R, 1 or K]", &decays, rings.decays.len())?;
+        check_length(
+            "decays",
+            "[P, HV, R, 1 or K]",
+            &of_decays,
+            rings.decays.len(),
+        )?;
 
         let mut after = After {
             o: vec![0.0; step.v.len()],
@@ -290,10 +295,11 @@ impl Deferred<'_> {
                 for j in 0..len {
                     let key = &rings.keys[at(h, keys, j)..][..step.key_dim];
                     let update = &rings.updates[at(hv, updates, j)..][..step.value_dim];
-                    let decay = &rings.decays[at(hv, decays, j)..][..channels];
+                    let decay = decays(&rings.decays[at(hv, of_decays, j)..][..channels]);
+                    let decay: Vec<f64> = (0..step.key_dim).map(|c| decay[c % channels]).collect();
                     for (row, u) in state.chunks_exact_mut(step.key_dim).zip(update) {
                         for (c, s) in row.iter_mut().enumerate() {
-                            *s = *s * decay[c % channels].exp() + u * key[c];
+                            *s = *s * decay[c] + u * key[c];
                         }
                     }
                 }
@@ -312,9 +318,10 @@ impl Deferred<'_> {
                         true => (raw.iter().map(|k| k * k).sum::<f64>() + 1e-6).sqrt(),
                         false => 1.0,
                     };
+                    let decay = decays(&of_token.log_decay);
                     let decayed = state.chunks_exact(step.key_dim).map(|row| {
-                        let products = row.iter().zip(&of_token.log_decay).zip(&of_token.k);
-                        products.map(|((s, g), k)| s * g.exp() * k).sum::<f64>()
+                        let products = row.iter().zip(&decay).zip(&of_token.k);
+                        products.map(|((s, decay), k)| s * decay * k).sum::<f64>()
                     });
                     let u: Vec<f64> = decayed
                         .zip(&of_token.v)
@@ -323,14 +330,11 @@ impl Deferred<'_> {
                     let left = &mut after.rings;
                     left.keys[at(h, keys, len + t)..][..step.key_dim].copy_from_slice(raw);
                     left.updates[at(hv, updates, len + t)..][..step.value_dim].copy_from_slice(&u);
-                    left.decays[at(hv, decays, len + t)..][..channels]
+                    left.decays[at(hv, of_decays, len + t)..][..channels]
                         .copy_from_slice(&of_token.log_decay[..channels]);
-                    let Some(done) = recurrence(&state, &[of_token])?.pop() else {
-                        continue;
-                    };
+                    let read = take(&mut state, &of_token)?;
                     let o = (token * step.value_heads + hv) * step.value_dim;
-                    after.o[o..][..step.value_dim].copy_from_slice(&done.o);
-                    state = done.state;
+                    after.o[o..][..step.value_dim].copy_from_slice(&read);
                 }
             }
         }

@@ -11,15 +11,16 @@ pub use deferred::{AllowedOfRings, judge_deferred};
 use deferred::add_changes;
 
 use crate::compare::{
-    KEY, MORE_DECAY, TAP, TERM, Tolerance, change, norm, of_decays, of_keys, of_norm, of_terms,
+    KEY, MORE_DECAY, TAP, TERM, Tolerance, change, of_decays, of_keys, of_norm, of_terms,
 };
 use crate::conv::Conv;
 use crate::error::{Error, Tokens};
 use crate::heads::Heads;
 use crate::layer::{Convolved, Layer, Pools, Projection};
 use crate::norm::{GatedNorm, gated_norm};
-use crate::recurrence::{Token, recurrence};
-use crate::recurrent::{Around, Output, Recurrent, Row, advance};
+use crate::recurrence::{Token, decays, take};
+use crate::recurrent::{Around, Output, Recurrent, Row, begin};
+use crate::sum::sum_of;
 
 /// How far results may be from the truth before they are rounded to their dtype: norms of differences.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -159,8 +160,14 @@ fn walk(
                 round_state: |s| s,
                 ..*step
             };
-            let mut heads = Walk::of(step, tokens, pools, around, tolerance)?;
-            let active = heads.rows(tokens, pools, around, stored)?;
+            let (mut heads, rows) = Walk::of(step, tokens, pools, around, tolerance)?;
+            let mut active = Vec::new();
+            for row in rows {
+                for hv in 0..step.value_heads {
+                    heads.row(&row, hv, pools.states, stored)?;
+                }
+                active.extend(row.tokens);
+            }
             let o = std::mem::take(&mut heads.after.o);
             Ok((o, (heads.after, heads.allowed, active)))
         },
@@ -196,15 +203,15 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
+    /// Before the rows, which are returned.
     fn of(
         step: &'a Recurrent<'a>,
         tokens: Tokens,
         pools: &Pools,
         around: Around,
         tolerance: Option<&'a Tolerance>,
-    ) -> Result<Self, Error> {
-        let (states, write_states) = pools.states();
-        let after = advance(step, tokens, states, write_states, pools.snapshots, around)?;
+    ) -> Result<(Self, Vec<Row>), Error> {
+        let (after, rows) = begin(step, tokens, pools.states(), pools.snapshots, around)?;
         let len = step.key_dim * step.value_dim;
         let nothing = |elements: usize, of_each: usize| vec![0.0; elements / of_each];
         let snapshots = after.snapshots.as_ref().map_or(0, Vec::len);
@@ -213,38 +220,14 @@ impl<'a> Walk<'a> {
             states: nothing(after.pool.len(), len),
             snapshots: nothing(snapshots, len),
         };
-        Ok(Self {
+        let walk = Self {
             step,
             heads: step.sizes(),
             tolerance,
             after,
             allowed,
-        })
-    }
-
-    /// All rows; the tokens of those that are active.
-    fn rows(
-        &mut self,
-        tokens: Tokens,
-        pools: &Pools,
-        around: Around,
-        stored: Option<&[f64]>,
-    ) -> Result<Vec<usize>, Error> {
-        let (states, write_states) = pools.states();
-        let slots = (
-            self.heads.slots_of("read_pool", states)?,
-            self.heads.slots_of("write_pool", write_states)?,
-        );
-        let rows = self.step.rows(tokens.count, slots, around);
-        let rows = rows.iter().filter_map(|(_, row)| row.as_ref());
-        let mut active = Vec::new();
-        for row in rows {
-            for hv in 0..self.step.value_heads {
-                self.row(row, hv, states, stored)?;
-            }
-            active.extend(row.tokens.clone());
-        }
-        Ok(active)
+        };
+        Ok((walk, rows))
     }
 
     fn row(
@@ -265,25 +248,32 @@ impl<'a> Walk<'a> {
             for token in (row.b * previous.tokens..).take(keep) {
                 head.advance(&step.previous_token(previous, token, hv))?;
             }
-            self.allowed.states[slot * value_heads + hv] = head.of_state();
+            heads.store(&mut self.after.pool, slot, hv, &head.exact);
+            self.allowed.states[slot * value_heads + hv] = head.off().of_state();
             if let Some(stored) = stored {
                 head = from(heads.load(stored, slot, hv));
             }
+        }
+        if let Some(end) = row.end {
+            heads.store(&mut self.after.pool, end, hv, &head.exact);
         }
         for (t, token) in row.tokens.clone().enumerate() {
             let of_token = step.token(token, hv);
             let o = head.advance(&of_token)?;
             let i = token * value_heads + hv;
             self.after.o[i * width..][..width].copy_from_slice(&o);
-            self.allowed.o[i] = head.of_output(&of_token.q);
+            let off = head.off();
+            self.allowed.o[i] = off.of_output(&of_token.q);
             let besides = row.checkpoints.iter().filter(|(at, _)| *at == t);
             for &slot in besides.map(|(_, slot)| slot).chain(&row.stores[t]) {
                 heads.store(&mut self.after.pool, slot, hv, &head.exact);
-                self.allowed.states[slot * value_heads + hv] = head.of_state();
+                self.allowed.states[slot * value_heads + hv] = off.of_state();
             }
-            if let (Some(steps), Some(_)) = (step.snapshot_steps, &self.after.snapshots) {
+            if let (Some(steps), Some(snapshots)) = (step.snapshot_steps, &mut self.after.snapshots)
+            {
                 let entry = row.b * steps + t;
-                self.allowed.snapshots[entry * value_heads + hv] = head.of_state();
+                heads.store(snapshots, entry, hv, &head.exact);
+                self.allowed.snapshots[entry * value_heads + hv] = off.of_state();
             }
         }
         Ok(())
@@ -327,18 +317,18 @@ impl<'a> Head<'a> {
                 .log_decay
                 .iter_mut()
                 .for_each(|g| *g *= 1.0 + MORE_DECAY);
-            apply(state, &token)?;
+            take(state, &token)?;
         }
         if let Some(state) = &mut self.keys_off {
             let mut token = token.clone();
             for k in &mut token.k {
                 *k *= 1.0 + self.signs.next() * KEY;
             }
-            apply(state, &token)?;
+            take(state, &token)?;
         }
         if let Some(state) = &mut self.terms_off {
             let terms = Terms::of(state, token);
-            apply(state, token)?;
+            take(state, token)?;
             for (s, term) in state.iter_mut().zip(terms.of_state) {
                 *s += self.signs.next() * TERM * term;
             }
@@ -350,13 +340,44 @@ impl<'a> Head<'a> {
             let terms = Terms::of(&self.exact, token);
             self.largest = finite(terms.of_update).max(self.largest);
         }
-        apply(&mut self.exact, token)
+        take(&mut self.exact, token)
     }
 
+    /// How far the state is off, and what is read from it.
+    fn off(&self) -> Off<'a> {
+        let of = |other: &Option<Vec<f64>>, of: fn(&[f64], &[f64]) -> f64| {
+            other.as_ref().map_or(0.0, |other| of(&self.exact, other))
+        };
+        Off {
+            tolerance: self.tolerance,
+            size: self.tolerance.map_or(0.0, |_| finite_norm(&self.exact)),
+            keys: of(&self.keys_off, of_keys),
+            terms: of(&self.terms_off, of_terms),
+            decays: of(&self.decaying_more, of_decays),
+            largest: self.largest,
+        }
+    }
+}
+
+/// What errors of a state come from.
+struct Off<'a> {
+    /// Without it nothing is off.
+    tolerance: Option<&'a Tolerance>,
+    /// The norm of the state.
+    size: f64,
+    /// [`of_keys`], [`of_terms`], [`of_decays`]
+    keys: f64,
+    terms: f64,
+    decays: f64,
+    /// [`Head::largest`]
+    largest: f64,
+}
+
+impl Off<'_> {
     /// How far the state may be off.
     fn of_state(&self) -> f64 {
         self.tolerance.map_or(0.0, |tolerance| {
-            self.off(tolerance, tolerance.state) + tolerance.least * self.largest
+            self.by(tolerance, tolerance.state) + tolerance.least * self.largest
         })
     }
 
@@ -365,19 +386,15 @@ impl<'a> Head<'a> {
         self.tolerance.map_or(0.0, |tolerance| {
             let q = finite_norm(q);
             // What factors with q̂ in them lose does not shrink with it.
-            self.off(tolerance, tolerance.output) * q + tolerance.least * self.largest * q.max(1.0)
+            self.by(tolerance, tolerance.output) * q + tolerance.least * self.largest * q.max(1.0)
         })
     }
 
     /// How far the state is off where rounding makes an error of `part` of it.
-    fn off(&self, tolerance: &Tolerance, part: f64) -> f64 {
-        let of = |other: &Option<Vec<f64>>, of: fn(&[f64], &[f64]) -> f64| {
-            other.as_ref().map_or(0.0, |other| of(&self.exact, other))
-        };
-        let keys = tolerance.keys * of(&self.keys_off, of_keys);
-        let terms = part * tolerance.terms * of(&self.terms_off, of_terms);
-        let of_roundings = (part * finite_norm(&self.exact)).max(keys).max(terms);
-        of_roundings + of(&self.decaying_more, of_decays)
+    fn by(&self, tolerance: &Tolerance, part: f64) -> f64 {
+        let keys = tolerance.keys * self.keys;
+        let terms = part * tolerance.terms * self.terms;
+        (part * self.size).max(keys).max(terms) + self.decays
     }
 }
 
@@ -391,7 +408,7 @@ struct Terms {
 
 impl Terms {
     fn of(state: &[f64], token: &Token) -> Self {
-        let decays: Vec<f64> = token.log_decay.iter().map(|g| g.exp()).collect();
+        let decays = decays(&token.log_decay);
         let (mut of_state, mut of_update) = (Vec::with_capacity(state.len()), 0.0);
         for (row, v) in state.chunks(token.k.len()).zip(&token.v) {
             let decayed = || row.iter().zip(&decays).map(|(s, decay)| (s * decay).abs());
@@ -406,15 +423,6 @@ impl Terms {
             of_update: of_update.sqrt(),
         }
     }
-}
-
-/// The state after a token, and its o.
-fn apply(state: &mut Vec<f64>, token: &Token) -> Result<Vec<f64>, Error> {
-    let step = recurrence(state, std::slice::from_ref(token))?.pop();
-    Ok(step.map_or(Vec::new(), |step| {
-        *state = step.state;
-        step.o
-    }))
 }
 
 /// Taps and biases that are off by [`TAP`] of each.
@@ -445,8 +453,8 @@ impl Signs {
 
 /// The norm of what is finite: nobody reads the rest.
 fn finite_norm(values: &[f64]) -> f64 {
-    let finite: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
-    norm(&finite)
+    let square = |x: f64, _| if x.is_finite() { x * x } else { 0.0 };
+    sum_of(values, values, square).sqrt()
 }
 
 /// x, or 0 where it is NaN or infinite.

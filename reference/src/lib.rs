@@ -23,5 +23,6 @@ pub mod recurrent;
 
 mod error;
 mod heads;
+mod sum;
 
 pub use error::Error;

@@ -9,6 +9,7 @@
 //! ```
 
 use crate::error::{Error, check_length};
+use crate::sum::sum_of;
 
 /// One token of one value head: query and key as they enter the recurrence, gates evaluated.
 #[derive(Clone, Debug)]
@@ -46,38 +47,67 @@ pub fn recurrence(state: &[f64], tokens: &[Token]) -> Result<Vec<Step>, Error> {
 
     let mut state = state.to_vec();
     let mut steps = Vec::with_capacity(tokens.len());
-    for Token {
-        q,
-        k,
-        v,
-        log_decay,
-        beta,
-    } in tokens
-    {
-        check_length("q", "[K]", &[key_dim], q.len())?;
-        check_length("k", "[K]", &[key_dim], k.len())?;
-        check_length("v", "[V]", &[value_dim], v.len())?;
-        check_length("log_decay", "[K]", &[key_dim], log_decay.len())?;
-
-        let alpha: Vec<f64> = log_decay.iter().map(|g| g.exp()).collect();
-        let mut o = vec![0.0; value_dim];
-        for i in 0..value_dim {
-            let s = &mut state[i * key_dim..][..key_dim];
-            for j in 0..key_dim {
-                s[j] *= alpha[j]; // (1)
-            }
-            let delta = beta * (v[i] - dot(s, k)); // (2)
-            for j in 0..key_dim {
-                s[j] += delta * k[j]; // (3)
-            }
-            o[i] = dot(s, q); // (4)
-        }
+    for token in tokens {
+        let o = step(&mut state, [value_dim, key_dim], token)?;
         steps.push(Step {
             o,
             state: state.clone(),
         });
     }
     Ok(steps)
+}
+
+/// Takes one token into `state` `[V, K]`, and returns its output. V and K are the lengths of its `v` and `k`.
+pub(crate) fn take(state: &mut [f64], token: &Token) -> Result<Vec<f64>, Error> {
+    let dims = [token.v.len(), token.k.len()];
+    check_length("state", "[V, K]", &dims, state.len())?;
+    step(state, dims, token)
+}
+
+/// [`take`] of a state whose length is that of the dims.
+fn step(
+    state: &mut [f64],
+    [value_dim, key_dim]: [usize; 2],
+    token: &Token,
+) -> Result<Vec<f64>, Error> {
+    let Token {
+        q,
+        k,
+        v,
+        log_decay,
+        beta,
+    } = token;
+    check_length("q", "[K]", &[key_dim], q.len())?;
+    check_length("k", "[K]", &[key_dim], k.len())?;
+    check_length("v", "[V]", &[value_dim], v.len())?;
+    check_length("log_decay", "[K]", &[key_dim], log_decay.len())?;
+
+    let alpha = decays(log_decay);
+    let mut o = vec![0.0; value_dim];
+    for i in 0..value_dim {
+        let s = &mut state[i * key_dim..][..key_dim];
+        for j in 0..key_dim {
+            s[j] *= alpha[j]; // (1)
+        }
+        let delta = beta * (v[i] - dot(s, k)); // (2)
+        for j in 0..key_dim {
+            s[j] += delta * k[j]; // (3)
+        }
+        o[i] = dot(s, q); // (4)
+    }
+    Ok(o)
+}
+
+/// α of each log α; neighbours are mostly the same.
+pub(crate) fn decays(log_decay: &[f64]) -> Vec<f64> {
+    let mut last = (0.0, 1.0);
+    let decay = |&log_decay: &f64| {
+        if log_decay != last.0 {
+            last = (log_decay, log_decay.exp());
+        }
+        last.1
+    };
+    log_decay.iter().map(decay).collect()
 }
 
 /// `x · rsqrt(Σx² + 1e-6) · scale` with `l2norm`, else `x · scale`: k̂ (scale 1) or q̂.
@@ -96,5 +126,5 @@ pub fn default_scale(key_dim: usize) -> f64 {
 }
 
 fn dot(x: &[f64], y: &[f64]) -> f64 {
-    x.iter().zip(y).map(|(x, y)| x * y).sum()
+    sum_of(x, y, |x, y| x * y)
 }

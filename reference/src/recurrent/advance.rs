@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Output, Previous, Recurrent, TokenGates};
 use crate::error::{Error, Tokens};
 use crate::heads::Heads;
-use crate::recurrence::{Token, normalise, recurrence};
+use crate::recurrence::{Token, normalise, take};
 
 /// States, and windows, within rows that are kept besides those after the last tokens: after every so many tokens of a
 /// sequence.
@@ -41,6 +41,24 @@ pub(crate) fn advance(
     snapshots: Option<&[f64]>,
     around: Around,
 ) -> Result<Output, Error> {
+    let pools = (read_pool, write_pool);
+    let (mut after, rows) = begin(problem, tokens, pools, snapshots, around)?;
+    for row in rows {
+        for hv in 0..problem.value_heads {
+            problem.advance_head(&row, hv, read_pool, &mut after)?;
+        }
+    }
+    Ok(after)
+}
+
+/// What a launch leaves before its active rows have written anything, and these rows.
+pub(crate) fn begin(
+    problem: &Recurrent,
+    tokens: Tokens,
+    (read_pool, write_pool): (&[f64], &[f64]),
+    snapshots: Option<&[f64]>,
+    around: Around,
+) -> Result<(Output, Vec<Row>), Error> {
     let p = problem;
     p.check_shapes(tokens, snapshots)?;
     let heads = p.sizes();
@@ -59,19 +77,18 @@ pub(crate) fn advance(
         after.o[rest.start * token_len..rest.end * token_len].fill(0.0);
     }
     let in_place = std::ptr::eq(read_pool, write_pool);
+    let mut rows = Vec::new();
     for (own, row) in p.rows(tokens.count, pool_slots, around) {
         after.o[own.start * token_len..own.end * token_len].fill(0.0);
-        let Some(row) = row else {
+        let Some(mut row) = row else {
             continue;
         };
         if in_place && row.stays() {
-            continue;
+            row.end = None;
         }
-        for hv in 0..p.value_heads {
-            p.advance_head(&row, hv, read_pool, &mut after)?;
-        }
+        rows.push(row);
     }
-    Ok(after)
+    Ok((after, rows))
 }
 
 /// What an active row reads and writes.
@@ -267,11 +284,8 @@ impl Recurrent<'_> {
         };
         if let (Some(previous), Some((keep, slot))) = (&self.previous, row.commit) {
             let first = row.b * previous.tokens;
-            let kept: Vec<Token> = (first..first + keep)
-                .map(|token| self.previous_token(previous, token, hv))
-                .collect();
-            if let Some(step) = recurrence(&state, &kept)?.pop() {
-                state = step.state;
+            for token in first..first + keep {
+                take(&mut state, &self.previous_token(previous, token, hv))?;
             }
             heads.store(&mut after.pool, slot, hv, &state);
             for s in &mut state {
@@ -281,21 +295,17 @@ impl Recurrent<'_> {
         if let Some(end) = row.end {
             heads.store(&mut after.pool, end, hv, &state);
         }
-        // One by one: many states together would be large.
         for (t, token) in row.tokens.clone().enumerate() {
-            let Some(step) = recurrence(&state, &[self.token(token, hv)])?.pop() else {
-                continue;
-            };
+            let of_token = take(&mut state, &self.token(token, hv))?;
             let o = ((row.tokens.start + t) * self.value_heads + hv) * self.value_dim;
-            after.o[o..][..self.value_dim].copy_from_slice(&step.o);
+            after.o[o..][..self.value_dim].copy_from_slice(&of_token);
             let besides = row.checkpoints.iter().filter(|(at, _)| *at == t);
             for &slot in besides.map(|(_, slot)| slot).chain(&row.stores[t]) {
-                heads.store(&mut after.pool, slot, hv, &step.state);
+                heads.store(&mut after.pool, slot, hv, &state);
             }
             if let (Some(steps), Some(snapshots)) = (self.snapshot_steps, &mut after.snapshots) {
-                heads.store(snapshots, row.b * steps + t, hv, &step.state);
+                heads.store(snapshots, row.b * steps + t, hv, &state);
             }
-            state = step.state;
         }
         Ok(())
     }

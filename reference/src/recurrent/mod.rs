@@ -4,7 +4,7 @@ mod advance;
 mod check;
 
 pub use advance::Checkpoints;
-pub(crate) use advance::{Around, Row, advance};
+pub(crate) use advance::{Around, Row, advance, begin};
 
 use crate::error::Error;
 use crate::gdn::Gates;

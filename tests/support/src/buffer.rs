@@ -57,6 +57,48 @@ impl Buffer {
         }
     }
 
+    /// The elements of a view of a float buffer.
+    #[must_use]
+    pub fn floats_of(&self, view: &View) -> Vec<f64> {
+        match self.dtype {
+            DType::F32 => self.each_of(view, |x: f32| x.into()),
+            DType::Bf16 => self.each_of(view, |x: bf16| x.to_f32().into()),
+            DType::F16 => self.each_of(view, |x: f16| x.to_f32().into()),
+            _ => unreachable!("an index is not a float"),
+        }
+    }
+
+    /// Bits of the elements of a view, in the low end.
+    #[must_use]
+    pub fn bits_of(&self, view: &View) -> Vec<u64> {
+        match self.dtype.size_of() {
+            2 => self.each_of(view, |bits: u16| bits.into()),
+            4 => self.each_of(view, |bits: u32| bits.into()),
+            _ => self.each_of(view, |bits: u64| bits),
+        }
+    }
+
+    fn each_of<E: bytemuck::Pod, T>(&self, view: &View, of: impl Fn(E) -> T) -> Vec<T> {
+        let elements = &bytemuck::cast_slice::<_, E>(&self.words)[..self.len];
+        view.each(|position| of(elements[position]))
+    }
+
+    /// Sets the elements of a view to those of another buffer of the same dtype.
+    pub fn copy_from(&mut self, other: &Self, view: &View) {
+        assert_eq!(self.dtype, other.dtype, "elements of both buffers");
+        match self.dtype.size_of() {
+            2 => self.copy::<u16>(other, view),
+            4 => self.copy::<u32>(other, view),
+            _ => self.copy::<u64>(other, view),
+        }
+    }
+
+    fn copy<E: bytemuck::Pod>(&mut self, other: &Self, view: &View) {
+        let from = &bytemuck::cast_slice::<_, E>(&other.words)[..other.len];
+        let to = &mut bytemuck::cast_slice_mut::<_, E>(&mut self.words)[..self.len];
+        view.each(|position| to[position] = from[position]);
+    }
+
     /// Element `i` of a float buffer.
     #[must_use]
     pub fn float(&self, i: usize) -> f64 {
@@ -139,14 +181,25 @@ impl View {
     /// Positions of its elements in the buffer, in the order of the dims.
     #[must_use]
     pub fn positions(&self) -> Vec<usize> {
-        let mut positions = vec![self.offset];
-        for (&dim, &stride) in self.dims.iter().zip(&self.strides) {
-            positions = positions
-                .iter()
-                .flat_map(|start| (0..dim).map(move |i| start + i * stride))
-                .collect();
+        self.each(|position| position)
+    }
+
+    /// What `of` makes of the position of each element, in the order of the dims.
+    pub fn each<T>(&self, mut of: impl FnMut(usize) -> T) -> Vec<T> {
+        let Some((&len, outer)) = self.dims.split_last() else {
+            return vec![of(self.offset)];
+        };
+        let mut starts = vec![self.offset];
+        for (&dim, &stride) in outer.iter().zip(&self.strides) {
+            let places = |start: usize| (0..dim).map(move |i| start + i * stride);
+            starts = starts.into_iter().flat_map(places).collect();
         }
-        positions
+        let stride = self.strides[outer.len()];
+        let mut all = Vec::with_capacity(starts.len() * len);
+        for start in starts {
+            all.extend((0..len).map(|i| of(start + i * stride)));
+        }
+        all
     }
 
     /// What is at `index` of the outermost dims.

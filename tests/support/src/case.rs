@@ -69,28 +69,20 @@ impl Case {
     /// Values of a float tensor, in the order of its dims.
     #[must_use]
     pub fn floats(&self, view: &View) -> Vec<f64> {
-        view.positions()
-            .into_iter()
-            .map(|i| self.buffers[view.buffer].float(i))
-            .collect()
+        self.buffers[view.buffer].floats_of(view)
     }
 
     /// Bits of a tensor's elements, in the order of its dims.
     #[must_use]
     pub fn bits(&self, view: &View) -> Vec<u64> {
-        view.positions()
-            .into_iter()
-            .map(|i| self.buffers[view.buffer].bits(i))
-            .collect()
+        self.buffers[view.buffer].bits_of(view)
     }
 
     /// Values of an index tensor.
     #[must_use]
     pub fn indices(&self, view: &View) -> Vec<i64> {
-        view.positions()
-            .into_iter()
-            .map(|i| self.buffers[view.buffer].index(i))
-            .collect()
+        let buffer = &self.buffers[view.buffer];
+        view.each(|i| buffer.index(i))
     }
 
     /// A pool, or snapshots, as `[…, HV, V, K]` whatever the layout.

@@ -529,8 +529,7 @@ impl Problem {
     }
 
     fn floats_at(&self, i: usize, index: &[usize]) -> Vec<f64> {
-        let positions = self.views[i].entry(index).positions().into_iter();
-        positions.map(|p| self.buffers[i].float(p)).collect()
+        self.buffers[i].floats_of(&self.views[i].entry(index))
     }
 
     fn floats(&self, i: usize) -> Vec<f64> {
@@ -538,8 +537,7 @@ impl Problem {
     }
 
     fn bits_at(&self, i: usize, index: &[usize]) -> Vec<u64> {
-        let positions = self.views[i].entry(index).positions().into_iter();
-        positions.map(|p| self.buffers[i].bits(p)).collect()
+        self.buffers[i].bits_of(&self.views[i].entry(index))
     }
 
     /// Bits of o of row b.
@@ -1084,10 +1082,7 @@ impl Problem {
         let mut rest = after.clone();
         let mut seen = |views: Vec<View>| {
             for view in views {
-                for i in view.positions() {
-                    let before = self.buffers[view.buffer].bits(i);
-                    rest.buffers[view.buffer].set_bits(i, before);
-                }
+                rest.buffers[view.buffer].copy_from(&self.buffers[view.buffer], &view);
             }
         };
         let is_kda = spec.operator == Operator::Kda;
