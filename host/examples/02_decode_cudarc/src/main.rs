@@ -1,7 +1,7 @@
 //! GDN decode in an engine on cudarc: its primary context, its stream, its buffers, no copy. The engine is in
 //! `engine.rs`, what it adds for gated-delta in `adapter.rs`; here is the check.
 
-#[path = "../common/mod.rs"]
+#[path = "../../common/mod.rs"]
 mod common;
 
 mod adapter;
