@@ -19,6 +19,7 @@ mod mailbox;
 mod matrix;
 mod memory;
 mod race;
+mod record;
 mod shadow;
 mod shared;
 mod view;

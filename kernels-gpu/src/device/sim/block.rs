@@ -18,6 +18,7 @@ use super::matrix;
 use super::memory::{GlobalMemory, LastViews, Op, Request};
 use super::race::{Access, Observer, block_index};
 use super::shared::SharedMemory;
+use super::warpgroup::Lent;
 
 /// Threads of a warp.
 pub const LANES: usize = 32;
@@ -52,6 +53,8 @@ pub struct Thread {
     pub(super) yielder: Cell<*const Yielder<(), ()>>,
     /// What it brings to a collective, then what it takes from it.
     words: [Cell<u32>; WORDS],
+    /// What it lends to a product of its warpgroup.
+    pub(super) lent: Cell<Lent>,
     /// For each lane of its warp, the time up to which that lane's accesses happened before.
     pub(super) lane_barriers: [Cell<u32>; LANES],
     /// Phases of the cluster's barrier that are before it.
@@ -154,6 +157,7 @@ impl<'a> Block<'a> {
             at: Cell::new(At::Exited),
             yielder: Cell::new(ptr::null()),
             words: [const { Cell::new(0) }; WORDS],
+            lent: Cell::new(Lent::NOTHING),
             lane_barriers: [const { Cell::new(0) }; LANES],
             phases: Cell::new(0),
             mail: Cell::new(0),
@@ -395,15 +399,14 @@ impl Block<'_> {
 
     #[inline]
     pub fn load_shared<T: Pod>(&self, address: u32) -> T {
-        let loaded = self.shared.load(address, &self.observer());
+        let loaded = self.try_load_shared(address);
         loaded.unwrap_or_else(|problem| problem.raise())
     }
 
-    /// What is there, for a thread of a collective of which another one loads it.
+    /// A load by the running thread of a collective.
     #[inline]
-    pub(super) fn peek_shared<T: Pod>(&self, address: u32) -> T {
-        let there = self.shared.peek(address);
-        there.unwrap_or_else(|problem| problem.raise())
+    pub(super) fn try_load_shared<T: Pod>(&self, address: u32) -> Result<T, Box<Problem>> {
+        self.shared.load(address, &self.observer())
     }
 
     #[inline]

@@ -12,6 +12,7 @@ use super::butterfly::Butterfly;
 use super::fault::{Fault, Problem};
 use super::matrix;
 use super::shared::BASE;
+use super::warpgroup::Product;
 use crate::constants::Element;
 
 pub type Fiber = Coroutine<(), (), ()>;
@@ -37,8 +38,8 @@ pub enum At {
     LoadMatricesTransposed,
     /// Waits for its warp to gather the columns of matrices.
     StoreMatricesTransposed,
-    /// Waits for its warp to bring a left factor.
-    Warpgroup,
+    /// Waits for its warp to bring a left factor of this product.
+    Warpgroup(Product),
     /// Waits for the lanes of a mask.
     SyncWarp(u32),
     /// Waits for the block.
@@ -72,7 +73,7 @@ impl At {
             | Self::LoadMatrices
             | Self::LoadMatricesTransposed
             | Self::StoreMatricesTransposed
-            | Self::Warpgroup
+            | Self::Warpgroup(_)
             | Self::SyncBarrier(_)
             | Self::Arrive(_)
             | Self::Count(_)
@@ -123,7 +124,7 @@ impl At {
             Self::LoadMatrices => "waits in load_matrices".into(),
             Self::LoadMatricesTransposed => "waits in load_matrices_transposed".into(),
             Self::StoreMatricesTransposed => "waits in store_matrices_transposed".into(),
-            Self::Warpgroup => "waits in a product of its warpgroup".into(),
+            Self::Warpgroup(_) => "waits in a product of its warpgroup".into(),
             Self::SyncWarp(mask) => format!("waits in sync_warp({mask:#010x})"),
             Self::SyncThreads => "waits in sync_threads".into(),
             Self::SyncBarrier(barrier) => format!("waits in sync_barrier{}", barrier.describe()),
@@ -222,7 +223,7 @@ impl Block<'_> {
                     self.resume(first + lane, fiber)?;
                 }
             }
-            if self.meet_all(warp) {
+            if self.meet_all(first, warp)? {
                 continue;
             }
             let (mut met, mut stuck) = (false, None);
@@ -250,7 +251,7 @@ impl Block<'_> {
                             goes_on(self.pass_counter(first / LANES, (address, phase)))?;
                         }
                         _ => {
-                            self.meet(warp, at);
+                            self.meet(first, warp, at)?;
                             met = true;
                         }
                     },
@@ -267,28 +268,30 @@ impl Block<'_> {
 
     /// Completes the collective to which the whole warp has come, if that is where it is: the common case at its shortest.
     #[inline]
-    fn meet_all(&self, warp: &[Thread]) -> bool {
+    fn meet_all(&self, first: usize, warp: &[Thread]) -> Result<bool, Fault> {
         let at = warp[0].at.get();
         let can_meet = at.mask() == u32::MAX && !at.is_of_warps();
         let meets = can_meet && warp.iter().all(|thread| at.meets(thread.at.get()));
         if meets {
-            self.meet(warp, at);
+            self.meet(first, warp, at)?;
         }
-        meets
+        Ok(meets)
     }
 
     /// Completes a collective that all its lanes have reached.
-    fn meet(&self, warp: &[Thread], at: At) {
+    fn meet(&self, first: usize, warp: &[Thread], at: At) -> Result<(), Fault> {
         match at {
             At::SyncWarp(mask) => self.order_lanes(warp, mask),
             At::ShuffleXor(_) | At::ShuffleIdx(_) => shuffle(warp),
             At::Ballot => ballot(warp),
             At::Butterfly(of) => of.add(warp),
+            At::Warpgroup(product) => self.add_products(first, warp, product)?,
             _ => exchange(warp, at),
         }
         for lane in lanes(at.mask()) {
             warp[lane].at.set(At::Running);
         }
+        Ok(())
     }
 
     /// Joins what happened before for the lanes of `mask`, with all they did so far, for all of them.
@@ -380,7 +383,6 @@ fn exchange(warp: &[Thread], at: At) {
         At::LoadMatrices => take(matrix::rows),
         At::LoadMatricesTransposed => take(matrix::columns),
         At::StoreMatricesTransposed => take(matrix::stored_rows),
-        At::Warpgroup => take(matrix::left_rows),
         _ => {}
     }
 }

@@ -57,16 +57,6 @@ pub fn stored_rows(lane: usize, brought: &[Words; LANES]) -> Words {
     of_matrices(|i| u32::from(element(2 * i + 1)) << 16 | u32::from(element(2 * i)))
 }
 
-/// The 16 columns of rows r and r + 8 of a left factor, two to a word, from the words that the lanes brought.
-#[inline]
-pub fn left_rows(lane: usize, brought: &[Words; LANES]) -> Words {
-    let mut rows = Words::default();
-    for (i, word) in rows.iter_mut().enumerate() {
-        *word = brought[lane / 4 * 4 + i % 4][i / 8 + i % 8 / 4 * 2];
-    }
-    rows
-}
-
 /// What `lane` gets of four matrices, from the rows that the lanes loaded.
 #[inline]
 pub fn rows(lane: usize, loaded: &[Words; LANES]) -> Words {

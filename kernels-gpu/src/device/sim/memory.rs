@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::Region;
 use super::fault::Problem;
-use super::race::{GRANULE_BYTES, Observer, Same};
+use super::race::Observer;
 use super::shadow::Shadow;
 use super::view::View;
 
@@ -101,27 +101,19 @@ impl<'a> GlobalMemory<'a> {
         if !shadow.remembers() {
             return Ok(());
         }
-        let mut same = Same::default();
-        shadow.with(address, size, |granules| {
-            for (i, place) in granules.iter_mut().enumerate() {
-                let at = address + i as u64 * GRANULE_BYTES;
-                *place = same.change(*place, |granule| {
-                    let what =
-                        || format!("{request} of {view} at element {:?}", view.element(at).0);
-                    let recorded = if op == Op::Store {
-                        granule.store(by)
-                    } else {
-                        granule.load(by)
-                    };
-                    recorded.map_err(|conflict| by.race(conflict, &what()))?;
-                    if let (Op::ReadOnlyLoad, Some(writer)) = (op, granule.writer()) {
-                        let (what, who) = (what(), by.name(writer));
-                        return Err(Problem::race(format!(
-                            "{what} through the read-only path: {who} has stored to it"
-                        )));
-                    }
-                    Ok(())
-                })?;
+        shadow.change(address, size, |granule, at| {
+            let what = || format!("{request} of {view} at element {:?}", view.element(at).0);
+            let recorded = if op == Op::Store {
+                granule.store(by)
+            } else {
+                granule.load(by)
+            };
+            recorded.map_err(|conflict| by.race(conflict, &what()))?;
+            if let (Op::ReadOnlyLoad, Some(writer)) = (op, granule.writer()) {
+                let (what, who) = (what(), by.name(writer));
+                return Err(Problem::race(format!(
+                    "{what} through the read-only path: {who} has stored to it"
+                )));
             }
             Ok(())
         })

@@ -212,7 +212,7 @@ impl Granule {
 
     /// Whether they are the same; a comparison of arrays would be a call.
     #[inline]
-    fn is(&self, other: &Self) -> bool {
+    pub fn is(&self, other: &Self) -> bool {
         let [a, b] = self.readers;
         let [c, d] = other.readers;
         (self.writer, a, b) == (other.writer, c, d)

@@ -4,13 +4,17 @@ use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::race::{GRANULE_BYTES, Granule};
+use super::record::{PARTS, Record, Unit};
 
 /// Bytes that are recorded under one lock; no access crosses their bounds.
 const LINE_BYTES: u64 = 256;
 /// Bytes whose granules are made together.
 const PAGE_BYTES: u64 = 4096;
 
-type Line = Mutex<[Granule; (LINE_BYTES / GRANULE_BYTES) as usize]>;
+/// Units of a line.
+const UNITS: usize = (LINE_BYTES / GRANULE_BYTES) as usize / PARTS;
+
+type Line = Mutex<Record<[Unit; UNITS]>>;
 
 /// The granules of some pages of global memory, made when first touched.
 ///
@@ -60,18 +64,29 @@ impl Shadow {
         self.pages.end <= address / PAGE_BYTES
     }
 
-    /// Runs `f` on the granules of an aligned access to `size` bytes at `address`, which is here and remembered.
-    pub fn with<R>(&self, address: u64, size: u64, f: impl FnOnce(&mut [Granule]) -> R) -> R {
+    /// Lets `change` record an aligned access to `size` bytes at `address`, which is here and remembered, in each of its granules; it
+    /// gets the address of each, too, or of the first of several that are alike.
+    #[inline]
+    pub fn change<E>(
+        &self,
+        address: u64,
+        size: u64,
+        mut change: impl FnMut(&mut Granule, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
         let page = (address / PAGE_BYTES - self.pages.start) as usize;
         let line = (address % PAGE_BYTES / LINE_BYTES) as usize;
         let first = (address % LINE_BYTES / GRANULE_BYTES) as usize;
         let lines = self.lines[page].get_or_init(untouched_page);
-        let mut granules = lines[line].lock().unwrap_or_else(PoisonError::into_inner);
-        f(&mut granules[first..first + (size / GRANULE_BYTES) as usize])
+        let mut record = lines[line].lock().unwrap_or_else(PoisonError::into_inner);
+        let start = address - address % LINE_BYTES;
+        record.change(
+            first..first + (size / GRANULE_BYTES) as usize,
+            |granule, at| change(granule, start + at as u64 * GRANULE_BYTES),
+        )
     }
 }
 
 fn untouched_page() -> Box<[Line]> {
-    let line = |_| Line::new([Granule::UNTOUCHED; (LINE_BYTES / GRANULE_BYTES) as usize]);
+    let line = |_| Line::new(Record::new([Unit::UNTOUCHED; UNITS]));
     (0..PAGE_BYTES / LINE_BYTES).map(line).collect()
 }

@@ -1,12 +1,14 @@
 //! Shared memory of one block, and what it remembers of its accesses.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::ops::Range;
 
 use bytemuck::Pod;
 
 use super::fault::Problem;
-use super::race::{GRANULE_BYTES, Granule, Observer, Same};
+use super::race::{GRANULE_BYTES, Granule, Observer};
+use super::record::{PARTS, Record, Unit};
 
 /// Address of the first byte: not 0, so that an address that leaves out the base is out of bounds.
 pub const BASE: u32 = 1024;
@@ -14,23 +16,22 @@ pub const BASE: u32 = 1024;
 /// The bytes, in granules, and what was done to them.
 pub struct SharedMemory {
     values: Box<[Cell<u16>]>,
-    granules: Box<[Cell<Granule>]>,
+    record: RefCell<Record<Box<[Unit]>>>,
 }
 
 impl SharedMemory {
     pub fn new(bytes: u32) -> Self {
-        let count = bytes.div_ceil(GRANULE_BYTES as u32);
+        let count = bytes.div_ceil(GRANULE_BYTES as u32) as usize;
+        let units = vec![Unit::UNTOUCHED; count.div_ceil(PARTS)];
         Self {
-            values: (0..count).map(|_| Cell::new(0)).collect(),
-            granules: (0..count).map(|_| Cell::new(Granule::UNTOUCHED)).collect(),
+            values: vec![Cell::new(0); count].into(),
+            record: RefCell::new(Record::new(units.into())),
         }
     }
 
     /// Forgets everything.
     pub fn clear(&self) {
-        for granule in &self.granules {
-            granule.set(Granule::UNTOUCHED);
-        }
+        self.record.borrow_mut().clear();
     }
 
     #[inline]
@@ -46,13 +47,6 @@ impl SharedMemory {
             let recorded = granule.load(by);
             recorded.map_err(|conflict| by.race(conflict, &describe::<T>("load", at)))
         })?;
-        Ok(self.value_in(range))
-    }
-
-    /// What is there, whoever may read it.
-    #[inline]
-    pub fn peek<T: Pod>(&self, address: u32) -> Result<T, Box<Problem>> {
-        let range = self.range::<T>("load", address)?;
         Ok(self.value_in(range))
     }
 
@@ -86,18 +80,14 @@ impl SharedMemory {
     ) -> Result<Range<usize>, Box<Problem>> {
         let range = self.range::<T>("asynchronous copy", address)?;
         self.record_store::<T>("asynchronous copy", range.clone(), by)?;
-        for place in &self.granules[range.clone()] {
-            place.set(Granule::written(by.in_flight()));
-        }
+        self.set(range.clone(), Granule::written(by.in_flight()));
         Ok(range)
     }
 
     /// Lets a copy arrive in the granules that [`Self::start_copy`] gave; from now on it is a store.
     #[inline]
     pub fn finish_copy<T: Pod>(&self, range: Range<usize>, value: T, by: &Observer<'_>) {
-        for granule in &self.granules[range.clone()] {
-            granule.set(Granule::written(by.access));
-        }
+        self.set(range.clone(), Granule::written(by.access));
         self.set_value(range, value);
     }
 
@@ -119,9 +109,7 @@ impl SharedMemory {
     pub fn open_mailbox(&self, address: u32, by: &Observer<'_>) -> Result<u32, Box<Problem>> {
         let range = self.range::<[u32; 2]>("mailbox", address)?;
         self.record_store::<[u32; 2]>("mailbox", range.clone(), by)?;
-        for place in &self.granules[range] {
-            place.set(Granule::written(by.mailbox()));
-        }
+        self.set(range, Granule::written(by.mailbox()));
         Ok(address - BASE)
     }
 
@@ -161,14 +149,18 @@ impl SharedMemory {
     fn change(
         &self,
         range: Range<usize>,
-        mut change: impl FnMut(&mut Granule, usize) -> Result<(), Box<Problem>>,
+        change: impl FnMut(&mut Granule, usize) -> Result<(), Box<Problem>>,
     ) -> Result<(), Box<Problem>> {
-        let mut same = Same::default();
-        for (i, place) in self.granules[range.clone()].iter().enumerate() {
-            let at = range.start + i;
-            place.set(same.change(place.get(), |granule| change(granule, at))?);
-        }
-        Ok(())
+        self.record.borrow_mut().change(range, change)
+    }
+
+    #[inline]
+    fn set(&self, range: Range<usize>, to: Granule) {
+        let set = |granule: &mut Granule, _| {
+            *granule = to;
+            Ok::<_, Infallible>(())
+        };
+        let Ok(()) = self.record.borrow_mut().change(range, set);
     }
 
     /// The granules of a `T` at `address`.

@@ -1,13 +1,42 @@
 //! Products of warpgroups. A warp has rows of its own: it multiplies them when its lanes have come, whatever the others do.
 
-use bytemuck::Pod;
+use std::{ptr, slice};
 
-use super::block::{Block, Words};
+use super::block::{Block, LANES, Thread};
+use super::fault::Fault;
 use super::fibers::At;
 use super::float::{b16x2_to_f32, f16_to_f32};
 
+/// Rows of a warp, rows of a core, columns of a core.
+const ROWS: usize = 16;
+const CORE: usize = 8;
+
+/// A product by a right factor, which all lanes of a warp name alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Where its cores begin.
+    at: u32,
+    cores: Cores,
+    rows: Rows,
+    /// Steps of two cores that are summed over.
+    steps: u8,
+    /// Cores side by side.
+    columns: u8,
+}
+
+/// Which core has which terms, by 8, and which columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cores {
+    /// Of an image: terms are channels, columns tokens.
+    Channels,
+    /// Of an image: terms are tokens, columns channels, so many bytes apart.
+    Tokens(u16),
+    /// Of a triangle.
+    Triangle,
+}
+
 /// Which way the cores of a right factor lie.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     /// A row is a column of the product, and goes along what is summed over.
     OfColumns,
@@ -15,20 +44,18 @@ enum Rows {
     OfTerms,
 }
 
-/// The two f16 of a word.
-#[inline]
-fn pair(word: u32) -> [f32; 2] {
-    b16x2_to_f32(word, true)
+/// What a lane has of a left factor and of a product, on its fiber's stack, while it waits for that.
+#[derive(Clone, Copy)]
+pub struct Lent {
+    a: *const u32,
+    sums: *mut f32,
 }
 
-/// Many f16 at once, which is faster than one after the other.
-#[inline]
-fn floats(halves: [u16; 8]) -> [f32; 8] {
-    let mut floats = [0.0; 8];
-    for (i, float) in floats.iter_mut().enumerate() {
-        *float = f16_to_f32(halves[i]);
-    }
-    floats
+impl Lent {
+    pub const NOTHING: Self = Self {
+        a: ptr::null(),
+        sums: ptr::null_mut(),
+    };
 }
 
 /// Byte of the core of 8 tokens and 8 channels in an image of 128 tokens.
@@ -43,99 +70,168 @@ fn of_triangle(s: usize, t: usize) -> Option<u32> {
         .then_some((low * 2048 + block * 1024 + t % 4 * 256 + s % 2 * 128) as u32)
 }
 
-impl Block<'_> {
-    /// Adds to `sums` the product of `a` and the cores that `core` places, of 8 terms and 8 columns.
-    fn add_product(
-        &self,
-        sums: &mut [f32],
-        a: &[u32],
-        rows: Rows,
-        core: impl Fn(usize, usize) -> Option<u32>,
-    ) {
-        let c = self.running.get() % 4;
-        for (step, a) in a.chunks(4).enumerate() {
-            let mut words = Words::default();
-            words[..4].copy_from_slice(a);
-            let mut left = [0.0; 32];
-            let exchanged = self.exchange(words, At::Warpgroup);
-            for (i, word) in exchanged.into_iter().enumerate() {
-                [left[2 * i], left[2 * i + 1]] = pair(word);
+impl Product {
+    /// Address of the core of these terms and columns, if it has a place.
+    fn core(self, terms: usize, columns: usize) -> Option<u32> {
+        let byte = match self.cores {
+            Cores::Channels => Some(of_image(columns, terms)),
+            Cores::Tokens(apart) => Some(u32::from(apart) * columns as u32 + of_image(terms, 0)),
+            Cores::Triangle => of_triangle(terms, columns),
+        };
+        Some(self.at + byte?)
+    }
+}
+
+/// Row of the first half, and first column of two, that a lane has.
+#[inline]
+fn place(lane: usize) -> (usize, usize) {
+    (lane / 4, lane % 4 * 2)
+}
+
+/// Adds what a core makes of 8 terms of each row, one after the other. Products of f16 are exact.
+#[inline]
+fn add(sums: &mut [[f32; CORE]; ROWS], left: &[[f32; CORE]; ROWS], right: &[[f32; CORE]; CORE]) {
+    for row in 0..ROWS {
+        let mut all = sums[row];
+        for term in 0..CORE {
+            for column in 0..CORE {
+                all[column] += left[row][term] * right[term][column];
             }
-            for (column, sums) in sums.chunks_mut(4).enumerate() {
-                for half in 0..2 {
-                    let Some(address) = core(2 * step + half, column) else {
-                        continue;
-                    };
-                    let terms: [[f32; 8]; 2] = self.terms(address, rows, c);
-                    for (e, terms) in terms.iter().enumerate() {
-                        for (i, &term) in terms.iter().enumerate() {
-                            let at = 8 * half + i;
-                            // Products of f16 are exact.
-                            sums[e] += left[at] * term;
-                            sums[2 + e] += left[16 + at] * term;
-                        }
+        }
+        sums[row] = all;
+    }
+}
+
+impl Block<'_> {
+    /// Adds to `sums` the product of `a` by what `of` names.
+    fn add_product(&self, sums: &mut [f32], a: &[u32], (at, cores, rows): (u32, Cores, Rows)) {
+        let product = Product {
+            at,
+            cores,
+            rows,
+            steps: (a.len() / 4) as u8,
+            columns: (sums.len() / 4) as u8,
+        };
+        let lent = Lent {
+            a: a.as_ptr(),
+            sums: sums.as_mut_ptr(),
+        };
+        self.threads[self.running.get()].lent.set(lent);
+        self.wait(At::Warpgroup(product));
+    }
+
+    /// Completes a product for the warp of threads `first..`.
+    pub(super) fn add_products(
+        &self,
+        first: usize,
+        warp: &[Thread],
+        product: Product,
+    ) -> Result<(), Fault> {
+        let (steps, columns) = (usize::from(product.steps), usize::from(product.columns));
+        let lent = |lane: usize| {
+            let Lent { a, sums } = warp[lane].lent.get();
+            // SAFETY: all lanes wait in `add_product` for this very product, whose sizes are those of what each has lent.
+            unsafe {
+                (
+                    slice::from_raw_parts(a, 4 * steps),
+                    slice::from_raw_parts_mut(sums, 4 * columns),
+                )
+            }
+        };
+        // A lane has two columns of a core, of two rows.
+        let mut sums = vec![[[0.0; CORE]; ROWS]; columns];
+        for lane in 0..LANES {
+            let ((row, c), own) = (place(lane), lent(lane).1);
+            for (i, sums) in sums.iter_mut().enumerate() {
+                for e in 0..2 {
+                    sums[row][c + e] = own[4 * i + e];
+                    sums[row + 8][c + e] = own[4 * i + 2 + e];
+                }
+            }
+        }
+        let mut right = [[0.0; CORE]; CORE];
+        for terms in 0..2 * steps {
+            let mut left = [[0.0; CORE]; ROWS];
+            for lane in 0..LANES {
+                let ((row, c), own) = (place(lane), lent(lane).0);
+                let word = 4 * (terms / 2) + terms % 2 * 2;
+                [left[row][c], left[row][c + 1]] = b16x2_to_f32(own[word], true);
+                [left[row + 8][c], left[row + 8][c + 1]] = b16x2_to_f32(own[word + 1], true);
+            }
+            for (column, sums) in sums.iter_mut().enumerate() {
+                if let Some(core) = product.core(terms, column) {
+                    self.load_core(first, (core, product.rows), &mut right)?;
+                    add(sums, &left, &right);
+                }
+            }
+        }
+        for lane in 0..LANES {
+            let ((row, c), own) = (place(lane), lent(lane).1);
+            for (i, sums) in sums.iter().enumerate() {
+                for e in 0..2 {
+                    own[4 * i + e] = sums[row][c + e];
+                    own[4 * i + 2 + e] = sums[row + 8][c + e];
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads a core, by terms and columns. All warps need each of its rows, and in each another lane accesses it, so that a warp is
+    /// found whose lane has not made the row itself.
+    fn load_core(
+        &self,
+        first: usize,
+        (core, rows): (u32, Rows),
+        right: &mut [[f32; CORE]; CORE],
+    ) -> Result<(), Fault> {
+        for row in 0..CORE {
+            let lane = (core as usize / 128 + row / 2 + first / LANES) % 8 * 4 + row / 2;
+            self.running.set(first + lane);
+            let halves: [u16; CORE] = self
+                .try_load_shared(core + 16 * row as u32)
+                .map_err(|problem| self.fault(first + lane, *problem))?;
+            let values = floats(halves);
+            match rows {
+                Rows::OfTerms => right[row] = values,
+                Rows::OfColumns => {
+                    for (term, right) in right.iter_mut().enumerate() {
+                        right[row] = values[term];
                     }
                 }
             }
         }
-    }
-
-    /// A row of a core, which 8 lanes of a warp need, and all warps. One of the 8 accesses it, another one in each warp, so
-    /// that a warp is found whose lane has not made the row itself; the others take what it holds.
-    fn row_of_core<T: Pod>(&self, core: u32, row: usize, byte: u32) -> T {
-        let thread = self.running.get();
-        let (warp, r) = (thread / 32, thread % 32 / 4);
-        let address = core + 16 * row as u32 + byte;
-        if (core as usize / 128 + row / 2 + warp) % 8 == r {
-            self.load_shared(address)
-        } else {
-            self.peek_shared(address)
-        }
-    }
-
-    /// The 8 terms of columns 2c and 2c + 1 of a core.
-    fn terms(&self, core: u32, rows: Rows, c: usize) -> [[f32; 8]; 2] {
-        let mut halves = [[0; 8]; 2];
-        match rows {
-            Rows::OfTerms => {
-                let [low, high] = &mut halves;
-                for (i, low) in low.iter_mut().enumerate() {
-                    let word: u32 = self.row_of_core(core, i, 4 * c as u32);
-                    *low = word as u16;
-                    high[i] = (word >> 16) as u16;
-                }
-            }
-            Rows::OfColumns => {
-                for (i, halves) in halves.iter_mut().enumerate() {
-                    let row: [u32; 4] = self.row_of_core(core, 2 * c + i, 0);
-                    *halves = bytemuck::cast(row);
-                }
-            }
-        }
-        [floats(halves[0]), floats(halves[1])]
+        Ok(())
     }
 
     pub fn by_channels(&self, a: &[u32], image: u32) -> [f32; 32] {
         let mut d = [0.0; 32];
-        let core = |k, n| Some(image + of_image(n, k));
-        self.add_product(&mut d, a, Rows::OfColumns, core);
+        self.add_product(&mut d, a, (image, Cores::Channels, Rows::OfColumns));
         d
     }
 
     pub fn by_triangle(&self, a: &[u32], triangle: u32) -> [f32; 32] {
         let mut d = [0.0; 32];
-        let core = |s, t| of_triangle(s, t).map(|byte| triangle + byte);
-        self.add_product(&mut d, a, Rows::OfTerms, core);
+        self.add_product(&mut d, a, (triangle, Cores::Triangle, Rows::OfTerms));
         d
     }
 
     pub fn add_by_tokens(&self, sums: &mut [f32], a: &[u32], image: u32, tokens: u32) {
-        let core = |token, n| Some(image + 16 * tokens * n as u32 + of_image(token, 0));
-        self.add_product(sums, a, Rows::OfTerms, core);
+        let cores = Cores::Tokens(16 * tokens as u16);
+        self.add_product(sums, a, (image, cores, Rows::OfTerms));
     }
 
     pub fn add_by_triangle(&self, d: &mut [f32], x: &[u32], triangle: u32) {
-        let core = |s, t| of_triangle(s, t).map(|byte| triangle + byte);
-        self.add_product(d, x, Rows::OfColumns, core);
+        self.add_product(d, x, (triangle, Cores::Triangle, Rows::OfColumns));
     }
+}
+
+/// Many f16 at once, which is faster than one after the other.
+#[inline]
+fn floats(halves: [u16; CORE]) -> [f32; CORE] {
+    let mut floats = [0.0; CORE];
+    for (i, float) in floats.iter_mut().enumerate() {
+        *float = f16_to_f32(halves[i]);
+    }
+    floats
 }
