@@ -181,7 +181,7 @@ impl Case {
         Self {
             entry,
             heads: 1,
-            ratio: 2,
+            ratio: 1,
             tiled: false,
             l2norm: true,
             element: Element::Bf16,
@@ -943,6 +943,7 @@ fn short_rows_in_one_launch_have_the_bits_of_two() {
             positions: Some(vec![0, 63, 100, 64, 62, 7]),
             every: 64,
             checkpoints: vec![vec![6], vec![7], vec![-1], vec![8], vec![9], vec![5]],
+            ratio: if around { 2 } else { 1 },
             taps: if around { 4 } else { 0 },
             norm: around,
             ..Case::new(entry, &[64, 6, 30, 1, 3, 0])
@@ -1023,6 +1024,7 @@ fn blocks_go_from_row_to_row() {
                 vec![9],
                 vec![-1],
             ],
+            ratio: if around { 2 } else { 1 },
             taps: if around { 3 } else { 0 },
             norm: around,
             slots: 11,
@@ -1056,6 +1058,7 @@ fn rows_of_any_length() {
     for entry in chains().filter(|entry| !has_layer(*entry)) {
         let case = Case {
             heads: 2,
+            ratio: 2,
             tiled: true,
             ..Case::new(entry, &[2, 63, 0, 64, 66, 1])
         };
@@ -1135,6 +1138,7 @@ fn slots_fresh_rows_and_dead_ones() {
         read: vec![3, -1, 0, 9, 5],
         write: vec![2, 1, -7, 4, 5],
         fresh: Some(vec![0, 1, 0, 0, 1]),
+        ratio: 2,
         ..Case::new(KLAST, &[70, 66, 3, 80, 1])
     };
     let done = check("slots", &case);
@@ -1217,6 +1221,7 @@ fn stretches_of_every_chain() {
         let norm = has_layer(entry);
         let taps = if norm { 4 } else { 0 };
         let whole = Case {
+            ratio: 2,
             taps,
             norm,
             fresh: norm.then(|| vec![1]),
@@ -1257,6 +1262,7 @@ fn rows_of_one_token_beside_longer_ones() {
     for (i, entry) in chains().enumerate() {
         let around = has_layer(entry);
         let whole = Case {
+            ratio: if around { 2 } else { 1 },
             taps: if around { 4 } else { 0 },
             norm: around,
             fresh: around.then(|| vec![0, 0, 1, 0, 0, 1, 0, 0]),
@@ -1285,7 +1291,10 @@ fn any_rows_beside_any() {
     (many[33], many[69]) = (66, 5);
     for lengths in [vec![1; 5], vec![66, 2, 5], vec![0; 3], many] {
         for entry in [KLAST, KDA] {
-            let whole = Case::new(entry, &lengths);
+            let whole = Case {
+                ratio: 2,
+                ..Case::new(entry, &lengths)
+            };
             let one = check(entry.name(), &whole);
             let apart = Case { turns: 2, ..whole };
             same_as(entry.name(), &apart, &one);
@@ -1487,6 +1496,7 @@ fn a_token_by_itself_has_a_decodes_bits() {
     ] {
         for l2norm in [true, false] {
             let case = Case {
+                ratio: 2,
                 l2norm,
                 element: Element::F32,
                 ..Case::new(entry, &[1, 1, 1])
@@ -1530,6 +1540,7 @@ fn from_convolution_to_norm() {
             };
             let case = Case {
                 heads: 2,
+                ratio: if norm { 2 } else { 1 },
                 taps,
                 norm,
                 fresh: Some(vec![0, 0, 0, 1, 0]),

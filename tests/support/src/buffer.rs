@@ -83,6 +83,28 @@ impl Buffer {
         view.each(|position| of(elements[position]))
     }
 
+    /// Sets the elements of a view to these values, in the order of its dims, but for those that are NaN: floats to the nearest.
+    pub fn write(&mut self, view: &View, values: &[f64]) {
+        match self.dtype {
+            DType::F32 => self.write_each(view, values, |value| value as f32),
+            DType::Bf16 => self.write_each(view, values, |value| bf16::from_f32(value as f32)),
+            DType::F16 => self.write_each(view, values, |value| f16::from_f32(value as f32)),
+            DType::I64 => self.write_each(view, values, |value| value as i64),
+            DType::I32 | DType::U32 => {
+                self.write_each(view, values, |value| value as i64 as u64 as u32);
+            }
+        }
+    }
+
+    fn write_each<E: bytemuck::Pod>(&mut self, view: &View, values: &[f64], of: impl Fn(f64) -> E) {
+        let to = &mut bytemuck::cast_slice_mut::<_, E>(&mut self.words)[..self.len];
+        let mut values = values.iter();
+        view.each(|position| match values.next() {
+            Some(&value) if !value.is_nan() => to[position] = of(value),
+            _ => (),
+        });
+    }
+
     /// Sets the elements of a view to those of another buffer of the same dtype.
     pub fn copy_from(&mut self, other: &Self, view: &View) {
         assert_eq!(self.dtype, other.dtype, "elements of both buffers");

@@ -480,17 +480,6 @@ impl Memory<'_> {
 
     /// Writes all values that are not NaN.
     fn write(&mut self, view: &View, array: &Array) {
-        let buffer = &mut self.buffers[view.buffer];
-        for (i, &value) in view
-            .positions()
-            .into_iter()
-            .zip(&array.values)
-            .filter(|(_, value)| !value.is_nan())
-        {
-            match buffer.dtype {
-                DType::I32 | DType::I64 | DType::U32 => buffer.set_bits(i, value as i64 as u64),
-                _ => buffer.set_float(i, value as f32),
-            }
-        }
+        self.buffers[view.buffer].write(view, &array.values);
     }
 }

@@ -35,10 +35,7 @@ fn write(case: &mut Case, view: Option<&View>, values: Option<&[f64]>) {
     let (Some(view), Some(values)) = (view, values) else {
         return;
     };
-    let places = view.positions().into_iter().zip(values);
-    for (i, value) in places.filter(|(_, value)| !value.is_nan()) {
-        case.buffers[view.buffer].set_float(i, *value as f32);
-    }
+    case.buffers[view.buffer].write(view, values);
 }
 
 /// What is left by a launch that is right.
