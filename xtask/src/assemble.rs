@@ -10,10 +10,11 @@ use comfy_table::{CellAlignment, Table};
 use rayon::prelude::*;
 
 use crate::entries::Entry;
+use crate::known::Known;
 use crate::profiles::{self, PROFILES, Profile, values};
 use crate::text::{defects, replace_words};
 use crate::toolchain::{self, CudaTools};
-use crate::{ptx, shell};
+use crate::{hash, ptx, shell};
 
 /// Ampere, Hopper, Blackwell (data centre), Blackwell (workstation); and what Hopper has alone.
 const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", HOPPER];
@@ -67,11 +68,12 @@ impl Scope<'_> {
 }
 
 /// What ptxas says of an entry.
-struct Usage {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
     /// Registers of a thread.
-    registers: u32,
+    pub registers: u32,
     /// Static shared memory of a block, bytes.
-    shared: u32,
+    pub shared: u32,
 }
 
 /// `text` with its load-time constants filled in.
@@ -103,9 +105,12 @@ pub fn assemble(
     Ok((object, printed.into_owned()))
 }
 
-/// Checks the text of every committed entry, assembles what `scope` says, and prints what it takes.
+/// Checks the text of every committed entry, assembles what `scope` says, and prints what it takes. A text that was assembled
+/// here before, with the same assembler and looked at in the same way, is not assembled again.
 pub fn check(scope: Scope<'_>) -> Result<()> {
     let tools = toolchain::cuda_tools()?;
+    let known = Known::open(shell::target()?.join("ptx/assembled.txt"))?;
+    let assembler = shell::stdout(Command::new(&tools.ptxas).arg("--version"))?;
     let texts = Entry::ALL
         .iter()
         .map(|&entry| ptx::read(entry))
@@ -126,15 +131,15 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
         .par_iter()
         .map(|(entry, text, architecture, profile)| {
             let (entry, architecture) = (*entry, *architecture);
-            let usage = usage(
-                &tools,
-                &substitute(text, &values(entry, profile)?),
-                architecture,
-            );
-            let usage = usage.with_context(|| {
-                let name = profile.name();
-                format!("{} for {architecture}, profile {name}", entry.name())
-            });
+            let text = substitute(text, &values(entry, profile)?);
+            let looked_at_by = include_str!("assemble.rs");
+            let key = [&assembler, looked_at_by, architecture, &text].join("\n");
+            let usage = known
+                .usage(&hash::of_text(&key), || usage(&tools, &text, architecture))
+                .with_context(|| {
+                    let name = profile.name();
+                    format!("{} for {architecture}, profile {name}", entry.name())
+                });
             // The table comes when all are done, which takes a while.
             if let Err(error) = &usage {
                 eprintln!("{error:#}");

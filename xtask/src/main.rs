@@ -10,6 +10,7 @@ mod compile;
 mod debian;
 mod entries;
 mod hash;
+mod known;
 mod manifest;
 mod module;
 mod profiles;
