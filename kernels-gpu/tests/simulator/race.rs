@@ -3,7 +3,9 @@
 use std::slice;
 
 use gated_delta_kernels::device::global;
-use gated_delta_kernels::device::shared::{copy_async_commit, copy_async_wait};
+use gated_delta_kernels::device::shared::{
+    copy_async_commit, copy_async_wait, dynamic_shared_mem, load_shared_b64, store_shared_b64,
+};
 use gated_delta_kernels::device::sim::{FaultKind, Region};
 use gated_delta_kernels::device::thread::{
     arrive_at_barrier, block_idx_x, sync_barrier, sync_barrier_any, sync_threads, thread_idx_x,
@@ -189,6 +191,53 @@ fn neighbouring_two_byte_stores_do_not_race() {
         global::store_b16(at(), thread_idx_x() as u16)
     });
     assert!(data.into_iter().eq(0..64));
+}
+
+/// Of what is accessed by 8 bytes each part remembers its own accesses, and the whole those of all its parts.
+#[test]
+fn parts_of_what_is_accessed_together_are_told_apart() {
+    // SAFETY: the simulator checks the addresses.
+    let store_both = |at: u32| unsafe { store_shared_b64(dynamic_shared_mem() + at, [1, 2]) };
+    let load_both = |at: u32| unsafe { load_shared_b64(dynamic_shared_mem() + at) };
+    let of_both_after_one = |barrier: fn()| {
+        move || {
+            only(0, || store_both(8));
+            sync_threads();
+            only(1, || load_shared(12));
+            barrier();
+            only(2, || store_both(8));
+            sync_threads();
+            only(3, || load_both(8));
+        }
+    };
+    assert_clean(&[], of_both_after_one(sync_threads));
+    let message = race("8-byte shared store at byte 12", "load by thread 1");
+    assert_race(&[], of_both_after_one(|| ()), 2, &message);
+
+    let own_parts = || {
+        only(0, || store_both(0));
+        sync_threads();
+        for turn in 0..2 {
+            only(turn, || store_shared(4 * turn, turn));
+        }
+        for turn in 0..2 {
+            only(turn, || assert_eq!(load_shared(4 * turn), turn));
+        }
+    };
+    assert_clean(&[], own_parts);
+    let both_after_another = || {
+        own_parts();
+        only(0, || load_both(0));
+    };
+    let message = race("8-byte shared load at byte 4", "store by thread 1");
+    assert_race(&[], both_after_another, 0, &message);
+
+    let one_was_stored = || {
+        only(0, || store_shared(0, 1));
+        only(0, || load_both(0));
+    };
+    let message = "8-byte shared load at byte 4: the block has not written it";
+    assert_fault(&[], one_was_stored, FaultKind::Memcheck, 0, message);
 }
 
 #[test]

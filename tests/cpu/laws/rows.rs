@@ -146,7 +146,8 @@ fn lengths_are_whatever_the_bounds_say() {
             continue;
         }
         for previous in [None, Some(2)] {
-            if family.is_chunked() && previous.is_some() {
+            // Larger states find their rows by the same lines; random ones that resume are packed too.
+            if previous.is_some() && (family.is_chunked() || family.dim > 64) {
                 continue;
             }
             let layer = Spec::plain(Family {
