@@ -19,6 +19,8 @@ const OF_PREFILL: u64 = 1 << Argument::Positions as u32
     | 1 << Argument::CheckpointSlots as u32
     | 1 << Argument::Workspace as u32;
 
+const CU_SEQLENS: u64 = 1 << Argument::CuSeqlens as u32;
+
 /// The tensors that want a state after each token.
 const OF_EACH_TOKEN: u64 = 1 << Argument::Snapshots as u32 | 1 << Argument::TokenSlots as u32;
 
@@ -42,11 +44,12 @@ impl Request<'_> {
     ///
     /// It follows from what is fixed for a layer and from the form of the launch: never from B, rows, lengths, addresses,
     /// contents or the GPU, so that neither do bits. A commit has the choice of the step whose T its T' is. What is said of a ring
-    /// is the same for all of its steps and for its flush, so that a step that folds has the bits of a flush, but for a
-    /// convolution of single tokens whose ring has R above N + 1.
+    /// is the same for all of its steps and for its flush, so that a step that folds has the bits of a flush, but for
+    /// steps that take single tokens alone on a ring with R above N + 1: by a convolution without `inputs`, or a norm of more value
+    /// heads than a cluster takes.
     ///
     /// It is made for every launch before any check: of tensors of wrong dims it may be any.
-    #[inline]
+    #[inline(always)]
     pub(super) fn choose(&self) -> Formulation {
         let is_step = self.inputs.is_some();
         let tokens = if is_step { self.bound() } else { 0 };
@@ -58,6 +61,15 @@ impl Request<'_> {
         }
         let previous = self.stored.map_or(0, bound_of_stored);
         let most = tokens.max(previous);
+        if most <= 1 && self.pending.is_none() {
+            return Formulation::Recurrent;
+        }
+        self.choose_of_short(tokens, most)
+    }
+
+    /// [`Self::choose`] where there may be more than one token, and no prefill. `most` is the larger of T and T'.
+    #[inline(never)]
+    fn choose_of_short(&self, tokens: usize, most: usize) -> Formulation {
         if most > MAX_PARALLEL_TOKENS
             || self.present & OF_EACH_TOKEN != 0
             || !self.has_parallel_states()
@@ -65,7 +77,7 @@ impl Request<'_> {
             return Formulation::Recurrent;
         }
         let is_parallel = match self.pending {
-            None => most > 1 && self.fits_clusters(),
+            None => self.fits_clusters(),
             Some(pending) => self.is_ring_parallel(pending, tokens),
         };
         match is_parallel {
@@ -77,11 +89,11 @@ impl Request<'_> {
     /// T of a step.
     #[inline]
     fn bound(&self) -> usize {
-        match self.has(Argument::CuSeqlens) {
-            true => self.max_tokens,
-            false => self
+        match self.present & CU_SEQLENS {
+            0 => self
                 .tensor(Argument::O)
                 .map_or(0, |o| dim(o, 1).unwrap_or(0)),
+            _ => self.max_tokens,
         }
     }
 

@@ -119,7 +119,7 @@ pub enum HeadMap {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Formulation {
-    /// The library chooses the fastest for what is fixed for a layer and for the form of the launch:
+    /// The library chooses the fastest, for all batch sizes alike, by what is fixed for a layer and by the form of the launch:
     ///
     /// - a prefill (`Chunked`) where a row may have more than 16 tokens, and where there are
     ///   [positions](super::Step::positions), [checkpoints](super::Step::checkpoints) or a [workspace](super::Step::workspace);

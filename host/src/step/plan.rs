@@ -152,7 +152,7 @@ impl Plan {
         let request = work.describe(&mut request);
         if self.is_chosen_anew(request) {
             // SAFETY: the caller's promise.
-            return unsafe { self.launch_as_planned(stream, *request) };
+            return unsafe { self.launch_as_planned(stream, request) };
         }
         // SAFETY: the caller's promise.
         unsafe { self.launch_request(stream, request) }
@@ -161,7 +161,9 @@ impl Plan {
     /// Whether fewer tokens than planned would not be a prefill, by a choice that is the library's.
     #[inline]
     fn is_chosen_anew(&self, request: &Request<'_>) -> bool {
-        self.problem.is_chunked()
+        // No prefill has these, and looking there costs a launch less.
+        self.by_rows.is_empty()
+            && self.problem.is_chunked()
             && !request.is_chunked()
             && request.options.formulation == Formulation::Auto
     }
@@ -175,8 +177,9 @@ impl Plan {
     unsafe fn launch_as_planned(
         &self,
         stream: StreamRef<'_>,
-        mut request: Request<'_>,
+        request: &Request<'_>,
     ) -> Result<(), Error> {
+        let mut request = *request;
         request.formulation = Formulation::Chunked;
         // SAFETY: the caller's promise.
         unsafe { self.launch_request(stream, &request) }
@@ -186,6 +189,7 @@ impl Plan {
     ///
     /// # Safety
     /// As [`Plan::launch`]'s.
+    #[inline(always)]
     unsafe fn launch_request(
         &self,
         stream: StreamRef<'_>,
