@@ -37,7 +37,7 @@ pub struct Options {
     /// Every table of a release instead of chosen cells, and every cell that a peer was recorded for.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub all: bool,
-    /// The layer step of one token of each model of README.md's table, at B = 1, 16 and 256.
+    /// The layer step of one token of each model of docs/models.md's table, at B = 1, 16 and 256.
     #[arg(long, conflicts_with_all = CHOICES, conflicts_with = "all")]
     pub models: bool,
     /// The layer step, convolution to norm, of both kinds of layer, beside the sum of the launches that peers take for it.

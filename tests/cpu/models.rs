@@ -1,4 +1,4 @@
-//! The linear layer of each model of README.md's table, convolution to norm, against the reference: a decode, a verify and a
+//! The linear layer of each model of docs/models.md's table, convolution to norm, against the reference: a decode, a verify and a
 //! prompt, in every state dtype and layout. Heads are those of a small part of it, with its HV/H.
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};

@@ -182,7 +182,7 @@ fn a_commit_that_keeps_nothing_copies_slots_bit_for_bit() {
             let high_half = |bits| bf16::from_bits((bits >> 16) as u16);
             let bf16_states: Vec<_> = bits().map(high_half).collect();
             case.check(context.as_ref(), &bf16_states);
-            if layout == StateLayout::KLast {
+            if layout == StateLayout::KLast && (k == 128 || !is_kda) {
                 let formulation = Formulation::Parallel;
                 let parallel = Case {
                     formulation,

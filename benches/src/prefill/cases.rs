@@ -168,7 +168,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// A prompt of each model of README.md's table, from convolution to norm.
+/// A prompt of each model of docs/models.md's table, from convolution to norm.
 fn of_models() -> impl Iterator<Item = Case> {
     let prompt = |model: Model, operator: Operator, gate: KdaDecay, dim: usize| Case {
         operator,

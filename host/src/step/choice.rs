@@ -11,8 +11,8 @@ pub(super) const MAX_PARALLEL_TOKENS: usize = 8;
 /// Most value heads of a query/key head that the parallel formulation takes with a convolution or a norm.
 const MAX_PARALLEL_RATIO: usize = 8;
 
-/// The same of KDA with deferred states.
-const MAX_DEFERRED_KDA_RATIO: usize = 4;
+/// The same of KDA.
+const MAX_PARALLEL_KDA_RATIO: usize = 4;
 
 /// The tensors that a prefill alone has.
 const OF_PREFILL: u64 = 1 << Argument::Positions as u32
@@ -39,8 +39,8 @@ impl Request<'_> {
     /// | T or T' above 1 | `Parallel` |
     /// | else | `Recurrent` |
     ///
-    /// Where a convolution or a norm has more value heads to a query/key head than a cluster of blocks takes (8; of KDA with
-    /// a ring 4) a launch that could be `Parallel` is `Recurrent`.
+    /// Where a convolution or a norm has more value heads to a query/key head than a cluster of blocks takes (8; of
+    /// KDA 4) a launch that could be `Parallel` is `Recurrent`.
     ///
     /// It follows from what is fixed for a layer and from the form of the launch: never from B, rows, lengths, addresses,
     /// contents or the GPU, so that neither do bits. A commit has the choice of the step whose T its T' is. What is said of a ring
@@ -140,9 +140,9 @@ impl Request<'_> {
             (_, Some(Stored::Kv { k, .. }), _) => dim(k, 2),
             _ => self.pending.and_then(|pending| dim(&pending.keys, 1)),
         };
-        let most = match self.pending {
-            Some(_) if self.gates.per_channel => MAX_DEFERRED_KDA_RATIO,
-            _ => MAX_PARALLEL_RATIO,
+        let most = match self.gates.per_channel {
+            true => MAX_PARALLEL_KDA_RATIO,
+            false => MAX_PARALLEL_RATIO,
         };
         let most = heads.unwrap_or(0).saturating_mul(most);
         dim(pool, 1).unwrap_or(0) <= most

@@ -61,9 +61,9 @@ pub fn chosen(case: &Case) -> Formulation {
         && case.snapshots.is_none()
         && case.token_slots.is_none()
         && new.max(previous) <= 8;
-    let most = match (case.gates.operator(), &case.pending) {
-        (Operator::Kda, Some(_)) => 4,
-        _ => 8,
+    let most = match case.gates.operator() {
+        Operator::Kda => 4,
+        Operator::Gdn => 8,
     };
     let fits = heads_of_layer(&case.args).is_none_or(|heads| case.pool.dims[1] <= most * heads);
     let is_parallel = match &case.pending {

@@ -28,9 +28,11 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     let mut shapes = Vec::new();
     // A block of a layer's kernels has all value heads of a query/key head.
     let of_block = family.layer && family.is_recurrent();
-    let ratios: &[usize] = match of_block {
-        true => &[1, 2, 3, 4, 8, 16],
-        false => &[1, 2, 3, 4, 8],
+    // With all tokens at once their blocks are a cluster, of at most 8.
+    let ratios: &[usize] = match (family.layer, family.operator) {
+        (true, _) if of_block => &[1, 2, 3, 4, 8, 16],
+        (true, Operator::Kda) => &[1, 2, 3, 4],
+        _ => &[1, 2, 3, 4, 8],
     };
     for &ratio in ratios {
         if of_block && !family.takes_ratio(ratio) {
