@@ -1,8 +1,11 @@
 //! How a launch is computed whose caller leaves that to the library.
 
 use super::argument::Argument;
+use super::problem::Problem;
 use super::request::Request;
+use super::select::Gpu;
 use super::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
+use crate::error::Error;
 use crate::tensor::{DType, Tensor};
 
 /// Most tokens of a row in the parallel formulation.
@@ -42,8 +45,8 @@ impl Request<'_> {
     /// Where a convolution or a norm has more value heads to a query/key head than a cluster of blocks takes (8; of
     /// KDA 4) a launch that could be `Parallel` is `Recurrent`.
     ///
-    /// It follows from what is fixed for a layer and from the form of the launch: never from B, rows, lengths, addresses,
-    /// contents or the GPU, so that neither do bits. A commit has the choice of the step whose T its T' is. What is said of a ring
+    /// It follows from what is fixed for a layer and from the form of the launch: never from B, rows, lengths, addresses or
+    /// contents, so that neither do bits; and from the GPU only where that has no clusters of blocks ([`Self::check_on`]). A commit has the choice of the step whose T its T' is. What is said of a ring
     /// is the same for all of its steps and for its flush, so that a step that folds has the bits of a flush, but for
     /// steps that take single tokens alone on a ring with R above N + 1: by a convolution without `inputs`, or a norm of more value
     /// heads than a cluster takes.
@@ -146,6 +149,23 @@ impl Request<'_> {
         };
         let most = heads.unwrap_or(0).saturating_mul(most);
         dim(pool, 1).unwrap_or(0) <= most
+    }
+}
+
+impl Request<'_> {
+    /// What [`Self::check`] finds, on a GPU: token by token where the caller left the choice, and the tokens of a layer at once
+    /// would take clusters of blocks that the GPU has not. One GPU has one choice, so that its bits stay what they are.
+    pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
+        let problem = self.check()?;
+        let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();
+        let is_parallel = self.formulation == Formulation::Parallel;
+        let runs = gpu.has_clusters() || problem.kind.entries(gpu).next().is_some();
+        if !is_left || !is_parallel || runs {
+            return Ok(problem);
+        }
+        let mut one_by_one = *self;
+        one_by_one.formulation = Formulation::Recurrent;
+        one_by_one.check()
     }
 }
 

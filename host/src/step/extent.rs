@@ -154,22 +154,26 @@ impl Extents {
             sizes = [h, k_dim, hv, v_dim];
         }
         let [h, k_dim, hv, v_dim] = sizes;
-        if k_dim == 96 {
-            check_narrow_keys(request)?;
-        }
+        check_keys(request, k_dim)?;
         self.heads = Heads::new(h, k_dim, hv, v_dim)?;
         Ok(())
     }
 }
 
-/// K = 96 has kernels of GDN that go token by token, and in chunks, and no others. What V is with it does not matter to them.
-fn check_narrow_keys(request: &Request<'_>) -> Result<(), Error> {
-    let with = match (request.gates.per_channel, request.options.formulation) {
-        (true, _) => "64 or 128 with KDA",
-        (_, Formulation::Parallel) => "64 or 128 with formulation = parallel",
+/// K = 96 has kernels of GDN that go token by token, and in chunks; K = 64 has such of KDA that go token by token. What V is with
+/// it does not matter to them.
+fn check_keys(request: &Request<'_>, k_dim: usize) -> Result<(), Error> {
+    use Formulation::{Chunked, Parallel};
+    let with = match (k_dim, request.gates.per_channel, request.formulation) {
+        (96, true, _) => "64 or 128 with KDA",
+        (96, _, Parallel) => "64 or 128 with formulation = parallel",
+        (64, true, Parallel) => "128 with KDA and formulation = parallel",
+        (64, true, Chunked) => {
+            "128 in a prefill of KDA; up to 16 tokens a launch go token by token"
+        }
         _ => return Ok(()),
     };
-    Err(unsupported("K", 96, with))
+    Err(unsupported("K", k_dim, with))
 }
 
 /// HV, K and V, as the pool has them.

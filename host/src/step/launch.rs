@@ -72,7 +72,7 @@ impl Library {
     /// # Errors
     /// As [`Library::launch`]'s, but for the launch.
     pub fn plan<W: Work + ?Sized>(&self, work: &W) -> Result<Plan, Error> {
-        Plan::new(self, work.request().check()?)
+        Plan::new(self, work.request().check_on(self.gpu())?)
     }
 
     /// Compiles every kernel that `work` may be launched with at any batch size, so that no later launch of such
@@ -90,7 +90,7 @@ impl Library {
     /// # Errors
     /// As [`Library::prewarm`]'s, of the first that fails.
     pub fn prewarm_all(&self, works: &[&dyn Work]) -> Result<(), Error> {
-        let problems = works.iter().map(|work| work.request().check());
+        let problems = works.iter().map(|work| work.request().check_on(self.gpu()));
         let problems = problems.collect::<Result<Vec<_>, _>>()?;
         self.functions(&problems).map(drop)
     }
@@ -125,7 +125,7 @@ impl Library {
         work: &W,
     ) -> Result<Vec<(Entry, KernelResources)>, Error> {
         let request = work.request();
-        let problem = request.check()?;
+        let problem = request.check_on(self.gpu())?;
         let lengths = request.lengths();
         let mut variants: Vec<Entry> = problem.variants(&lengths).collect();
         variants.extend(problem.beside(&lengths).all());
@@ -142,7 +142,7 @@ impl Library {
     /// As [`Work::variants`]'s.
     pub fn selected<W: Work + ?Sized>(&self, work: &W) -> Result<Entry, Error> {
         let request = work.request();
-        let problem = request.check()?;
+        let problem = request.check_on(self.gpu())?;
         problem.entry(&request.lengths(), self.gpu())
     }
 
@@ -271,7 +271,7 @@ impl Library {
         variant: Option<Entry>,
     ) -> Result<(), Error> {
         let tensors = request.tensors();
-        let problem = request.check()?;
+        let problem = request.check_on(self.gpu())?;
         let lengths = request.lengths();
         let entry = match variant {
             Some(variant) => one_of(problem.variants(&lengths), variant)?,

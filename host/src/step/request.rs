@@ -341,7 +341,7 @@ impl<'a> Request<'a> {
 
     /// See [`Work::recipe`](super::Work::recipe).
     pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
-        let problem = self.check()?;
+        let problem = self.check_on(gpu)?;
         check_memory(Memory::Device, &self.tensors(), |name| {
             self.writes(&problem, name)
         })?;
@@ -359,7 +359,7 @@ impl<'a> Request<'a> {
 
     /// The variant that a launch takes.
     pub(crate) fn selected(&self) -> Result<Entry, Error> {
-        let problem = self.check()?;
+        let problem = self.check_on(MEASURED_ON)?;
         problem.entry(&self.lengths(), MEASURED_ON)
     }
 

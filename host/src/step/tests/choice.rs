@@ -3,6 +3,7 @@
 use super::*;
 use crate::step::problem::Problem;
 use Formulation::{Auto, Chunked, Parallel, Recurrent};
+use gated_delta_kernels::launch::Family;
 
 /// Where states go.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -462,6 +463,43 @@ fn states_decide_where_tensor_cores_may_come() {
             Chunked
         );
     }
+}
+
+/// Where a GPU has no clusters, drafts of a layer that would take them go token by token, unless the caller names another way.
+#[test]
+fn a_gpu_without_clusters_has_a_choice_of_its_own() {
+    let family = |launch: Launch, formulation, capability| {
+        launch.with(formulation, |work| {
+            let recipe = work.recipe_for(82, capability);
+            let entry = recipe.map(|recipe| recipe.kernel.entry());
+            entry.map(|entry| entry.computes().unwrap().family)
+        })
+    };
+    for (conv, norm) in [(true, false), (false, true)] {
+        let layer = Launch {
+            conv,
+            norm,
+            ratio: 2,
+            ..VERIFY
+        };
+        assert_eq!(
+            family(layer, Auto, (9, 0)).unwrap(),
+            Family::GdnLayerParallel
+        );
+        assert_eq!(family(layer, Auto, (8, 6)).unwrap(), Family::GdnLayerMtp);
+        let refused = family(layer, Parallel, (8, 6)).unwrap_err().to_string();
+        assert!(refused.contains("without clusters of blocks"), "{refused}");
+        // A cluster has one block where there is one value head for each query/key head.
+        let alone = Launch { ratio: 1, ..layer };
+        assert_eq!(
+            family(alone, Auto, (8, 6)).unwrap(),
+            Family::GdnLayerParallel
+        );
+    }
+    assert_eq!(
+        family(VERIFY, Auto, (8, 6)).unwrap(),
+        Family::GdnMtpParallel
+    );
 }
 
 /// A cluster has the value heads of a query/key head where these are computed together.

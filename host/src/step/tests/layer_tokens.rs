@@ -661,7 +661,9 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     assert_eq!(of(gdn().fresh(fresh())), Operator::GdnMtpParallel(Update));
     let mut kda = kda(KdaGate::Log).norm(norm());
     kda.options = parallel;
-    assert_eq!(operator(&kda), Operator::KdaLayerParallel(Update));
+    let message = kda.bytes().unwrap_err().to_string();
+    let wanted = "K = 64 is not supported: 128 with KDA and formulation = parallel";
+    assert_eq!(message, wanted);
 
     let why = "it has no state after each token";
     let both = |other| format!("formulation = parallel and {other} exclude each other: {why}");

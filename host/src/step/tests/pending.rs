@@ -350,11 +350,9 @@ fn windows_wait_with_drafts() {
     );
     let mut of_channels = waiting_flush();
     of_channels.pending.decays = tensor(F32, &[5, 4, 9, 64]);
-    let none = of_channels.recipe().unwrap_err().to_string();
-    assert!(
-        none.ends_with("KDA with K = 64 goes token by token, formulation = recurrent"),
-        "{none}"
-    );
+    let message = of_channels.bytes().unwrap_err().to_string();
+    let wanted = "K = 64 is not supported: 128 with KDA and formulation = parallel";
+    assert_eq!(message, wanted);
     let mut norm_alone = drafts(4);
     norm_alone.norm = Some(Norm::new(
         tensor(Bf16, &[2, 4, 4, 64]),

@@ -265,7 +265,9 @@ fn more_than_16_tokens_name_the_formulation_that_takes_them() {
     let wanted = "T = 17 is not supported: 1 to 16, or any with Formulation::Chunked";
     assert_eq!(message, wanted);
     let options = Options::default().formulation(Formulation::Chunked);
-    assert!(step.options(options).bytes().is_ok());
+    let message = step.options(options).bytes().unwrap_err().to_string();
+    let wanted = "K = 64 is not supported: 128 in a prefill of KDA; up to 16 tokens a launch go token by token";
+    assert_eq!(message, wanted);
 }
 
 #[test]

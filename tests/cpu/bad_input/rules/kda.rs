@@ -48,7 +48,7 @@ pub fn rules() -> Vec<Rule> {
         (|args| with_bound(args, f32::NAN), ["lower_bound", "a finite number below 0", "got NaN"]),
         (|args| with_bound(args, f32::NEG_INFINITY), ["lower_bound", "a finite number below 0", "got -inf"]),
         (|args| { with_bound(args, -5.0); args.dt_bias = Some(tensor(F32, &[3, 64])) }, ["dt_bias", "[H or HV, K] = [4, 64]", "got [3, 64]"]),
-        (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and an f32 state exclude each other", "it is for 16-bit k_last states", ""]),
+        (|args| args.options.formulation = Formulation::Parallel, ["K = 64 is not supported", "128 with KDA and formulation = parallel", ""]),
         (|args| args.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
     ];
     all(tensors, CHANGES)
