@@ -198,6 +198,7 @@ fn neighbouring_two_byte_stores_do_not_race() {
 fn parts_of_what_is_accessed_together_are_told_apart() {
     // SAFETY: the simulator checks the addresses.
     let store_both = |at: u32| unsafe { store_shared_b64(dynamic_shared_mem() + at, [1, 2]) };
+    // SAFETY: as above.
     let load_both = |at: u32| unsafe { load_shared_b64(dynamic_shared_mem() + at) };
     let of_both_after_one = |barrier: fn()| {
         move || {
