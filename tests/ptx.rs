@@ -575,7 +575,11 @@ fn specialisation_leaves_no_symbol() {
 fn keys_that_differ_in_one_field_have_different_code() {
     on_threads(TEXTS, |(entry, text)| {
         let symbols = entry.symbols();
-        let special = |values: &[u32]| specialise(text, symbols, values).unwrap();
+        // Those lines alone are not the same in all.
+        let with_symbols = |line: &&str| line.contains("GD_");
+        let lines: Vec<&str> = text.lines().filter(with_symbols).collect();
+        let lines = lines.join("\n");
+        let special = |values: &[u32]| specialise(&lines, symbols, values).unwrap();
         let plain = vec![7; symbols.len()];
         let mut texts = BTreeSet::from([special(&plain)]);
         for symbol in used(*entry) {
