@@ -227,11 +227,13 @@ fn parts_of_what_is_accessed_together_are_told_apart() {
     };
     assert_clean(&[], own_parts);
     let both_after_another = || {
-        own_parts();
-        only(0, || load_both(0));
+        only(0, || store_both(0));
+        sync_threads();
+        only(1, || store_shared(4, 3));
+        only(2, || load_both(0));
     };
     let message = race("8-byte shared load at byte 4", "store by thread 1");
-    assert_race(&[], both_after_another, 0, &message);
+    assert_race(&[], both_after_another, 2, &message);
 
     let one_was_stored = || {
         only(0, || store_shared(0, 1));
