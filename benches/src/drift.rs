@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng};
 pub const HEADS: usize = 4;
 
 /// K = V.
-pub const DIM: usize = 64;
+pub const DIM: usize = 128;
 
 /// One of so many decays is near 1: of the heads with GDN, of the channels with KDA.
 const SLOW_EVERY: usize = 4;

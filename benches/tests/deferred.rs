@@ -44,7 +44,10 @@ fn drafts_are_checked() {
             operator,
             layer,
             heads: if layer { [2, 4] } else { [1, 2] },
-            dim: 64,
+            dim: match operator {
+                Operator::Gdn => 64,
+                Operator::Kda => 128,
+            },
             state: DType::Bf16,
             batch: 8,
             drafts: Drafts {

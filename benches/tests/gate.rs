@@ -81,7 +81,8 @@ fn every_mode_of_the_parallel_formulation_passes() {
                 check(Cell {
                     formulation: Formulation::Parallel,
                     state,
-                    ..cell(op, mode, 3)
+                    dim: if op == Op::GdnMtp { 64 } else { 128 },
+                    ..cell(op, mode, 4)
                 });
             }
         }

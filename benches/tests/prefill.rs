@@ -40,16 +40,19 @@ fn rows_of_a_prefill_are_checked() {
         },
         Case {
             operator: Operator::Kda,
+            dim: 128,
             ..case("3 rows", &[1, 66, 5])
         },
         Case {
             operator: Operator::Kda,
+            dim: 128,
             gate: KdaDecay::Softplus,
             layer: true,
             ..case("short", &[16, 3])
         },
         Case {
             operator: Operator::Kda,
+            dim: 128,
             gate: KdaDecay::LowerBound(-5.0),
             model: Some(Model {
                 heads: 2,
@@ -80,9 +83,9 @@ fn rows_of_a_prefill_are_checked() {
         "short, layer, K = V = 64",
         "short tile64",
         "chain tile64",
-        "KDA 3 rows, K = V = 64",
-        "KDA short, softplus, layer, K = V = 64",
-        "glm-5.3-flash short, lower_bound, layer, K = V = 64",
+        "KDA 3 rows",
+        "KDA short, softplus, layer",
+        "glm-5.3-flash short, lower_bound, layer",
         "olmo-hybrid 2 rows, layer, V-last, K = 96, V = 192",
     ] {
         assert!(table.contains(&format!("| {name} ")), "{table}");

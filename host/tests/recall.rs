@@ -137,6 +137,9 @@ const SIZES: Sizes = Sizes {
     steps: 4,
 };
 
+/// K = V = 128, where KDA has all formulations.
+const WIDE: Sizes = Sizes { dim: 128, ..SIZES };
+
 const DECODE: Sizes = Sizes { tokens: 1, ..SIZES };
 
 /// How much farther apart the entries of a dim are than they need to be.
@@ -764,14 +767,14 @@ fn every_field_of_every_tensor_and_option_is_told_apart() {
     flip(stand_in, "KDA decode", DECODE.kda_lower_bound(), true);
     flip(stand_in, "KDA snapshots", SIZES.kda_softplus(), true);
     flip(stand_in, "KDA resume", SIZES.kda_resume(), true);
-    flip(stand_in, "KDA parallel", SIZES.kda_parallel(), true);
+    flip(stand_in, "KDA parallel", WIDE.kda_parallel(), true);
     flip(stand_in, "KDA commit", SIZES.kda_commit(), false);
 
     flip_formulation(stand_in, "decode", DECODE.gdn());
     flip_formulation(stand_in, "resume", SIZES.gdn_resume());
     flip_formulation(stand_in, "commit", SIZES.gdn_commit());
-    flip_formulation(stand_in, "KDA verify", SIZES.kda_lower_bound());
-    flip_formulation(stand_in, "KDA commit", SIZES.kda_commit());
+    flip_formulation(stand_in, "KDA verify", WIDE.kda_lower_bound());
+    flip_formulation(stand_in, "KDA commit", WIDE.kda_commit());
 }
 
 /// What the library chooses is the launch that names it, and no other.
@@ -805,7 +808,7 @@ fn a_choice_is_the_launch_by_name() {
         Formulation::Parallel,
     );
     flip(stand_in, "layer", SIZES.gdn_layer(), Formulation::Parallel);
-    flip(stand_in, "KDA", SIZES.kda_resume(), Formulation::Parallel);
+    flip(stand_in, "KDA", WIDE.kda_resume(), Formulation::Parallel);
 
     // A prefill, whose plan launches prefills of fewer tokens too.
     let chosen = |tokens| Sizes { tokens, ..SIZES }.gdn().options(Options::default());

@@ -38,7 +38,7 @@ const EXAMPLE: &str = "echo shown";
 const SANITIZER: &str = r#"
 tool=$2
 shift 4
-[[ $tool == racecheck ]] && shift 2 # what it counts
+[[ $tool == racecheck || $tool == memcheck ]] && shift 2 # what it counts
 "$@" || exit
 echo "ran=$tool"
 if [[ $tool == memcheck && ${SHARD:-} == 1/* ]]; then echo "========= Invalid read"; exit 99; fi

@@ -602,6 +602,11 @@ enum Way {
 /// A problem of two rows: its values follow from the seed.
 fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Contents {
     let mut random = Random(seed);
+    // KDA goes token by token with less.
+    let dim = match kda && (parallel || matches!(way, Way::Prefill)) {
+        true => 128,
+        false => 64,
+    };
     let io = if random.below(2) == 0 {
         Dtype::F32
     } else {
@@ -637,7 +642,7 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
     };
     let gates = |of: [usize; 3]| {
         if kda {
-            vec![of[0], of[1], of[2], 64]
+            vec![of[0], of[1], of[2], dim]
         } else {
             of.to_vec()
         }
@@ -645,10 +650,10 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
     let decays = [-0.7, -0.01];
     let one = [-1.0, 1.0];
     let mut given = |random: &mut Random, before: &str, tokens: usize| {
-        let (heads, values) = ([2, tokens, 1, 64], [2, tokens, 2, 64]);
+        let (heads, values) = ([2, tokens, 1, dim], [2, tokens, 2, dim]);
         let named = |name: &str| format!("{before}{name}");
         if layer {
-            put(random, &named("x"), io, &[2, tokens, 256], one);
+            put(random, &named("x"), io, &[2, tokens, 4 * dim], one);
         } else {
             if before.is_empty() {
                 put(random, "q", io, &heads, one);
@@ -675,12 +680,12 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
     if matches!(way, Way::Resume | Way::ResumeOfLayer) {
         given(&mut random, "prev.", 3);
     }
-    put(&mut random, "state", state, &[3, 2, 64, 64], one);
+    put(&mut random, "state", state, &[3, 2, dim, dim], one);
     if layer {
-        put(&mut random, "conv_weight", io, &[256, 4], one);
-        put(&mut random, "conv_state", io, &[3, 256, 3], one);
-        put(&mut random, "z", io, &[2, tokens, 2, 64], [-2.0, 2.0]);
-        put(&mut random, "norm_weight", io, &[64], one);
+        put(&mut random, "conv_weight", io, &[4 * dim, 4], one);
+        put(&mut random, "conv_state", io, &[3, 4 * dim, 3], one);
+        put(&mut random, "z", io, &[2, tokens, 2, dim], [-2.0, 2.0]);
+        put(&mut random, "norm_weight", io, &[dim], one);
     }
     if waits {
         let of_keys = if layer { Dtype::F32 } else { io };
@@ -688,7 +693,7 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
             &mut random,
             "pending.keys",
             of_keys,
-            &[3, 1, entries, 64],
+            &[3, 1, entries, dim],
             one,
         );
         let of_updates = [-0.3, 0.3];
@@ -696,7 +701,7 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
             &mut random,
             "pending.updates",
             Dtype::F32,
-            &[3, 2, entries, 64],
+            &[3, 2, entries, dim],
             of_updates,
         );
         put(
@@ -708,7 +713,13 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
         );
     }
     if waits && layer && parallel {
-        put(&mut random, "pending.inputs", io, &[3, entries, 256], one);
+        put(
+            &mut random,
+            "pending.inputs",
+            io,
+            &[3, entries, 4 * dim],
+            one,
+        );
     }
     if kda {
         contents = contents.with_metadata("gate", "log");
