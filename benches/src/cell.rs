@@ -220,6 +220,7 @@ impl Cell {
         let parallel = self.state != DType::F32
             && self.layout == StateLayout::KLast
             && self.tokens <= 8
+            && (self.dim == 128 || self.op.operator() == Operator::Gdn)
             && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);
         if self.formulation == Formulation::Parallel && !parallel {
             return false;

@@ -198,7 +198,10 @@ pub fn cases(batches: &[usize], dims: &[usize]) -> Vec<Case> {
                     _ => &[],
                 };
                 for drafts in [&[Drafts::NONE][..], drafts].concat() {
-                    cases.extend(dims.iter().flat_map(|&dim| {
+                    let has_kernels = |dim: &&usize| {
+                        **dim == 128 || operator == Operator::Gdn || !drafts.parallel
+                    };
+                    cases.extend(dims.iter().filter(has_kernels).flat_map(|&dim| {
                         batches.iter().map(move |&batch| Case {
                             operator,
                             layer,

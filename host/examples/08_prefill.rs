@@ -68,7 +68,12 @@ fn main() -> Result<()> {
             tokens: 1,
             heads,
             value_heads,
-            dim: if small { 64 } else { 128 },
+            // KDA's prompts have K = 128.
+            dim: if small && operator == Operator::Gdn {
+                64
+            } else {
+                128
+            },
             slots: 6,
         };
         println!("{operator:?}");

@@ -244,7 +244,9 @@ fn of_operator(plain: [Case; 15], operator: Operator) -> Vec<Case> {
         layout: StateLayout::VLast,
         ..case
     }));
-    cases.extend(find(&few).into_iter().map(|case| Case { dim: 64, ..case }));
+    if operator == Operator::Gdn {
+        cases.extend(find(&few).into_iter().map(|case| Case { dim: 64, ..case }));
+    }
     cases.extend(find(&["1x4096"]).into_iter().map(|case| Case {
         every: Some(256),
         ..case
