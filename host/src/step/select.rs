@@ -988,6 +988,41 @@ mod tests {
         assert!(by_tokens > 0 && by_heads > 0);
     }
 
+    /// Of K-last states a chain's copier brings those of a block that has all of a head.
+    #[test]
+    fn a_block_has_room_for_the_state_that_is_brought() {
+        let bytes = |entry, layout, state| {
+            let kind = Kind {
+                operator: Operator::GdnPrefill,
+                layout,
+                state,
+                k_dim: 128,
+                v_dim: 128,
+                ratio: 2,
+                tokens: 1,
+                keeps: Keeps::Other,
+                norm: false,
+            };
+            kind.shared_bytes(entry)
+        };
+        for (entry, elements) in [
+            (Entry::gdn_prefill_chain_k128_tile128, 128 * 128),
+            (Entry::gdn_prefill_chain_k128_tile64, 0),
+            (Entry::prefill_single_k128, 0),
+        ] {
+            let without = entry.shared_bytes();
+            for (state, of_element) in [(DType::F32, 4), (DType::Bf16, 2), (DType::F16, 2)] {
+                let k_last = bytes(entry, StateLayout::KLast, state);
+                assert_eq!(
+                    k_last,
+                    without + of_element * elements,
+                    "{entry:?}, {state}"
+                );
+                assert_eq!(bytes(entry, StateLayout::VLast, state), without);
+            }
+        }
+    }
+
     /// A batch for whose entry there is no room gets one that has.
     #[test]
     fn entries_without_room_are_passed_over() {
