@@ -777,6 +777,22 @@ fn every_field_of_every_tensor_and_option_is_told_apart() {
     flip_formulation(stand_in, "KDA commit", WIDE.kda_commit());
 }
 
+/// Where a GPU has no clusters, what the library chooses for a layer's drafts is not what a name is: that is refused behind it too.
+#[test]
+fn a_choice_without_clusters_is_no_launch_by_name() {
+    if elsewhere("a_choice_without_clusters_is_no_launch_by_name").is_some() {
+        return;
+    }
+    let of = |formulation| {
+        with(SIZES.gdn_layer(), |work| {
+            work.options().formulation = formulation;
+        })
+    };
+    let (auto, named) = (of(Formulation::Auto), of(Formulation::Parallel));
+    assert_eq!(auto.formulation(), named.formulation());
+    StandIn::new().refused("tokens at once without clusters", &auto, &named);
+}
+
 /// What the library chooses is the launch that names it, and no other.
 #[test]
 fn a_choice_is_the_launch_by_name() {

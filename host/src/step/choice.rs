@@ -150,17 +150,14 @@ impl Request<'_> {
         let most = heads.unwrap_or(0).saturating_mul(most);
         dim(pool, 1).unwrap_or(0) <= most
     }
-}
 
-impl Request<'_> {
     /// What [`Self::check`] finds, on a GPU: token by token where the caller left the choice, and the tokens of a layer at once
     /// would take clusters of blocks that the GPU has not. One GPU has one choice, so that its bits stay what they are.
     pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
         let problem = self.check()?;
         let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();
-        let is_parallel = self.formulation == Formulation::Parallel;
-        let runs = gpu.has_clusters() || problem.kind.entries(gpu).next().is_some();
-        if !is_left || !is_parallel || runs {
+        let may_change = is_left && self.formulation == Formulation::Parallel;
+        if !may_change || gpu.has_clusters() || problem.kind.entries(gpu).next().is_some() {
             return Ok(problem);
         }
         let mut one_by_one = *self;

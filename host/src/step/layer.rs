@@ -68,8 +68,8 @@ impl fmt::Display for Activation {
 ///
 /// Of any T. A block has all value heads of a query/key head: HV/H is at most 16, and less where its tokens, T + T', do not
 /// fit shared memory beside that. With [`Formulation::Parallel`](super::Formulation::Parallel), which [`Formulation::Auto`] is for
-/// 2 to 8 tokens on 16-bit K-last states and HV/H up to 8, a cluster of blocks has them, at most 8; above 1 it takes a GPU of compute
-/// capability 9.0: on an older one name [`Formulation::Recurrent`](super::Formulation::Recurrent).
+/// 2 to 8 tokens on 16-bit K-last states, a cluster of blocks has them: HV/H is at most 8, of KDA 4, and above 1 it takes a GPU of
+/// compute capability 9.0. On an older one [`Formulation::Auto`] goes token by token.
 ///
 /// [`Formulation::Auto`]: super::Formulation::Auto
 ///

@@ -124,19 +124,21 @@ pub enum Formulation {
     /// - a prefill (`Chunked`) where a row may have more than 16 tokens, and where there are
     ///   [positions](super::Step::positions), [checkpoints](super::Step::checkpoints) or a [workspace](super::Step::workspace);
     /// - the tokens at once (`Parallel`) where a row may have 2 to 8 of them, new or previous, and tensor cores take the states:
-    ///   K-last, bf16 or f16, K = 64 or 128, and none wanted after each token; with a convolution or a norm, HV/H up to 8;
+    ///   K-last, bf16 or f16, K = 128 or, of GDN, 64, and none wanted after each token; with a convolution or a norm, HV/H up to 8, of
+    ///   KDA 4, and above 1 on a GPU that has clusters of blocks (compute capability 9.0);
     /// - else token by token (`Recurrent`).
     ///
     /// How many tokens a row may have is T of dense rows, `max_tokens` of [packed](super::Step::packed) ones, and T' of previous
-    /// ones; a commit takes what the step of its T' tokens took. Neither B nor what rows hold is looked at, nor the GPU: launches
-    /// whose rows are to agree say the same bound.
+    /// ones; a commit takes what the step of its T' tokens took. Neither B nor what rows hold is looked at: launches whose rows are to
+    /// agree say the same bound.
     ///
     /// With a [ring](super::Pending) it is `Parallel`, of bf16 states, where the ring says that drafts may come: T or R − N above
     /// 1, N above 8, `updates` in bf16, or a ring of inputs. So all of its steps and its flush agree, but for a step that only takes
     /// single tokens on a ring with room for more: one with a convolution and without a ring of inputs, or a norm of more value
     /// heads than drafts have kernels for. Who has such a one names `Recurrent`, in the flush too.
     ///
-    /// [`Work::formulation`](super::Work::formulation) says what a launch takes: it has the bits of one that names that.
+    /// [`Work::formulation`](super::Work::formulation) says what a launch takes on a GPU with clusters: it has the bits of one that
+    /// names that.
     #[default]
     Auto,
     /// Token by token in f32, up to 16 of them: with f32 states T tokens are T launches of one token, bit for bit.

@@ -285,6 +285,8 @@ impl<'a> Request<'a> {
             | (options.state_layout as u64) << 12
             | (options.head_map as u64) << 14
             | (self.formulation as u64) << 16
+            // Which of both a GPU without clusters may tell apart: `check_on`.
+            | u64::from(options.formulation == Formulation::Auto) << 19
             | activation(conv.map(|conv| conv.activation)) << 20
             | activation(self.norm.map(|norm| norm.activation)) << 24
             | variant.map_or(u64::from(u32::MAX), |entry| entry as u64) << 32;

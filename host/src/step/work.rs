@@ -22,7 +22,7 @@ pub trait Work: sealed::Work {
     }
 
     /// How a launch of these arguments is computed: the [formulation](crate::Options::formulation) that they name, or what
-    /// [`Formulation::Auto`] is for them. Never `Auto`.
+    /// [`Formulation::Auto`] is for them, on a GPU with clusters of blocks. Never `Auto`.
     fn formulation(&self) -> Formulation {
         self.request().formulation
     }
