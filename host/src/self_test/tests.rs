@@ -107,6 +107,24 @@ fn every_family_is_launched_in_every_way() {
     }
 }
 
+/// The first case of each kind, of those that are wanted.
+fn first_of_each<T: PartialEq>(
+    wanted: impl Fn(&Case) -> bool,
+    kind: impl Fn(&Case) -> T,
+) -> Vec<Case> {
+    let mut seen = Vec::new();
+    let is_first = |case: &Case| {
+        let kind = kind(case);
+        let is_first = !seen.contains(&kind);
+        seen.push(kind);
+        is_first
+    };
+    let mut cases = cases::cases();
+    cases.retain(wanted);
+    cases.retain(is_first);
+    cases
+}
+
 /// What the kernel computes is not what the reference is asked for: here, vectors of unit length. Of states that differ in their
 /// dtype alone one is asked for, which the next but one test is about.
 #[test]
@@ -118,14 +136,9 @@ fn a_kernel_with_another_constant_fails_by_name() {
         };
         Truth::new(&other, values, pool)
     };
-    let mut seen = Vec::new();
-    for case in cases::cases().iter().filter(|case| case.kind.k_dim == 64) {
-        let way = (case.kind.operator, case.kind.layout, case.way.name);
-        if seen.contains(&way) {
-            continue;
-        }
-        seen.push(way);
-        let error = run(&Library::simulator(), &[*case], truth).unwrap_err();
+    let of = |case: &Case| (case.kind.operator, case.kind.layout, case.way.name);
+    for case in first_of_each(|case| case.kind.k_dim == 64, of) {
+        let error = run(&Library::simulator(), &[case], truth).unwrap_err();
         let start = format!("self-test of {}, {}: ", case.entry.name(), case.way.name);
         let message = error.to_string();
         assert!(
@@ -139,17 +152,10 @@ fn a_kernel_with_another_constant_fails_by_name() {
 #[test]
 fn a_single_wrong_window_fails() {
     let library = Library::simulator();
-    let mut seen = Vec::new();
-    for case in cases::cases() {
-        if !(case.way.conv && case.way.keep == Keep::Elsewhere && case.kind.k_dim == 64) {
-            continue;
-        }
-        // Windows have no layout of states, nor their dtype.
-        let way = (case.kind.operator, case.way.name);
-        if seen.contains(&way) {
-            continue;
-        }
-        seen.push(way);
+    let moves =
+        |case: &Case| case.way.conv && case.way.keep == Keep::Elsewhere && case.kind.k_dim == 64;
+    // Windows have no layout of states, nor their dtype.
+    for case in first_of_each(moves, |case| (case.kind.operator, case.way.name)) {
         let of_slot = case.channels() * (cases::TAPS - 1);
         let mut results = launch(&library, None, None, &case, Truth::new).unwrap();
         let mut spoil = |element| {
