@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -24,8 +24,10 @@ impl Known {
             if let Some(directory) = path.parent() {
                 fs::create_dir_all(directory)?;
             }
-            let text = read(&path)?;
-            let file = OpenOptions::new().create(true).append(true).open(&path)?;
+            let mut options = OpenOptions::new();
+            let mut file = options.create(true).read(true).append(true).open(&path)?;
+            let mut text = String::new();
+            file.read_to_string(&mut text)?;
             Ok(Self {
                 usages: text.split_inclusive('\n').filter_map(of_line).collect(),
                 file: Mutex::new(file),
@@ -44,13 +46,6 @@ impl Known {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.write_all(line.as_bytes())?;
         Ok(usage)
-    }
-}
-
-fn read(path: &Path) -> Result<String> {
-    match path.exists() {
-        true => Ok(fs::read_to_string(path)?),
-        false => Ok(String::new()),
     }
 }
 
