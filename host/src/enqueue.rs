@@ -65,13 +65,14 @@ pub(crate) unsafe fn enqueue(
     }
 }
 
-/// Runs `entry` in the simulator, on the host memory of `tensors`.
+/// Runs `entry` in the simulator of a GPU of this compute capability, on the host memory of `tensors`.
 ///
 /// # Safety
 /// `params` are the entry's, and nothing else touches the tensors meanwhile.
 #[cfg(feature = "simulator")]
 pub(crate) unsafe fn simulate(
     entry: Entry,
+    capability: (u32, u32),
     constants: &[u32],
     shape: LaunchShape,
     params: &[u8],
@@ -91,6 +92,7 @@ pub(crate) unsafe fn simulate(
         .collect();
     let launch = sim::Launch {
         kernel: entry.name(),
+        capability,
         shape,
         constants,
         regions: &regions,

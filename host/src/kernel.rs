@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::machine;
 use gated_delta_kernels::step::StepConstants;
 
 use crate::error::Error;
@@ -11,6 +12,9 @@ use crate::ptx;
 
 /// First letters of every load-time constant.
 const SYMBOL_PREFIX: &str = "GD_";
+
+/// The load-time constant that says what a GPU has.
+const MACHINE: &str = "GD_MACHINE";
 
 /// An entry with the load-time constants of a layer: everything that is compiled in, and so the key of a cache of
 /// compiled kernels.
@@ -67,10 +71,11 @@ pub fn template(entry: Entry) -> Result<String, Error> {
     ptx::text(entry)
 }
 
-/// `ptx` with each of `symbols`, as a whole word, replaced by the word of the same position.
+/// `ptx` with each of `symbols`, as a whole word, replaced by the word of the same position; where `GD_MACHINE` is one of them, the
+/// words that stand for a machine's instructions, target and version (`gated_delta_kernels::machine`) by its own.
 ///
 /// # Errors
-/// [`Error::Specialise`] where a `GD_` word is none of `symbols`, the counts differ, or the text has a NUL.
+/// [`Error::Specialise`] where a `GD_` word is none of these, the counts differ, or the text has a NUL.
 pub fn specialise(ptx: &str, symbols: &[&str], words: &[u32]) -> Result<CString, Error> {
     if symbols.len() != words.len() {
         let (symbols, words) = (symbols.len(), words.len());
@@ -78,6 +83,8 @@ pub fn specialise(ptx: &str, symbols: &[&str], words: &[u32]) -> Result<CString,
             "{words} values for {symbols} symbols"
         )));
     }
+    let machine = symbols.iter().position(|known| *known == MACHINE);
+    let machine = machine.map(|position| words[position]);
     let mut text = String::with_capacity(ptx.len());
     let mut rest = ptx;
     while let Some(start) = rest.find(SYMBOL_PREFIX) {
@@ -86,11 +93,12 @@ pub fn specialise(ptx: &str, symbols: &[&str], words: &[u32]) -> Result<CString,
         text.push_str(before);
         if before.ends_with(in_word) {
             text.push_str(symbol);
-        } else {
-            let position = symbols.iter().position(|known| *known == symbol);
-            let position =
-                position.ok_or_else(|| Error::Specialise(format!("no value for {symbol}")))?;
+        } else if let Some(position) = symbols.iter().position(|known| *known == symbol) {
             text.push_str(&words[position].to_string());
+        } else {
+            let word = machine.and_then(|machine| machine::word(symbol, machine));
+            let word = word.ok_or_else(|| Error::Specialise(format!("no value for {symbol}")))?;
+            text.push_str(word);
         }
         rest = after;
     }

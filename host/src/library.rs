@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::machine;
 
 use crate::driver::{Context, Current, Driver, Module, RawFunction, attribute};
 use crate::enqueue::enqueue;
@@ -16,7 +17,7 @@ use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
 use crate::shapes::{Named, check_memory};
-use crate::step::select::{Gpu, MEASURED_ON};
+use crate::step::select::{Gpu, MEASURED_ON, serves};
 use crate::step::{Argument, WHOLE_BYTES};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
@@ -52,6 +53,8 @@ struct Inner {
     target: Target,
     /// Kernels whose tests have not passed on a GPU run on this one.
     takes_unproved: bool,
+    /// The compute capability of the GPU that it is taken for; none: its own.
+    capability: Option<(u32, u32)>,
     /// Of the GPU, once they are asked for.
     gpu: OnceLock<Gpu>,
     /// One for each entry, by load-time constants: the very words that are written into the PTX text, so the key
@@ -104,14 +107,42 @@ impl Library {
     /// Kernels for the GPU of `context`; compiled on first use.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with_target(Target::Gpu(context.clone()), false, None)
+        Self::with_target(Target::Gpu(context.clone()), false, None, None)
+    }
+
+    /// The kernels that a GPU of compute capability `capability` (8.0 or newer) gets, with the shared memory that it has, on the GPU of
+    /// `context`: for tests and benches of what another GPU computes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a capability below 8.0, and for one whose instructions or shared memory the GPU lacks;
+    /// [`Error::Driver`].
+    pub fn for_capability(context: &Context, capability: (u32, u32)) -> Result<Self, Error> {
+        let own = context.device().compute_capability()?;
+        let own_machine = machine::of_capability(own);
+        let has_instructions = match machine::of_capability(capability) {
+            machine::AMPERE => capability >= (8, 0),
+            machine::HOPPER => own_machine == machine::HOPPER,
+            _ => own_machine >= machine::HOPPER,
+        };
+        if !has_instructions || machine::shared_bytes(capability) > machine::shared_bytes(own) {
+            return Err(Error::Unsupported {
+                what: "compute capability",
+                got: format!(
+                    "{}.{} on a GPU of {}.{}",
+                    capability.0, capability.1, own.0, own.1
+                ),
+                allowed: "8.0 or newer, whose instructions and shared memory the GPU has",
+            });
+        }
+        let target = Target::Gpu(context.clone());
+        Ok(Self::with_target(target, false, Some(capability), None))
     }
 
     /// As [`Library::new`], with kernels whose tests have not passed on a GPU yet, which that refuses by name: today those of
     /// drafts with a convolution or a norm on states that wait. What they compute is checked in the simulator alone.
     #[must_use]
     pub fn with_unproved(context: &Context) -> Self {
-        Self::with_target(Target::Gpu(context.clone()), true, None)
+        Self::with_target(Target::Gpu(context.clone()), true, None, None)
     }
 
     /// The kernels' own source on the CPU, with every memory access, race and barrier checked. Its tensors are in
@@ -119,7 +150,15 @@ impl Library {
     #[cfg(feature = "simulator")]
     #[must_use]
     pub fn simulator() -> Self {
-        Self::with_target(Target::Simulator, true, None)
+        Self::with_target(Target::Simulator, true, None, None)
+    }
+
+    /// [`Library::simulator`] of a GPU of this compute capability, an H200's being (9, 0): its kernels, its shared memory, and an error
+    /// where a kernel takes an instruction that it lacks.
+    #[cfg(feature = "simulator")]
+    #[must_use]
+    pub fn simulator_of(capability: (u32, u32)) -> Self {
+        Self::with_target(Target::Simulator, true, Some(capability), None)
     }
 
     /// A library of its own for the same target. Its kernels are unloaded when it is dropped: nothing of it is under
@@ -127,17 +166,24 @@ impl Library {
     #[cfg(feature = "self-test")]
     pub(crate) fn scratch(&self) -> Self {
         let unloaded = Some(Mutex::default());
-        Self::with_target(self.0.target.clone(), self.0.takes_unproved, unloaded)
+        let Inner {
+            takes_unproved,
+            capability,
+            ..
+        } = *self.0;
+        Self::with_target(self.0.target.clone(), takes_unproved, capability, unloaded)
     }
 
     fn with_target(
         target: Target,
         takes_unproved: bool,
+        capability: Option<(u32, u32)>,
         unloaded: Option<Mutex<Vec<Module>>>,
     ) -> Self {
         Self(Arc::new(Inner {
             target,
             takes_unproved,
+            capability,
             gpu: OnceLock::new(),
             caches: Entry::ALL.iter().map(|_| ModuleCache::default()).collect(),
             last_decode: Last::default(),
@@ -169,7 +215,11 @@ impl Library {
     pub(crate) fn gpu(&self) -> Gpu {
         *self.0.gpu.get_or_init(|| {
             let Some(device) = self.context().map(Context::device) else {
-                return MEASURED_ON;
+                return Gpu {
+                    compute_capability: (self.0.capability)
+                        .unwrap_or(MEASURED_ON.compute_capability),
+                    ..MEASURED_ON
+                };
             };
             let count = device.attribute(attribute::MULTIPROCESSOR_COUNT);
             let count = count.ok().and_then(|count| u32::try_from(count).ok());
@@ -178,7 +228,8 @@ impl Library {
                     .filter(|&count| count > 0)
                     .unwrap_or(MEASURED_ON.multiprocessors),
                 // Where the driver does not say, one that has nothing special.
-                compute_capability: device.compute_capability().unwrap_or((0, 0)),
+                compute_capability: (self.0.capability)
+                    .unwrap_or_else(|| device.compute_capability().unwrap_or((0, 0))),
             }
         })
     }
@@ -188,11 +239,9 @@ impl Library {
     pub(crate) fn check_runs(&self, entry: Entry) -> Result<(), Error> {
         match self.context() {
             Some(_) if !entry.is_proved() && !self.0.takes_unproved => Err(unproved(entry)),
-            Some(_) if entry.takes_warpgroups() && !self.gpu().is_hopper() => {
-                Err(self.gpu().no_hopper())
-            }
-            Some(context) if entry.takes_clusters() && !self.gpu().has_clusters() => {
-                let (major, minor) = context.device().compute_capability()?;
+            _ if !serves(entry, self.gpu().machine()) => Err(self.gpu().no_such(entry)),
+            _ if entry.takes_clusters() && !self.gpu().has_clusters() => {
+                let (major, minor) = self.gpu().compute_capability;
                 Err(Error::Unsupported {
                     what: "compute capability with a variant in clusters of blocks",
                     got: format!("{major}.{minor}"),
@@ -259,7 +308,10 @@ impl Library {
             #[cfg(feature = "simulator")]
             Target::Simulator => {
                 // SAFETY: the caller's promise.
-                unsafe { simulate(entry, constants, shape, params, tensors) }?;
+                unsafe {
+                    let capability = self.gpu().compute_capability;
+                    simulate(entry, capability, constants, shape, params, tensors)
+                }?;
                 Ok(None)
             }
         }

@@ -1,8 +1,8 @@
 //! Every compiled variant, one line each: `symbol = operator::Body<parameters>`.
 //!
 //! Symbols read kernel, layout and state dtype (not of a prefill, where both are load-time constants), dims (`k128` where
-//! V = K, `k96v192` where they differ), tile, warps of a block where two entries share a tile, and `alone` where these are in
-//! clusters and it is not. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
+//! V = K, `k96v192` where they differ), tile, warps of a block where two entries share a tile, `alone` where these are in
+//! clusters and it is not, and `mma` where these multiply by warpgroups and it does by warps. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
 
 use crate::kernels;
 use crate::launch::{Computes, Kernel};
@@ -208,6 +208,9 @@ macro_rules! for_each_entry {
             gdn_prefill_chain_k128_tile64 = gdn_prefill::Chain<128, 128, 1>;
             gdn_prefill_chain_k128_tile128 = gdn_prefill::Chain<128, 128, 2>;
             gdn_prefill_chain_k96v192_tile64 = gdn_prefill::Chain<96, 192, 1>;
+            gdn_prefill_chain_k64_tile64_mma = gdn_prefill::PortableChain<64, 64>;
+            gdn_prefill_chain_k128_tile64_mma = gdn_prefill::PortableChain<128, 128>;
+            gdn_prefill_chain_k96v192_tile64_mma = gdn_prefill::PortableChain<96, 192>;
             gdn_prefill_short_k64_tile64 = gdn_prefill::Short<64, 64, 1>;
             gdn_prefill_short_k128_tile64 = gdn_prefill::Short<128, 128, 1>;
             gdn_prefill_short_k128_tile128 = gdn_prefill::Short<128, 128, 2>;
@@ -218,6 +221,7 @@ macro_rules! for_each_entry {
             kda_prefill_prepare_k128 = kda_prefill::Prepare<128, 128>;
             kda_prefill_chain_k128_tile64 = kda_prefill::Chain<128, 128, 1>;
             kda_prefill_chain_k128_tile128 = kda_prefill::Chain<128, 128, 2>;
+            kda_prefill_chain_k128_tile64_mma = kda_prefill::PortableChain<128, 128>;
             kda_prefill_short_k128_tile128 = kda_prefill::Short<128, 128, 2>;
             prefill_finish_k64 = prefill::Finish<64, 64>;
             prefill_finish_k128 = prefill::Finish<128, 128>;
@@ -343,6 +347,13 @@ macro_rules! define_entries {
             pub const fn shared_bytes(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES,)*
+                }
+            }
+
+            /// Dynamic shared memory of a block besides where it has two stages, bytes.
+            pub const fn shared_bytes_of_stage(self) -> u32 {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_BYTES_OF_STAGE,)*
                 }
             }
 
@@ -591,9 +602,12 @@ mod tests {
             assert!(computes.v.is_multiple_of(entry.tiles()), "{entry:?}");
             let symbol = symbol(entry, computes);
             let warps = entry.block() / 32 - u32::from(computes.family.is_parallel());
-            let name = match entry.takes_clusters() {
-                true => entry.name(),
-                false => entry.name().trim_end_matches("_alone"),
+            let name = match (entry.takes_clusters(), entry.takes_warpgroups()) {
+                (false, false) => entry
+                    .name()
+                    .trim_end_matches("_alone")
+                    .trim_end_matches("_mma"),
+                _ => entry.name(),
             };
             let rest = name.strip_prefix(&symbol);
             assert!(

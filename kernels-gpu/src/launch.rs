@@ -26,6 +26,8 @@ pub trait Kernel {
     const TILES: u32;
     /// Dynamic shared memory of a block, bytes.
     const SHARED_BYTES: u32 = 0;
+    /// Bytes of dynamic shared memory besides where [`StepConstants::stages`](crate::step::StepConstants::stages) is 2.
+    const SHARED_BYTES_OF_STAGE: u32 = 0;
     /// Elements of a K-last state for which a block has dynamic shared memory besides; none of a V-last one.
     const SHARED_STATE_ELEMENTS: u32 = 0;
     /// Of [`Self::SHARED_BYTES`], those that are not needed where q, k and the keys of a ring are bf16: the low parts of split tokens, at

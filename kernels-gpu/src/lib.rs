@@ -24,6 +24,7 @@ pub mod entries;
 pub mod kernels;
 pub mod launch;
 pub mod layer;
+pub mod machine;
 pub mod math;
 pub(crate) mod pending;
 pub mod prefill;

@@ -2,6 +2,7 @@
 //! which are fixed for a layer and a way of keeping states. A kernel reads those that concern it.
 
 use crate::constants::{Element, constants};
+use crate::machine;
 
 /// Pointers and sizes of one launch. Addresses are device addresses; 0 where a tensor is absent.
 ///
@@ -408,6 +409,10 @@ constants! {
         per_channel = "GD_PER_CHANNEL",
         /// Between slots of `inputs`.
         inputs_slot = "GD_INPUTS_SLOT",
+        /// Of a prefill, what the GPU has: [`crate::machine`].
+        machine = "GD_MACHINE",
+        /// Of a prefill on tensor cores that every machine has, pieces that a chain's block has in shared memory: 1 or 2.
+        stages = "GD_STAGES",
         /// Blocks of a multiprocessor that registers must leave room for, where constants decide that.
         blocks_per_sm = "GD_BLOCKS_PER_SM",
     }
@@ -445,6 +450,12 @@ impl StepConstants {
             (128, false) => 2,
             _ => 1,
         }
+    }
+
+    /// Whether one thread copies any number of bytes from and to global memory.
+    #[must_use]
+    pub const fn copies_in_bulk(&self) -> bool {
+        self.machine >= machine::HOPPER
     }
 
     /// Whether the preparation of a prefill leaves v, in f16: where the chain cannot copy it as it lies, 16 bytes at a time.

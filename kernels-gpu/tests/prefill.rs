@@ -9,7 +9,8 @@ use gated_delta_kernels::kernels::device_contract::{
     DeviceContractConstants, DeviceContractParams, WARPGROUP_RESULTS, matrix_element,
 };
 use gated_delta_kernels::launch::{Family, LaunchShape, Layout, States};
-use gated_delta_kernels::prefill::workspace::carried_bytes;
+use gated_delta_kernels::machine;
+use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
 use gated_delta_kernels::prefill::{ALL_PIECES, units};
 use gated_delta_kernels::step::{Activation, PrefillParams, StepConstants};
 use half::{bf16, f16};
@@ -231,6 +232,32 @@ impl Case {
         self.entry.computes().unwrap().family.decays_channels()
     }
 
+    /// Compute capability of the GPU that is played: one of either size of shared memory where the chain is for all.
+    fn capability(&self) -> (u32, u32) {
+        match (self.entry.takes_warpgroups(), self.stages()) {
+            (true, _) => (9, 0),
+            (false, 2) => (8, 0),
+            (false, _) => (8, 6),
+        }
+    }
+
+    /// Stages of a chain that is for all GPUs: two where its states are K-last.
+    fn stages(&self) -> u32 {
+        match self.entry.1.layout {
+            Layout::KLast => 2,
+            Layout::VLast => 1,
+        }
+    }
+
+    /// Blocks of the launch behind the chain for pieces of one token.
+    fn blocks_of_tokens(&self) -> u32 {
+        let (_, _, v_dim) = self.dims();
+        match !self.entry.takes_warpgroups() && self.norm && v_dim > 64 {
+            true => 2 * self.lengths.len() as u32,
+            false => 0,
+        }
+    }
+
     fn prepare(&self) -> Entry {
         match (self.per_channel(), self.dims().1) {
             (false, 128) => Entry::gdn_prefill_prepare_k128,
@@ -370,6 +397,7 @@ impl Case {
             true,
         )) * self.heads as u64
             * units
+            + tokens_bytes(rows as u32, value_heads as u32, computes.v)
             + match self.edges[..] {
                 [] => 0,
                 _ => carried_bytes(value_heads as u32, computes.k, computes.v),
@@ -420,6 +448,8 @@ impl Case {
         c.state_f32 = u32::from(self.entry.1.element == Element::F32);
         c.state_v_last = u32::from(self.entry.1.layout == Layout::VLast);
         c.per_channel = u32::from(self.per_channel());
+        c.machine = machine::of_capability(self.capability());
+        c.stages = self.stages();
         c.null_slot = u32::MAX;
         (c.read_index, c.write_index) = (Index::I64 as u32, Index::I64 as u32);
         c.cu_seqlens_index = Index::I32 as u32;
@@ -502,10 +532,13 @@ impl Case {
         let launch_with = |entry: Entry, grid: [u32; 3], params: &PrefillParams| {
             let launch = Launch {
                 kernel: entry.name(),
+                capability: self.capability(),
                 shape: LaunchShape {
                     grid,
                     block: entry.block(),
-                    shared_bytes: entry.shared_bytes() + of_state(entry),
+                    shared_bytes: entry.shared_bytes()
+                        + of_state(entry)
+                        + entry.shared_bytes_of_stage() * (self.stages() - 1),
                     cluster: entry.cluster(),
                     overlaps: false,
                 },
@@ -538,6 +571,7 @@ impl Case {
             ];
             let launch = Launch {
                 kernel: decode.name(),
+                capability: self.capability(),
                 shape: LaunchShape {
                     grid,
                     block: decode.block(),
@@ -605,8 +639,9 @@ impl Case {
         } else {
             0
         };
-        if of_units + of_windows > 0 {
-            launch(self.finish(), [of_windows + of_units, 1, 1])?;
+        let blocks = of_windows + self.blocks_of_tokens() + of_units;
+        if blocks > 0 {
+            launch(self.finish(), [blocks, 1, 1])?;
         }
         Ok(Done {
             case: self.clone(),
@@ -917,7 +952,9 @@ fn kernels(family: Family) -> impl Iterator<Item = Kernel> {
         let all = entry.computes().unwrap().all_states();
         all.map(move |states| Kernel(entry, states))
     };
-    entries(family).flat_map(with_states)
+    // Chains for all GPUs differ from Hopper's in nothing that hangs on the element of states.
+    let is_tried = |kernel: &Kernel| kernel.takes_warpgroups() || kernel.1.element == Element::F32;
+    entries(family).flat_map(with_states).filter(is_tried)
 }
 
 fn chains() -> impl Iterator<Item = Kernel> {
@@ -1576,6 +1613,7 @@ fn products_of_a_warpgroup_are_those_of_matrices() {
     ];
     let launch = Launch {
         kernel: entry.name(),
+        capability: (9, 0),
         shape: LaunchShape {
             grid: [1; 3],
             block: entry.block(),

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table};
+use gated_delta_kernels::machine;
 use rayon::prelude::*;
 
 use crate::entries::Entry;
@@ -76,10 +77,23 @@ pub struct Usage {
     pub shared: u32,
 }
 
-/// `text` with its load-time constants filled in.
-pub fn substitute(text: &str, values: &[(&str, u32)]) -> String {
-    let values: HashMap<_, _> = values.iter().copied().collect();
-    replace_words(text, |word| values.get(word).map(u32::to_string))
+/// `text` with its load-time constants and the words of an architecture's machine filled in.
+pub fn substitute(text: &str, values: &[(&str, u32)], architecture: &str) -> String {
+    let mut values: HashMap<_, _> = values.iter().copied().collect();
+    let machine = machine_of(architecture);
+    values.insert("GD_MACHINE", machine);
+    replace_words(text, |word| match values.get(word) {
+        Some(value) => Some(value.to_string()),
+        None => machine::word(word, machine).map(str::to_owned),
+    })
+}
+
+/// The machine of an architecture, `sm_` and ten times its compute capability.
+fn machine_of(architecture: &str) -> u32 {
+    let digits = architecture.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let number = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let capability: u32 = number.parse().unwrap_or(0);
+    machine::of_capability((capability / 10, capability % 10))
 }
 
 /// Assembles `text` for `architecture` into `directory`. Returns the object and what ptxas printed.
@@ -131,7 +145,7 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
         .par_iter()
         .map(|(entry, text, architecture, profile)| {
             let (entry, architecture) = (*entry, *architecture);
-            let text = substitute(text, &values(entry, profile)?);
+            let text = substitute(text, &values(entry, profile)?, architecture);
             let looked_at_by = include_str!("assemble.rs");
             let key = [&assembler, looked_at_by, architecture, &text].join("\n");
             let usage = known
@@ -245,6 +259,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn architectures_are_of_machines() {
+        let machines = ARCHITECTURES.map(machine_of);
+        let [ampere, hopper, blackwell] = [machine::AMPERE, machine::HOPPER, machine::BLACKWELL];
+        assert_eq!(machines, [ampere, hopper, blackwell, blackwell, hopper]);
+    }
 
     #[test]
     fn in_turn_every_profile_is_assembled_once_and_every_architecture_is() {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Result, bail};
+use gated_delta_kernels::machine;
 
 use crate::text::{replace_words, words};
 
@@ -47,6 +48,12 @@ const CLUSTER_PREAMBLE: &str = ".version 8.1\n.target sm_90\n.address_size 64\n"
 
 /// The same of an entry whose warpgroups multiply: for Hopper alone, with PTX 8.0 (driver 525).
 const WARPGROUP_PREAMBLE: &str = ".version 8.0\n.target sm_90a\n.address_size 64\n";
+
+/// The same of an entry that serves several machines: the loader says which ([`gated_delta_kernels::machine`]).
+const OPEN_PREAMBLE: &str = ".version GD_VERSION\n.target GD_TARGET\n.address_size 64\n";
+
+/// First letters of the words before instructions that not all machines have.
+const OF_SOME: &str = "GD_SM";
 
 impl Module {
     /// Reads what LLVM writes: one statement a line, functions closed by a brace.
@@ -137,15 +144,18 @@ impl Module {
             .map(|(i, item)| (item.name.as_str(), format!("data_{i}")))
             .collect();
 
-        let mut text = match bounds.cluster {
-            _ if bounds.warpgroups => WARPGROUP_PREAMBLE.to_owned(),
-            None => self.preamble.clone(),
-            Some(_) => CLUSTER_PREAMBLE.to_owned(),
+        let is_open = entry.text.lines().any(|line| line.starts_with(OF_SOME));
+        let (preamble, body) = match bounds.cluster {
+            _ if bounds.warpgroups => (WARPGROUP_PREAMBLE, of_hopper(&entry.text)),
+            Some(_) => (CLUSTER_PREAMBLE, of_hopper(&entry.text)),
+            None if is_open => (OPEN_PREAMBLE, entry.text.clone()),
+            None => (self.preamble.as_str(), entry.text.clone()),
         };
+        let mut text = preamble.to_owned();
         for variable in variables {
             text += &variable.text;
         }
-        text += &with_launch_bounds(&entry.text, bounds);
+        text += &with_launch_bounds(&body, bounds);
         Some(replace_words(&text, |word| {
             match word
                 .strip_prefix("$L__BB")
@@ -156,6 +166,21 @@ impl Module {
             }
         }))
     }
+}
+
+/// The text of an entry that Hopper or a later machine alone runs: instructions without the words before them.
+fn of_hopper(text: &str) -> String {
+    let mut of_hopper = String::with_capacity(text.len());
+    for line in text.lines() {
+        let (word, instruction) = line.split_once(' ').unwrap_or((line, ""));
+        match machine::word(word, machine::HOPPER) {
+            Some("") => of_hopper += instruction,
+            Some(_) => continue,
+            None => of_hopper += line,
+        }
+        of_hopper.push('\n');
+    }
+    of_hopper
 }
 
 /// A line without the white space that it does not need: a tenth of a text.

@@ -145,6 +145,9 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_INPUTS_SLOT",       [73728,     64,        82000,     18432,     64,        9216]),
     ("GD_STATE_F16",         [0,         0,         1,         0,         1,         1]),
     ("GD_BLOCKS_PER_SM",     [4,         2,         2,         1,         1,         1]),
+    ("GD_STAGES",            [2,         1,         2,         1,         2,         1]),
+    // That of the architecture: see `assemble::substitute`.
+    ("GD_MACHINE",           [0,         0,         0,         0,         0,         0]),
     // Each way with every column: see [`of`].
     ("GD_STATE_F32",         [0,         0,         0,         0,         0,         0]),
     ("GD_STATE_V_LAST",      [0,         0,         0,         0,         0,         0]),

@@ -41,7 +41,7 @@ pub fn print(options: &Options) -> Result<()> {
     }
     let tools = toolchain::cuda_tools()?;
     let directory = tempfile::tempdir()?;
-    let text = substitute(&ptx::read(entry)?, &values);
+    let text = substitute(&ptx::read(entry)?, &values, &options.arch);
     let (object, printed) = assemble(&tools, &text, &options.arch, directory.path())?;
     eprint!("{printed}");
     shell::run(

@@ -154,7 +154,7 @@ impl Request<'_> {
     /// What [`Self::check`] finds, on a GPU: token by token where the caller left the choice, and the tokens of a layer at once
     /// would take clusters of blocks that the GPU has not. One GPU has one choice, so that its bits stay what they are.
     pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
-        let problem = self.check()?;
+        let problem = self.check()?.on(gpu);
         let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();
         let may_change = is_left && self.formulation == Formulation::Parallel;
         if !may_change || gpu.has_clusters() || problem.kind.entries(gpu).next().is_some() {

@@ -1,6 +1,7 @@
 //! The load-time constants of a request that is checked.
 
 use gated_delta_kernels::constants::{Element, Index};
+use gated_delta_kernels::machine;
 use gated_delta_kernels::step::StepConstants;
 
 use super::argument::Argument;
@@ -173,6 +174,13 @@ impl Request<'_> {
             state_f32: flag(self.is_chunked() && self.pool().tensor.dtype() == DType::F32),
             state_v_last: flag(self.is_chunked() && options.state_layout == StateLayout::VLast),
             per_channel: flag(self.is_chunked() && gates.per_channel),
+            // Of the GPU that the thresholds were measured on: `Problem::on` has it of another.
+            machine: if self.is_chunked() {
+                machine::HOPPER
+            } else {
+                0
+            },
+            stages: 2 * flag(self.is_chunked()),
             blocks_per_sm: 0,
         };
         let v_last = constants.state_v_last != 0;

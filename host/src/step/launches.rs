@@ -244,6 +244,7 @@ impl Problem {
         gpu: Gpu,
         overlaps: bool,
     ) -> Launches<Entry> {
+        let overlaps = overlaps && gpu.overlaps();
         let mut beside = self.beside(lengths);
         // Behind a chain the blocks that wait would only be in the way.
         let finish = beside.finish.as_mut().filter(|_| lengths.are_short());
@@ -256,7 +257,8 @@ impl Problem {
             shape.grid[2] = lengths.turns(x * y, gpu);
         }
         let mut cuts = Cuts::NONE;
-        if let (Some((prepare, _)), 1) = (beside.prepare, lengths.rows) {
+        // Nothing hides a preparation where launches do not overlap, but in the simulator.
+        if let (Some((prepare, _)), 1, true) = (beside.prepare, lengths.rows, gpu.overlaps()) {
             let units = lengths.units_in_grid();
             let firsts = select::stretches(units, blocks_of(&shape), gpu);
             if firsts[0] != 0 {

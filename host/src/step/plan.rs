@@ -225,7 +225,7 @@ impl Plan {
     #[cold]
     #[inline(never)]
     unsafe fn simulate(&self, stream: StreamRef<'_>, request: &Request<'_>) -> Result<(), Error> {
-        if request.check()? != self.problem {
+        if request.check()?.on(self.library.gpu()) != self.problem {
             return Err(Error::Contradiction {
                 one: "the plan",
                 other: "these arguments",

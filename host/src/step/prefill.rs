@@ -1,8 +1,9 @@
 //! What a prefill has besides: lengths that are no constants, positions, checkpoints, a workspace.
 
 use bytemuck::Zeroable;
+use gated_delta_kernels::machine;
 use gated_delta_kernels::prefill::norm::is_left;
-use gated_delta_kernels::prefill::workspace::carried_bytes;
+use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
 use gated_delta_kernels::prefill::{ALL_PIECES, CHUNK, units};
 use gated_delta_kernels::step::{LayerParams, PrefillParams};
 
@@ -299,7 +300,11 @@ impl Problem {
                 true => units.saturating_mul(self.blocks_of_unit(entry)),
                 false => 0,
             };
-            let blocks = of_windows.saturating_add(of_norm);
+            let of_tokens = match self.leaves_tokens() {
+                true => lengths.rows.saturating_mul(2),
+                false => 0,
+            };
+            let blocks = of_windows.saturating_add(of_tokens).saturating_add(of_norm);
             (blocks > 0).then(|| of(entry, [blocks, 1, 1]))
         });
         let single = kind.single().filter(|_| lengths.has_singles());
@@ -320,8 +325,15 @@ impl Problem {
         computes.map_or(0, |it| it.family.blocks_of_unit(h, ratio, per_channel))
     }
 
-    /// Bytes of the workspace that rows of these lengths take. Those of a prompt in stretches have a place for what one leaves for
-    /// the next; any rows of as many units have it too, which may be one row on some GPU, so that more rows never take less.
+    /// Bytes of the workspace that rows of these lengths take on any GPU: no less than on this one.
+    pub fn workspace_bytes_anywhere(&self, lengths: &Lengths) -> u64 {
+        let mut elsewhere = *self;
+        elsewhere.constants.machine = machine::AMPERE;
+        elsewhere.workspace_bytes(lengths)
+    }
+
+    /// Bytes of the workspace that rows of these lengths take. Those of a prompt in stretches have a place for what one
+    /// leaves for the next; any rows of as many units have it too, which may be one row on some GPU, so that more rows never take less.
     pub fn workspace_bytes(&self, lengths: &Lengths) -> u64 {
         let prepare = match self.is_chunked() {
             true => self.kind_of(lengths).prepare(),
@@ -332,6 +344,11 @@ impl Problem {
             let of_unit = prepare.workspace_bytes_per_unit(c.ratio, c.makes_values(), is_left(c));
             let of_unit = u64::from(of_unit);
             let of_units = lengths.units() * u64::from(self.constants.h) * of_unit;
+            let of_tokens = match self.leaves_tokens() {
+                true => tokens_bytes(lengths.rows, self.value_heads(), self.kind.v_dim),
+                false => 0,
+            };
+            let of_units = of_units + of_tokens;
             match lengths.units() >= STRETCHED_FROM.into() {
                 true => {
                     let (k, v) = (self.kind.k_dim, self.kind.v_dim);

@@ -2,11 +2,13 @@
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::machine;
+use gated_delta_kernels::prefill::workspace::leaves_tokens;
 use gated_delta_kernels::step::StepConstants;
 
 use super::MAX_BATCH;
 use super::prefill::{ALONE_BYTES, Lengths, WHOLE_BYTES};
-use super::select::{Gpu, Kind};
+use super::select::{Gpu, Kind, serves};
 use crate::Entry;
 use crate::error::Error;
 use crate::raw::Kernel;
@@ -46,9 +48,31 @@ impl Problem {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// The kernels of rows of these lengths.
+    /// The same for another GPU: of a prefill, what is compiled in follows from what the GPU has.
+    pub fn on(mut self, gpu: Gpu) -> Self {
+        if self.is_chunked() {
+            self.constants.machine = gpu.machine();
+            let has_room = |stages| {
+                let mut entries = self.kind.entries(gpu);
+                entries.all(|entry| {
+                    let of_stages = entry.shared_bytes_of_stage() * (stages - 1);
+                    self.kind.shared_bytes(entry) + of_stages <= gpu.shared_bytes()
+                })
+            };
+            self.constants.stages = if has_room(2) { 2 } else { 1 };
+        }
+        self
+    }
+
+    /// Warpgroups multiply.
+    pub(super) fn is_on_hopper(&self) -> bool {
+        self.constants.machine == machine::HOPPER
+    }
+
+    /// The kernels of rows of these lengths: short rows have their own on Hopper.
     pub fn kind_of(&self, lengths: &Lengths) -> Kind {
-        let short = self.kind.of_short_rows().filter(|_| lengths.are_short());
+        let is_short = self.is_on_hopper() && lengths.are_short();
+        let short = self.kind.of_short_rows().filter(|_| is_short);
         short.unwrap_or(self.kind)
     }
 
@@ -59,20 +83,31 @@ impl Problem {
         Ok(self.single(lengths).unwrap_or(entry))
     }
 
-    /// What is beside a chain where there are rows of one token, and by itself where all are.
+    /// What is beside a chain where there are rows of one token, and by itself where all are: not where the norm behind a chain would
+    /// look for these.
     fn single(&self, lengths: &Lengths) -> Option<Entry> {
-        self.kind.single().filter(|_| lengths.are_single())
+        let is_alone = lengths.are_single() && !self.leaves_tokens();
+        self.kind.single().filter(|_| is_alone)
+    }
+
+    /// Whether o of pieces of one token is left for the norm behind a chain.
+    pub(super) fn leaves_tokens(&self) -> bool {
+        self.is_chunked() && leaves_tokens(&self.constants, self.kind.v_dim)
     }
 
     /// All variants for rows of these lengths.
     pub fn variants(&self, lengths: &Lengths) -> impl Iterator<Item = Entry> {
         let single = self.single(lengths);
-        self.kind_of(lengths).variants().chain(single)
+        let of_kind = self.kind_of(lengths).variants();
+        of_kind
+            .filter(|&entry| !self.is_chunked() || serves(entry, self.constants.machine))
+            .chain(single)
     }
 
     /// Every entry that rows of some lengths get on a GPU.
     pub fn entries(&self, gpu: Gpu) -> Vec<Entry> {
-        let kinds = self.kind.of_any_lengths();
+        let mut kinds = self.kind.of_any_lengths();
+        kinds.retain(|kind| *kind == self.kind || self.is_on_hopper());
         let entries = kinds.iter().flat_map(|kind| kind.entries(gpu));
         let beside = self.kind.beside(self.constants.taps > 0);
         entries.chain(beside).collect()
@@ -145,10 +180,11 @@ impl Problem {
         }
         let mut shared_bytes = shape.shared_bytes;
         if blocks_of(&shape) <= u64::from(gpu.multiprocessors) {
-            shared_bytes = shared_bytes.max(match is_shared {
+            let alone = match is_shared {
                 true => WHOLE_BYTES,
                 false => ALONE_BYTES,
-            });
+            };
+            shared_bytes = shared_bytes.max(alone.min(gpu.shared_bytes()));
         }
         LaunchShape {
             shared_bytes,
@@ -164,7 +200,11 @@ impl Problem {
         } else {
             0
         };
-        self.kind.shared_bytes(entry) - spare
+        let of_stages = match self.constants.stages {
+            2 => entry.shared_bytes_of_stage(),
+            _ => 0,
+        };
+        self.kind.shared_bytes(entry) + of_stages - spare
     }
 
     /// Bytes of a slot.

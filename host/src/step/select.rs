@@ -3,6 +3,7 @@
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Layout, States};
+use gated_delta_kernels::machine;
 
 use super::{StateLayout, checks};
 use crate::error::Error;
@@ -179,6 +180,20 @@ pub(crate) const MAX_SHARED_BYTES: u32 = 99 * 1024;
 /// The same on Hopper.
 const MAX_HOPPER_SHARED_BYTES: u32 = 227 * 1024;
 
+/// Whether `entry` is for this machine: of a chain's entries those of warpgroups for Hopper, the others for all other machines.
+pub(crate) fn serves(entry: Entry, machine: u32) -> bool {
+    let family = entry.computes().map(|computes| computes.family);
+    let is_chain = matches!(
+        family,
+        Some(Family::GdnPrefillChain | Family::KdaPrefillChain)
+    );
+    let is_hopper = machine == machine::HOPPER;
+    match entry.takes_warpgroups() {
+        true => is_hopper,
+        false => !is_chain || !is_hopper,
+    }
+}
+
 /// Dynamic shared memory that a block of `entry` may have, bytes.
 fn most_shared_bytes(entry: Entry) -> u32 {
     match entry.takes_warpgroups() {
@@ -201,18 +216,31 @@ impl Gpu {
         self.compute_capability.0 >= 9
     }
 
-    /// It has Hopper's tensor cores (wgmma), which no later one has.
-    pub fn is_hopper(self) -> bool {
-        self.compute_capability.0 == 9
+    /// A launch may begin before the one before it on its stream has ended.
+    pub fn overlaps(self) -> bool {
+        self.machine() >= machine::HOPPER
+    }
+
+    /// What it has, as kernels know it.
+    pub fn machine(self) -> u32 {
+        machine::of_capability(self.compute_capability)
+    }
+
+    /// Shared memory that a block may have, bytes.
+    pub fn shared_bytes(self) -> u32 {
+        machine::shared_bytes(self.compute_capability)
     }
 
     #[cold]
-    pub fn no_hopper(self) -> Error {
+    pub fn no_such(self, entry: Entry) -> Error {
         let (major, minor) = self.compute_capability;
         Error::Unsupported {
-            what: "compute capability of a prefill",
-            got: format!("{major}.{minor}"),
-            allowed: "9.0, whose tensor cores (wgmma) its kernels take; launches of up to 16 tokens a row are none, and run anywhere",
+            what: "compute capability of the variant",
+            got: format!("{major}.{minor} of {}", entry.name()),
+            allowed: match entry.takes_warpgroups() {
+                true => "9.0, whose warpgroups multiply; the selected variant runs anywhere",
+                false => "any but 9.0, which has variants of its own",
+            },
         }
     }
 }
@@ -273,6 +301,9 @@ type Row = (u32, Entry);
 
 /// Any number of heads.
 const ANY: u32 = u32::MAX;
+
+/// No number of heads: the entry is for machines that no other entry of the table serves.
+const ELSEWHERE: u32 = 0;
 
 impl Kind {
     /// The state dtype that its entries are named by: those of bf16 take f16 too, by a load-time constant, but for drafts on states
@@ -426,14 +457,14 @@ impl Kind {
             (GdnLayerMtp, KLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_klast_f32_k96v192_tile192)],
             (GdnLayerMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_bf16_k96v192_tile192)],
             (GdnLayerMtp, VLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_f32_k96v192_tile192)],
-            (GdnPrefill, _, _, [64, 64]) => &[(ANY, E::gdn_prefill_chain_k64_tile64)],
-            (GdnPrefill, _, _, [128, 128]) => &[(128, E::gdn_prefill_chain_k128_tile64), (ANY, E::gdn_prefill_chain_k128_tile128)],
-            (GdnPrefill, _, _, [96, 192]) => &[(ANY, E::gdn_prefill_chain_k96v192_tile64)],
+            (GdnPrefill, _, _, [64, 64]) => &[(ELSEWHERE, E::gdn_prefill_chain_k64_tile64_mma), (ANY, E::gdn_prefill_chain_k64_tile64)],
+            (GdnPrefill, _, _, [128, 128]) => &[(ELSEWHERE, E::gdn_prefill_chain_k128_tile64_mma), (128, E::gdn_prefill_chain_k128_tile64), (ANY, E::gdn_prefill_chain_k128_tile128)],
+            (GdnPrefill, _, _, [96, 192]) => &[(ELSEWHERE, E::gdn_prefill_chain_k96v192_tile64_mma), (ANY, E::gdn_prefill_chain_k96v192_tile64)],
             (GdnPrefillShort, _, _, [64, 64]) => &[(ANY, E::gdn_prefill_short_k64_tile64)],
             (GdnPrefillShort, KLast, _, [128, 128]) => &[(64, E::gdn_prefill_short_k128_tile64), (ANY, E::gdn_prefill_short_k128_tile128)],
             (GdnPrefillShort, VLast, _, [128, 128]) => &[(ANY, E::gdn_prefill_short_k128_tile128)],
             (GdnPrefillShort, _, _, [96, 192]) => &[(ANY, E::gdn_prefill_short_k96v192_tile64)],
-            (KdaPrefill, _, _, [128, 128]) => &[(128, E::kda_prefill_chain_k128_tile64), (ANY, E::kda_prefill_chain_k128_tile128)],
+            (KdaPrefill, _, _, [128, 128]) => &[(ELSEWHERE, E::kda_prefill_chain_k128_tile64_mma), (128, E::kda_prefill_chain_k128_tile64), (ANY, E::kda_prefill_chain_k128_tile128)],
             (KdaPrefillShort, _, _, [128, 128]) => &[(ANY, E::kda_prefill_short_k128_tile128)],
             _ => &[],
         }
@@ -652,9 +683,6 @@ impl Kind {
 
     #[cold]
     fn no_entry(self, gpu: Gpu) -> Error {
-        if self.operator.is_chunked() && !gpu.is_hopper() {
-            return gpu.no_hopper();
-        }
         let mut entries = self.rows().iter().map(|&(_, entry)| entry);
         if !gpu.has_clusters() && entries.any(|entry| self.has_room(entry)) {
             return Error::Unsupported {
@@ -682,7 +710,7 @@ impl Kind {
     fn runs_on(self, entry: Entry, gpu: Gpu) -> bool {
         self.has_room(entry)
             && (!entry.takes_clusters() || gpu.has_clusters())
-            && (!entry.takes_warpgroups() || gpu.is_hopper())
+            && serves(entry, gpu.machine())
     }
 
     /// Every entry that [`Kind::entry`] may answer, over all batch sizes.

@@ -45,9 +45,10 @@ pub trait Work: sealed::Work {
         self.request().bytes()
     }
 
-    /// Bytes of the [workspace](super::Step::workspace) that a launch takes; 0 where it takes none.
+    /// Bytes of the [workspace](super::Step::workspace) that a launch takes at most, on any GPU; 0 where it takes none. On Hopper
+    /// rows of at most 64 tokens take none.
     ///
-    /// They follow from B, T or the `total` of packed rows, heads and dims, whether there are positions, and whether v
+    /// They follow from B, T or the `total` of packed rows, heads and dims, whether there are positions or a norm, and whether v
     /// is left there too: where it is convolved or f32, or a view of q, k, v or o is not 16-byte aligned. They grow
     /// with each of B and T, so that the largest launch's are enough for all that are alike in the rest.
     ///
@@ -56,7 +57,7 @@ pub trait Work: sealed::Work {
     fn workspace_bytes(&self) -> Result<usize, Error> {
         let request = self.request();
         let problem = request.check()?;
-        Ok(problem.workspace_bytes(&request.lengths()) as usize)
+        Ok(problem.workspace_bytes_anywhere(&request.lengths()) as usize)
     }
 
     /// Addresses and sizes, as a kernel takes them; of a prefill what these begin with: all are [`Recipe::params`].

@@ -296,6 +296,12 @@ pub mod warpgroup {
     pub fn pending<T>(sums: T) -> Pending<T> {
         Pending(sums)
     }
+
+    /// What [`pending`] was given.
+    #[inline(always)]
+    pub fn done<T>(pending: Pending<T>) -> T {
+        pending.0
+    }
 }
 
 /// Global memory. Addresses are aligned to the size of the access.

@@ -2,7 +2,8 @@
 //!
 //! Whatever a warp or block does together is an LLVM intrinsic, because those are convergent: an
 //! `asm!` shuffle may be sunk into a branch. `asm!` that reads memory is never `pure`. The threads of a cluster come to
-//! its barrier one by one: the forms without `.aligned`.
+//! its barrier one by one: the forms without `.aligned`. An instruction that not all machines have is behind a word of
+//! [`crate::machine`], on a line of its own.
 
 use core::arch::{asm, global_asm, nvptx};
 
@@ -80,7 +81,7 @@ pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool {
         asm!(
             "{{ .reg .pred own, any;",
             "setp.ne.b32 own, {is}, 0;",
-            "barrier.cta.red.or.aligned.pred any, {barrier}, {threads}, own;",
+            "bar.red.or.pred any, {barrier}, {threads}, own;",
             "selp.b32 {any}, 1, 0, any; }}",
             any = out(reg32) any,
             is = in(reg32) is as u32,
@@ -208,7 +209,7 @@ load_matrices! {
 pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
     // SAFETY: the caller's promise; that the whole warp comes here is the kernel's duty (synccheck).
     unsafe {
-        asm!("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
+        asm!("GD_SM90 stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
             in(reg32) address, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w, options(nostack))
     };
 }
@@ -216,19 +217,24 @@ pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
 #[inline(always)]
 pub fn let_next_begin() {
     // SAFETY: says that the next launch may begin.
-    unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) };
+    unsafe {
+        asm!(
+            "GD_SM90 griddepcontrol.launch_dependents;",
+            options(nostack)
+        )
+    };
 }
 
 #[inline(always)]
 pub fn wait_for_previous() {
     // SAFETY: waits.
-    unsafe { asm!("griddepcontrol.wait;", options(nostack)) };
+    unsafe { asm!("GD_SM90 griddepcontrol.wait;", options(nostack)) };
 }
 
 #[inline(always)]
 pub fn fence_shared() {
     // SAFETY: orders this thread's accesses.
-    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) };
+    unsafe { asm!("GD_SM90 fence.proxy.async.shared::cta;", options(nostack)) };
 }
 
 macro_rules! memory {
@@ -551,7 +557,7 @@ pub fn prefetch(address: u64) {
 pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
     // SAFETY: the caller's promise.
     unsafe {
-        asm!("cp.async.bulk.prefetch.L2.global [{}], {};", in(reg64) address, in(reg32) bytes, options(nostack))
+        asm!("GD_SM90 cp.async.bulk.prefetch.L2.global [{}], {};", in(reg64) address, in(reg32) bytes, options(nostack))
     };
 }
 
@@ -561,7 +567,7 @@ pub unsafe fn open_counter(counter: u32, threads: u32) {
     unsafe {
         asm!(
             "mbarrier.init.shared.b64 [{}], {};",
-            "fence.mbarrier_init.release.cluster;",
+            "GD_SM90 fence.mbarrier_init.release.cluster;",
             in(reg32) counter, in(reg32) threads, options(nostack)
         )
     };
@@ -592,8 +598,8 @@ pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, co
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
-            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{counter}], {bytes};",
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{counter}];",
+            "GD_SM90 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{counter}], {bytes};",
+            "GD_SM90 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{counter}];",
             to = in(reg32) shared_address, from = in(reg64) global_address, bytes = in(reg32) bytes,
             counter = in(reg32) counter, options(nostack)
         )
@@ -605,8 +611,8 @@ pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
-            "cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
-            "cp.async.bulk.commit_group;",
+            "GD_SM90 cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
+            "GD_SM90 cp.async.bulk.commit_group;",
             to = in(reg64) global_address, from = in(reg32) shared_address, bytes = in(reg32) bytes,
             options(nostack)
         )
@@ -616,7 +622,7 @@ pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
 #[inline(always)]
 pub fn store_bulk_wait() {
     // SAFETY: waits.
-    unsafe { asm!("cp.async.bulk.wait_group.read 0;", options(nostack)) };
+    unsafe { asm!("GD_SM90 cp.async.bulk.wait_group.read 0;", options(nostack)) };
 }
 
 #[inline(always)]
@@ -633,7 +639,9 @@ pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
     unsafe {
         asm!(
             "{{ .reg .pred complete;",
-            "waiting: mbarrier.try_wait.parity.shared.b64 complete, [{counter}], {parity};",
+            "waiting:",
+            "GD_SM90 mbarrier.try_wait.parity.shared.b64 complete, [{counter}], {parity};",
+            "GD_SM80 mbarrier.test_wait.parity.shared.b64 complete, [{counter}], {parity};",
             "@!complete bra waiting; }}",
             counter = in(reg32) counter, parity = in(reg32) group % 2, options(nostack)
         )

@@ -26,6 +26,7 @@ mod view;
 mod warpgroup;
 mod workers;
 
+use fault::Problem;
 pub use fault::{Fault, FaultKind};
 pub(super) use float::{
     add_f16x2, b16x2_to_f32, exp2, f16_to_f32, fma, fma_f16x2, larger_f16x2, log2, maximum,
@@ -34,6 +35,7 @@ pub(super) use float::{
 
 use crate::constants::Element;
 use crate::launch::LaunchShape;
+use crate::machine;
 use barrier::Barrier;
 use block::current;
 use butterfly::Butterfly;
@@ -62,6 +64,8 @@ pub struct Region {
 pub struct Launch<'a> {
     /// The kernel in messages.
     pub kernel: &'static str,
+    /// Compute capability of the GPU that is played.
+    pub capability: (u32, u32),
     /// Grid, block and shared memory.
     pub shape: LaunchShape,
     /// Load-time constants, as [`crate::constants::Constants::words`].
@@ -86,9 +90,10 @@ pub unsafe fn launch(launch: &Launch<'_>, body: &(dyn Fn() + Sync)) -> Result<()
     workers::run_blocks(launch, &memory, body)
 }
 
-/// What a GPU of compute capability 9.0, or the width of a [`race::Access`], refuses.
+/// What the GPU, or the width of a [`race::Access`], refuses.
 fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
-    const MAX_SHARED_BYTES: u32 = 227 * 1024;
+    let (major, minor) = launch.capability;
+    let most_shared_bytes = machine::shared_bytes(launch.capability);
     let LaunchShape {
         grid: [x, y, z],
         block,
@@ -119,6 +124,11 @@ fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
             cluster::PORTABLE_BLOCKS
         ));
     }
+    if cluster > 1 && major < 9 {
+        return Err(format!(
+            "a cluster of {cluster} blocks: a GPU of compute capability {major}.{minor} has no clusters"
+        ));
+    }
     let has_whole_clusters =
         x.is_multiple_of(cluster) || cluster.is_multiple_of(x) && y.is_multiple_of(cluster / x);
     if !has_whole_clusters {
@@ -126,9 +136,9 @@ fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
             "a grid of ({x}, {y}, {z}) blocks, and clusters of {cluster} along x, or of all along x: wanted whole clusters"
         ));
     }
-    if shared_bytes > MAX_SHARED_BYTES {
+    if shared_bytes > most_shared_bytes {
         return Err(format!(
-            "{shared_bytes} bytes of shared memory: a block has at most {MAX_SHARED_BYTES}"
+            "{shared_bytes} bytes of shared memory: a block has at most {most_shared_bytes}"
         ));
     }
     match launch
@@ -156,6 +166,29 @@ fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
 /// Outside a launch.
 pub fn load_time_constants<R>(f: impl FnOnce(&[u32]) -> R) -> R {
     current(|block| f(block.constants()))
+}
+
+/// Ends the launch where the GPU that is played lacks an instruction, which those of these machines have.
+fn needs(instruction: &str, has: impl Fn(u32) -> bool) {
+    current(|block| {
+        let (major, minor) = block.capability();
+        if !has(machine::of_capability((major, minor))) {
+            Problem::machine(format!(
+                "{instruction}: a GPU of compute capability {major}.{minor} has no such instruction"
+            ))
+            .raise();
+        }
+    });
+}
+
+/// [`needs`] of what came with Hopper.
+fn needs_hopper_or_later(instruction: &str) {
+    needs(instruction, |machine| machine >= machine::HOPPER);
+}
+
+/// [`needs`] of what Hopper alone has.
+fn needs_hopper(instruction: &str) {
+    needs(instruction, |machine| machine == machine::HOPPER);
 }
 
 pub(super) fn thread_idx_x() -> u32 {
@@ -256,6 +289,7 @@ pub(super) unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
 }
 
 pub(super) unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]) {
+    needs_hopper_or_later("stmatrix");
     current(|block| block.store_matrices_transposed(address, matrices));
 }
 
@@ -268,11 +302,13 @@ pub(super) fn wait_for_previous() {}
 pub(super) fn warpgroup_settle_first(_: &mut [f32; 32]) {}
 
 pub(super) unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f32; 32]; 2] {
+    needs_hopper("wgmma");
     let second = image + warpgroup::of_image(8, 0);
     [image, second].map(|image| current(|block| block.by_channels(&a[..K as usize / 4], image)))
 }
 
 pub(super) unsafe fn warpgroup_by_triangle(a: &[u32; 16], triangle: u32) -> [f32; 32] {
+    needs_hopper("wgmma");
     current(|block| block.by_triangle(a, triangle))
 }
 
@@ -286,6 +322,7 @@ pub(super) unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
     d: &mut [f32; 32],
     (x, triangle): (&[u32; 16], u32),
 ) {
+    needs_hopper("wgmma");
     current(|block| {
         block.add_by_tokens(&mut sums[..K as usize / 2], a, image, TOKENS);
         block.add_by_triangle(d, x, triangle);
@@ -353,34 +390,42 @@ pub(super) fn dynamic_shared_mem() -> u32 {
 }
 
 pub(super) fn cluster_arrive_relaxed() {
+    needs_hopper_or_later("barrier.cluster");
     current(|block| block.arrive_at_cluster(false));
 }
 
 pub(super) fn cluster_arrive() {
+    needs_hopper_or_later("barrier.cluster");
     current(|block| block.arrive_at_cluster(true));
 }
 
 pub(super) fn cluster_wait() {
+    needs_hopper_or_later("barrier.cluster");
     current(|block| block.wait_for_cluster());
 }
 
 pub(super) unsafe fn store_shared_b32_at(address: u32, rank: u32, value: u32) {
+    needs_hopper_or_later("st.shared::cluster");
     current(|block| block.store_shared_at(address, rank, value));
 }
 
 pub(super) unsafe fn store_shared_b128_at(address: u32, rank: u32, value: [u32; 4]) {
+    needs_hopper_or_later("st.shared::cluster");
     current(|block| block.store_shared_at(address, rank, value));
 }
 
 pub(super) unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
+    needs_hopper_or_later("st.async");
     current(|block| block.open_mailbox(mailbox, bytes));
 }
 
 pub(super) unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
+    needs_hopper_or_later("st.async");
     current(|block| block.send(address, rank, value, mailbox));
 }
 
 pub(super) unsafe fn wait_mailbox(mailbox: u32) {
+    needs_hopper_or_later("st.async");
     current(|block| block.wait_mailbox(mailbox));
 }
 
@@ -413,13 +458,19 @@ pub(super) fn copy_async_wait<const PENDING: u32>() {
     current(|block| unsafe { block.copy_async_wait(PENDING) });
 }
 
-pub(super) fn take_registers<const REGISTERS: u32>() {}
+pub(super) fn take_registers<const REGISTERS: u32>() {
+    needs_hopper("setmaxnreg");
+}
 
-pub(super) fn leave_registers<const REGISTERS: u32>() {}
+pub(super) fn leave_registers<const REGISTERS: u32>() {
+    needs_hopper("setmaxnreg");
+}
 
 pub(super) fn prefetch(_: u64) {}
 
-pub(super) unsafe fn prefetch_bulk(_: u64, _: u32) {}
+pub(super) unsafe fn prefetch_bulk(_: u64, _: u32) {
+    needs_hopper_or_later("cp.async.bulk.prefetch");
+}
 
 pub(super) unsafe fn open_counter(counter: u32, threads: u32) {
     current(|block| block.open_counter(counter, threads));
@@ -440,15 +491,18 @@ pub(super) unsafe fn wait_for_counter(counter: u32, phase: u32) {
 }
 
 pub(super) unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
+    needs_hopper_or_later("cp.async.bulk");
     // SAFETY: the region that covers the address is live, by the promise made to `launch`.
     current(|block| unsafe { block.copy_bulk(shared_address, global_address, bytes, counter) });
 }
 
 pub(super) unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
+    needs_hopper_or_later("cp.async.bulk");
     current(|block| block.store_bulk(global_address, shared_address, bytes));
 }
 
 pub(super) fn store_bulk_wait() {
+    needs_hopper_or_later("cp.async.bulk");
     // SAFETY: the regions that cover what is stored are live, by the promise made to `launch`.
     current(|block| unsafe { block.store_bulk_wait() });
 }

@@ -18,6 +18,7 @@ use crate::device::thread::{block_idx_x, thread_idx_x};
 use crate::launch::{Computes, Family, Kernel};
 use crate::layer::Place;
 use crate::math::power::divided;
+use crate::prefill::chain::machine::{Hopper, Portable};
 use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::THREADS;
@@ -34,7 +35,11 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// From state to state, with what [`Prepare`] left in the workspace.
 pub type Chain<const K: u32, const V: u32, const GROUPS: u32> =
-    prefill::kernels::Chain<PerHead, K, V, GROUPS>;
+    prefill::kernels::Chain<PerHead, Hopper, K, V, GROUPS>;
+
+/// The same on every machine: a block has 64 rows of a state.
+pub type PortableChain<const K: u32, const V: u32> =
+    prefill::kernels::Chain<PerHead, Portable, K, V, 1>;
 
 /// Rows of at most 64 tokens: both in one, without a workspace.
 pub type Short<const K: u32, const V: u32, const GROUPS: u32> =
@@ -63,7 +68,6 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WORKSPACE_BYTES_PER_HEAD: u32 = head_bytes(K, false);
     const WORKSPACE_BYTES_OF_VALUES: u32 = V / 64 * values::TILE_BYTES;
     const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
-    const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnPrefillPrepare,
         states: None,
@@ -138,9 +142,9 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
             norm::begin::<V>(&c, of(r).scales, thread_idx_x() % (THREADS / heads));
             let of_first = of(first);
             if c.taps == 0 && first == 0 {
-                made.give_image::<K>(of_first.images);
+                made.give_image::<K>(&c, of_first.images);
             }
-            made.give_heads::<K>(Global(of_first.head), own_bytes(&c, K, V, false));
+            made.give_heads::<K>(&c, Global(of_first.head), own_bytes(&c, K, V, false));
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::device::shared::dynamic_shared_mem;
 use crate::device::thread::{block_idx_x, thread_idx_x};
 use crate::launch::{Computes, Family, Kernel};
 use crate::layer::Place;
+use crate::prefill::chain::machine::{Hopper, Portable};
 use crate::prefill::convolution::Inputs;
 use crate::prefill::kernels::end_behind_chain;
 use crate::prefill::load::{Convolved, THREADS};
@@ -30,7 +31,11 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// From state to state, with what [`Prepare`] left in the workspace.
 pub type Chain<const K: u32, const V: u32, const GROUPS: u32> =
-    prefill::kernels::Chain<PerChannel, K, V, GROUPS>;
+    prefill::kernels::Chain<PerChannel, Hopper, K, V, GROUPS>;
+
+/// The same on every machine: a block has 64 rows of a state.
+pub type PortableChain<const K: u32, const V: u32> =
+    prefill::kernels::Chain<PerChannel, Portable, K, V, 1>;
 
 /// Rows of at most 64 tokens: both in one, without a workspace.
 pub type Short<const K: u32, const V: u32, const GROUPS: u32> =
@@ -50,7 +55,6 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WORKSPACE_BYTES_PER_HEAD: u32 = images_bytes(K, true) + head_bytes(K, true);
     const WORKSPACE_BYTES_OF_VALUES: u32 = V / 64 * values::TILE_BYTES;
     const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
-    const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::KdaPrefillPrepare,
         states: None,

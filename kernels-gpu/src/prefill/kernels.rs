@@ -3,12 +3,13 @@
 
 use core::marker::PhantomData;
 
+use super::chain::machine::{Hopper, Machine, Portable};
 use super::convolution::Inputs;
 use super::load::{Load, THREADS};
 use super::operands::{Global, Place as _};
 use super::rows::{NO_ROW, Span, row_in_turn, row_of};
 use super::values::{self, Channels};
-use super::workspace::Operands;
+use super::workspace::{Operands, leaves_tokens};
 use super::{ALL_PIECES, CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
 use crate::device::overlap::{let_next_begin, wait_for_previous};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
@@ -162,9 +163,11 @@ const MOST_SHARED_BYTES: u32 = 226 * 1024;
 /// cluster all of them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
 ///
 /// Of a prompt in stretches, one that is not the last lets the preparation of the next begin beside it.
-pub struct Chain<G, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<G>);
+pub struct Chain<G, M, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<(G, M)>);
 
-impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Chain<G, K, V, GROUPS> {
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kernel
+    for Chain<G, M, K, V, GROUPS>
+{
     type Params = PrefillParams;
     type Constants = StepConstants;
     const BLOCK: u32 = chain::block(GROUPS);
@@ -175,10 +178,20 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Chain<
     };
     const TILES: u32 = V / (64 * GROUPS);
     const SHARED_BYTES: u32 =
-        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS));
+        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
+            - Self::SHARED_BYTES_OF_STAGE;
+    const SHARED_BYTES_OF_STAGE: u32 = if M::WARPGROUPS {
+        0
+    } else {
+        chain::stage_bytes(K, G::PER_CHANNEL, GROUPS)
+    };
     const SHARED_STATE_ELEMENTS: u32 = chain::state_elements([V, K], GROUPS);
-    const CLUSTER: u32 = chain::cluster(V, GROUPS);
-    const WARPGROUPS: bool = true;
+    const CLUSTER: u32 = if M::CLUSTERS {
+        chain::cluster(V, GROUPS)
+    } else {
+        1
+    };
+    const WARPGROUPS: bool = M::WARPGROUPS;
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::CHAIN,
@@ -197,7 +210,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Chain<
         // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these
         // are as many.
         unsafe {
-            chain::Chain::<G, K, V, GROUPS>::open_counters(&constants());
+            chain::Chain::<G, M, K, V, GROUPS>::open_counters(&constants());
             if thread_idx_x() < 128 * GROUPS {
                 if const { !Self::TRADES_REGISTERS } {
                     // Each thread has as many as there can be.
@@ -217,9 +230,12 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Chain<
     }
 }
 
-impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Chain<G, K, V, GROUPS> {
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
+    Chain<G, M, K, V, GROUPS>
+{
     /// Whether warpgroups trade registers: not where a block has two and, by its shared memory, a multiprocessor.
-    const TRADES_REGISTERS: bool = GROUPS == 2 || 2 * Self::SHARED_BYTES <= MOST_SHARED_BYTES;
+    const TRADES_REGISTERS: bool =
+        M::WARPGROUPS && (GROUPS == 2 || 2 * Self::SHARED_BYTES <= MOST_SHARED_BYTES);
 
     /// What the warpgroups do that walk from state to state, or the one that copies for them.
     ///
@@ -233,7 +249,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Chain<G, K, V, GR
             let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
             if WALKS && params.first_piece == 0 {
                 let of_heads = (1, 0);
-                chain::Chain::<G, K, V, GROUPS>::clear_rest(&c, params, of_block, of_heads);
+                chain::Chain::<G, M, K, V, GROUPS>::clear_rest(&c, params, of_block, of_heads);
             }
             let mut turn = of_block.b;
             let mut progress = chain::Progress::NONE;
@@ -243,11 +259,11 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Chain<G, K, V, GR
                     break;
                 }
                 if WALKS {
-                    chain::Chain::<G, K, V, GROUPS>::keep_number(turn);
+                    chain::Chain::<G, M, K, V, GROUPS>::keep_number(turn);
                 }
                 let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
                 if span.live {
-                    let chain = chain::Chain::<G, K, V, GROUPS>::new(&c, params, row, span);
+                    let chain = chain::Chain::<G, M, K, V, GROUPS>::new(&c, params, row, span);
                     let place = Place::load(&c, &params.layer, b);
                     if !place.live() {
                         if WALKS && params.first_piece == 0 {
@@ -266,7 +282,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Chain<G, K, V, GR
                     }
                 }
                 if WALKS {
-                    turn = chain::Chain::<G, K, V, GROUPS>::kept_number();
+                    turn = chain::Chain::<G, M, K, V, GROUPS>::kept_number();
                 }
                 turn += params.turns;
             }
@@ -280,7 +296,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Chain<G, K, V, GR
 
 /// The rows of [`Single`], of either operator.
 type Rows<'a, const K: u32, const V: u32, const GROUPS: u32> =
-    chain::Chain<'a, PerHead, K, V, GROUPS>;
+    chain::Chain<'a, PerHead, Portable, K, V, GROUPS>;
 
 /// Rows of one token, or none, beside a chain of longer ones: a block has a value head.
 ///
@@ -295,7 +311,6 @@ impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROU
     /// [`StepConstants::blocks_of_singles`]
     const MIN_BLOCKS_BY_CONSTANT: bool = true;
     const SHARED_BYTES: u32 = chain::single_bytes(K, GROUPS);
-    const WARPGROUPS: bool = true;
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::PrefillSingle,
@@ -366,9 +381,9 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<
             }
             if thread_idx_x() < 128 * GROUPS {
                 let of_heads = (heads, if heads > 1 { 2 * block_idx_x() } else { 0 });
-                chain::Chain::<G, K, V, GROUPS>::clear_rest(&c, params, row, of_heads);
+                chain::Chain::<G, Hopper, K, V, GROUPS>::clear_rest(&c, params, row, of_heads);
             }
-            let block = chain::Chain::<G, K, V, GROUPS>::of_row(&c, params, row);
+            let block = chain::Chain::<G, Hopper, K, V, GROUPS>::of_row(&c, params, row);
             let Some((chain, place)) = block else {
                 return;
             };
@@ -385,8 +400,9 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<
     }
 }
 
-/// Behind all, each block of which waits for them: norms what the chain left of o, and writes the windows after rows and their checkpoints, which nobody reads any
-/// more. A block has a unit of a value head, or a channel of a row's windows in each thread.
+/// Behind all, each block of which waits for them: norms what the chain left of o, and writes the windows after rows and their
+/// checkpoints, which nobody reads any more. A block has a unit of a value head, or a channel of a row's windows in each thread; or,
+/// behind a chain that leaves such, a piece of one token.
 pub struct Finish<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
@@ -396,7 +412,7 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
     /// Of 192 channels the assembler spills unasked, for a second block.
     const MIN_BLOCKS_PER_SM: u32 = if V > 128 { 1 } else { 0 };
     const TILES: u32 = 1;
-    const WARPGROUPS: bool = true;
+    const SHARED_BYTES: u32 = norm::TOKEN_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::PrefillFinish,
         states: None,
@@ -433,7 +449,20 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
                 }
                 return;
             }
-            let (block, of_unit) = (block - of_windows, c.h * c.ratio);
+            let mut block = block - of_windows;
+            if leaves_tokens(&c, V) {
+                let of_tokens = 2 * params.rows;
+                if block < of_tokens {
+                    let token = norm::LeftToken::find(&c, params, (block / 2, block % 2 != 0));
+                    wait_for_previous();
+                    if let Some(token) = token {
+                        token.norm::<K, V>(&c, params);
+                    }
+                    return;
+                }
+                block -= of_tokens;
+            }
+            let of_unit = c.h * c.ratio;
             let (n, of) = divided(block, of_unit);
             let (h, r) = divided(of, c.ratio);
             // What was left last is in L2.

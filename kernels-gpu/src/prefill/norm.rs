@@ -7,15 +7,20 @@
 //! value head and each 16 channels of it: what takes the power back, f32, of each token; and the first token that has one.
 
 use super::CHUNK;
+use super::load::THREADS;
 use super::output::{Scales, sum_of_quad};
 use super::rows::{Piece, Span};
+use super::workspace::tokens;
 use crate::constants::Element;
 use crate::device::float::{b16x2_to_f32, pack_f16x2, rsqrt};
-use crate::device::global::{load_b32, store_b32};
+use crate::device::global::{load_b32, load_b128, store_b32};
 use crate::device::rarely;
+use crate::device::shared::{dynamic_shared_mem, store_shared_b32};
 use crate::device::thread::thread_idx_x;
-use crate::device::warp::{lane_id, warp_ballot};
-use crate::math::elements::{Raw, bytes_of, load};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
+use crate::layer::Place;
+use crate::layer::norm::{normed, squares, sum_of};
+use crate::math::elements::{Raw, bytes_of, load, load_one, store};
 use crate::math::power;
 use crate::math::range::{SMALL, any_large, times};
 use crate::step::{PrefillParams, StepConstants};
@@ -92,6 +97,122 @@ pub fn as_left(c: &StepConstants, o: [f32; 2]) -> [f32; 2] {
     } else {
         of_left(c, left(c, o))
     }
+}
+
+/// Bytes of the sums of a block's warps that norm pieces of one token: a word for each 16 channels.
+pub const TOKEN_BYTES: u32 = THREADS / 32 * SUMS_BYTES;
+/// Bytes of a warp's.
+const SUMS_BYTES: u32 = MOST_GROUPS as u32 * 16;
+
+/// A piece of one token, whose o the chain has left.
+pub struct LeftToken {
+    span: Span,
+    /// The token of the row.
+    t: u32,
+    /// Whether it is the row's last piece, not its first.
+    is_last: bool,
+}
+
+impl LeftToken {
+    /// The first piece of row `b`, or its last one, where that is one token of a row that the chain has worked and has a place for.
+    ///
+    /// # Safety
+    /// `params` and `c` describe live tensors.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn find(
+        c: &StepConstants,
+        params: &PrefillParams,
+        (b, is_last): (u32, bool),
+    ) -> Option<Self> {
+        // SAFETY: the caller's promise.
+        let (span, place) = unsafe { (Span::load(c, params, b), Place::load(c, &params.layer, b)) };
+        let t = if is_last {
+            span.count.saturating_sub(1)
+        } else {
+            0
+        };
+        let is_of_chain =
+            span.live && place.live() && span.count > (params.has_singles != 0) as u32;
+        // A row's only piece is its first.
+        let is_it = is_of_chain && span.is_by_itself(t) && is_last == (t > 0);
+        is_it.then_some(Self { span, t, is_last })
+    }
+
+    /// Norms o of the token and stores it: a warp has a value head, then the next but as many as there are warps. Squares are added
+    /// as for one token of a layer.
+    ///
+    /// # Safety
+    /// The chain has left o; the block's shared memory has [`TOKEN_BYTES`], and all its threads come.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn norm<const K: u32, const V: u32>(
+        &self,
+        c: &StepConstants,
+        params: &PrefillParams,
+    ) {
+        const OF_LANE: usize = 4;
+        let (span, lane, warp) = (&self.span, lane_id(), thread_idx_x() / 32);
+        let sums = dynamic_shared_mem() + warp * SUMS_BYTES;
+        let per_channel = c.per_channel != 0;
+        let mut hv = warp;
+        while hv < c.h * c.ratio {
+            let of = (span.b, self.is_last);
+            let from = tokens::<K, V>(c, params, per_channel, of, hv);
+            // SAFETY: the caller's promise; a warp has words of its own.
+            unsafe {
+                let mut o = [[0.0; OF_LANE]; MOST_GROUPS.div_ceil(2)];
+                let mut part = 0;
+                while part < V.div_ceil(128) as usize {
+                    let channel = 128 * part as u32 + 4 * lane;
+                    if channel < V {
+                        o[part] = load_b128(from + 4 * channel as u64).map(f32::from_bits);
+                    }
+                    let squares = squares!(sum_of_16(o[part]), sum_of_16(times(o[part], SMALL)));
+                    if channel < V && lane.is_multiple_of(4) {
+                        store_shared_b32(sums + channel / 4, squares.to_bits());
+                    }
+                    part += 1;
+                }
+                sync_warp(FULL_MASK);
+                let sum = sum_of(sums, V / 16);
+                // The words are read before the next head's are stored.
+                sync_warp(FULL_MASK);
+                part = 0;
+                while part < V.div_ceil(128) as usize {
+                    let channel = 128 * part as u32 + 4 * lane;
+                    let mut i = 0;
+                    while i < OF_LANE && channel < V {
+                        let channel = channel + i as u32;
+                        let strides = (params.z_row, c.z_token);
+                        let (z, element) = (params.layer.z, c.z_element);
+                        let z = span.at(z, strides, self.t, hv * c.z_head + channel, element);
+                        let [z] = load_one(z, element).to_f32(element);
+                        let element = c.norm_weight_element;
+                        let at = (channel * bytes_of(element)) as u64;
+                        let weight = load_one(params.layer.norm_weight + at, element);
+                        let [weight] = weight.to_f32(element);
+                        let y = normed(c, o[part][i], (sum, V), z, weight);
+                        let strides = (params.o_row, c.o_token);
+                        let base = params.layer.step.o;
+                        let to =
+                            span.at(base, strides, self.t, hv * c.o_head + channel, c.o_element);
+                        store([y], to, c.o_element, false);
+                        i += 1;
+                    }
+                    part += 1;
+                }
+            }
+            hv += THREADS / 32;
+        }
+    }
+}
+
+/// Sum of the squares of 16 channels, of which four lanes have four each, neighbours first. All lanes of the warp come.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn sum_of_16(o: [f32; 4]) -> f32 {
+    let [a, b, c, d] = o.map(|o| o * o);
+    let mut sum = (a + b) + (c + d);
+    sum += warp_shuffle_xor(sum, 1);
+    sum + warp_shuffle_xor(sum, 2)
 }
 
 /// 16 channels of a token, as the chain left them.

@@ -13,13 +13,15 @@ use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
 use crate::device::global::{store_b16, store_b128};
 use crate::device::shared::{
-    load_shared_b32, load_shared_b128, store_matrices_transposed, store_shared_b32,
+    load_shared_b32, load_shared_b128, store_matrices_transposed, store_shared_b16,
+    store_shared_b32,
 };
 use crate::device::thread::{sync_barrier, sync_barrier_any, sync_threads, thread_idx_x};
-use crate::device::warp::warp_shuffle_xor;
+use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::device::warpgroup::fence_shared;
 use crate::layer::conv::activate;
 use crate::layer::norm::size_of;
+use crate::machine;
 use crate::math::elements::{self, Raw};
 use crate::step::{PrefillParams, StepConstants};
 
@@ -48,7 +50,7 @@ pub unsafe fn stage(
     }
     let words = packed(c, o);
     // SAFETY: the caller's promise.
-    unsafe { to_tile(&words, tile) };
+    unsafe { to_tile(c, &words, tile) };
     if norm::is_left(c) {
         sync_barrier_any(barrier, 128, scales || range::may_be_large(&words))
     } else {
@@ -65,7 +67,7 @@ pub unsafe fn stage(
 pub unsafe fn stage_anew(c: &StepConstants, o: &[f32; 32], (tile, barrier): (u32, u32)) {
     if goes_by_tile(c) {
         // SAFETY: the caller's promise.
-        unsafe { to_tile(&packed(c, o), tile) };
+        unsafe { to_tile(c, &packed(c, o), tile) };
         sync_barrier(barrier, 128);
     }
 }
@@ -147,7 +149,7 @@ fn packed(c: &StepConstants, o: &[f32; 32]) -> [u32; 16] {
 /// # Safety
 /// The warp's part of the tile is nobody's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn to_tile(words: &[u32; 16], tile: u32) {
+unsafe fn to_tile(c: &StepConstants, words: &[u32; 16], tile: u32) {
     let mut i = 0;
     while i < 4 {
         // SAFETY: the caller's promise.
@@ -158,9 +160,35 @@ unsafe fn to_tile(words: &[u32; 16], tile: u32) {
                 words[4 * i + 2],
                 words[4 * i + 3],
             ];
-            store_matrices_transposed(tile + tile_matrix(i as u32), of);
+            if c.machine >= machine::HOPPER {
+                store_matrices_transposed(tile + tile_matrix(i as u32), of);
+            } else {
+                store_elements_transposed(tile, i as u32, of);
+            }
         }
         i += 1;
+    }
+}
+
+/// [`store_matrices_transposed`] of tokens 16 `i` .. 16 `i` + 16, element by element.
+///
+/// # Safety
+/// As [`to_tile`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn store_elements_transposed(tile: u32, i: u32, words: [u32; 4]) {
+    let (row, column) = (lane_id() / 4, lane_id() % 4 * 2);
+    let warp = thread_idx_x() / 32 % 4;
+    let mut m = 0;
+    while m < 4 {
+        let token = 16 * i + m / 2 * 8 + column;
+        let at = |token: u32| tile + tile_piece(token, 2 * warp + m % 2) + 2 * row;
+        let word = words[m as usize];
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_shared_b16(at(token), word as u16);
+            store_shared_b16(at(token + 1), (word >> 16) as u16);
+        }
+        m += 1;
     }
 }
 

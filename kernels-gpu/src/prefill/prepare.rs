@@ -9,7 +9,7 @@
 //! T is made as solve.rs says.
 
 use super::convolution::Inputs;
-use super::load::{self, Load};
+use super::load::{self, Load, THREADS};
 use super::operands::{Place, Shared};
 use super::products::{MOST_TILES, Tile, Tiles};
 use super::rows::{Piece, Span};
@@ -18,10 +18,11 @@ use super::workspace::Operands;
 use super::{CHUNK, FACTOR_BYTES, FACTORS, P, anew, image_bytes};
 use crate::constants::Element;
 use crate::device::float::{exp2, maximum, minimum, pack_f16x2};
-use crate::device::global::load_b32;
+use crate::device::global::{load_b32, store_b128};
 use crate::device::shared::{
-    copy_bulk, copy_bulk_commit, copy_bulk_wait, load_shared_b32, load_shared_b64, open_counter,
-    store_bulk, store_bulk_wait, store_shared_b32,
+    copy_async_b128, copy_async_commit, copy_async_wait, copy_bulk, copy_bulk_commit,
+    copy_bulk_wait, load_shared_b32, load_shared_b64, load_shared_b128, open_counter, store_bulk,
+    store_bulk_wait, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
@@ -39,6 +40,16 @@ const BETAS: u32 = FACTOR_BYTES;
 const OF_HEAD: u32 = 2 * FACTOR_BYTES;
 /// Bytes of what is said of tokens.
 pub const SCALE_BYTES: u32 = LOGS + 2 * OF_HEAD;
+
+/// Hands `f` the bytes of the image's 16-byte parts that are this thread's, of those of all [`THREADS`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn each_part<const K: u32>(f: impl Fn(u32)) {
+    let mut byte = 16 * thread_idx_x();
+    while byte < image_bytes(K) {
+        f(byte);
+        byte += 16 * THREADS;
+    }
+}
 
 /// A unit whose k and q are in the image, and what is said of its tokens behind it.
 pub struct Unit {
@@ -148,17 +159,25 @@ impl Unit {
             heads,
         };
         let counter = unit.scales + SCALE_BYTES;
-        // SAFETY: the caller's promise; the copies are there when their thread comes to the barrier.
+        // SAFETY: the caller's promise; the copies are there when their threads come to the barrier.
         unsafe {
-            let copies = thread_idx_x() == 0;
-            if copies {
-                open_counter(counter, 1);
-            }
-            // Racecheck takes it to be another lane's.
-            sync_warp(FULL_MASK);
-            if copies {
-                copy_bulk(unit.image, operands.images, image_bytes(K), counter);
-                copy_bulk_commit(counter);
+            let in_bulk = c.copies_in_bulk();
+            let copies = in_bulk && thread_idx_x() == 0;
+            if in_bulk {
+                if copies {
+                    open_counter(counter, 1);
+                }
+                // Racecheck takes it to be another lane's.
+                sync_warp(FULL_MASK);
+                if copies {
+                    copy_bulk(unit.image, operands.images, image_bytes(K), counter);
+                    copy_bulk_commit(counter);
+                }
+            } else {
+                each_part::<K>(|byte| {
+                    copy_async_b128(unit.image + byte, operands.images + byte as u64);
+                });
+                copy_async_commit();
             }
             let byte = 4 * thread_idx_x();
             if byte < 2 * FACTOR_BYTES {
@@ -171,6 +190,9 @@ impl Unit {
             }
             if copies {
                 copy_bulk_wait(counter, 0);
+            }
+            if !in_bulk {
+                copy_async_wait::<0>();
             }
             sync_threads();
         }
@@ -209,15 +231,21 @@ impl Unit {
         Solver(self.scratch + head * SCRATCH_BYTES)
     }
 
-    /// Stores the image in the workspace. It is there when the launch ends.
+    /// Stores the image in the workspace. It is there when the launch ends. All threads come.
     ///
     /// # Safety
     /// As [`Self::new`]'s; the bytes of an image at `images` are the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn give_image<const K: u32>(&self, images: u64) {
-        if thread_idx_x() == 0 {
-            // SAFETY: the caller's promise; the image is behind a fence and a barrier, and not written before it is read.
-            unsafe { store_bulk(images, self.image, image_bytes(K)) };
+    pub unsafe fn give_image<const K: u32>(&self, c: &StepConstants, images: u64) {
+        // SAFETY: the caller's promise; the image is behind a fence and a barrier, and not written before it is read.
+        unsafe {
+            if !c.copies_in_bulk() {
+                each_part::<K>(|byte| {
+                    store_b128(images + byte as u64, load_shared_b128(self.image + byte));
+                });
+            } else if thread_idx_x() == 0 {
+                store_bulk(images, self.image, image_bytes(K));
+            }
         }
     }
 
@@ -227,13 +255,13 @@ impl Unit {
     /// # Safety
     /// As [`Self::new`]'s; the bytes of the heads are the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn give_heads<const K: u32>(&self, out: impl Place, behind: u32) {
+    pub unsafe fn give_heads<const K: u32>(&self, c: &StepConstants, out: impl Place, behind: u32) {
         let tiles = Tiles::of_warp();
         let (group, own) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4);
         // SAFETY: the caller's promise; the image and what is said of tokens is behind a barrier.
         unsafe {
             let products = tiles.products::<K>(self.image);
-            if thread_idx_x() == 0 {
+            if c.copies_in_bulk() && thread_idx_x() == 0 {
                 store_bulk_wait();
             }
             // The image is read.

@@ -127,6 +127,17 @@ impl Span {
         self.position as u32 % CHUNK
     }
 
+    /// Whether token `t`, the first or the last, is a piece of its own.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn is_by_itself(&self, t: u32) -> bool {
+        let place = (self.phase() + t) % CHUNK;
+        let (begins, ends) = (
+            t == 0 || place == 0,
+            t + 1 == self.count || place == CHUNK - 1,
+        );
+        begins && ends
+    }
+
     /// The unit of the first piece from `j` on that may have one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit_from(&self, j: u32) -> u64 {

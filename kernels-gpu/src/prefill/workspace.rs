@@ -7,10 +7,13 @@
 //!
 //! Behind v lie the scales of o that the norm behind the chain takes back ([`super::norm`]), where o is left in f16.
 //!
-//! Behind the units, of a prompt in stretches, lies the state that one chain leaves for the next, in f32.
+//! Behind the units lies o of pieces of one token, in f32, where no block has all of it and there are no clusters: of each row
+//! its first piece and its last ([`tokens`]). Behind these, of a prompt in stretches, lies the state that one chain leaves for the
+//! next, in f32.
 
 use super::values::tiles_bytes;
 use super::{anew, head_bytes, image_bytes, images_bytes, norm, units};
+use crate::machine;
 use crate::step::{PrefillParams, StepConstants};
 
 /// Bytes of a value head of a unit that are its own.
@@ -110,7 +113,7 @@ impl Operands {
 pub fn carried<const K: u32, const V: u32>(
     c: &StepConstants,
     params: &PrefillParams,
-    per_channel: bool,
+    (per_channel, leaves_tokens): (bool, bool),
     (hv, first): (u32, u32),
 ) -> u64 {
     // Nothing that the compiler knows to be a choice, of which it makes one load, from local memory.
@@ -119,7 +122,45 @@ pub fn carried<const K: u32, const V: u32>(
     let units = units(total as u64, 1, c.positions_index != 0);
     let unit = unit_bytes(c, K, V, per_channel) as u64;
     let row = (hv * V + first) as u64;
-    params.workspace + units * c.h as u64 * unit + row * (4 * K) as u64
+    let of_tokens = if leaves_tokens {
+        tokens_bytes(1, c.h * c.ratio, V)
+    } else {
+        0
+    };
+    params.workspace + units * c.h as u64 * unit + of_tokens + row * (4 * K) as u64
+}
+
+/// Whether o of pieces of one token is left for the norm behind a chain of this machine, whose blocks have 64 channels of a value
+/// head each and meet in no cluster.
+#[must_use]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub const fn leaves_tokens(c: &StepConstants, v: u32) -> bool {
+    c.has_norm != 0 && c.machine != machine::HOPPER && v > 64
+}
+
+/// Where o of value head `hv` is left, of a row's first piece, or of its `last` one.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn tokens<const K: u32, const V: u32>(
+    c: &StepConstants,
+    params: &PrefillParams,
+    per_channel: bool,
+    (b, last): (u32, bool),
+    hv: u32,
+) -> u64 {
+    let is_packed = anew((c.cu_seqlens_index != 0) as u32);
+    let of_rows = params.rows as u64 * params.tokens as u64;
+    let total =
+        is_packed as u64 * params.layer.step.total_tokens as u64 + (1 - is_packed) as u64 * of_rows;
+    let units = units(total, params.rows as u64, c.positions_index != 0);
+    let unit = unit_bytes(c, K, V, per_channel) as u64;
+    let token = (2 * b + last as u32) as u64 * (c.h * c.ratio) as u64 + hv as u64;
+    params.workspace + units * c.h as u64 * unit + token * (4 * V) as u64
+}
+
+/// Bytes that so many rows' pieces of one token have there.
+#[must_use]
+pub const fn tokens_bytes(rows: u32, value_heads: u32, v: u32) -> u64 {
+    8 * rows as u64 * value_heads as u64 * v as u64
 }
 
 /// Bytes that are left so of all value heads.

@@ -56,6 +56,7 @@ fn run_clusters<R>(
     };
     let launch = Launch {
         kernel: "crime",
+        capability: (9, 0),
         shape,
         constants: &[3, 5],
         regions,

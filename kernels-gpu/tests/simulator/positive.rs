@@ -225,6 +225,7 @@ fn launches_that_cannot_be() {
         };
         let launch = Launch {
             kernel: "none",
+            capability: (9, 0),
             shape,
             constants: &[],
             regions,

@@ -37,6 +37,7 @@ fn product(word: u32, writer: Option<u32>) -> Result<(), Fault> {
     };
     let launch = Launch {
         kernel: "product",
+        capability: (9, 0),
         shape,
         constants: &[],
         regions: &[],

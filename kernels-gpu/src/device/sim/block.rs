@@ -240,6 +240,10 @@ impl<'a> Block<'a> {
 
 /// For the running thread.
 impl Block<'_> {
+    pub fn capability(&self) -> (u32, u32) {
+        self.launch.capability
+    }
+
     pub fn constants(&self) -> &[u32] {
         self.launch.constants
     }

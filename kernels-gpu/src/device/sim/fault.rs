@@ -19,6 +19,8 @@ pub enum FaultKind {
     Racecheck,
     /// A collective that not all of its lanes reach, or with lanes that do not exist.
     Synccheck,
+    /// An instruction that the GPU lacks.
+    Machine,
     /// The body panicked.
     Panic,
 }
@@ -93,6 +95,10 @@ impl Problem {
 
     pub fn sync(message: String) -> Box<Self> {
         Self::new(FaultKind::Synccheck, message)
+    }
+
+    pub fn machine(message: String) -> Box<Self> {
+        Self::new(FaultKind::Machine, message)
     }
 
     /// Unwinds the fiber with `self`, silently.

@@ -5,12 +5,13 @@ use super::super::rows::{Span, halves};
 use super::super::state;
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::{Operands, own_bytes, unit_bytes};
+use super::machine::Machine;
 use super::{Chain, Progress, STAGES};
 use crate::device::global::prefetch_bulk;
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
-    arrive_at_counter, arrive_at_counter_behind_copies, copy_bulk, open_counter, store_shared_b64,
-    wait_for_counter,
+    arrive_at_counter, arrive_at_counter_behind_copies, copy_async_b128, copy_bulk, open_counter,
+    store_shared_b64, wait_for_counter,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
@@ -18,8 +19,8 @@ use crate::layer::Place;
 use crate::recurrent::Gating;
 use crate::step::StepConstants;
 
-impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
 {
     /// What a block does before its first row. All its threads come.
     ///
@@ -48,8 +49,8 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
     /// # Safety
     /// The counters are open.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn wait_for_stage(pieces: u32) {
-        let (i, round) = (pieces % STAGES, pieces / STAGES);
+    unsafe fn wait_for_stage(&self, pieces: u32) {
+        let (i, round) = M::stage_of(self.c, pieces);
         if round > 0 {
             // SAFETY: the caller's promise.
             unsafe { wait_for_counter(Self::free(i), round - 1) };
@@ -67,11 +68,11 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
         unsafe {
             // The state before is read, since a piece behind its first is waited for, or that.
             if progress.before + 1 == pieces {
-                Self::wait_for_stage(pieces + 1);
+                self.wait_for_stage(pieces + 1);
             }
             if thread_idx_x() == Self::THREADS {
                 let start = self.start(place);
-                let counter = Self::there(pieces % STAGES);
+                let counter = Self::there(M::stage_of(self.c, pieces).0);
                 let bytes = V * K * state::bytes_of(self.c);
                 copy_bulk(Self::state(), start.address, bytes, counter);
             }
@@ -87,13 +88,13 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy(&self, place: &Place, progress: &mut Progress) {
         let (params, span) = (self.params, &self.span);
-        let copies = thread_idx_x() == Self::THREADS;
+        let copies = !self.copies_in_bulk() || thread_idx_x() == Self::THREADS;
         // SAFETY: the caller's promise.
         unsafe {
             if self.c.checkpoint_every != 0 {
                 self.keep_span();
             }
-            Self::wait_for_stage(progress.pieces);
+            self.wait_for_stage(progress.pieces);
             if self.brings_state(progress) && !place.is_fresh() {
                 self.copy_state(place, progress);
             }
@@ -104,11 +105,11 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
         let first = Operands::new::<K, V>(self.c, params, G::PER_CHANNEL, unit, of);
         let mut next = first.images;
         let mut j = params.first_piece;
-        // SAFETY: the caller's promise; one thread copies in bulk.
+        // SAFETY: the caller's promise; where operands are copied in bulk one thread does so, else all do.
         unsafe {
             let mut slot = self.slot_behind(j);
             loop {
-                let (i, round) = (progress.pieces % STAGES, progress.pieces / STAGES);
+                let (i, round) = M::stage_of(self.c, progress.pieces);
                 self.leave_slot(i, slot);
                 if j == params.first_piece {
                     // v is no launch's that may still be under way.
@@ -122,7 +123,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
                         next = self.copy_operands(j, i, (next, r));
                     }
                 } else {
-                    // First what one thread copies: it computes addresses of v for a while.
+                    // First what one thread may copy: it computes addresses of v for a while.
                     if copies {
                         next = self.copy_operands(j, i, (next, r));
                     }
@@ -144,7 +145,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
                 }
                 // While there is nothing to copy.
                 slot = self.slot_behind(j);
-                Self::wait_for_stage(progress.pieces);
+                self.wait_for_stage(progress.pieces);
             }
         }
     }
@@ -202,8 +203,34 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
         span.piece(j).count > 1 && j < self.params.end_piece
     }
 
+    /// Whether one thread copies operands in bulk; else all of the copier do.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn copies_in_bulk(&self) -> bool {
+        M::WARPGROUPS || self.c.copies_in_bulk()
+    }
+
+    /// Starts to copy `bytes`, a multiple of 16, of operands to a stage: see [`Self::copies_in_bulk`].
+    ///
+    /// # Safety
+    /// As [`copy_bulk`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn copy_part(&self, to: u32, from: u64, bytes: u32, counter: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.copies_in_bulk() {
+                copy_bulk(to, from, bytes, counter);
+                return;
+            }
+            let mut byte = 16 * (thread_idx_x() - Self::THREADS);
+            while byte < bytes {
+                copy_async_b128(to + byte, from + byte as u64);
+                byte += 16 * Self::COPIERS;
+            }
+        }
+    }
+
     /// Starts to copy what the preparation left of piece `j` to the `i`-th stage; nothing behind the launch's last. What it
-    /// left of the query/key head is at `first`, of which this is value head `r`. For one thread, one piece after the
+    /// left of the query/key head is at `first`, of which this is value head `r`. For the threads that copy, one piece after the
     /// other. Returns where what it left of the next is.
     ///
     /// # Safety
@@ -213,7 +240,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
         let (c, span) = (self.c, &self.span);
         let (stage, counter) = (Self::stage(i), Self::there(i));
         let mut next = first;
-        // SAFETY: the caller's promise; the thread comes to the counter next.
+        // SAFETY: the caller's promise; the threads come to the counter next.
         unsafe {
             if self.has_unit(span, j) {
                 let unit = (unit_bytes(c, K, V, G::PER_CHANNEL) * c.h) as u64;
@@ -224,15 +251,15 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
                     if self.has_company() && self.row.tile == 0 && self.has_unit(span, j + 2) {
                         prefetch_bulk(own.images + 2 * unit, own_bytes(c, K, V, true));
                     }
-                    copy_bulk(stage, own.images, Self::HEAD + Self::HEAD_BYTES, counter);
+                    self.copy_part(stage, own.images, Self::HEAD + Self::HEAD_BYTES, counter);
                 } else {
-                    copy_bulk(stage, own.images, Self::HEAD, counter);
-                    copy_bulk(stage + Self::HEAD, own.head, Self::HEAD_BYTES, counter);
+                    self.copy_part(stage, own.images, Self::HEAD, counter);
+                    self.copy_part(stage + Self::HEAD, own.head, Self::HEAD_BYTES, counter);
                 }
                 if c.makes_values() {
                     let bytes = GROUPS_OF_BLOCK * TILE_BYTES;
                     let tiles = own.values + (self.row.tile * bytes) as u64;
-                    copy_bulk(stage + Self::TILES, tiles, bytes, counter);
+                    self.copy_part(stage + Self::TILES, tiles, bytes, counter);
                 }
             }
         }

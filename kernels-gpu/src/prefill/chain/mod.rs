@@ -5,12 +5,15 @@
 //! block makes that itself (`short`).
 
 mod copier;
+pub mod machine;
 mod outside;
 mod short;
 mod token;
 mod walk;
 
 use core::marker::PhantomData;
+
+use machine::Machine;
 
 use super::convolution::Inputs;
 use super::norm;
@@ -146,7 +149,7 @@ impl Progress {
 }
 
 /// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
-pub struct Chain<'a, G, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32> {
+pub struct Chain<'a, G, M, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32> {
     c: &'a StepConstants,
     params: &'a PrefillParams,
     /// What the block works on.
@@ -155,19 +158,25 @@ pub struct Chain<'a, G, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32> 
     span: Span,
     /// What they are convolved from.
     inputs: Inputs,
-    gating: PhantomData<G>,
+    gating: PhantomData<(G, M)>,
 }
 
-impl<'a, G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'a, G, K, V, GROUPS_OF_BLOCK>
+impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'a, G, M, K, V, GROUPS_OF_BLOCK>
 {
     /// Threads that have rows.
     const THREADS: u32 = 128 * GROUPS_OF_BLOCK;
     /// The copier's.
     const COPIERS: u32 = block(GROUPS_OF_BLOCK) - Self::THREADS;
     /// Blocks of the cluster.
-    const CLUSTER: u32 = cluster(V, GROUPS_OF_BLOCK);
+    const CLUSTER: u32 = if M::CLUSTERS {
+        cluster(V, GROUPS_OF_BLOCK)
+    } else {
+        1
+    };
     const SUM_BYTES: u32 = sum_bytes(V, GROUPS_OF_BLOCK);
+    /// Whether o of a piece of one token is left for the norm behind the launch: no block has all of it.
+    const LEAVES_TOKENS: bool = !M::CLUSTERS && cluster(V, GROUPS_OF_BLOCK) > 1;
     /// Whether it has several.
     const CLUSTERED: bool = Self::CLUSTER > 1;
     const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK);
@@ -245,13 +254,20 @@ impl<'a, G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
         Places::new(thread, self.first_of(thread))
     }
 
+    /// Whether o of a piece of one token is left for the norm behind the launch.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn leaves_tokens(&self) -> bool {
+        Self::LEAVES_TOKENS && self.c.has_norm != 0
+    }
+
     /// Where this thread's warpgroup leaves its rows for the launch of the next pieces, and the thread; computed as
     /// [`Self::places`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn carried(&self) -> (u64, u32) {
         let thread = anew(thread_idx_x());
         let of = (self.row.hv, self.first_of(thread));
-        let base = carried::<K, V>(self.c, self.params, G::PER_CHANNEL, of);
+        let with = (G::PER_CHANNEL, self.leaves_tokens());
+        let base = carried::<K, V>(self.c, self.params, with, of);
         (base, thread)
     }
 

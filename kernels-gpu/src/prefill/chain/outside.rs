@@ -10,6 +10,7 @@ use super::super::single::{Source, decay_of, value_of};
 use super::super::values::tile_piece;
 use super::super::{CHUNK, anew, channels::beta_of};
 use super::Chain;
+use super::machine::Machine;
 use crate::constants::Element;
 use crate::device::float::{fma, rsqrt};
 use crate::device::shared::{load_shared_b64, store_shared_b32};
@@ -79,8 +80,8 @@ fn normalised(mut x: [f32; MOST]) -> [f32; MOST] {
     x
 }
 
-impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
 {
     /// Where the warp's word `word` is in the tile, of 512.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -9,6 +9,7 @@ use super::super::rows::Span;
 use super::super::solve::SCRATCH_BYTES;
 use super::super::state;
 use super::super::values::{self, Channels};
+use super::machine::Machine;
 use super::{Chain, makes_pairs, shared_bytes};
 use crate::device::global::prefetch;
 use crate::device::shared::{copy_async_commit, copy_async_wait, dynamic_shared_mem};
@@ -18,8 +19,8 @@ use crate::layer::Place;
 use crate::math::elements::bytes_of;
 use crate::recurrent::Gating;
 
-impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
 {
     /// All pieces of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose
     /// operands are made here, and of `heads` value heads of its query/key head, this one and the next; two where
@@ -216,7 +217,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
                 let of = (self.row.h, self.of_head(own).row.hv, self.inputs);
                 let unit = Unit::new::<K>(c, params, with, of, heads, at);
                 let first = Self::head(j, 0);
-                unit.give_heads::<K>(Shared(first), Self::head(j, 1) - first);
+                unit.give_heads::<K>(self.c, Shared(first), Self::head(j, 1) - first);
             }
         }
     }

@@ -1,9 +1,12 @@
 //! A piece of one token.
 
 use super::super::rows::Span;
+use super::super::workspace::tokens;
 use super::super::{anew, single, single_klast};
+use super::machine::Machine;
 use super::{Chain, Room};
 use crate::device::cluster::{self, store_shared_b32_at};
+use crate::device::global::store_b32;
 use crate::device::shared::{dynamic_shared_mem, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
@@ -14,8 +17,8 @@ use crate::math::range::{SMALL, times};
 use crate::recurrent::Gating;
 use crate::state::is_live;
 
-impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
 {
     /// A row of one token, whose place is this, of the operator that the load-time constants say, not G. All threads come,
     /// which have all of the head.
@@ -100,6 +103,16 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
             } else {
                 single::advance::<K, V, false>(with, of, self.row, t, s, at)
             };
+            if self.leaves_tokens() {
+                // A row has one such piece at its begin, and one at its end.
+                let of = (own.b, t > 0);
+                let to = tokens::<K, V>(c, params, per_channel, of, self.row.hv);
+                if lane_id().is_multiple_of(4) {
+                    store_b32(to + 4 * row as u64, o[0].to_bits());
+                    store_b32(to + 4 * (row + 8) as u64, o[1].to_bits());
+                }
+                return;
+            }
             let o = self.normed(o, span, (t, row), room.sums);
             if lane_id().is_multiple_of(4) {
                 let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));

@@ -9,7 +9,8 @@ use super::super::rows::long;
 use super::super::state::{load_carried, store_carried};
 use super::super::values;
 use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp};
-use super::{Chain, GROUPS, Progress, STAGES};
+use super::machine::Machine;
+use super::{Chain, GROUPS, Progress};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
 use crate::device::rarely;
@@ -22,8 +23,8 @@ use crate::device::warpgroup::{self, fence_shared};
 use crate::layer::Place;
 use crate::recurrent::Gating;
 
-impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
+    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
 {
     /// All pieces of the launch of a row that has some, whose state is in the pool, or where the launch of those before
     /// left it.
@@ -52,7 +53,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
                 load_carried::<K>(self.carried())
             } else {
                 if is_brought && !place.is_fresh() {
-                    let (i, round) = (progress.pieces % STAGES, progress.pieces / STAGES);
+                    let (i, round) = M::stage_of(c, progress.pieces);
                     wait_for_counter(Self::there(i), round);
                     s = self.places().take(c, Self::state());
                 }
@@ -60,12 +61,13 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
             };
             let mut i;
             loop {
-                i = progress.pieces % STAGES;
+                let round;
+                (i, round) = M::stage_of(c, progress.pieces);
                 if !G::PER_CHANNEL {
                     // Addresses of products come by uniform registers then. KDA's chain spills with that.
                     i = of_warp(i);
                 }
-                wait_for_counter(Self::there(i), progress.pieces / STAGES);
+                wait_for_counter(Self::there(i), round);
                 let span = Self::kept_span();
                 let piece = span.piece(j);
                 if piece.count > 1 {
@@ -154,10 +156,10 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
             let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
             // Before the products: words that are read beside them make the assembler wait for each product.
             let is_small = range::is_small(a[0]);
-            let products = warpgroup::by_both::<K>(&a, stage);
+            let products = M::by_both::<K>(&a, stage);
             // Beside the products of keys: half of v and its factors, for which there are registers.
             let (v, x) = (values::of_tile(c, tile, 0), factors_of(0, factors));
-            let (of_keys, of_queries) = warpgroup::first(products);
+            let (of_keys, of_queries) = M::first(products);
             // Beside the products of queries.
             let mut r = [0; 16];
             let (second, y) = (values::of_tile(c, tile, 32), factors_of(4, factors));
@@ -176,10 +178,10 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
                 rarely();
                 let count = Self::kept_span().piece(number).count;
                 first = range::first_outside::<K>(&mut r, &before, is_small, count);
-                let products = warpgroup::by_triangle(&r, head, of_queries);
+                let products = M::by_triangle(&r, head, of_queries);
                 Self::weigh(before, decay, products, factors, first)
             } else {
-                let products = warpgroup::by_triangle(&r, head, of_queries);
+                let products = M::by_triangle(&r, head, of_queries);
                 Self::weigh(before, decay, products, factors, CHUNK)
             };
             let Weighed {
@@ -190,13 +192,13 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
             } = weighed;
             let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
             let mut s = if G::PER_CHANNEL {
-                warpgroup::add::<K, 64>(s, state, &mut o, products)
+                M::add::<K, 64>(s, state, &mut o, products)
             } else {
-                warpgroup::add::<K, 128>(s, state, &mut o, products)
+                M::add::<K, 128>(s, state, &mut o, products)
             };
             if looks {
                 rarely();
-                let mut own = warpgroup::settle::<K>(s);
+                let mut own = M::settle::<K>(s);
                 if first < CHUNK {
                     self.advance_outside::<SHORT>(&mut own, &mut o, (number, first), tile);
                 }
@@ -204,7 +206,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
             }
             // Beside the products that are added to the state.
             self.store_output::<SHORT>(o, (number, first), stage);
-            warpgroup::settle::<K>(s)
+            M::settle::<K>(s)
         }
     }
 
@@ -246,7 +248,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
                     i += 1;
                 }
             }
-            let [delta, of_queries] = warpgroup::both(products);
+            let [delta, of_queries] = M::both(products);
             let (mut plain, mut decayed, mut o) = ([0; 16], [0; 16], [0.0; 32]);
             let mut j = 0;
             while j < 8 {

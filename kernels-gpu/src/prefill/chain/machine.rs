@@ -1,0 +1,286 @@
+//! What a chain multiplies with: warpgroups on Hopper, warps on every machine.
+//!
+//! Both have rows 16 w .. 16 w + 16 of a matrix in warp w's registers, and factors in shared memory in the same order
+//! ([`crate::device::warpgroup`]): a core of 8 · 8 elements is what `ldmatrix` loads.
+
+use crate::device::shared::{load_matrices, load_matrices_transposed};
+use crate::device::warp::{lane_id, mma_m16n8k16_f16};
+use crate::device::warpgroup::{self, Pending};
+use crate::step::StepConstants;
+
+/// Bytes of a core.
+const CORE: u32 = 128;
+/// Bytes of an image of 128 tokens from 8 channels to the next.
+const CHANNELS: u32 = 2048;
+/// Bytes of an image from its first 64 tokens to the others.
+const SECOND: u32 = 1024;
+
+/// What a chain does in another way on another machine. Products are those of [`crate::device::warpgroup`], with the same
+/// contracts; a machine whose products are not asynchronous has them at once.
+pub trait Machine {
+    /// Warpgroups multiply, and trade registers.
+    const WARPGROUPS: bool;
+    /// Blocks that share a head's state meet in a cluster, for the norm of a piece of one token.
+    const CLUSTERS: bool;
+
+    /// The stage of a piece before which there were so many, and how often that was used before.
+    fn stage_of(c: &StepConstants, pieces: u32) -> (u32, u32);
+
+    /// [`warpgroup::by_both`]
+    ///
+    /// # Safety
+    /// As there, here and below.
+    unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]>;
+
+    /// [`warpgroup::first`]
+    fn first(products: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>);
+
+    /// [`warpgroup::by_triangle`]
+    unsafe fn by_triangle(
+        a: &[u32; 16],
+        triangle: u32,
+        pending: Pending<[f32; 32]>,
+    ) -> Pending<[[f32; 32]; 2]>;
+
+    /// [`warpgroup::both`]
+    fn both(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2];
+
+    /// [`warpgroup::add`]
+    unsafe fn add<const K: u32, const TOKENS: u32>(
+        sums: [f32; 64],
+        product: (&[u32; 16], u32),
+        d: &mut [f32; 32],
+        other: (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]>;
+
+    /// [`warpgroup::settle`]
+    fn settle<const K: u32>(sums: Pending<[f32; 64]>) -> [f32; 64];
+}
+
+/// Compute capability 9.0: asynchronous products of warpgroups (`wgmma`).
+pub struct Hopper;
+
+impl Machine for Hopper {
+    const WARPGROUPS: bool = true;
+    const CLUSTERS: bool = true;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn stage_of(_: &StepConstants, pieces: u32) -> (u32, u32) {
+        (pieces % super::STAGES, pieces / super::STAGES)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
+        // SAFETY: the caller's promise.
+        unsafe { warpgroup::by_both::<K>(a, image) }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn first(products: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>) {
+        warpgroup::first(products)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn by_triangle(
+        a: &[u32; 16],
+        triangle: u32,
+        pending: Pending<[f32; 32]>,
+    ) -> Pending<[[f32; 32]; 2]> {
+        // SAFETY: the caller's promise.
+        unsafe { warpgroup::by_triangle(a, triangle, pending) }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn both(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
+        warpgroup::both(products)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn add<const K: u32, const TOKENS: u32>(
+        sums: [f32; 64],
+        product: (&[u32; 16], u32),
+        d: &mut [f32; 32],
+        other: (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]> {
+        // SAFETY: the caller's promise.
+        unsafe { warpgroup::add::<K, TOKENS>(sums, product, d, other) }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn settle<const K: u32>(sums: Pending<[f32; 64]>) -> [f32; 64] {
+        warpgroup::settle::<K>(sums)
+    }
+}
+
+/// Compute capability 8.0 and newer: products of warps (`mma.sync`), each there when its instruction is done.
+pub struct Portable;
+
+impl Machine for Portable {
+    const WARPGROUPS: bool = false;
+    const CLUSTERS: bool = false;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn stage_of(c: &StepConstants, pieces: u32) -> (u32, u32) {
+        (pieces % c.stages, pieces / c.stages)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
+        let mut d = [[0.0; 32]; 2];
+        // SAFETY: the caller's promise.
+        unsafe {
+            by_channels::<K>(a, image, &mut d[0]);
+            by_channels::<K>(a, image + SECOND, &mut d[1]);
+        }
+        warpgroup::pending(d)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn first(products: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>) {
+        let [first, second] = warpgroup::done(products);
+        (first, warpgroup::pending(second))
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn by_triangle(
+        a: &[u32; 16],
+        triangle: u32,
+        pending: Pending<[f32; 32]>,
+    ) -> Pending<[[f32; 32]; 2]> {
+        let mut d = [0.0; 32];
+        // SAFETY: the caller's promise.
+        unsafe { times_triangle::<false>(a, triangle, &mut d) };
+        warpgroup::pending([d, warpgroup::done(pending)])
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn both(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
+        warpgroup::done(products)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn add<const K: u32, const TOKENS: u32>(
+        mut sums: [f32; 64],
+        (a, image): (&[u32; 16], u32),
+        d: &mut [f32; 32],
+        (x, triangle): (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            times_triangle::<true>(x, triangle, d);
+            by_tokens::<K, TOKENS>(a, image, &mut sums);
+        }
+        warpgroup::pending(sums)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn settle<const K: u32>(sums: Pending<[f32; 64]>) -> [f32; 64] {
+        warpgroup::done(sums)
+    }
+}
+
+/// Words 4 i .. 4 i + 4 of a left factor: columns 16 i .. 16 i + 16.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn columns(a: &[u32], i: usize) -> [u32; 4] {
+    [a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3]]
+}
+
+/// Adds the product of a left factor and two blocks of 8 columns, `b` for each of its halves, to sums 8 `j` .. 8 `j` + 8.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn add_two(d: &mut [f32], j: usize, a: [u32; 4], b: [[u32; 2]; 2]) {
+    let mut half = 0;
+    while half < 2 {
+        let at = 8 * j + 4 * half;
+        let sums = [d[at], d[at + 1], d[at + 2], d[at + 3]];
+        let sums = mma_m16n8k16_f16(a, b[half], sums);
+        let mut i = 0;
+        while i < 4 {
+            d[at + i] = sums[i];
+            i += 1;
+        }
+        half += 1;
+    }
+}
+
+/// Adds A Bᵀ to `d`, with A `[64, K]` and B the 64 tokens of an image from `tokens` on.
+///
+/// # Safety
+/// As [`warpgroup::by_both`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn by_channels<const K: u32>(a: &[u32; 32], tokens: u32, d: &mut [f32; 32]) {
+    let (matrix, line) = (lane_id() / 8, lane_id() % 8);
+    // Two blocks of 8 channels, of 8 tokens and of the next.
+    let lane = tokens + matrix % 2 * CHANNELS + matrix / 2 * CORE + line * 16;
+    let mut i = 0;
+    while i < K as usize / 16 {
+        let factor = columns(a, i);
+        let mut j = 0;
+        while j < 4 {
+            let byte = i as u32 * 2 * CHANNELS + j as u32 * 2 * CORE;
+            // SAFETY: the caller's promise.
+            let [x, y, z, w] = unsafe { load_matrices(lane + byte) };
+            add_two(d, j, factor, [[x, y], [z, w]]);
+            j += 1;
+        }
+        i += 1;
+    }
+}
+
+/// Adds A B to `d`, with A `[64, 64]` of s and B a triangle, for [`warpgroup::add`] one whose tokens t are the cores' rows.
+///
+/// # Safety
+/// As [`warpgroup::by_triangle`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn times_triangle<const T_IS_ROW: bool>(a: &[u32; 16], triangle: u32, d: &mut [f32; 32]) {
+    // Four cores are neighbours: of 16 s, those of 8 t and of the next.
+    let lane = triangle + lane_id() * 16;
+    let mut i = 0;
+    while i < 4 {
+        let factor = columns(a, i);
+        // Zero where s is behind t.
+        let mut j = i;
+        while j < 4 {
+            let byte = j as u32 / 2 * 2048 + i as u32 * 1024 + j as u32 % 2 * 4 * CORE;
+            // SAFETY: the caller's promise.
+            let [x, y, z, w] = unsafe {
+                if T_IS_ROW {
+                    load_matrices(lane + byte)
+                } else {
+                    load_matrices_transposed(lane + byte)
+                }
+            };
+            add_two(d, j, factor, [[x, y], [z, w]]);
+            j += 1;
+        }
+        i += 1;
+    }
+}
+
+/// Adds A B to `sums`, with A `[64, 64]` of tokens and B the first 64 tokens of an image of so many and K channels.
+///
+/// # Safety
+/// As [`warpgroup::add`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn by_tokens<const K: u32, const TOKENS: u32>(
+    a: &[u32; 16],
+    image: u32,
+    sums: &mut [f32; 64],
+) {
+    let channels = 16 * TOKENS;
+    let (matrix, line) = (lane_id() / 8, lane_id() % 8);
+    // 8 tokens and the next, of two blocks of 8 channels.
+    let lane = image + matrix % 2 * CORE + matrix / 2 * channels + line * 16;
+    let mut i = 0;
+    while i < 4 {
+        let factor = columns(a, i);
+        let mut j = 0;
+        while j < K as usize / 16 {
+            let byte = i as u32 * 2 * CORE + j as u32 * 2 * channels;
+            // SAFETY: the caller's promise.
+            let [x, y, z, w] = unsafe { load_matrices_transposed(lane + byte) };
+            add_two(sums, j, factor, [[x, y], [z, w]]);
+            j += 1;
+        }
+        i += 1;
+    }
+}
