@@ -3,6 +3,7 @@
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::prefill::units;
+use gated_delta_kernels::prefill::workspace::tokens_bytes;
 
 use crate::step::select::{Keeps, Kind, Mode, Operator};
 use crate::step::{HeadMap, StateLayout};
@@ -331,7 +332,8 @@ impl Case {
             let of_unit = prepare.workspace_bytes_per_unit((hv / h) as u32, true, true) as usize;
             let tokens: usize = self.token_dims().iter().product();
             let units = units(tokens as u64, ROWS as u64, false) as usize;
-            (units * h * of_unit).div_ceil(4)
+            let of_tokens = tokens_bytes(ROWS as u32, hv as u32, self.kind.v_dim) as usize;
+            (units * h * of_unit + of_tokens).div_ceil(4)
         })
     }
 

@@ -1,11 +1,21 @@
+use gated_delta_kernels::machine;
+
 use super::cases::Keep;
 use super::*;
-use crate::step::select::Operator;
+use crate::step::select::{Operator, serves};
 use crate::tensor::DType;
 
 #[test]
 fn every_entry_on_states_is_right_in_the_simulator() {
     let report = Library::simulator().self_test().unwrap();
+    // Chains for other GPUs than Hopper are tested there.
+    let elsewhere = Library::simulator_of((8, 6));
+    let of_elsewhere = |case: &Case| !serves(case.entry, machine::HOPPER);
+    let cases: Vec<Case> = cases::cases().into_iter().filter(of_elsewhere).collect();
+    for case in &cases {
+        let results = launch(&elsewhere, None, None, case, Truth::new).unwrap();
+        assert!(results.check().unwrap() < 1.0, "{}", case.entry.name());
+    }
     let others = [
         Entry::device_contract,
         Entry::cluster_contract,
@@ -17,7 +27,10 @@ fn every_entry_on_states_is_right_in_the_simulator() {
         entries.sort();
         entries
     };
-    let got = sorted(report.entries);
+    let mut got = report.entries;
+    got.extend(cases.iter().map(|case| case.entry));
+    let mut got = sorted(got);
+    got.dedup();
     assert_eq!(got, sorted(Entry::ALL.to_vec()));
     assert!(report.launches >= got.len() && report.worst < 1.0);
     assert!(report.worst_entry.is_some());
@@ -120,6 +133,7 @@ fn first_of_each<T: PartialEq>(
         is_first
     };
     let mut cases = cases::cases();
+    cases.retain(|case| serves(case.entry, machine::HOPPER));
     cases.retain(wanted);
     cases.retain(is_first);
     cases

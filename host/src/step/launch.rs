@@ -136,6 +136,16 @@ impl Library {
         })
     }
 
+    /// [`Work::variants`] on this library's GPU: prefills have other variants on Hopper than elsewhere.
+    ///
+    /// # Errors
+    /// As [`Work::variants`]'s.
+    pub fn variants<W: Work + ?Sized>(&self, work: &W) -> Result<Vec<Entry>, Error> {
+        let request = work.request();
+        let problem = request.check_on(self.gpu())?;
+        Ok(problem.variants(&request.lengths()).collect())
+    }
+
     /// The variant that a launch takes on this library's GPU.
     ///
     /// # Errors

@@ -335,7 +335,7 @@ impl Problem {
     /// Bytes of the workspace that rows of these lengths take. Those of a prompt in stretches have a place for what one
     /// leaves for the next; any rows of as many units have it too, which may be one row on some GPU, so that more rows never take less.
     pub fn workspace_bytes(&self, lengths: &Lengths) -> u64 {
-        let prepare = match self.is_chunked() {
+        let prepare = match self.is_chunked() && self.single(lengths).is_none() {
             true => self.kind_of(lengths).prepare(),
             false => None,
         };

@@ -52,7 +52,7 @@ impl Problem {
     pub fn on(mut self, gpu: Gpu) -> Self {
         if self.is_chunked() {
             self.constants.machine = gpu.machine();
-            let has_room = |stages| {
+            let has_room = |stages: u32| {
                 let mut entries = self.kind.entries(gpu);
                 entries.all(|entry| {
                     let of_stages = entry.shared_bytes_of_stage() * (stages - 1);
@@ -85,7 +85,7 @@ impl Problem {
 
     /// What is beside a chain where there are rows of one token, and by itself where all are: not where the norm behind a chain would
     /// look for these.
-    fn single(&self, lengths: &Lengths) -> Option<Entry> {
+    pub(super) fn single(&self, lengths: &Lengths) -> Option<Entry> {
         let is_alone = lengths.are_single() && !self.leaves_tokens();
         self.kind.single().filter(|_| is_alone)
     }

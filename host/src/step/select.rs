@@ -922,7 +922,8 @@ mod tests {
                     multiprocessors,
                     ..MEASURED_ON
                 };
-                for &(up_to, entry) in kind.rows() {
+                let on_hopper = |row: &&Row| row.0 != ELSEWHERE;
+                for &(up_to, entry) in kind.rows().iter().filter(on_hopper) {
                     if up_to == ANY {
                         assert_eq!(kind.entry(u32::MAX, gpu).unwrap(), entry);
                         continue;
@@ -948,7 +949,11 @@ mod tests {
             let most = if kind.tokens > 1 { 2 } else { most };
             for ratio in [1, 2, most] {
                 let kind = Kind { ratio, ..kind };
-                let chunked = kind.operator.is_chunked();
+                // Short rows are worked by the chain there.
+                let is_short = matches!(
+                    kind.operator,
+                    Operator::GdnPrefillShort | Operator::KdaPrefillShort
+                );
                 // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
                 // of one.
                 let clusters = matches!(
@@ -959,15 +964,14 @@ mod tests {
                 for heads in [1, 100, 10_000] {
                     match kind.entry(heads, without) {
                         Ok(entry) => {
-                            assert!(!entry.takes_clusters() && alone && !chunked, "{kind:?}");
-                        }
-                        Err(error) if chunked => {
-                            let wanted =
-                                "compute capability of a prefill = 8.6 is not supported: 9.0";
-                            assert!(error.to_string().starts_with(wanted), "{error}");
+                            assert!(!entry.takes_clusters() && alone, "{kind:?}");
+                            assert!(!entry.takes_warpgroups() && !is_short, "{kind:?}");
                         }
                         Err(error) => {
-                            assert!(!alone, "{kind:?}");
+                            assert!(!alone || is_short, "{kind:?}");
+                            if is_short {
+                                continue;
+                            }
                             assert!(error.to_string().contains("clusters"), "{error}");
                         }
                     }

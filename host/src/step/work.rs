@@ -11,7 +11,8 @@ use crate::step::select::{Gpu, MEASURED_ON};
 /// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit
 /// of either.
 pub trait Work: sealed::Work {
-    /// Every compiled variant that computes these arguments, best or not; of a prefill, of the last of its launches.
+    /// Every compiled variant that computes these arguments on an H200, best or not; of a prefill, of the last of its launches.
+    /// [`Library::variants`](crate::Library::variants) says it of another GPU.
     ///
     /// # Errors
     /// What the arguments break of their rules.

@@ -13,7 +13,7 @@ use gated_delta_test_support::problem::{Array, Change, Problem, Sizes, windows_m
 use gated_delta_test_support::rows::{Row, of_problem};
 use gated_delta_test_support::spec::{Family, PrefillChoice, Spec};
 use gated_delta_test_support::strategy::any_specs;
-use gated_delta_test_support::variants;
+use gated_delta_test_support::variants_on;
 
 /// Tokens of a whole piece.
 const CHUNK: usize = 64;
@@ -35,7 +35,7 @@ fn by_cost(of_64: u32, of_others: u32) -> [(Vec<Family>, u32); 3] {
 /// Checks a law on random prefills, made fit for it by `adjust`, on every backend.
 fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     for (families, cases) in by_cost(3, 1) {
-        let turns = Turns::new(0);
+        let turns = Turns::of_machines();
         for_all("laws", cases, &any_specs(families, 3), |mut spec| {
             adjust(&mut spec);
             turns.next(|backend| holds(backend, &spec));
@@ -194,7 +194,7 @@ fn every_entry_has_the_same_bits() {
             .chain(kept.then_some(&without_a_promise))
         {
             let case = problem.case(&spec.form);
-            for entry in variants(&case) {
+            for entry in variants_on(backend, &case) {
                 let run = backend.run(&case, Some(entry));
                 runs.push((entry, run));
             }

@@ -34,10 +34,39 @@ pub fn backends() -> &'static [Backend] {
     BACKENDS.get_or_init(|| {
         let cuda =
             gpu().map(|context| Backend::Cuda(Library::with_unproved(context), context.clone()));
-        let is_simulated = env::var_os("GATED_DELTA_SIMULATOR").is_none_or(|value| value != "0");
-        let simulator = (is_simulated || cuda.is_none())
-            .then(|| Backend::Simulator(simulator().library().clone()));
-        simulator.into_iter().chain(cuda).collect()
+        with_simulator(|| simulator().library().clone(), cuda)
+    })
+}
+
+/// The simulator, unless there is a GPU and the simulator is not wanted; and the GPU, where there is one.
+fn with_simulator(simulator: impl FnOnce() -> Library, cuda: Option<Backend>) -> Vec<Backend> {
+    let is_simulated = env::var_os("GATED_DELTA_SIMULATOR").is_none_or(|value| value != "0");
+    let simulator = (is_simulated || cuda.is_none()).then(|| Backend::Simulator(simulator()));
+    simulator.into_iter().chain(cuda).collect()
+}
+
+/// GPUs whose prefills are another machine code each, by compute capability: Hopper, and two of other shared memory than
+/// each other.
+pub const MACHINES: [(u32, u32); 3] = [(9, 0), (8, 0), (8, 6)];
+
+/// [`backends`] of one of [`MACHINES`], which the GPU is taken for too.
+///
+/// # Panics
+/// Where the GPU cannot be taken for it.
+fn backends_of(machine: usize) -> &'static [Backend] {
+    static BACKENDS: [OnceLock<Vec<Backend>>; MACHINES.len()] =
+        [const { OnceLock::new() }; MACHINES.len()];
+    if machine == 0 {
+        return backends();
+    }
+    BACKENDS[machine].get_or_init(|| {
+        let capability = MACHINES[machine];
+        let cuda = gpu().map(|context| {
+            let library = Library::for_capability(context, capability);
+            let library = library.unwrap_or_else(|error| panic!("{error}"));
+            Backend::Cuda(library, context.clone())
+        });
+        with_simulator(|| Library::simulator_of(capability), cuda)
     })
 }
 
@@ -48,15 +77,38 @@ pub fn backends() -> &'static [Backend] {
 pub struct Turns {
     next: AtomicUsize,
     failed: AtomicBool,
+    /// Which of [`MACHINES`] take problems, one after the other, and how many before the first problem.
+    machines: (&'static [usize], usize),
 }
 
 impl Turns {
     /// The GPU takes the first problem, or, `after` so many other kernels, another one.
     #[must_use]
     pub const fn new(after: usize) -> Self {
+        Self::among(after, (&[0], 0))
+    }
+
+    /// Problems of several kernels, on one of [`MACHINES`] after the other: who asks next begins with the next machine.
+    #[must_use]
+    pub fn of_machines() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Self::among(0, (&[0, 1, 2], NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Those of the problems of one kernel: on the machines that it is for.
+    #[must_use]
+    pub fn of_entry(entry: Entry) -> Self {
+        match entry.name().ends_with("_mma") {
+            true => Self::among(0, (&[1, 2], 0)),
+            false => Self::new(0),
+        }
+    }
+
+    const fn among(after: usize, machines: (&'static [usize], usize)) -> Self {
         Self {
             next: AtomicUsize::new(after),
             failed: AtomicBool::new(false),
+            machines,
         }
     }
 
@@ -71,9 +123,10 @@ impl Turns {
             })
         });
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        let (machines, first) = self.machines;
         let of_gpu = turn.is_multiple_of(*SHARE) || self.failed.load(Ordering::Relaxed);
         let _watch = Watch(&self.failed);
-        backends()
+        backends_of(machines[(first + turn) % machines.len()])
             .iter()
             .filter(|backend| of_gpu || matches!(backend, Backend::Simulator(_)))
             .for_each(body);

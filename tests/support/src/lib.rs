@@ -26,9 +26,9 @@ use gated_delta_kernels::launch;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, FailurePersistence, FileFailurePersistence, TestRunner};
 
-use crate::backend::{Turns, simulator};
+use crate::backend::{Backend, Turns, simulator};
 use crate::case::Case;
-use crate::compare::check_in_turn;
+use crate::compare::check;
 use crate::spec::Family;
 use crate::strategy::specs;
 
@@ -127,7 +127,7 @@ fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
         (64, _) => (18, 16),
         _ => (6, 8),
     };
-    let turns = Turns::new(0);
+    let turns = Turns::of_entry(entry);
     for_all(
         entry.operator(),
         cases / share,
@@ -144,9 +144,11 @@ fn of_family(entry: Entry, last: Option<Entry>, family: Family, share: u32) {
             // One dense token is a decode's; two tiles a warp take no resume of unaligned views; not every layer's kernel
             // has room for all value heads of a query/key head, nor for their tokens.
             let variant = last.unwrap_or(entry);
-            if variants(&case).contains(&variant) {
-                check_in_turn(&turns, &case, Some(variant));
-            }
+            turns.next(|backend| {
+                if variants_on(backend, &case).contains(&variant) {
+                    check(&case, &backend.run(&case, Some(variant)));
+                }
+            });
         },
     );
 }
@@ -191,8 +193,17 @@ pub fn entries_of_each_kind() -> Vec<Entry> {
 /// Where it is refused.
 #[must_use]
 pub fn variants(case: &Case) -> Vec<Entry> {
-    let (variants, _) = simulator()
-        .with(case, |_, _, args| args.work()?.variants())
+    variants_on(simulator(), case)
+}
+
+/// The variants of a case on a backend.
+///
+/// # Panics
+/// Where it is refused.
+#[must_use]
+pub fn variants_on(backend: &Backend, case: &Case) -> Vec<Entry> {
+    let (variants, _) = backend
+        .with(case, |library, _, args| library.variants(&*args.work()?))
         .unwrap_or_else(|error| panic!("{error}"));
     variants.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -6,7 +6,7 @@ use gated_delta_harness::arguments::{
 };
 use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::prefill;
-use gated_delta_kernels::prefill::workspace::carried_bytes;
+use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
 
 use crate::buffer::View;
 use crate::choice::is_prefill;
@@ -269,7 +269,7 @@ pub fn of_tokens<T>(tokens: &mut Tokens<T>) -> [&mut T; 4] {
     ]
 }
 
-/// A workspace as large as a launch takes that leaves v there too; none where it takes none.
+/// A workspace as large as a launch takes on any GPU that leaves v and o of single tokens there too; none where it takes none.
 #[must_use]
 pub fn workspace(problem: &Problem) -> Option<Array> {
     let o = problem.outputs()?;
@@ -278,13 +278,6 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
     }
     let (rows, v_dim) = (problem.batch(), o.dims[3]);
     let total = o.dims[0] * o.dims[1];
-    let longest = match &problem.packed {
-        Some(packed) => total.min(packed.max_tokens),
-        None => o.dims[1],
-    };
-    if longest <= prefill::CHUNK as usize {
-        return None;
-    }
     let heads = match (&problem.new, &problem.convolved) {
         (Some(new), _) => new.q.dims[2],
         (None, Some(convolved)) => convolved.heads,
@@ -303,6 +296,7 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
     let units = prefill::units(total as u64, rows as u64, problem.positions.is_some());
     let mut bytes =
         units as usize * heads * entry.workspace_bytes_per_unit(ratio, true, true) as usize;
+    bytes += tokens_bytes(rows as u32, problem.value_heads() as u32, v_dim as u32) as usize;
     if units >= 32 {
         // What a stretch leaves for the next.
         let k_dim = entry.computes()?.k;

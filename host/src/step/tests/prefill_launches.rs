@@ -57,8 +57,9 @@ fn launches_and_workspaces_follow_from_lengths() {
     assert_eq!(grid(short_norm), None);
     assert_eq!(names(&dense(64)), short);
     assert_eq!(names(&of_total(4096, 64)), short);
-    assert_eq!(dense(64).workspace_bytes().unwrap(), 0);
-    assert_eq!(of_total(4096, 64).workspace_bytes().unwrap(), 0);
+    // Short rows take a workspace on other GPUs than Hopper alone.
+    assert!(dense(64).workspace_bytes().unwrap() > 0);
+    assert!(dense(64).recipe_for(132, (8, 0)).is_err());
     assert_eq!(gdn().workspace_bytes().unwrap(), 0);
     assert_eq!(names(&gdn()).len(), 1);
 
@@ -298,17 +299,55 @@ fn a_workspace_that_is_missing_or_too_small_is_refused_by_name() {
     of_total(300, 64).recipe().unwrap();
 }
 
+/// Another GPU than Hopper works all rows by the chain for every GPU, with as many stages as its shared memory holds; launches
+/// overlap from compute capability 9.0 on.
 #[test]
-fn another_gpu_than_hopper_is_refused_by_name() {
-    for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
-        for step in [full(), dense(16)] {
-            let message = step.recipe_for(132, capability).unwrap_err().to_string();
-            let wanted = format!(
-                "compute capability of a prefill = {}.{} is not supported: 9.0",
-                capability.0, capability.1
-            );
-            assert!(message.starts_with(&wanted), "{message}");
-        }
+fn every_gpu_has_a_chain() {
+    let workspace = || tensor(F32, &[1 << 24]);
+    let launches = |step: Gdn<'static>, capability| -> Vec<crate::raw::Launch> {
+        let recipe = step.workspace(workspace()).recipe_for(132, capability);
+        recipe.unwrap().launches().collect()
+    };
+    let names = |launches: &[crate::raw::Launch]| -> Vec<&'static str> {
+        launches.iter().map(|it| it.kernel.symbol()).collect()
+    };
+    for (capability, machine, stages) in [
+        ((8, 0), 80, 2),
+        ((8, 6), 80, 1),
+        ((8, 9), 80, 1),
+        ((10, 0), 100, 2),
+        ((12, 0), 100, 1),
+        ((13, 0), 100, 1),
+    ] {
+        // 2 · 54 KB of stages.
+        let of_batch = launches(batch(2, 300, None), capability);
+        let [prepare, chain] = [
+            "gdn_prefill_prepare_k128",
+            "gdn_prefill_chain_k128_tile64_mma",
+        ];
+        assert_eq!(names(&of_batch), [prepare, chain]);
+        let constant = |name| {
+            let mut constants = of_batch[1].kernel.constants();
+            constants.find(|(symbol, _)| *symbol == name).unwrap().1
+        };
+        let got = (constant("GD_MACHINE"), constant("GD_STAGES"));
+        assert_eq!(got, (machine, stages), "{capability:?}");
+        let shared_bytes = of_batch[1].shape.shared_bytes;
+        let most = gated_delta_kernels::machine::shared_bytes(capability);
+        assert!(shared_bytes <= most && (shared_bytes > 99 << 10) == (stages == 2));
+        assert_eq!(of_batch[1].shape.overlaps, machine == 100);
+        // Short rows, and one long row, are no other launches.
+        assert_eq!(
+            names(&launches(batch(2, 40, None), capability)),
+            [prepare, chain]
+        );
+        let of_one = names(&launches(batch(1, 4096, None), capability));
+        assert_eq!(of_one.len() > 2, machine == 100, "{of_one:?}");
+        // Rows of one token by themselves.
+        assert_eq!(
+            names(&launches(dense(1), capability)),
+            ["prefill_single_k64"]
+        );
     }
     full().recipe_for(132, (9, 0)).unwrap();
 }
