@@ -95,7 +95,10 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     };
     let clock = Clock::new(options.budget.map(Duration::from_secs));
     let context = Context::primary(device)?;
-    let library = Library::with_unproved(&context);
+    let library = match options.machine {
+        Some(capability) => Library::for_capability(&context, capability)?,
+        None => Library::with_unproved(&context),
+    };
     if options.prewarm_once {
         return Ok(Outcome {
             text: format!("{}\n", prewarm::millis(&library)?),
@@ -110,7 +113,11 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         });
     }
     let (copy, empty) = (copy_ceiling(&context)?, empty_kernel(&timer, &context)?);
-    let run = Run::now(device.name()?, copy, empty);
+    let name = match options.machine {
+        Some((major, minor)) => format!("{} as sm_{major}{minor}", device.name()?),
+        None => device.name()?,
+    };
+    let run = Run::now(name, copy, empty);
     let records = match options.compares_best() || options.untimed {
         true => {
             // A run is not compared with itself.
@@ -499,7 +506,7 @@ impl Kind for Steps<'_> {
         };
         let bytes = work.bytes()?;
         let variants = match self.every_variant {
-            true => work.variants()?,
+            true => library.variants(&*work)?,
             false => vec![selected],
         };
         drop(work);

@@ -138,12 +138,23 @@ pub struct Options {
     /// Of --prefill, every entry whose name has such a part, selected or not: chain, short, tile64. All: --tune.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub entry: Vec<String>,
+    /// The kernels and the shared memory of a GPU of this compute capability instead, on the one that is here: sm_80, sm_89. Its
+    /// records are those of another GPU, "NAME as sm_80".
+    #[arg(long, value_name = "sm_XY", value_parser = capability)]
+    pub machine: Option<(u32, u32)>,
     /// Print the ms of getting ready in this process, and end.
     #[arg(long, hide = true)]
     pub prewarm_once: bool,
     /// Passed by `cargo bench`; without meaning.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// The compute capability that `sm_` and ten times it stand for.
+fn capability(text: &str) -> Result<(u32, u32), String> {
+    let number = text.strip_prefix("sm_").and_then(|digits| digits.parse().ok());
+    let number: u32 = number.ok_or("want sm_ and ten times a compute capability: sm_80")?;
+    Ok((number / 10, number % 10))
 }
 
 impl Options {

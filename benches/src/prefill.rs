@@ -452,7 +452,7 @@ impl Bench<'_> {
     fn chosen(&self, buffers: &Buffers<'_>, selected: Entry) -> Result<Vec<(Entry, usize)>> {
         let mut chosen = Vec::new();
         for longest in [buffers.case.longest(), UNPROMISED] {
-            for entry in buffers.step(0, longest)?.variants()? {
+            for entry in self.library.variants(&*buffers.step(0, longest)?)? {
                 if chosen.iter().all(|(other, _)| *other != entry) {
                     chosen.push((entry, longest));
                 }
