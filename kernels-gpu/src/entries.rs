@@ -5,7 +5,7 @@
 //! clusters and it is not. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
 
 use crate::kernels;
-use crate::launch::{Computes, Kernel};
+use crate::launch::{Computes, Kernel, Shared};
 use crate::state::{B16, F32};
 
 /// Calls `$callback!` with the table of variants.
@@ -30,14 +30,14 @@ macro_rules! for_each_entry {
             gdn_decode_vlast_f32_k64_tile64 = gdn_decode::VLast<F32, 64, 64, 8, 2>;
             gdn_decode_vlast_f32_k128_tile32 = gdn_decode::VLast<F32, 128, 128, 4, 2>;
             gdn_decode_vlast_f32_k128_tile64 = gdn_decode::VLast<F32, 128, 128, 8, 2>;
-            gdn_mtp_klast_bf16_k64_tile16 = gdn_mtp::KLast<B16, 64, 64, 1, 128>;
-            gdn_mtp_klast_bf16_k64_tile32 = gdn_mtp::KLast<B16, 64, 64, 4, 64>;
-            gdn_mtp_klast_bf16_k128_tile16 = gdn_mtp::KLast<B16, 128, 128, 2, 128>;
-            gdn_mtp_klast_bf16_k128_tile16_warps2 = gdn_mtp::KLast<B16, 128, 128, 4, 64>;
-            gdn_mtp_klast_f32_k64_tile16 = gdn_mtp::KLast<F32, 64, 64, 1, 128>;
-            gdn_mtp_klast_f32_k64_tile32 = gdn_mtp::KLast<F32, 64, 64, 2, 128>;
-            gdn_mtp_klast_f32_k128_tile16 = gdn_mtp::KLast<F32, 128, 128, 2, 128>;
-            gdn_mtp_klast_f32_k128_tile16_warps2 = gdn_mtp::KLast<F32, 128, 128, 4, 64>;
+            recurrent_klast_bf16_k64_tile16 = recurrent::KLast<B16, 64, 64, 1, 128>;
+            recurrent_klast_bf16_k64_tile32 = recurrent::KLast<B16, 64, 64, 4, 64>;
+            recurrent_klast_bf16_k128_tile16 = recurrent::KLast<B16, 128, 128, 2, 128>;
+            recurrent_klast_bf16_k128_tile16_warps2 = recurrent::KLast<B16, 128, 128, 4, 64>;
+            recurrent_klast_f32_k64_tile16 = recurrent::KLast<F32, 64, 64, 1, 128>;
+            recurrent_klast_f32_k64_tile32 = recurrent::KLast<F32, 64, 64, 2, 128>;
+            recurrent_klast_f32_k128_tile16 = recurrent::KLast<F32, 128, 128, 2, 128>;
+            recurrent_klast_f32_k128_tile16_warps2 = recurrent::KLast<F32, 128, 128, 4, 64>;
             gdn_mtp_parallel_klast_bf16_k64_tile32 = gdn_mtp::Parallel<64, 64, 2, 1>;
             gdn_mtp_parallel_klast_bf16_k64_tile64 = gdn_mtp::Parallel<64, 64, 4, 1>;
             gdn_mtp_parallel_klast_bf16_k64_tile64_warps2 = gdn_mtp::Parallel<64, 64, 2, 2>;
@@ -45,28 +45,15 @@ macro_rules! for_each_entry {
             gdn_mtp_parallel_klast_bf16_k128_tile64 = gdn_mtp::Parallel<128, 128, 4, 1>;
             gdn_mtp_parallel_klast_bf16_k128_tile64_warps2 = gdn_mtp::Parallel<128, 128, 2, 2>;
             gdn_mtp_parallel_klast_bf16_k128_tile128 = gdn_mtp::Parallel<128, 128, 4, 2>;
-            kda_recurrent_klast_bf16_k64_tile16 = kda_recurrent::KLast<B16, 64, 64, 1, 128>;
-            kda_recurrent_klast_bf16_k64_tile32 = kda_recurrent::KLast<B16, 64, 64, 4, 64>;
-            kda_recurrent_klast_bf16_k128_tile16 = kda_recurrent::KLast<B16, 128, 128, 2, 128>;
-            kda_recurrent_klast_bf16_k128_tile16_warps2 = kda_recurrent::KLast<B16, 128, 128, 4, 64>;
-            kda_recurrent_klast_f32_k64_tile16 = kda_recurrent::KLast<F32, 64, 64, 1, 128>;
-            kda_recurrent_klast_f32_k64_tile32 = kda_recurrent::KLast<F32, 64, 64, 2, 128>;
-            kda_recurrent_klast_f32_k128_tile8 = kda_recurrent::KLast<F32, 128, 128, 1, 128>;
-            kda_recurrent_klast_f32_k128_tile16 = kda_recurrent::KLast<F32, 128, 128, 2, 128>;
-            kda_recurrent_klast_f32_k128_tile16_warps2 = kda_recurrent::KLast<F32, 128, 128, 4, 64>;
+            recurrent_klast_f32_k128_tile8 = recurrent::KLast<F32, 128, 128, 1, 128>;
             kda_recurrent_parallel_klast_bf16_k128_tile64 = kda_recurrent::Parallel<128, 128, 4, 1>;
             kda_recurrent_parallel_klast_bf16_k128_tile128 = kda_recurrent::Parallel<128, 128, 4, 2>;
-            gdn_mtp_vlast_bf16_k64_tile32 = gdn_mtp::VLast<B16, 64, 64, 4, 4>;
-            gdn_mtp_vlast_bf16_k128_tile32 = gdn_mtp::VLast<B16, 128, 128, 4, 4>;
-            gdn_mtp_vlast_bf16_k128_tile64 = gdn_mtp::VLast<B16, 128, 128, 8, 4>;
-            gdn_mtp_vlast_f32_k64_tile32 = gdn_mtp::VLast<F32, 64, 64, 4, 4>;
-            gdn_mtp_vlast_f32_k128_tile32 = gdn_mtp::VLast<F32, 128, 128, 4, 4>;
-            gdn_mtp_vlast_f32_k128_tile64 = gdn_mtp::VLast<F32, 128, 128, 8, 4>;
-            kda_recurrent_vlast_bf16_k64_tile32 = kda_recurrent::VLast<B16, 64, 64, 4, 4>;
-            kda_recurrent_vlast_bf16_k128_tile32 = kda_recurrent::VLast<B16, 128, 128, 4, 4>;
-            kda_recurrent_vlast_bf16_k128_tile64 = kda_recurrent::VLast<B16, 128, 128, 8, 4>;
-            kda_recurrent_vlast_f32_k64_tile32 = kda_recurrent::VLast<F32, 64, 64, 4, 4>;
-            kda_recurrent_vlast_f32_k128_tile32 = kda_recurrent::VLast<F32, 128, 128, 4, 4>;
+            recurrent_vlast_bf16_k64_tile32 = recurrent::VLast<B16, 64, 64, 4, 4>;
+            recurrent_vlast_bf16_k128_tile32 = recurrent::VLast<B16, 128, 128, 4, 4>;
+            recurrent_vlast_bf16_k128_tile64 = recurrent::VLast<B16, 128, 128, 8, 4>;
+            recurrent_vlast_f32_k64_tile32 = recurrent::VLast<F32, 64, 64, 4, 4>;
+            recurrent_vlast_f32_k128_tile32 = recurrent::VLast<F32, 128, 128, 4, 4>;
+            recurrent_vlast_f32_k128_tile64 = recurrent::VLast<F32, 128, 128, 8, 4>;
             gdn_deferred_klast_bf16_k64_tile64 = gdn_deferred::KLast<B16, 64, 64, 4, 8, 128>;
             gdn_deferred_klast_bf16_k128_tile32 = gdn_deferred::KLast<B16, 128, 128, 8, 16, 64>;
             gdn_deferred_klast_bf16_k128_tile64 = gdn_deferred::KLast<B16, 128, 128, 8, 16, 128>;
@@ -181,10 +168,10 @@ macro_rules! for_each_entry {
             gdn_decode_vlast_bf16_k96v192_tile32 = gdn_decode::VLast<B16, 96, 192, 4, 4>;
             gdn_decode_vlast_bf16_k96v192_tile64 = gdn_decode::VLast<B16, 96, 192, 8, 8>;
             gdn_decode_vlast_f32_k96v192_tile32 = gdn_decode::VLast<F32, 96, 192, 4, 2>;
-            gdn_mtp_klast_bf16_k96v192_tile32 = gdn_mtp::KLast<B16, 96, 192, 2, 64, 3>;
-            gdn_mtp_klast_f32_k96v192_tile16 = gdn_mtp::KLast<F32, 96, 192, 1, 64, 3>;
-            gdn_mtp_vlast_bf16_k96v192_tile32 = gdn_mtp::VLast<B16, 96, 192, 4, 4>;
-            gdn_mtp_vlast_f32_k96v192_tile32 = gdn_mtp::VLast<F32, 96, 192, 4, 4>;
+            recurrent_klast_bf16_k96v192_tile32 = recurrent::GdnKLast<B16, 96, 192, 2, 64, 3>;
+            recurrent_klast_f32_k96v192_tile16 = recurrent::GdnKLast<F32, 96, 192, 1, 64, 3>;
+            recurrent_vlast_bf16_k96v192_tile32 = recurrent::GdnVLast<B16, 96, 192, 4, 4>;
+            recurrent_vlast_f32_k96v192_tile32 = recurrent::GdnVLast<F32, 96, 192, 4, 4>;
             gdn_layer_klast_bf16_k96v192_tile32 = gdn_layer::KLast<B16, 96, 192, 2, 64, 3>;
             gdn_layer_klast_bf16_k96v192_tile192 = gdn_layer::WholeKLast<B16, 96, 192, 1, 256, 3, 3>;
             gdn_layer_klast_f32_k96v192_tile32 = gdn_layer::KLast<F32, 96, 192, 1, 128, 3>;
@@ -350,6 +337,25 @@ macro_rules! define_entries {
             pub const fn shared_state_elements(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_STATE_ELEMENTS,)*
+                }
+            }
+
+            /// Dynamic shared memory of a block, but for [`Self::shared_state_elements`], where each key channel has its own decay
+            /// or each value head has one.
+            pub const fn shared(self, per_channel: bool) -> Shared {
+                let more = if per_channel { self.shared_of_channels() } else { Shared::NONE };
+                Shared {
+                    block: self.shared_bytes() + more.block,
+                    per_token: self.shared_bytes_per_token() + more.per_token,
+                    per_head: self.shared_bytes_per_head() + more.per_head,
+                    per_token_of_head: self.shared_bytes_per_token_of_head() + more.per_token_of_head,
+                }
+            }
+
+            /// Dynamic shared memory besides, where each key channel has its own decay.
+            const fn shared_of_channels(self) -> Shared {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_OF_CHANNELS,)*
                 }
             }
 
@@ -519,12 +525,12 @@ mod tests {
             states,
             k,
             v,
+            ..
         } = computes;
         let name = match family {
             Family::GdnDecode => "gdn_decode",
-            Family::GdnMtp => "gdn_mtp",
+            Family::Recurrent => "recurrent",
             Family::GdnMtpParallel => "gdn_mtp_parallel",
-            Family::KdaRecurrent => "kda_recurrent",
             Family::KdaRecurrentParallel => "kda_recurrent_parallel",
             Family::GdnDeferred => "gdn_deferred",
             Family::KdaDeferred => "kda_deferred",

@@ -33,6 +33,8 @@ pub trait Kernel {
     const SHARED_BYTES_OF_LOWS: u32 = 0;
     /// Dynamic shared memory of a block for each token of a row, bytes.
     const SHARED_BYTES_PER_TOKEN: u32 = 0;
+    /// Dynamic shared memory besides, where each key channel has its own decay.
+    const SHARED_OF_CHANNELS: Shared = Shared::NONE;
     /// Value heads that a block may have, where it has all those of a query/key head; 1: a block has one value head.
     const MAX_HEADS: u32 = 1;
     /// Whether a block has [`Self::BLOCK`] threads for each of its value heads.
@@ -81,12 +83,45 @@ pub trait Kernel {
 pub struct Computes {
     /// Which recurrence, and how.
     pub family: Family,
+    /// Whether each key channel has its own decay: KDA's; GDN's is one of a value head. `None`: either, by a load-time constant.
+    pub per_channel: Option<bool>,
     /// Its states; `None`: any, by load-time constants, or none.
     pub states: Option<States>,
     /// Head dim of q and k.
     pub k: u32,
     /// Head dim of v and o.
     pub v: u32,
+}
+
+/// Dynamic shared memory of a block, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Whatever it has.
+    pub block: u32,
+    /// For each token of a row.
+    pub per_token: u32,
+    /// For each of its value heads.
+    pub per_head: u32,
+    /// For each token of each of its value heads.
+    pub per_token_of_head: u32,
+}
+
+impl Shared {
+    /// None.
+    pub const NONE: Self = Self {
+        block: 0,
+        per_token: 0,
+        per_head: 0,
+        per_token_of_head: 0,
+    };
+
+    /// Of a block with `heads` value heads, for rows of `tokens` tokens.
+    #[must_use]
+    pub const fn bytes(self, tokens: u32, heads: u32) -> u32 {
+        let of_block = self.block + self.per_token * tokens;
+        let of_head = self.per_head + self.per_token_of_head * tokens;
+        of_block.saturating_add(of_head.saturating_mul(heads))
+    }
 }
 
 /// The states that an entry is compiled for.
@@ -120,6 +155,13 @@ impl Computes {
         let all = States::ALL.into_iter();
         all.filter(move |it| own.map_or(knows, |own| own == *it))
     }
+
+    /// Whether each key channel has its own decay, for each operator that it computes: GDN's first.
+    pub fn all_operators(&self) -> impl Iterator<Item = bool> + use<> {
+        let own = self.per_channel;
+        let all = [false, true].into_iter();
+        all.filter(move |it| own.is_none_or(|own| own == *it))
+    }
 }
 
 /// Kernels that compute the same, in the same way; the symbols of a family's entries begin with its name.
@@ -128,12 +170,10 @@ impl Computes {
 pub enum Family {
     /// GDN, one token.
     GdnDecode,
-    /// GDN, token by token.
-    GdnMtp,
+    /// Token by token.
+    Recurrent,
     /// GDN, all tokens at once.
     GdnMtpParallel,
-    /// KDA, token by token.
-    KdaRecurrent,
     /// KDA, all tokens at once.
     KdaRecurrentParallel,
     /// GDN, one token, on states that wait for the tokens of a ring. It takes [`crate::step::DeferredParams`].
@@ -207,7 +247,7 @@ impl Family {
             | Self::GdnLayer
             | Self::KdaLayer
             | Self::PrefillSingle => 1,
-            Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
+            Self::Recurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
             Self::GdnMtpParallel
             | Self::KdaRecurrentParallel
             | Self::GdnLayerParallel
@@ -282,12 +322,6 @@ impl Family {
         )
     }
 
-    /// Whether it is of both operators, by a load-time constant.
-    #[must_use]
-    pub const fn takes_either_operator(self) -> bool {
-        self.convolves() || self.takes_singles() || self.finishes()
-    }
-
     /// Whether it takes the rows of one token of a prefill, beside the longer ones.
     #[must_use]
     pub const fn takes_singles(self) -> bool {
@@ -329,26 +363,6 @@ impl Family {
             Self::KdaPrefillPrepare | Self::PrefillFinish => h * ratio,
             _ => 0,
         }
-    }
-
-    /// Whether each key channel has its own decay: KDA's. Of what takes either operator a load-time constant says it.
-    #[must_use]
-    pub const fn decays_channels(self) -> bool {
-        matches!(
-            self,
-            Self::KdaRecurrent
-                | Self::KdaRecurrentParallel
-                | Self::KdaDeferred
-                | Self::KdaDeferredLayer
-                | Self::KdaDeferredParallel
-                | Self::KdaDeferredLayerParallel
-                | Self::KdaLayer
-                | Self::KdaLayerMtp
-                | Self::KdaLayerParallel
-                | Self::KdaPrefillPrepare
-                | Self::KdaPrefillChain
-                | Self::KdaPrefillShort
-        )
     }
 }
 

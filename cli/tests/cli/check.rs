@@ -57,15 +57,12 @@ fn every_variant_meets_the_known_answers() {
     let files = [
         ("gdn_decode_klast_bf16_k128_", POOL),
         ("gdn_decode_vlast_f32_k128_", VLAST),
-        ("gdn_mtp_klast_bf16_k128_", "gdn_mtp_bf16_snapshots"),
+        ("recurrent_klast_bf16_k128_", "gdn_mtp_bf16_snapshots"),
         (
-            "kda_recurrent_klast_bf16_k64_",
+            "recurrent_klast_bf16_k64_",
             "kda_recurrent_bf16_lower_bound_d64",
         ),
-        (
-            "kda_recurrent_klast_bf16_k128_",
-            "kda_recurrent_bf16_softplus",
-        ),
+        ("recurrent_klast_bf16_k128_", "kda_recurrent_bf16_softplus"),
     ];
     let mut backends = vec!["sim"];
     backends.extend(gpu().then_some("cuda"));

@@ -388,6 +388,7 @@ impl<
     const SHARED_BYTES: u32 = Self::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,

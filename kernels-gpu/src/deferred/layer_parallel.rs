@@ -48,6 +48,7 @@ impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILE
     const MAX_RATIO: u32 = MOST_BLOCKS / Self::TILES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_LAYER_PARALLEL,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: B16::ELEMENT,

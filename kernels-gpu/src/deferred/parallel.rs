@@ -61,6 +61,7 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
     const SHARED_BYTES_OF_LOWS: u32 = Map::<Self>::BYTES_OF_LOWS;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_PARALLEL,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: B16::ELEMENT,

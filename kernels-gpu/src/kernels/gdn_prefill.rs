@@ -66,6 +66,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnPrefillPrepare,
+        per_channel: Some(false),
         states: None,
         k: K,
         v: V,

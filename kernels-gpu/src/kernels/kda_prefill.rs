@@ -53,6 +53,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WARPGROUPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::KdaPrefillPrepare,
+        per_channel: Some(true),
         states: None,
         k: K,
         v: V,

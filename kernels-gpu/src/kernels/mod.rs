@@ -18,4 +18,5 @@ pub mod kda_layer_mtp;
 pub mod kda_prefill;
 pub mod kda_recurrent;
 pub mod prefill;
+pub mod recurrent;
 pub mod state_floor;

@@ -80,6 +80,7 @@ impl<
     const CLUSTER: u32 = Self::BLOCKS;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -164,7 +165,7 @@ impl<
             let (channels, norms) = normable(&c, (k, q), Self::LANES);
             let token = Token::new(&c, channels, norms, gates, 0);
             let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
-            let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+            let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
             if c.has_norm != 0 {
                 let sums = head_smem + Self::SUMS;
                 let of_warp = row.tile * Self::WARPS + thread / 32;

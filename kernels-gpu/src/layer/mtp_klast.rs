@@ -103,6 +103,7 @@ impl<
     const CLUSTER: u32 = V / TILE;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_MTP,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -229,7 +230,7 @@ impl<
                             break;
                         }
                         let (token, v, values) = Self::prepared(&c, (i, r, own), share);
-                        let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+                        let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                         i += 1;
                         if i <= kept {
                             continue;

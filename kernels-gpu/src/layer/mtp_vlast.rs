@@ -119,6 +119,7 @@ impl<
     const CLUSTER: u32 = V / TILE;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_MTP,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,
@@ -258,7 +259,7 @@ impl<
                     }
                     sync_threads();
                     let decay = load_factors(of_token + Self::FACTORS, G::PER_CHANNEL).decay;
-                    advance::<S, ROWS>(&mut states, k, decay, share, smem + Self::STEPS);
+                    advance::<G, S, ROWS>(&c, &mut states, k, decay, share, smem + Self::STEPS);
                     i += 1;
                     if i <= kept || !is_there {
                         continue;

@@ -85,6 +85,7 @@ impl<
     };
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_PARALLEL,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: B16::ELEMENT,

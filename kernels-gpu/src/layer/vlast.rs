@@ -85,6 +85,7 @@ impl<
     const CLUSTER: u32 = Self::BLOCKS;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,
@@ -235,7 +236,7 @@ impl<
                 sync_threads();
             }
             if c.update_state != 0 {
-                advance::<S, ROWS>(&mut states, k, decay, share, head + Self::STEPS);
+                advance::<G, S, ROWS>(&c, &mut states, k, decay, share, head + Self::STEPS);
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [K, V]));
                 each!(i in 0..ROWS => {
                     write.store::<S>(share, first + i as u32, S::narrow(&c, states[i]));

@@ -89,6 +89,7 @@ impl<
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -163,7 +164,7 @@ impl<
                         let address = of_head + (first + n as u32) * 4;
                         v[n] = f32::from_bits(load_shared_b32(address));
                     });
-                    let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+                    let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                     each!(n in 0..ROWS => {
                         let row = first + n as u32;
                         if share.lane == 0 {

@@ -101,6 +101,7 @@ impl<
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,
@@ -238,7 +239,7 @@ impl<
                 each!(i in 0..Self::SLICES => {
                     if c.update_state != 0 {
                         let (mut states, k) = states(i);
-                        advance::<S, ROWS>(&mut states, k, decay, share, steps);
+                        advance::<G, S, ROWS>(&c, &mut states, k, decay, share, steps);
                         each!(n in 0..ROWS => {
                             let row = first_row(i) + n as u32;
                             write.store::<S>(share, row, S::narrow(&c, states[n]));
