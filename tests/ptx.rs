@@ -5,7 +5,6 @@ use std::path::Path;
 
 use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
-use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch;
@@ -538,7 +537,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
                 }
                 let wide_io = match family.decode {
                     true => entry.cluster() > 1 && family.layout == StateLayout::KLast,
-                    false => family.operator == Operator::Kda,
+                    false => (entry.computes()).is_some_and(|it| it.per_channel != Some(false)),
                 };
                 let of_tokens = !family.decode || !has(&NOT_OF_A_LAYER);
                 return of_tokens && (wide_io || *symbol != "GD_WIDE_IO");

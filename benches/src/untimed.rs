@@ -91,8 +91,7 @@ impl Wanted {
         } else if family.is_deferred() {
             let layer = matches!(
                 family,
-                Family::GdnDeferredLayer
-                    | Family::KdaDeferredLayer
+                Family::DeferredLayer
                     | Family::GdnDeferredLayerParallel
                     | Family::KdaDeferredLayerParallel
             );
@@ -168,8 +167,12 @@ fn steps((family, operator): (Family, Operator), round: usize) -> Vec<(Op, Mode,
             Operator::Gdn => Op::GdnMtp,
             Operator::Kda => Op::KdaRecurrent,
         },
-        Family::GdnLayer | Family::GdnLayerMtp | Family::GdnLayerParallel => Op::GdnLayer,
-        Family::KdaLayer | Family::KdaLayerMtp | Family::KdaLayerParallel => Op::KdaLayer,
+        Family::Layer | Family::LayerMtp | Family::GdnLayerParallel | Family::KdaLayerParallel => {
+            match operator {
+                Operator::Gdn => Op::GdnLayer,
+                Operator::Kda => Op::KdaLayer,
+            }
+        }
         _ => return Vec::new(),
     };
     if family.max_tokens() == 1 {

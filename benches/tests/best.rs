@@ -443,7 +443,8 @@ fn every_kernel_has_a_cell() {
             deferred,
             prefills,
         } = Wanted::of(&[entry], 0);
-        let wanted = entry.computes().unwrap().all_states().count();
+        let computes = entry.computes().unwrap();
+        let wanted = computes.all_operators().count() * computes.all_states().count();
         let all = cells.len() + deferred.len() + prefills.len();
         assert_eq!(all, wanted, "{name}");
         for cell in cells {

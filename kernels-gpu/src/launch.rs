@@ -176,14 +176,10 @@ pub enum Family {
     GdnMtpParallel,
     /// KDA, all tokens at once.
     KdaRecurrentParallel,
-    /// GDN, one token, on states that wait for the tokens of a ring. It takes [`crate::step::DeferredParams`].
-    GdnDeferred,
-    /// KDA, the same.
-    KdaDeferred,
-    /// GDN, one token, on states that wait, with a convolution before and a norm after it.
-    GdnDeferredLayer,
-    /// KDA, the same.
-    KdaDeferredLayer,
+    /// One token, on states that wait for the tokens of a ring. It takes [`crate::step::DeferredParams`].
+    Deferred,
+    /// One token, on states that wait, with a convolution before and a norm after it.
+    DeferredLayer,
     /// GDN, all tokens at once, on states that wait.
     GdnDeferredParallel,
     /// KDA, the same.
@@ -192,14 +188,10 @@ pub enum Family {
     GdnDeferredLayerParallel,
     /// KDA, the same.
     KdaDeferredLayerParallel,
-    /// GDN, one token, with a convolution before and a norm after it.
-    GdnLayer,
-    /// KDA, the same.
-    KdaLayer,
-    /// GDN, token by token, with a convolution before and a norm after it.
-    GdnLayerMtp,
-    /// KDA, the same.
-    KdaLayerMtp,
+    /// One token, with a convolution before and a norm after it.
+    Layer,
+    /// Token by token, with a convolution before and a norm after it.
+    LayerMtp,
     /// GDN, all tokens at once, with a convolution before and a norm after it.
     GdnLayerParallel,
     /// KDA, the same.
@@ -240,14 +232,11 @@ impl Family {
     pub const fn max_tokens(self) -> u32 {
         match self {
             Self::GdnDecode
-            | Self::GdnDeferred
-            | Self::KdaDeferred
-            | Self::GdnDeferredLayer
-            | Self::KdaDeferredLayer
-            | Self::GdnLayer
-            | Self::KdaLayer
+            | Self::Deferred
+            | Self::DeferredLayer
+            | Self::Layer
             | Self::PrefillSingle => 1,
-            Self::Recurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
+            Self::Recurrent | Self::LayerMtp => 16,
             Self::GdnMtpParallel
             | Self::KdaRecurrentParallel
             | Self::GdnLayerParallel
@@ -293,10 +282,8 @@ impl Family {
     pub const fn is_deferred(self) -> bool {
         matches!(
             self,
-            Self::GdnDeferred
-                | Self::KdaDeferred
-                | Self::GdnDeferredLayer
-                | Self::KdaDeferredLayer
+            Self::Deferred
+                | Self::DeferredLayer
                 | Self::GdnDeferredParallel
                 | Self::KdaDeferredParallel
                 | Self::GdnDeferredLayerParallel

@@ -459,20 +459,20 @@ fn the_demo_checks_a_layer() {
             "qwen3-next",
             &[
                 prompt,
-                ("2 decodes", ["gdn_layer_klast_"; 2]),
+                ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",
-                    ["gdn_layer_mtp_klast_f32", "gdn_layer_parallel_klast_bf16"],
+                    ["layer_mtp_klast_f32", "gdn_layer_parallel_klast_bf16"],
                 ),
             ][..],
         ),
         (
             "kimi-linear",
             &[
-                ("2 decodes", ["kda_layer_klast_"; 2]),
+                ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",
-                    ["kda_layer_mtp_klast_f32", "kda_layer_parallel_klast_bf16"],
+                    ["layer_mtp_klast_f32", "kda_layer_parallel_klast_bf16"],
                 ),
             ],
         ),

@@ -104,8 +104,7 @@ fn is_layer(entry: Entry) -> bool {
     matches!(
         family,
         Some(
-            Family::GdnDeferredLayer
-                | Family::KdaDeferredLayer
+            Family::DeferredLayer
                 | Family::GdnDeferredLayerParallel
                 | Family::KdaDeferredLayerParallel
         )

@@ -1,4 +1,4 @@
-//! Recurrent KDA (Kimi Delta Attention, arXiv 2510.26692): one decay per key channel; T tokens per sequence.
+//! KDA (Kimi Delta Attention, arXiv 2510.26692), all tokens at once: one decay per key channel; T tokens per sequence.
 //!
 //! Per value head hv with query/key head h and state S: [V, K], for each token:
 //!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale    (1)
@@ -40,6 +40,9 @@ impl Decays for PerChannel {
 impl Gating for PerChannel {
     const PER_CHANNEL: bool = true;
     const PARALLEL: Family = Family::KdaRecurrentParallel;
+    const LAYER_PARALLEL: Family = Family::KdaLayerParallel;
+    const DEFERRED_PARALLEL: Family = Family::KdaDeferredParallel;
+    const DEFERRED_LAYER_PARALLEL: Family = Family::KdaDeferredLayerParallel;
     const CHAIN: Family = Family::KdaPrefillChain;
     const SHORT: Family = Family::KdaPrefillShort;
 }

@@ -41,6 +41,12 @@ pub trait Gating: Decays {
     const PER_CHANNEL: bool;
     /// Family of the kernels that take all tokens at once.
     const PARALLEL: Family;
+    /// Family of the layer kernels that do.
+    const LAYER_PARALLEL: Family;
+    /// Family of those on states that wait.
+    const DEFERRED_PARALLEL: Family;
+    /// Family of the layer kernels on states that wait that do.
+    const DEFERRED_LAYER_PARALLEL: Family;
     /// Family of a prefill's chain.
     const CHAIN: Family;
     /// Family of a prefill's kernels for rows of at most a chunk.

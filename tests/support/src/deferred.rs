@@ -273,8 +273,7 @@ pub fn is_layer(entry: Entry) -> bool {
     matches!(
         family,
         Some(
-            Family::GdnDeferredLayer
-                | Family::KdaDeferredLayer
+            Family::DeferredLayer
                 | Family::GdnDeferredLayerParallel
                 | Family::KdaDeferredLayerParallel
         )

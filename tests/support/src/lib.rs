@@ -209,13 +209,11 @@ macro_rules! differential_tests {
     (@ recurrent recurrent $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_mtp gdn_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_recurrent kda_recurrent $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ gdn_layer gdn_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ kda_layer kda_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ layer layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_prefill gdn_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_prefill kda_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ prefill prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ gdn_layer_mtp gdn_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ kda_layer_mtp kda_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ layer_mtp layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ $operator:ident $of:ident $entry:ident) => {};
     (@test $entry:ident) => {
         #[test]

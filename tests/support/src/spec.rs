@@ -177,10 +177,8 @@ impl Family {
             decode: family.max_tokens() == 1,
             layer: matches!(
                 family,
-                launch::Family::GdnLayer
-                    | launch::Family::KdaLayer
-                    | launch::Family::GdnLayerMtp
-                    | launch::Family::KdaLayerMtp
+                launch::Family::Layer
+                    | launch::Family::LayerMtp
                     | launch::Family::GdnLayerParallel
                     | launch::Family::KdaLayerParallel
             ),

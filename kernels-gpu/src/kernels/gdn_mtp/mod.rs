@@ -41,6 +41,9 @@ impl Decays for PerHead {
 impl Gating for PerHead {
     const PER_CHANNEL: bool = false;
     const PARALLEL: Family = Family::GdnMtpParallel;
+    const LAYER_PARALLEL: Family = Family::GdnLayerParallel;
+    const DEFERRED_PARALLEL: Family = Family::GdnDeferredParallel;
+    const DEFERRED_LAYER_PARALLEL: Family = Family::GdnDeferredLayerParallel;
     const CHAIN: Family = Family::GdnPrefillChain;
     const SHORT: Family = Family::GdnPrefillShort;
 }
