@@ -373,3 +373,52 @@ impl Verdict {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::todays_entry;
+    use gated_delta::Entry;
+
+    #[test]
+    fn entries_of_older_records_are_known() {
+        for (old, entry) in [
+            (
+                "gdn_mtp_klast_bf16_k128_tile16_warps2",
+                Entry::recurrent_klast_bf16_k128_tile16_warps2,
+            ),
+            (
+                "kda_recurrent_vlast_f32_k128_tile32",
+                Entry::recurrent_vlast_f32_k128_tile32,
+            ),
+            (
+                "gdn_layer_klast_f32_k128_tile128",
+                Entry::layer_klast_f32_k128_tile128_warps16,
+            ),
+            (
+                "kda_layer_klast_f32_k128_tile128",
+                Entry::layer_klast_f32_k128_tile128,
+            ),
+            (
+                "gdn_layer_mtp_klast_f32_k128_tile128",
+                Entry::layer_mtp_klast_f32_k128_tile128,
+            ),
+            (
+                "kda_deferred_layer_klast_bf16_k64_tile64",
+                Entry::deferred_layer_klast_bf16_k64_tile64,
+            ),
+            (
+                "gdn_deferred_klast_bf16_k128_tile32",
+                Entry::deferred_klast_bf16_k128_tile32,
+            ),
+            (
+                "kda_prefill_single_vlast_bf16_k128",
+                Entry::prefill_single_k128,
+            ),
+        ] {
+            assert_eq!(todays_entry(old), entry.name());
+        }
+        for entry in Entry::ALL {
+            assert_eq!(todays_entry(entry.name()), entry.name());
+        }
+    }
+}
