@@ -5,7 +5,6 @@ use std::path::Path;
 
 use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
-use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch;
@@ -430,10 +429,10 @@ const OF_INPUTS_OF_A_CONVOLUTION: [&str; 3] = ["_CONV_", "READ_WINDOWS", "GD_X_"
 const OF_SCALES_OF_O: [&str; 2] = ["GD_HAS_NORM", "GD_O_ELEMENT"];
 
 /// Whether a part of a prefill uses a constant.
-fn is_of_prefill(of: launch::Family, symbol: &str) -> bool {
+fn is_of_prefill(of: launch::Family, per_channel: Option<bool>, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
     if OF_GATES_OF_CHANNELS.contains(&symbol) {
-        return of.decays_channels() || of.takes_singles();
+        return per_channel == Some(true) || of.takes_singles();
     }
     if has(&NOT_OF_A_PREFILL) {
         return false;
@@ -494,7 +493,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
             return takes_any_states(entry);
         }
         if *symbol == "GD_PER_CHANNEL" {
-            return (entry.computes()).is_some_and(|it| it.family.takes_either_operator());
+            return (entry.computes()).is_some_and(|it| it.per_channel.is_none());
         }
         if *symbol == "GD_UPDATES_ELEMENT" {
             return is_deferred && is_parallel;
@@ -518,7 +517,8 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
             return false;
         }
         if let Some(of) = prefill {
-            return is_of_prefill(of, symbol);
+            let per_channel = entry.computes().and_then(|it| it.per_channel);
+            return is_of_prefill(of, per_channel, symbol);
         }
         if OF_A_PREFILL.contains(symbol) {
             return false;
@@ -537,7 +537,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
                 }
                 let wide_io = match family.decode {
                     true => entry.cluster() > 1 && family.layout == StateLayout::KLast,
-                    false => family.operator == Operator::Kda,
+                    false => (entry.computes()).is_some_and(|it| it.per_channel != Some(false)),
                 };
                 let of_tokens = !family.decode || !has(&NOT_OF_A_LAYER);
                 return of_tokens && (wide_io || *symbol != "GD_WIDE_IO");

@@ -52,7 +52,11 @@ impl Rows {
             let header = csv::Reader::from_path(path)?.headers()?.clone();
             let has = |column: &str| header.iter().any(|name| name == column);
             let rows = if has("op") && has("variant") {
-                Self::Steps(record::read(path)?)
+                let mut rows = record::read(path)?;
+                for row in &mut rows {
+                    row.variant = todays_entry(&row.variant);
+                }
+                Self::Steps(rows)
             } else if has("case") && has("entry") {
                 let mut rows: Vec<prefill::Row> = record::lines(path)?;
                 for row in &mut rows {
@@ -60,7 +64,11 @@ impl Rows {
                 }
                 Self::Prefills(rows)
             } else if has("operator") && has("count") && has("entry") {
-                Self::Deferred(record::lines(path)?)
+                let mut rows: Vec<deferred::Row> = record::lines(path)?;
+                for row in &mut rows {
+                    row.entry = todays_entry(&row.entry);
+                }
+                Self::Deferred(rows)
             } else if has("peer") || header.is_empty() {
                 return Ok(None);
             } else {
@@ -74,9 +82,27 @@ impl Rows {
     }
 }
 
-/// The entry of a prefill that an older record names: each layout and element of states had its own, and each operator its
-/// kernel of single rows.
+/// The entry that an older record names: each operator had its own of what goes token by token and of single rows, and each layout
+/// and element of states that of a prefill.
 fn todays_entry(name: &str) -> String {
+    // GDN had one entry of the largest f32 tile, and KDA two.
+    if name == "gdn_layer_klast_f32_k128_tile128" {
+        return "layer_klast_f32_k128_tile128_warps16".to_owned();
+    }
+    for layout in ["_klast_", "_vlast_"] {
+        let Some((kernel, rest)) = name.split_once(layout) else {
+            continue;
+        };
+        let kernel = match kernel {
+            "gdn_mtp" | "kda_recurrent" => "recurrent",
+            "gdn_deferred" | "kda_deferred" => "deferred",
+            "gdn_deferred_layer" | "kda_deferred_layer" => "deferred_layer",
+            "gdn_layer" | "kda_layer" => "layer",
+            "gdn_layer_mtp" | "kda_layer_mtp" => "layer_mtp",
+            _ => continue,
+        };
+        return [kernel, layout, rest].concat();
+    }
     let mut name = name.to_owned();
     if !name.contains("_prefill_") {
         return name;
@@ -345,5 +371,54 @@ impl Verdict {
                 100.0 * (SLOWER - 1.0)
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::todays_entry;
+    use gated_delta::Entry;
+
+    #[test]
+    fn entries_of_older_records_are_known() {
+        for (old, entry) in [
+            (
+                "gdn_mtp_klast_bf16_k128_tile16_warps2",
+                Entry::recurrent_klast_bf16_k128_tile16_warps2,
+            ),
+            (
+                "kda_recurrent_vlast_f32_k128_tile32",
+                Entry::recurrent_vlast_f32_k128_tile32,
+            ),
+            (
+                "gdn_layer_klast_f32_k128_tile128",
+                Entry::layer_klast_f32_k128_tile128_warps16,
+            ),
+            (
+                "kda_layer_klast_f32_k128_tile128",
+                Entry::layer_klast_f32_k128_tile128,
+            ),
+            (
+                "gdn_layer_mtp_klast_f32_k128_tile128",
+                Entry::layer_mtp_klast_f32_k128_tile128,
+            ),
+            (
+                "kda_deferred_layer_klast_bf16_k64_tile64",
+                Entry::deferred_layer_klast_bf16_k64_tile64,
+            ),
+            (
+                "gdn_deferred_klast_bf16_k128_tile32",
+                Entry::deferred_klast_bf16_k128_tile32,
+            ),
+            (
+                "kda_prefill_single_vlast_bf16_k128",
+                Entry::prefill_single_k128,
+            ),
+        ] {
+            assert_eq!(todays_entry(old), entry.name());
+        }
+        for entry in Entry::ALL {
+            assert_eq!(todays_entry(entry.name()), entry.name());
+        }
     }
 }

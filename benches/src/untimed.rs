@@ -41,15 +41,26 @@ impl Wanted {
         let mut wanted = Self::default();
         for &entry in entries {
             if let Some(computes) = entry.computes() {
-                for states in computes.all_states() {
-                    wanted.add(entry, (computes, states), round);
+                for per_channel in computes.all_operators() {
+                    let operator = match per_channel {
+                        true => Operator::Kda,
+                        false => Operator::Gdn,
+                    };
+                    for states in computes.all_states() {
+                        wanted.add(entry, (computes, operator, states), round);
+                    }
                 }
             }
         }
         wanted
     }
 
-    fn add(&mut self, entry: Entry, (computes, states): (Computes, States), round: usize) {
+    fn add(
+        &mut self,
+        entry: Entry,
+        (computes, operator, states): (Computes, Operator, States),
+        round: usize,
+    ) {
         let family = computes.family;
         let state = match states.element {
             Element::F32 => DType::F32,
@@ -59,10 +70,6 @@ impl Wanted {
         let layout = match states.layout {
             Layout::KLast => StateLayout::KLast,
             Layout::VLast => StateLayout::VLast,
-        };
-        let operator = match family.decays_channels() {
-            true => Operator::Kda,
-            false => Operator::Gdn,
         };
         let dim = computes.k as usize;
         if family.is_chunked() {
@@ -84,8 +91,7 @@ impl Wanted {
         } else if family.is_deferred() {
             let layer = matches!(
                 family,
-                Family::GdnDeferredLayer
-                    | Family::KdaDeferredLayer
+                Family::DeferredLayer
                     | Family::GdnDeferredLayerParallel
                     | Family::KdaDeferredLayerParallel
             );
@@ -111,7 +117,7 @@ impl Wanted {
                 }
             }
         } else {
-            for (op, mode, tokens) in steps(family, round) {
+            for (op, mode, tokens) in steps((family, operator), round) {
                 for &batch in BATCHES[round] {
                     let cell = Cell {
                         op,
@@ -153,13 +159,20 @@ fn model(entry: Entry, operator: Operator, dim: usize) -> Model {
 }
 
 /// Operator, mode and T of the steps of a family.
-fn steps(family: Family, round: usize) -> Vec<(Op, Mode, usize)> {
+fn steps((family, operator): (Family, Operator), round: usize) -> Vec<(Op, Mode, usize)> {
     let op = match family {
         Family::GdnDecode => Op::GdnDecode,
-        Family::GdnMtp | Family::GdnMtpParallel => Op::GdnMtp,
-        Family::KdaRecurrent | Family::KdaRecurrentParallel => Op::KdaRecurrent,
-        Family::GdnLayer | Family::GdnLayerMtp | Family::GdnLayerParallel => Op::GdnLayer,
-        Family::KdaLayer | Family::KdaLayerMtp | Family::KdaLayerParallel => Op::KdaLayer,
+        Family::Recurrent | Family::GdnMtpParallel | Family::KdaRecurrentParallel => match operator
+        {
+            Operator::Gdn => Op::GdnMtp,
+            Operator::Kda => Op::KdaRecurrent,
+        },
+        Family::Layer | Family::LayerMtp | Family::GdnLayerParallel | Family::KdaLayerParallel => {
+            match operator {
+                Operator::Gdn => Op::GdnLayer,
+                Operator::Kda => Op::KdaLayer,
+            }
+        }
         _ => return Vec::new(),
     };
     if family.max_tokens() == 1 {

@@ -46,7 +46,7 @@ pub fn info() -> Result<Report, Error> {
             (Value::Null, BTreeMap::new())
         }
     };
-    text += "\nKernels; registers and bytes of local memory as compiled for H = 16, HV = 32, KDA for H = HV = 32:\n";
+    text += "\nKernels; registers and bytes of local memory as compiled for GDN with H = 16, HV = 32, what is KDA's alone for H = HV = 32:\n";
     text += &kernels(&resources);
     text += &format!("\nVariant by batch size, with {TOKENS} tokens per row but in a decode:\n");
     let (table, variants) = variants()?;
@@ -101,7 +101,8 @@ fn about(device: Device) -> Result<(String, Value), Error> {
     Ok((text, json))
 }
 
-/// Registers and memory of the variants, compiled for one layer of each kind; for K = V = 64 as well.
+/// Registers and memory of the variants, compiled for one layer of each kind, those of both operators for GDN's; for K = V = 64 as
+/// well.
 fn resources(library: &Library) -> Result<BTreeMap<Entry, KernelResources>, Error> {
     let mut resources = BTreeMap::new();
     for (_, layer) in [LAYERS[0], LAYERS[2]] {
@@ -111,7 +112,9 @@ fn resources(library: &Library) -> Result<BTreeMap<Entry, KernelResources>, Erro
                 for state in STATES {
                     let problem = one_slot(layer, 1, *tokens, state)?;
                     let work = problem.arguments(&problem.views()?)?.work()?;
-                    resources.extend(library.resources(&*work)?);
+                    for (entry, compiled) in library.resources(&*work)? {
+                        resources.entry(entry).or_insert(compiled);
+                    }
                 }
             }
         }

@@ -11,6 +11,8 @@ mod tests;
 mod truth;
 mod values;
 
+use gated_delta_kernels::launch::Computes;
+
 use crate::Entry;
 use crate::driver::{Context, Stream};
 use crate::error::Error;
@@ -99,8 +101,11 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
             checked => checked?,
         }
         for &tokens in deferred::tokens(entry) {
-            let error = deferred::check(&scratch, context, stream.as_ref(), entry, tokens)?;
-            report.passed(entry, [entry], error);
+            for per_channel in entry.computes().iter().flat_map(Computes::all_operators) {
+                let what = (entry, per_channel, tokens);
+                let error = deferred::check(&scratch, context, stream.as_ref(), what)?;
+                report.passed(entry, [entry], error);
+            }
         }
     }
     Ok(report)

@@ -5,7 +5,7 @@
 //! clusters and it is not, and `mma` where these multiply by warpgroups and it does by warps. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
 
 use crate::kernels;
-use crate::launch::{Computes, Kernel};
+use crate::launch::{Computes, Kernel, Shared};
 use crate::state::{B16, F32};
 
 /// Calls `$callback!` with the table of variants.
@@ -30,14 +30,14 @@ macro_rules! for_each_entry {
             gdn_decode_vlast_f32_k64_tile64 = gdn_decode::VLast<F32, 64, 64, 8, 2>;
             gdn_decode_vlast_f32_k128_tile32 = gdn_decode::VLast<F32, 128, 128, 4, 2>;
             gdn_decode_vlast_f32_k128_tile64 = gdn_decode::VLast<F32, 128, 128, 8, 2>;
-            gdn_mtp_klast_bf16_k64_tile16 = gdn_mtp::KLast<B16, 64, 64, 1, 128>;
-            gdn_mtp_klast_bf16_k64_tile32 = gdn_mtp::KLast<B16, 64, 64, 4, 64>;
-            gdn_mtp_klast_bf16_k128_tile16 = gdn_mtp::KLast<B16, 128, 128, 2, 128>;
-            gdn_mtp_klast_bf16_k128_tile16_warps2 = gdn_mtp::KLast<B16, 128, 128, 4, 64>;
-            gdn_mtp_klast_f32_k64_tile16 = gdn_mtp::KLast<F32, 64, 64, 1, 128>;
-            gdn_mtp_klast_f32_k64_tile32 = gdn_mtp::KLast<F32, 64, 64, 2, 128>;
-            gdn_mtp_klast_f32_k128_tile16 = gdn_mtp::KLast<F32, 128, 128, 2, 128>;
-            gdn_mtp_klast_f32_k128_tile16_warps2 = gdn_mtp::KLast<F32, 128, 128, 4, 64>;
+            recurrent_klast_bf16_k64_tile16 = recurrent::KLast<B16, 64, 64, 1, 128>;
+            recurrent_klast_bf16_k64_tile32 = recurrent::KLast<B16, 64, 64, 4, 64>;
+            recurrent_klast_bf16_k128_tile16 = recurrent::KLast<B16, 128, 128, 2, 128>;
+            recurrent_klast_bf16_k128_tile16_warps2 = recurrent::KLast<B16, 128, 128, 4, 64>;
+            recurrent_klast_f32_k64_tile16 = recurrent::KLast<F32, 64, 64, 1, 128>;
+            recurrent_klast_f32_k64_tile32 = recurrent::KLast<F32, 64, 64, 2, 128>;
+            recurrent_klast_f32_k128_tile16 = recurrent::KLast<F32, 128, 128, 2, 128>;
+            recurrent_klast_f32_k128_tile16_warps2 = recurrent::KLast<F32, 128, 128, 4, 64>;
             gdn_mtp_parallel_klast_bf16_k64_tile32 = gdn_mtp::Parallel<64, 64, 2, 1>;
             gdn_mtp_parallel_klast_bf16_k64_tile64 = gdn_mtp::Parallel<64, 64, 4, 1>;
             gdn_mtp_parallel_klast_bf16_k64_tile64_warps2 = gdn_mtp::Parallel<64, 64, 2, 2>;
@@ -45,159 +45,105 @@ macro_rules! for_each_entry {
             gdn_mtp_parallel_klast_bf16_k128_tile64 = gdn_mtp::Parallel<128, 128, 4, 1>;
             gdn_mtp_parallel_klast_bf16_k128_tile64_warps2 = gdn_mtp::Parallel<128, 128, 2, 2>;
             gdn_mtp_parallel_klast_bf16_k128_tile128 = gdn_mtp::Parallel<128, 128, 4, 2>;
-            kda_recurrent_klast_bf16_k64_tile16 = kda_recurrent::KLast<B16, 64, 64, 1, 128>;
-            kda_recurrent_klast_bf16_k64_tile32 = kda_recurrent::KLast<B16, 64, 64, 4, 64>;
-            kda_recurrent_klast_bf16_k128_tile16 = kda_recurrent::KLast<B16, 128, 128, 2, 128>;
-            kda_recurrent_klast_bf16_k128_tile16_warps2 = kda_recurrent::KLast<B16, 128, 128, 4, 64>;
-            kda_recurrent_klast_f32_k64_tile16 = kda_recurrent::KLast<F32, 64, 64, 1, 128>;
-            kda_recurrent_klast_f32_k64_tile32 = kda_recurrent::KLast<F32, 64, 64, 2, 128>;
-            kda_recurrent_klast_f32_k128_tile8 = kda_recurrent::KLast<F32, 128, 128, 1, 128>;
-            kda_recurrent_klast_f32_k128_tile16 = kda_recurrent::KLast<F32, 128, 128, 2, 128>;
-            kda_recurrent_klast_f32_k128_tile16_warps2 = kda_recurrent::KLast<F32, 128, 128, 4, 64>;
+            recurrent_klast_f32_k128_tile8 = recurrent::KLast<F32, 128, 128, 1, 128>;
             kda_recurrent_parallel_klast_bf16_k128_tile64 = kda_recurrent::Parallel<128, 128, 4, 1>;
             kda_recurrent_parallel_klast_bf16_k128_tile128 = kda_recurrent::Parallel<128, 128, 4, 2>;
-            gdn_mtp_vlast_bf16_k64_tile32 = gdn_mtp::VLast<B16, 64, 64, 4, 4>;
-            gdn_mtp_vlast_bf16_k128_tile32 = gdn_mtp::VLast<B16, 128, 128, 4, 4>;
-            gdn_mtp_vlast_bf16_k128_tile64 = gdn_mtp::VLast<B16, 128, 128, 8, 4>;
-            gdn_mtp_vlast_f32_k64_tile32 = gdn_mtp::VLast<F32, 64, 64, 4, 4>;
-            gdn_mtp_vlast_f32_k128_tile32 = gdn_mtp::VLast<F32, 128, 128, 4, 4>;
-            gdn_mtp_vlast_f32_k128_tile64 = gdn_mtp::VLast<F32, 128, 128, 8, 4>;
-            kda_recurrent_vlast_bf16_k64_tile32 = kda_recurrent::VLast<B16, 64, 64, 4, 4>;
-            kda_recurrent_vlast_bf16_k128_tile32 = kda_recurrent::VLast<B16, 128, 128, 4, 4>;
-            kda_recurrent_vlast_bf16_k128_tile64 = kda_recurrent::VLast<B16, 128, 128, 8, 4>;
-            kda_recurrent_vlast_f32_k64_tile32 = kda_recurrent::VLast<F32, 64, 64, 4, 4>;
-            kda_recurrent_vlast_f32_k128_tile32 = kda_recurrent::VLast<F32, 128, 128, 4, 4>;
-            gdn_deferred_klast_bf16_k64_tile64 = gdn_deferred::KLast<B16, 64, 64, 4, 8, 128>;
-            gdn_deferred_klast_bf16_k128_tile32 = gdn_deferred::KLast<B16, 128, 128, 8, 16, 64>;
-            gdn_deferred_klast_bf16_k128_tile64 = gdn_deferred::KLast<B16, 128, 128, 8, 16, 128>;
-            gdn_deferred_klast_f32_k64_tile64 = gdn_deferred::KLast<F32, 64, 64, 4, 8, 128>;
-            gdn_deferred_klast_f32_k128_tile32 = gdn_deferred::KLast<F32, 128, 128, 4, 8, 128>;
-            kda_deferred_klast_bf16_k64_tile64 = kda_deferred::KLast<B16, 64, 64, 4, 8, 128>;
-            kda_deferred_klast_bf16_k128_tile32 = kda_deferred::KLast<B16, 128, 128, 8, 16, 64>;
-            kda_deferred_klast_bf16_k128_tile64 = kda_deferred::KLast<B16, 128, 128, 8, 16, 128>;
-            kda_deferred_klast_f32_k64_tile64 = kda_deferred::KLast<F32, 64, 64, 4, 8, 128>;
-            kda_deferred_klast_f32_k128_tile32 = kda_deferred::KLast<F32, 128, 128, 4, 8, 128>;
-            gdn_deferred_layer_klast_bf16_k64_tile64 = gdn_deferred::WholeKLast<B16, 64, 64, 4, 8, 64, 3>;
-            gdn_deferred_layer_klast_bf16_k128_tile128 = gdn_deferred::WholeKLast<B16, 128, 128, 4, 8, 128, 3>;
-            gdn_deferred_layer_klast_f32_k64_tile64 = gdn_deferred::WholeKLast<F32, 64, 64, 4, 8, 64, 3>;
-            gdn_deferred_layer_klast_f32_k128_tile128 = gdn_deferred::WholeKLast<F32, 128, 128, 4, 8, 128, 3>;
-            kda_deferred_layer_klast_bf16_k64_tile64 = kda_deferred::WholeKLast<B16, 64, 64, 4, 8, 64, 3>;
-            kda_deferred_layer_klast_bf16_k128_tile128 = kda_deferred::WholeKLast<B16, 128, 128, 4, 8, 128, 3>;
-            kda_deferred_layer_klast_f32_k64_tile64 = kda_deferred::WholeKLast<F32, 64, 64, 4, 8, 64, 3>;
-            kda_deferred_layer_klast_f32_k128_tile128 = kda_deferred::WholeKLast<F32, 128, 128, 4, 8, 128, 3>;
-            gdn_deferred_parallel_klast_bf16_k64_tile32 = gdn_deferred::Parallel<64, 64, 2, 1>;
-            gdn_deferred_parallel_klast_bf16_k64_tile64 = gdn_deferred::Parallel<64, 64, 4, 1>;
-            gdn_deferred_parallel_klast_bf16_k128_tile64 = gdn_deferred::Parallel<128, 128, 4, 1>;
-            gdn_deferred_parallel_klast_bf16_k128_tile128 = gdn_deferred::Parallel<128, 128, 4, 2>;
-            kda_deferred_parallel_klast_bf16_k128_tile64 = kda_deferred::Parallel<128, 128, 4, 1>;
-            kda_deferred_parallel_klast_bf16_k128_tile128 = kda_deferred::Parallel<128, 128, 4, 2>;
-            gdn_deferred_layer_parallel_klast_bf16_k64_tile64 = gdn_deferred::LayerParallel<64, 64, 4, 1>;
-            gdn_deferred_layer_parallel_klast_bf16_k128_tile64 = gdn_deferred::LayerParallel<128, 128, 4, 1>;
-            gdn_deferred_layer_parallel_klast_bf16_k128_tile128 = gdn_deferred::LayerParallel<128, 128, 4, 2>;
-            kda_deferred_layer_parallel_klast_bf16_k128_tile64 = kda_deferred::LayerParallel<128, 128, 4, 1>;
-            gdn_layer_klast_bf16_k64_tile16 = gdn_layer::KLast<B16, 64, 64, 2, 64>;
-            gdn_layer_klast_bf16_k64_tile64 = gdn_layer::WholeKLast<B16, 64, 64, 2, 256, 2>;
-            gdn_layer_klast_bf16_k128_tile16 = gdn_layer::KLast<B16, 128, 128, 4, 64>;
-            gdn_layer_klast_bf16_k128_tile128 = gdn_layer::WholeKLast<B16, 128, 128, 4, 256, 3>;
-            gdn_layer_klast_f32_k64_tile16 = gdn_layer::KLast<F32, 64, 64, 2, 64>;
-            gdn_layer_klast_f32_k64_tile64 = gdn_layer::WholeKLast<F32, 64, 64, 2, 256, 2>;
-            gdn_layer_klast_f32_k128_tile16 = gdn_layer::KLast<F32, 128, 128, 4, 64>;
-            gdn_layer_klast_f32_k128_tile128 = gdn_layer::WholeKLast<F32, 128, 128, 2, 512, 2>;
-            kda_layer_klast_bf16_k64_tile16 = kda_layer::KLast<B16, 64, 64, 2, 64>;
-            kda_layer_klast_bf16_k64_tile64 = kda_layer::WholeKLast<B16, 64, 64, 2, 256, 2>;
-            kda_layer_klast_bf16_k128_tile16 = kda_layer::KLast<B16, 128, 128, 4, 64>;
-            kda_layer_klast_bf16_k128_tile128 = kda_layer::WholeKLast<B16, 128, 128, 4, 256, 3>;
-            kda_layer_klast_f32_k64_tile16 = kda_layer::KLast<F32, 64, 64, 2, 64>;
-            kda_layer_klast_f32_k64_tile64 = kda_layer::WholeKLast<F32, 64, 64, 2, 256, 2>;
-            kda_layer_klast_f32_k128_tile16 = kda_layer::KLast<F32, 128, 128, 4, 64>;
-            kda_layer_klast_f32_k128_tile128 = kda_layer::WholeKLast<F32, 128, 128, 2, 256, 3>;
-            kda_layer_klast_f32_k128_tile128_warps16 = kda_layer::WholeKLast<F32, 128, 128, 2, 512, 2>;
-            gdn_layer_vlast_bf16_k64_tile32 = gdn_layer::VLast<B16, 64, 64, 4, 2, 1>;
-            gdn_layer_vlast_bf16_k64_tile64 = gdn_layer::WholeVLast<B16, 64, 64, 8, 2, 256>;
-            gdn_layer_vlast_bf16_k128_tile32 = gdn_layer::VLast<B16, 128, 128, 4, 4, 1>;
-            gdn_layer_vlast_bf16_k128_tile128 = gdn_layer::WholeVLast<B16, 128, 128, 16, 4, 256>;
-            gdn_layer_vlast_f32_k64_tile32 = gdn_layer::VLast<F32, 64, 64, 4, 2, 1>;
-            gdn_layer_vlast_f32_k64_tile64 = gdn_layer::WholeVLast<F32, 64, 64, 8, 2, 256>;
-            gdn_layer_vlast_f32_k128_tile32 = gdn_layer::VLast<F32, 128, 128, 4, 4, 1>;
-            gdn_layer_vlast_f32_k128_tile128 = gdn_layer::WholeVLast<F32, 128, 128, 16, 4, 256>;
-            kda_layer_vlast_bf16_k64_tile32 = kda_layer::VLast<B16, 64, 64, 4, 2, 1>;
-            kda_layer_vlast_bf16_k64_tile64 = kda_layer::WholeVLast<B16, 64, 64, 8, 2, 256>;
-            kda_layer_vlast_bf16_k128_tile32 = kda_layer::VLast<B16, 128, 128, 4, 4, 1>;
-            kda_layer_vlast_bf16_k128_tile128 = kda_layer::WholeVLast<B16, 128, 128, 16, 4, 256>;
-            kda_layer_vlast_f32_k64_tile32 = kda_layer::VLast<F32, 64, 64, 4, 2, 1>;
-            kda_layer_vlast_f32_k64_tile64 = kda_layer::WholeVLast<F32, 64, 64, 8, 2, 256>;
-            kda_layer_vlast_f32_k128_tile32 = kda_layer::VLast<F32, 128, 128, 4, 4, 1>;
-            kda_layer_vlast_f32_k128_tile128 = kda_layer::WholeVLast<F32, 128, 128, 16, 4, 256>;
-            gdn_layer_mtp_klast_bf16_k64_tile16 = gdn_layer_mtp::KLast<B16, 64, 64, 16, 2, 128, 1>;
-            gdn_layer_mtp_klast_bf16_k64_tile64 = gdn_layer_mtp::KLast<B16, 64, 64, 64, 2, 256, 1>;
-            gdn_layer_mtp_klast_bf16_k128_tile32 = gdn_layer_mtp::KLast<B16, 128, 128, 32, 4, 256, 1>;
-            gdn_layer_mtp_klast_bf16_k128_tile64 = gdn_layer_mtp::KLast<B16, 128, 128, 64, 4, 256, 1>;
-            gdn_layer_mtp_klast_bf16_k128_tile128 = gdn_layer_mtp::KLast<B16, 128, 128, 128, 4, 256, 2>;
-            gdn_layer_mtp_klast_f32_k64_tile16 = gdn_layer_mtp::KLast<F32, 64, 64, 16, 2, 128, 1>;
-            gdn_layer_mtp_klast_f32_k64_tile64 = gdn_layer_mtp::KLast<F32, 64, 64, 64, 2, 256, 1>;
-            gdn_layer_mtp_klast_f32_k128_tile32 = gdn_layer_mtp::KLast<F32, 128, 128, 32, 2, 256, 1>;
-            gdn_layer_mtp_klast_f32_k128_tile64 = gdn_layer_mtp::KLast<F32, 128, 128, 64, 2, 256, 1>;
-            gdn_layer_mtp_klast_f32_k128_tile128 = gdn_layer_mtp::KLast<F32, 128, 128, 128, 2, 256, 2>;
-            kda_layer_mtp_klast_bf16_k64_tile16 = kda_layer_mtp::KLast<B16, 64, 64, 16, 2, 128, 1>;
-            kda_layer_mtp_klast_bf16_k64_tile64 = kda_layer_mtp::KLast<B16, 64, 64, 64, 2, 256, 1>;
-            kda_layer_mtp_klast_bf16_k128_tile64 = kda_layer_mtp::KLast<B16, 128, 128, 64, 4, 256, 1>;
-            kda_layer_mtp_klast_bf16_k128_tile128 = kda_layer_mtp::KLast<B16, 128, 128, 128, 4, 256, 2>;
-            kda_layer_mtp_klast_f32_k64_tile16 = kda_layer_mtp::KLast<F32, 64, 64, 16, 2, 128, 1>;
-            kda_layer_mtp_klast_f32_k64_tile64 = kda_layer_mtp::KLast<F32, 64, 64, 64, 2, 256, 1>;
-            kda_layer_mtp_klast_f32_k128_tile64 = kda_layer_mtp::KLast<F32, 128, 128, 64, 2, 256, 1>;
-            kda_layer_mtp_klast_f32_k128_tile128 = kda_layer_mtp::KLast<F32, 128, 128, 128, 2, 256, 2>;
-            gdn_layer_mtp_vlast_bf16_k64_tile32 = gdn_layer_mtp::VLast<B16, 64, 64, 32, 4, 4, 128, 1>;
-            gdn_layer_mtp_vlast_bf16_k64_tile64 = gdn_layer_mtp::VLast<B16, 64, 64, 64, 8, 4, 256, 1>;
-            gdn_layer_mtp_vlast_bf16_k128_tile32 = gdn_layer_mtp::VLast<B16, 128, 128, 32, 4, 4, 256, 1>;
-            gdn_layer_mtp_vlast_bf16_k128_tile64 = gdn_layer_mtp::VLast<B16, 128, 128, 64, 8, 4, 256, 1>;
-            gdn_layer_mtp_vlast_bf16_k128_tile128 = gdn_layer_mtp::VLast<B16, 128, 128, 128, 8, 4, 256, 1>;
-            gdn_layer_mtp_vlast_f32_k64_tile32 = gdn_layer_mtp::VLast<F32, 64, 64, 32, 4, 4, 128, 1>;
-            gdn_layer_mtp_vlast_f32_k64_tile64 = gdn_layer_mtp::VLast<F32, 64, 64, 64, 8, 4, 128, 1>;
-            gdn_layer_mtp_vlast_f32_k128_tile32 = gdn_layer_mtp::VLast<F32, 128, 128, 32, 4, 4, 256, 1>;
-            gdn_layer_mtp_vlast_f32_k128_tile64 = gdn_layer_mtp::VLast<F32, 128, 128, 64, 4, 4, 128, 1>;
-            gdn_layer_mtp_vlast_f32_k128_tile128 = gdn_layer_mtp::VLast<F32, 128, 128, 128, 4, 4, 128, 1>;
-            kda_layer_mtp_vlast_bf16_k64_tile32 = kda_layer_mtp::VLast<B16, 64, 64, 32, 4, 4, 128, 1>;
-            kda_layer_mtp_vlast_bf16_k64_tile64 = kda_layer_mtp::VLast<B16, 64, 64, 64, 8, 4, 256, 1>;
-            kda_layer_mtp_vlast_bf16_k128_tile64 = kda_layer_mtp::VLast<B16, 128, 128, 64, 8, 4, 256, 1>;
-            kda_layer_mtp_vlast_bf16_k128_tile128 = kda_layer_mtp::VLast<B16, 128, 128, 128, 8, 4, 256, 1>;
-            kda_layer_mtp_vlast_f32_k64_tile32 = kda_layer_mtp::VLast<F32, 64, 64, 32, 4, 4, 128, 1>;
-            kda_layer_mtp_vlast_f32_k64_tile64 = kda_layer_mtp::VLast<F32, 64, 64, 64, 8, 4, 128, 1>;
-            kda_layer_mtp_vlast_f32_k128_tile64 = kda_layer_mtp::VLast<F32, 128, 128, 64, 4, 4, 128, 1>;
-            kda_layer_mtp_vlast_f32_k128_tile128 = kda_layer_mtp::VLast<F32, 128, 128, 128, 4, 4, 128, 1>;
-            gdn_layer_parallel_klast_bf16_k64_tile32 = gdn_layer_mtp::Parallel<64, 64, 2, 1, true>;
-            gdn_layer_parallel_klast_bf16_k64_tile64 = gdn_layer_mtp::Parallel<64, 64, 4, 1, true>;
-            gdn_layer_parallel_klast_bf16_k64_tile64_alone = gdn_layer_mtp::Parallel<64, 64, 4, 1, false>;
-            gdn_layer_parallel_klast_bf16_k128_tile64 = gdn_layer_mtp::Parallel<128, 128, 4, 1, true>;
-            gdn_layer_parallel_klast_bf16_k128_tile128 = gdn_layer_mtp::Parallel<128, 128, 4, 2, true>;
-            gdn_layer_parallel_klast_bf16_k128_tile128_alone = gdn_layer_mtp::Parallel<128, 128, 4, 2, false>;
-            gdn_layer_parallel_klast_bf16_k128_tile128_warps8 = gdn_layer_mtp::Parallel<128, 128, 8, 1, true>;
-            gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone = gdn_layer_mtp::Parallel<128, 128, 8, 1, false>;
-            kda_layer_parallel_klast_bf16_k128_tile64 = kda_layer_mtp::Parallel<128, 128, 4, 1, true>;
-            kda_layer_parallel_klast_bf16_k128_tile128_alone = kda_layer_mtp::Parallel<128, 128, 4, 2, false>;
-            kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = kda_layer_mtp::Parallel<128, 128, 8, 1, false>;
+            recurrent_vlast_bf16_k64_tile32 = recurrent::VLast<B16, 64, 64, 4, 4>;
+            recurrent_vlast_bf16_k128_tile32 = recurrent::VLast<B16, 128, 128, 4, 4>;
+            recurrent_vlast_bf16_k128_tile64 = recurrent::VLast<B16, 128, 128, 8, 4>;
+            recurrent_vlast_f32_k64_tile32 = recurrent::VLast<F32, 64, 64, 4, 4>;
+            recurrent_vlast_f32_k128_tile32 = recurrent::VLast<F32, 128, 128, 4, 4>;
+            recurrent_vlast_f32_k128_tile64 = recurrent::VLast<F32, 128, 128, 8, 4>;
+            deferred_klast_bf16_k64_tile64 = deferred::KLast<B16, 64, 64, 4, 8, 128>;
+            deferred_klast_bf16_k128_tile32 = deferred::KLast<B16, 128, 128, 8, 16, 64>;
+            deferred_klast_bf16_k128_tile64 = deferred::KLast<B16, 128, 128, 8, 16, 128>;
+            deferred_klast_f32_k64_tile64 = deferred::KLast<F32, 64, 64, 4, 8, 128>;
+            deferred_klast_f32_k128_tile32 = deferred::KLast<F32, 128, 128, 4, 8, 128>;
+            deferred_layer_klast_bf16_k64_tile64 = deferred::WholeKLast<B16, 64, 64, 4, 8, 64, 3>;
+            deferred_layer_klast_bf16_k128_tile128 = deferred::WholeKLast<B16, 128, 128, 4, 8, 128, 3>;
+            deferred_layer_klast_f32_k64_tile64 = deferred::WholeKLast<F32, 64, 64, 4, 8, 64, 3>;
+            deferred_layer_klast_f32_k128_tile128 = deferred::WholeKLast<F32, 128, 128, 4, 8, 128, 3>;
+            gdn_deferred_parallel_klast_bf16_k64_tile32 = deferred::GdnParallel<64, 64, 2, 1>;
+            gdn_deferred_parallel_klast_bf16_k64_tile64 = deferred::GdnParallel<64, 64, 4, 1>;
+            gdn_deferred_parallel_klast_bf16_k128_tile64 = deferred::GdnParallel<128, 128, 4, 1>;
+            gdn_deferred_parallel_klast_bf16_k128_tile128 = deferred::GdnParallel<128, 128, 4, 2>;
+            kda_deferred_parallel_klast_bf16_k128_tile64 = deferred::KdaParallel<128, 128, 4, 1>;
+            kda_deferred_parallel_klast_bf16_k128_tile128 = deferred::KdaParallel<128, 128, 4, 2>;
+            gdn_deferred_layer_parallel_klast_bf16_k64_tile64 = deferred::GdnLayerParallel<64, 64, 4, 1>;
+            gdn_deferred_layer_parallel_klast_bf16_k128_tile64 = deferred::GdnLayerParallel<128, 128, 4, 1>;
+            gdn_deferred_layer_parallel_klast_bf16_k128_tile128 = deferred::GdnLayerParallel<128, 128, 4, 2>;
+            kda_deferred_layer_parallel_klast_bf16_k128_tile64 = deferred::KdaLayerParallel<128, 128, 4, 1>;
+            layer_klast_bf16_k64_tile16 = layer::KLast<B16, 64, 64, 2, 64>;
+            layer_klast_bf16_k64_tile64 = layer::WholeKLast<B16, 64, 64, 2, 256, 2>;
+            layer_klast_bf16_k128_tile16 = layer::KLast<B16, 128, 128, 4, 64>;
+            layer_klast_bf16_k128_tile128 = layer::WholeKLast<B16, 128, 128, 4, 256, 3>;
+            layer_klast_f32_k64_tile16 = layer::KLast<F32, 64, 64, 2, 64>;
+            layer_klast_f32_k64_tile64 = layer::WholeKLast<F32, 64, 64, 2, 256, 2>;
+            layer_klast_f32_k128_tile16 = layer::KLast<F32, 128, 128, 4, 64>;
+            layer_klast_f32_k128_tile128 = layer::WholeKLast<F32, 128, 128, 2, 256, 3>;
+            layer_klast_f32_k128_tile128_warps16 = layer::WholeKLast<F32, 128, 128, 2, 512, 2>;
+            layer_vlast_bf16_k64_tile32 = layer::VLast<B16, 64, 64, 4, 2, 1>;
+            layer_vlast_bf16_k64_tile64 = layer::WholeVLast<B16, 64, 64, 8, 2, 256>;
+            layer_vlast_bf16_k128_tile32 = layer::VLast<B16, 128, 128, 4, 4, 1>;
+            layer_vlast_bf16_k128_tile128 = layer::WholeVLast<B16, 128, 128, 16, 4, 256>;
+            layer_vlast_f32_k64_tile32 = layer::VLast<F32, 64, 64, 4, 2, 1>;
+            layer_vlast_f32_k64_tile64 = layer::WholeVLast<F32, 64, 64, 8, 2, 256>;
+            layer_vlast_f32_k128_tile32 = layer::VLast<F32, 128, 128, 4, 4, 1>;
+            layer_vlast_f32_k128_tile128 = layer::WholeVLast<F32, 128, 128, 16, 4, 256>;
+            layer_mtp_klast_bf16_k64_tile16 = layer_mtp::KLast<B16, 64, 64, 16, 2, 128, 1>;
+            layer_mtp_klast_bf16_k64_tile64 = layer_mtp::KLast<B16, 64, 64, 64, 2, 256, 1>;
+            layer_mtp_klast_bf16_k128_tile32 = layer_mtp::KLast<B16, 128, 128, 32, 4, 256, 1>;
+            layer_mtp_klast_bf16_k128_tile64 = layer_mtp::KLast<B16, 128, 128, 64, 4, 256, 1>;
+            layer_mtp_klast_bf16_k128_tile128 = layer_mtp::KLast<B16, 128, 128, 128, 4, 256, 2>;
+            layer_mtp_klast_f32_k64_tile16 = layer_mtp::KLast<F32, 64, 64, 16, 2, 128, 1>;
+            layer_mtp_klast_f32_k64_tile64 = layer_mtp::KLast<F32, 64, 64, 64, 2, 256, 1>;
+            layer_mtp_klast_f32_k128_tile32 = layer_mtp::KLast<F32, 128, 128, 32, 2, 256, 1>;
+            layer_mtp_klast_f32_k128_tile64 = layer_mtp::KLast<F32, 128, 128, 64, 2, 256, 1>;
+            layer_mtp_klast_f32_k128_tile128 = layer_mtp::KLast<F32, 128, 128, 128, 2, 256, 2>;
+            layer_mtp_vlast_bf16_k64_tile32 = layer_mtp::VLast<B16, 64, 64, 32, 4, 4, 128, 1>;
+            layer_mtp_vlast_bf16_k64_tile64 = layer_mtp::VLast<B16, 64, 64, 64, 8, 4, 256, 1>;
+            layer_mtp_vlast_bf16_k128_tile32 = layer_mtp::VLast<B16, 128, 128, 32, 4, 4, 256, 1>;
+            layer_mtp_vlast_bf16_k128_tile64 = layer_mtp::VLast<B16, 128, 128, 64, 8, 4, 256, 1>;
+            layer_mtp_vlast_bf16_k128_tile128 = layer_mtp::VLast<B16, 128, 128, 128, 8, 4, 256, 1>;
+            layer_mtp_vlast_f32_k64_tile32 = layer_mtp::VLast<F32, 64, 64, 32, 4, 4, 128, 1>;
+            layer_mtp_vlast_f32_k64_tile64 = layer_mtp::VLast<F32, 64, 64, 64, 8, 4, 128, 1>;
+            layer_mtp_vlast_f32_k128_tile32 = layer_mtp::VLast<F32, 128, 128, 32, 4, 4, 256, 1>;
+            layer_mtp_vlast_f32_k128_tile64 = layer_mtp::VLast<F32, 128, 128, 64, 4, 4, 128, 1>;
+            layer_mtp_vlast_f32_k128_tile128 = layer_mtp::VLast<F32, 128, 128, 128, 4, 4, 128, 1>;
+            gdn_layer_parallel_klast_bf16_k64_tile32 = layer_mtp::GdnParallel<64, 64, 2, 1, true>;
+            gdn_layer_parallel_klast_bf16_k64_tile64 = layer_mtp::GdnParallel<64, 64, 4, 1, true>;
+            gdn_layer_parallel_klast_bf16_k64_tile64_alone = layer_mtp::GdnParallel<64, 64, 4, 1, false>;
+            gdn_layer_parallel_klast_bf16_k128_tile64 = layer_mtp::GdnParallel<128, 128, 4, 1, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128 = layer_mtp::GdnParallel<128, 128, 4, 2, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_alone = layer_mtp::GdnParallel<128, 128, 4, 2, false>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_warps8 = layer_mtp::GdnParallel<128, 128, 8, 1, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone = layer_mtp::GdnParallel<128, 128, 8, 1, false>;
+            kda_layer_parallel_klast_bf16_k128_tile64 = layer_mtp::KdaParallel<128, 128, 4, 1, true>;
+            kda_layer_parallel_klast_bf16_k128_tile128_alone = layer_mtp::KdaParallel<128, 128, 4, 2, false>;
+            kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = layer_mtp::KdaParallel<128, 128, 8, 1, false>;
             gdn_decode_klast_bf16_k96v192_tile32 = gdn_decode::KLast<B16, 96, 192, 2, 64, 3>;
             gdn_decode_klast_f32_k96v192_tile8 = gdn_decode::KLast<F32, 96, 192, 1, 32, 3>;
             gdn_decode_klast_f32_k96v192_tile16 = gdn_decode::KLast<F32, 96, 192, 1, 64, 3>;
             gdn_decode_vlast_bf16_k96v192_tile32 = gdn_decode::VLast<B16, 96, 192, 4, 4>;
             gdn_decode_vlast_bf16_k96v192_tile64 = gdn_decode::VLast<B16, 96, 192, 8, 8>;
             gdn_decode_vlast_f32_k96v192_tile32 = gdn_decode::VLast<F32, 96, 192, 4, 2>;
-            gdn_mtp_klast_bf16_k96v192_tile32 = gdn_mtp::KLast<B16, 96, 192, 2, 64, 3>;
-            gdn_mtp_klast_f32_k96v192_tile16 = gdn_mtp::KLast<F32, 96, 192, 1, 64, 3>;
-            gdn_mtp_vlast_bf16_k96v192_tile32 = gdn_mtp::VLast<B16, 96, 192, 4, 4>;
-            gdn_mtp_vlast_f32_k96v192_tile32 = gdn_mtp::VLast<F32, 96, 192, 4, 4>;
-            gdn_layer_klast_bf16_k96v192_tile32 = gdn_layer::KLast<B16, 96, 192, 2, 64, 3>;
-            gdn_layer_klast_bf16_k96v192_tile192 = gdn_layer::WholeKLast<B16, 96, 192, 1, 256, 3, 3>;
-            gdn_layer_klast_f32_k96v192_tile32 = gdn_layer::KLast<F32, 96, 192, 1, 128, 3>;
-            gdn_layer_klast_f32_k96v192_tile192 = gdn_layer::WholeKLast<F32, 96, 192, 1, 192, 3, 3>;
-            gdn_layer_vlast_bf16_k96v192_tile32 = gdn_layer::VLast<B16, 96, 192, 4, 4, 1>;
-            gdn_layer_vlast_bf16_k96v192_tile192 = gdn_layer::WholeVLast<B16, 96, 192, 8, 4, 192>;
-            gdn_layer_vlast_f32_k96v192_tile32 = gdn_layer::VLast<F32, 96, 192, 4, 4, 1>;
-            gdn_layer_vlast_f32_k96v192_tile192 = gdn_layer::WholeVLast<F32, 96, 192, 8, 4, 192>;
-            gdn_layer_mtp_klast_bf16_k96v192_tile32 = gdn_layer_mtp::KLast<B16, 96, 192, 32, 1, 128, 1, 3>;
-            gdn_layer_mtp_klast_bf16_k96v192_tile192 = gdn_layer_mtp::KLast<B16, 96, 192, 192, 1, 256, 2, 3>;
-            gdn_layer_mtp_klast_f32_k96v192_tile192 = gdn_layer_mtp::KLast<F32, 96, 192, 192, 1, 256, 2, 3>;
-            gdn_layer_mtp_vlast_bf16_k96v192_tile192 = gdn_layer_mtp::VLast<B16, 96, 192, 192, 8, 4, 192, 1>;
-            gdn_layer_mtp_vlast_f32_k96v192_tile192 = gdn_layer_mtp::VLast<F32, 96, 192, 192, 4, 4, 192, 1>;
+            recurrent_klast_bf16_k96v192_tile32 = recurrent::GdnKLast<B16, 96, 192, 2, 64, 3>;
+            recurrent_klast_f32_k96v192_tile16 = recurrent::GdnKLast<F32, 96, 192, 1, 64, 3>;
+            recurrent_vlast_bf16_k96v192_tile32 = recurrent::GdnVLast<B16, 96, 192, 4, 4>;
+            recurrent_vlast_f32_k96v192_tile32 = recurrent::GdnVLast<F32, 96, 192, 4, 4>;
+            layer_klast_bf16_k96v192_tile32 = layer::GdnKLast<B16, 96, 192, 2, 64, 3>;
+            layer_klast_bf16_k96v192_tile192 = layer::GdnWholeKLast<B16, 96, 192, 1, 256, 3, 3>;
+            layer_klast_f32_k96v192_tile32 = layer::GdnKLast<F32, 96, 192, 1, 128, 3>;
+            layer_klast_f32_k96v192_tile192 = layer::GdnWholeKLast<F32, 96, 192, 1, 192, 3, 3>;
+            layer_vlast_bf16_k96v192_tile32 = layer::GdnVLast<B16, 96, 192, 4, 4, 1>;
+            layer_vlast_bf16_k96v192_tile192 = layer::GdnWholeVLast<B16, 96, 192, 8, 4, 192>;
+            layer_vlast_f32_k96v192_tile32 = layer::GdnVLast<F32, 96, 192, 4, 4, 1>;
+            layer_vlast_f32_k96v192_tile192 = layer::GdnWholeVLast<F32, 96, 192, 8, 4, 192>;
+            layer_mtp_klast_bf16_k96v192_tile32 = layer_mtp::GdnKLast<B16, 96, 192, 32, 1, 128, 1, 3>;
+            layer_mtp_klast_bf16_k96v192_tile192 = layer_mtp::GdnKLast<B16, 96, 192, 192, 1, 256, 2, 3>;
+            layer_mtp_klast_f32_k96v192_tile192 = layer_mtp::GdnKLast<F32, 96, 192, 192, 1, 256, 2, 3>;
+            layer_mtp_vlast_bf16_k96v192_tile192 = layer_mtp::GdnVLast<B16, 96, 192, 192, 8, 4, 192, 1>;
+            layer_mtp_vlast_f32_k96v192_tile192 = layer_mtp::GdnVLast<F32, 96, 192, 192, 4, 4, 192, 1>;
             prefill_convolve_k64 = prefill::Convolve<64, 64>;
             prefill_convolve_k128 = prefill::Convolve<128, 128>;
             prefill_convolve_k96v192 = prefill::Convolve<96, 192>;
@@ -361,6 +307,25 @@ macro_rules! define_entries {
             pub const fn shared_state_elements(self) -> u32 {
                 match self {
                     $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_STATE_ELEMENTS,)*
+                }
+            }
+
+            /// Dynamic shared memory of a block, but for [`Self::shared_state_elements`], where each key channel has its own decay
+            /// or each value head has one.
+            pub const fn shared(self, per_channel: bool) -> Shared {
+                let more = if per_channel { self.shared_of_channels() } else { Shared::NONE };
+                Shared {
+                    block: self.shared_bytes() + more.block,
+                    per_token: self.shared_bytes_per_token() + more.per_token,
+                    per_head: self.shared_bytes_per_head() + more.per_head,
+                    per_token_of_head: self.shared_bytes_per_token_of_head() + more.per_token_of_head,
+                }
+            }
+
+            /// Dynamic shared memory besides, where each key channel has its own decay.
+            const fn shared_of_channels(self) -> Shared {
+                match self {
+                    $(Entry::$symbol => <kernels::$operator::$body<$($parameter),*> as Kernel>::SHARED_OF_CHANNELS,)*
                 }
             }
 
@@ -530,25 +495,21 @@ mod tests {
             states,
             k,
             v,
+            ..
         } = computes;
         let name = match family {
             Family::GdnDecode => "gdn_decode",
-            Family::GdnMtp => "gdn_mtp",
+            Family::Recurrent => "recurrent",
             Family::GdnMtpParallel => "gdn_mtp_parallel",
-            Family::KdaRecurrent => "kda_recurrent",
             Family::KdaRecurrentParallel => "kda_recurrent_parallel",
-            Family::GdnDeferred => "gdn_deferred",
-            Family::KdaDeferred => "kda_deferred",
-            Family::GdnDeferredLayer => "gdn_deferred_layer",
-            Family::KdaDeferredLayer => "kda_deferred_layer",
+            Family::Deferred => "deferred",
+            Family::DeferredLayer => "deferred_layer",
             Family::GdnDeferredParallel => "gdn_deferred_parallel",
             Family::GdnDeferredLayerParallel => "gdn_deferred_layer_parallel",
             Family::KdaDeferredLayerParallel => "kda_deferred_layer_parallel",
             Family::KdaDeferredParallel => "kda_deferred_parallel",
-            Family::GdnLayer => "gdn_layer",
-            Family::KdaLayer => "kda_layer",
-            Family::GdnLayerMtp => "gdn_layer_mtp",
-            Family::KdaLayerMtp => "kda_layer_mtp",
+            Family::Layer => "layer",
+            Family::LayerMtp => "layer_mtp",
             Family::GdnLayerParallel => "gdn_layer_parallel",
             Family::KdaLayerParallel => "kda_layer_parallel",
             Family::GdnPrefillPrepare => "gdn_prefill_prepare",

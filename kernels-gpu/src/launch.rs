@@ -35,6 +35,8 @@ pub trait Kernel {
     const SHARED_BYTES_OF_LOWS: u32 = 0;
     /// Dynamic shared memory of a block for each token of a row, bytes.
     const SHARED_BYTES_PER_TOKEN: u32 = 0;
+    /// Dynamic shared memory besides, where each key channel has its own decay.
+    const SHARED_OF_CHANNELS: Shared = Shared::NONE;
     /// Value heads that a block may have, where it has all those of a query/key head; 1: a block has one value head.
     const MAX_HEADS: u32 = 1;
     /// Whether a block has [`Self::BLOCK`] threads for each of its value heads.
@@ -83,12 +85,45 @@ pub trait Kernel {
 pub struct Computes {
     /// Which recurrence, and how.
     pub family: Family,
+    /// Whether each key channel has its own decay: KDA's; GDN's is one of a value head. `None`: either, by a load-time constant.
+    pub per_channel: Option<bool>,
     /// Its states; `None`: any, by load-time constants, or none.
     pub states: Option<States>,
     /// Head dim of q and k.
     pub k: u32,
     /// Head dim of v and o.
     pub v: u32,
+}
+
+/// Dynamic shared memory of a block, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Whatever it has.
+    pub block: u32,
+    /// For each token of a row.
+    pub per_token: u32,
+    /// For each of its value heads.
+    pub per_head: u32,
+    /// For each token of each of its value heads.
+    pub per_token_of_head: u32,
+}
+
+impl Shared {
+    /// None.
+    pub const NONE: Self = Self {
+        block: 0,
+        per_token: 0,
+        per_head: 0,
+        per_token_of_head: 0,
+    };
+
+    /// Of a block with `heads` value heads, for rows of `tokens` tokens.
+    #[must_use]
+    pub const fn bytes(self, tokens: u32, heads: u32) -> u32 {
+        let of_block = self.block + self.per_token * tokens;
+        let of_head = self.per_head + self.per_token_of_head * tokens;
+        of_block.saturating_add(of_head.saturating_mul(heads))
+    }
 }
 
 /// The states that an entry is compiled for.
@@ -122,6 +157,13 @@ impl Computes {
         let all = States::ALL.into_iter();
         all.filter(move |it| own.map_or(knows, |own| own == *it))
     }
+
+    /// Whether each key channel has its own decay, for each operator that it computes: GDN's first.
+    pub fn all_operators(&self) -> impl Iterator<Item = bool> + use<> {
+        let own = self.per_channel;
+        let all = [false, true].into_iter();
+        all.filter(move |it| own.is_none_or(|own| own == *it))
+    }
 }
 
 /// Kernels that compute the same, in the same way; the symbols of a family's entries begin with its name.
@@ -130,22 +172,16 @@ impl Computes {
 pub enum Family {
     /// GDN, one token.
     GdnDecode,
-    /// GDN, token by token.
-    GdnMtp,
+    /// Token by token.
+    Recurrent,
     /// GDN, all tokens at once.
     GdnMtpParallel,
-    /// KDA, token by token.
-    KdaRecurrent,
     /// KDA, all tokens at once.
     KdaRecurrentParallel,
-    /// GDN, one token, on states that wait for the tokens of a ring. It takes [`crate::step::DeferredParams`].
-    GdnDeferred,
-    /// KDA, the same.
-    KdaDeferred,
-    /// GDN, one token, on states that wait, with a convolution before and a norm after it.
-    GdnDeferredLayer,
-    /// KDA, the same.
-    KdaDeferredLayer,
+    /// One token, on states that wait for the tokens of a ring. It takes [`crate::step::DeferredParams`].
+    Deferred,
+    /// One token, on states that wait, with a convolution before and a norm after it.
+    DeferredLayer,
     /// GDN, all tokens at once, on states that wait.
     GdnDeferredParallel,
     /// KDA, the same.
@@ -154,14 +190,10 @@ pub enum Family {
     GdnDeferredLayerParallel,
     /// KDA, the same.
     KdaDeferredLayerParallel,
-    /// GDN, one token, with a convolution before and a norm after it.
-    GdnLayer,
-    /// KDA, the same.
-    KdaLayer,
-    /// GDN, token by token, with a convolution before and a norm after it.
-    GdnLayerMtp,
-    /// KDA, the same.
-    KdaLayerMtp,
+    /// One token, with a convolution before and a norm after it.
+    Layer,
+    /// Token by token, with a convolution before and a norm after it.
+    LayerMtp,
     /// GDN, all tokens at once, with a convolution before and a norm after it.
     GdnLayerParallel,
     /// KDA, the same.
@@ -202,14 +234,11 @@ impl Family {
     pub const fn max_tokens(self) -> u32 {
         match self {
             Self::GdnDecode
-            | Self::GdnDeferred
-            | Self::KdaDeferred
-            | Self::GdnDeferredLayer
-            | Self::KdaDeferredLayer
-            | Self::GdnLayer
-            | Self::KdaLayer
+            | Self::Deferred
+            | Self::DeferredLayer
+            | Self::Layer
             | Self::PrefillSingle => 1,
-            Self::GdnMtp | Self::KdaRecurrent | Self::GdnLayerMtp | Self::KdaLayerMtp => 16,
+            Self::Recurrent | Self::LayerMtp => 16,
             Self::GdnMtpParallel
             | Self::KdaRecurrentParallel
             | Self::GdnLayerParallel
@@ -255,10 +284,8 @@ impl Family {
     pub const fn is_deferred(self) -> bool {
         matches!(
             self,
-            Self::GdnDeferred
-                | Self::KdaDeferred
-                | Self::GdnDeferredLayer
-                | Self::KdaDeferredLayer
+            Self::Deferred
+                | Self::DeferredLayer
                 | Self::GdnDeferredParallel
                 | Self::KdaDeferredParallel
                 | Self::GdnDeferredLayerParallel
@@ -282,12 +309,6 @@ impl Family {
                 | Self::KdaPrefillShort
                 | Self::PrefillFinish
         )
-    }
-
-    /// Whether it is of both operators, by a load-time constant.
-    #[must_use]
-    pub const fn takes_either_operator(self) -> bool {
-        self.convolves() || self.takes_singles() || self.finishes()
     }
 
     /// Whether it takes the rows of one token of a prefill, beside the longer ones.
@@ -331,26 +352,6 @@ impl Family {
             Self::KdaPrefillPrepare | Self::PrefillFinish => h * ratio,
             _ => 0,
         }
-    }
-
-    /// Whether each key channel has its own decay: KDA's. Of what takes either operator a load-time constant says it.
-    #[must_use]
-    pub const fn decays_channels(self) -> bool {
-        matches!(
-            self,
-            Self::KdaRecurrent
-                | Self::KdaRecurrentParallel
-                | Self::KdaDeferred
-                | Self::KdaDeferredLayer
-                | Self::KdaDeferredParallel
-                | Self::KdaDeferredLayerParallel
-                | Self::KdaLayer
-                | Self::KdaLayerMtp
-                | Self::KdaLayerParallel
-                | Self::KdaPrefillPrepare
-                | Self::KdaPrefillChain
-                | Self::KdaPrefillShort
-        )
     }
 }
 

@@ -405,7 +405,7 @@ constants! {
         state_f32 = "GD_STATE_F32",
         /// Of a prefill, 1: states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`.
         state_v_last = "GD_STATE_V_LAST",
-        /// Of a prefill, 1: each key channel has its own decay (KDA); 0: each value head has one (GDN).
+        /// 1: each key channel has its own decay (KDA); 0: each value head has one (GDN).
         per_channel = "GD_PER_CHANNEL",
         /// Between slots of `inputs`.
         inputs_slot = "GD_INPUTS_SLOT",
@@ -431,10 +431,13 @@ impl StepConstants {
     /// [`Self::blocks_per_sm`] of the other constants: as many as have room with tokens and states of 16 bytes at a time, twice as
     /// many where tokens are bf16 and have one decay; else one, lest the assembler put registers into memory.
     #[must_use]
-    pub const fn blocks_by_tokens(&self, per_channel: bool) -> u32 {
+    pub const fn blocks_by_tokens(&self) -> u32 {
         let is_wide = self.wide_state != 0 && (self.tokens == 0 || self.wide_io != 0);
         let v_is_bf16 = self.tokens == 0 || self.v_element == Element::Bf16 as u32;
-        match (is_wide, self.tokens_are_bf16() && v_is_bf16 && !per_channel) {
+        match (
+            is_wide,
+            self.tokens_are_bf16() && v_is_bf16 && self.per_channel == 0,
+        ) {
             (false, _) => 1,
             (true, false) => 2,
             (true, true) => 4,

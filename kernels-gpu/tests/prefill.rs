@@ -229,7 +229,7 @@ impl Case {
 
     /// Whether decays are of key channels.
     fn per_channel(&self) -> bool {
-        self.entry.computes().unwrap().family.decays_channels()
+        self.entry.computes().unwrap().per_channel == Some(true)
     }
 
     /// Compute capability of the GPU that is played: one of either size of shared memory where the chain is for all.
@@ -575,7 +575,7 @@ impl Case {
                 shape: LaunchShape {
                     grid,
                     block: decode.block(),
-                    shared_bytes: decode.shared_bytes() + decode.shared_bytes_per_token(),
+                    shared_bytes: decode.shared(self.per_channel()).bytes(1, 1),
                     cluster: 1,
                     overlaps: false,
                 },
@@ -988,9 +988,7 @@ fn short_rows_in_one_launch_have_the_bits_of_two() {
         let done = check_within(if around { 3e-3 } else { 2.5e-3 }, entry.name(), &case);
         let chain = chains().find(|chain| {
             let (one, other) = (chain.computes().unwrap(), entry.computes().unwrap());
-            let of_family = |family: Family| family.decays_channels();
-            (chain.1, one.k) == (entry.1, other.k)
-                && of_family(one.family) == of_family(other.family)
+            (chain.1, one.k, one.per_channel) == (entry.1, other.k, other.per_channel)
         });
         let other = Case {
             entry: chain.unwrap(),
@@ -1520,15 +1518,15 @@ fn a_token_by_itself_has_a_decodes_bits() {
         ),
         (
             Kernel(Entry::kda_prefill_chain_k128_tile64, KLAST_F32),
-            Entry::kda_recurrent_klast_f32_k128_tile8,
+            Entry::recurrent_klast_f32_k128_tile8,
         ),
         (
             Kernel(Entry::kda_prefill_chain_k128_tile128, VLAST_F32),
-            Entry::kda_recurrent_vlast_f32_k128_tile32,
+            Entry::recurrent_vlast_f32_k128_tile32,
         ),
         (
             Kernel(Entry::kda_prefill_short_k128_tile128, KLAST_F32),
-            Entry::kda_recurrent_klast_f32_k128_tile8,
+            Entry::recurrent_klast_f32_k128_tile8,
         ),
     ] {
         for l2norm in [true, false] {

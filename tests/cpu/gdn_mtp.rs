@@ -1,4 +1,4 @@
-//! GDN MTP verify, resume and commit against the reference: every entry on every backend, over random problems and switches.
+//! GDN's tokens at once, verify, resume and commit, against the reference: every entry on every backend, over random problems and switches.
 
 use gated_delta_kernels::for_each_entry;
 

@@ -1,4 +1,4 @@
-//! Recurrent KDA: verify, resume and commit against the reference: every entry on every backend, over random problems and switches.
+//! KDA's tokens at once, verify, resume and commit, against the reference: every entry on every backend, over random problems and switches.
 
 use gated_delta_kernels::for_each_entry;
 

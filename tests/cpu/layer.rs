@@ -3,30 +3,16 @@
 
 use gated_delta_kernels::for_each_entry;
 
-mod gdn {
+mod one_token {
     macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(gdn_layer: $($table)*); };
+        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(layer: $($table)*); };
     }
     super::for_each_entry!(entries);
 }
 
-mod gdn_several_tokens {
+mod several_tokens {
     macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(gdn_layer_mtp: $($table)*); };
-    }
-    super::for_each_entry!(entries);
-}
-
-mod kda_several_tokens {
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(kda_layer_mtp: $($table)*); };
-    }
-    super::for_each_entry!(entries);
-}
-
-mod kda {
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(kda_layer: $($table)*); };
+        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(layer_mtp: $($table)*); };
     }
     super::for_each_entry!(entries);
 }

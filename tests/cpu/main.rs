@@ -12,5 +12,6 @@ mod laws;
 mod layer;
 mod models;
 mod prefill;
+mod recurrent;
 mod select;
 mod slots;

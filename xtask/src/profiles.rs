@@ -193,7 +193,7 @@ pub fn of(entry: Entry) -> Vec<Profile> {
         both(("states32", "GD_STATE_F32"));
         both(("vlast", "GD_STATE_V_LAST"));
     }
-    if computes.is_some_and(|it| it.family.takes_either_operator()) {
+    if computes.is_some_and(|it| it.per_channel.is_none()) {
         both(("kda", "GD_PER_CHANNEL"));
     }
     let columns = 0..PROFILES.len();
@@ -220,6 +220,8 @@ pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)
     let column = profile.column;
     let has = |symbol: &str| profile.ways.iter().any(|(_, of)| *of == symbol);
     let family = entry.computes().map(|computes| computes.family);
+    let of_channels = entry.computes().and_then(|computes| computes.per_channel);
+    let of_channels = of_channels.unwrap_or(has("GD_PER_CHANNEL"));
     let max_tokens = family.map_or(NONE, Family::max_tokens);
     let value = |&symbol: &&'static str| {
         let row = VALUES.iter().find(|row| row.0 == symbol);
@@ -251,7 +253,7 @@ pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)
                 return Ok((symbol, blocks));
             }
             // StepConstants::blocks_by_tokens
-            "GD_BLOCKS_PER_SM" if family.is_some_and(Family::decays_channels) => 2,
+            "GD_BLOCKS_PER_SM" if of_channels => 2,
             "GD_TOKENS" | "GD_PREVIOUS_TOKENS" => max_tokens,
             _ => NONE,
         };

@@ -57,15 +57,12 @@ fn every_variant_meets_the_known_answers() {
     let files = [
         ("gdn_decode_klast_bf16_k128_", POOL),
         ("gdn_decode_vlast_f32_k128_", VLAST),
-        ("gdn_mtp_klast_bf16_k128_", "gdn_mtp_bf16_snapshots"),
+        ("recurrent_klast_bf16_k128_", "gdn_mtp_bf16_snapshots"),
         (
-            "kda_recurrent_klast_bf16_k64_",
+            "recurrent_klast_bf16_k64_",
             "kda_recurrent_bf16_lower_bound_d64",
         ),
-        (
-            "kda_recurrent_klast_bf16_k128_",
-            "kda_recurrent_bf16_softplus",
-        ),
+        ("recurrent_klast_bf16_k128_", "kda_recurrent_bf16_softplus"),
     ];
     let mut backends = vec!["sim"];
     backends.extend(gpu().then_some("cuda"));
@@ -462,20 +459,20 @@ fn the_demo_checks_a_layer() {
             "qwen3-next",
             &[
                 prompt,
-                ("2 decodes", ["gdn_layer_klast_"; 2]),
+                ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",
-                    ["gdn_layer_mtp_klast_f32", "gdn_layer_parallel_klast_bf16"],
+                    ["layer_mtp_klast_f32", "gdn_layer_parallel_klast_bf16"],
                 ),
             ][..],
         ),
         (
             "kimi-linear",
             &[
-                ("2 decodes", ["kda_layer_klast_"; 2]),
+                ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",
-                    ["kda_layer_mtp_klast_f32", "kda_layer_parallel_klast_bf16"],
+                    ["layer_mtp_klast_f32", "kda_layer_parallel_klast_bf16"],
                 ),
             ],
         ),

@@ -104,8 +104,7 @@ fn is_layer(entry: Entry) -> bool {
     matches!(
         family,
         Some(
-            Family::GdnDeferredLayer
-                | Family::KdaDeferredLayer
+            Family::DeferredLayer
                 | Family::GdnDeferredLayerParallel
                 | Family::KdaDeferredLayerParallel
         )
@@ -129,14 +128,13 @@ struct Memory {
     written: [Buffer; 7],
 }
 
-/// Launches `entry` with `tokens` tokens, or as a flush, and compares all that it leaves behind; the largest error, as a
+/// Launches `entry` with `tokens` tokens, or as a flush, of KDA where `per_channel`, and compares all that it leaves behind; the largest error, as a
 /// part of what is allowed.
 pub fn check(
     library: &Library,
     context: Option<&Context>,
     stream: Option<&Stream>,
-    entry: Entry,
-    tokens: usize,
+    (entry, per_channel, tokens): (Entry, bool, usize),
 ) -> Result<f64, Error> {
     let wrong = |reason: String| Error::SelfTest {
         entry: entry.name(),
@@ -152,7 +150,7 @@ pub fn check(
         .computes()
         .ok_or_else(|| wrong("no operator on states".to_owned()))?;
     let shape = Shape {
-        per_channel: computes.family.decays_channels(),
+        per_channel,
         dim: computes.k as usize,
         tokens,
         formulation: match computes.family.is_parallel() {
@@ -160,8 +158,7 @@ pub fn check(
             false => Formulation::Recurrent,
         },
     };
-    let (per_channel, dim, most, first_len) =
-        (shape.per_channel, shape.dim, shape.most(), shape.len());
+    let (dim, most, first_len) = (shape.dim, shape.most(), shape.len());
     let width = shape.width();
     let state = match computes.states.map(|states| states.element) {
         Some(Element::F32) => DType::F32,

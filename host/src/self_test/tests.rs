@@ -48,7 +48,8 @@ fn every_family_is_launched_in_every_way() {
         let of_family: Vec<&Case> = cases.iter().filter(family).collect();
         let some = |wanted: fn(&Case) -> bool| of_family.iter().any(|&case| wanted(case));
         let family = case.kind.operator.family();
-        let has_64 = !family.decays_channels() || !(family.is_chunked() || family.is_parallel());
+        let has_64 =
+            !case.kind.operator.per_channel() || !(family.is_chunked() || family.is_parallel());
         assert_eq!(some(|case| case.kind.k_dim == 64), has_64);
         assert!(some(|case| case.kind.k_dim == 128));
         let in_place = some(|case| case.way.tokens == 1 && case.way.keep == Keep::InPlace);

@@ -173,7 +173,7 @@ impl Request<'_> {
             state_f16: flag(self.pool().tensor.dtype() == DType::F16),
             state_f32: flag(self.is_chunked() && self.pool().tensor.dtype() == DType::F32),
             state_v_last: flag(self.is_chunked() && options.state_layout == StateLayout::VLast),
-            per_channel: flag(self.is_chunked() && gates.per_channel),
+            per_channel: flag(gates.per_channel),
             // Of the GPU that the thresholds were measured on: `Problem::on` has it of another.
             machine: if self.is_chunked() {
                 machine::HOPPER
@@ -186,7 +186,7 @@ impl Request<'_> {
         let v_last = constants.state_v_last != 0;
         let blocks_per_sm = match self.is_chunked() {
             true => StepConstants::blocks_of_singles(heads.v_dim as u32, v_last),
-            false => constants.blocks_by_tokens(gates.per_channel),
+            false => constants.blocks_by_tokens(),
         };
         StepConstants {
             blocks_per_sm,

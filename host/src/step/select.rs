@@ -55,22 +55,17 @@ impl Operator {
     pub fn family(self) -> Family {
         match self {
             Self::GdnDecode => Family::GdnDecode,
-            Self::GdnMtp => Family::GdnMtp,
+            Self::GdnMtp | Self::KdaDecode | Self::KdaRecurrent => Family::Recurrent,
             Self::GdnMtpParallel(_) => Family::GdnMtpParallel,
-            Self::KdaDecode | Self::KdaRecurrent => Family::KdaRecurrent,
             Self::KdaRecurrentParallel(_) => Family::KdaRecurrentParallel,
-            Self::GdnDeferred => Family::GdnDeferred,
-            Self::KdaDeferred => Family::KdaDeferred,
-            Self::GdnDeferredLayer => Family::GdnDeferredLayer,
-            Self::KdaDeferredLayer => Family::KdaDeferredLayer,
+            Self::GdnDeferred | Self::KdaDeferred => Family::Deferred,
+            Self::GdnDeferredLayer | Self::KdaDeferredLayer => Family::DeferredLayer,
             Self::GdnDeferredParallel => Family::GdnDeferredParallel,
             Self::KdaDeferredParallel => Family::KdaDeferredParallel,
             Self::GdnDeferredLayerParallel => Family::GdnDeferredLayerParallel,
             Self::KdaDeferredLayerParallel => Family::KdaDeferredLayerParallel,
-            Self::GdnLayer => Family::GdnLayer,
-            Self::KdaLayer => Family::KdaLayer,
-            Self::GdnLayerMtp => Family::GdnLayerMtp,
-            Self::KdaLayerMtp => Family::KdaLayerMtp,
+            Self::GdnLayer | Self::KdaLayer => Family::Layer,
+            Self::GdnLayerMtp | Self::KdaLayerMtp => Family::LayerMtp,
             Self::GdnLayerParallel(_) => Family::GdnLayerParallel,
             Self::KdaLayerParallel(_) => Family::KdaLayerParallel,
             Self::GdnPrefill => Family::GdnPrefillChain,
@@ -80,9 +75,34 @@ impl Operator {
         }
     }
 
-    /// Whether a decay is one per key channel.
+    /// Whether a decay is one per key channel: KDA's.
     pub fn per_channel(self) -> bool {
-        self.family().decays_channels()
+        match self {
+            Self::GdnDecode
+            | Self::GdnMtp
+            | Self::GdnMtpParallel(_)
+            | Self::GdnDeferred
+            | Self::GdnDeferredLayer
+            | Self::GdnDeferredParallel
+            | Self::GdnDeferredLayerParallel
+            | Self::GdnLayer
+            | Self::GdnLayerMtp
+            | Self::GdnLayerParallel(_)
+            | Self::GdnPrefill
+            | Self::GdnPrefillShort => false,
+            Self::KdaDecode
+            | Self::KdaRecurrent
+            | Self::KdaRecurrentParallel(_)
+            | Self::KdaDeferred
+            | Self::KdaDeferredLayer
+            | Self::KdaDeferredParallel
+            | Self::KdaDeferredLayerParallel
+            | Self::KdaLayer
+            | Self::KdaLayerMtp
+            | Self::KdaLayerParallel(_)
+            | Self::KdaPrefill
+            | Self::KdaPrefillShort => true,
+        }
     }
 
     /// Whether it is a prefill.
@@ -331,17 +351,17 @@ impl Kind {
             (GdnDecode, VLast, Bf16, [128, 128]) => &[(192, E::gdn_decode_vlast_bf16_k128_tile32), (1024, E::gdn_decode_vlast_bf16_k128_tile64), (ANY, E::gdn_decode_vlast_bf16_k128_tile128)],
             (GdnDecode, VLast, F32, [64, 64]) => &[(512, E::gdn_decode_vlast_f32_k64_tile32), (ANY, E::gdn_decode_vlast_f32_k64_tile64)],
             (GdnDecode, VLast, F32, [128, 128]) => &[(768, E::gdn_decode_vlast_f32_k128_tile32), (ANY, E::gdn_decode_vlast_f32_k128_tile64)],
-            (GdnMtp, KLast, Bf16, [64, 64]) => &[(64, E::gdn_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_mtp_klast_bf16_k64_tile32)],
-            (GdnMtp, KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_klast_bf16_k128_tile16), (ANY, E::gdn_mtp_klast_bf16_k128_tile16_warps2)],
-            (GdnMtp, KLast, F32, [64, 64]) => &[(128, E::gdn_mtp_klast_f32_k64_tile16), (ANY, E::gdn_mtp_klast_f32_k64_tile32)],
-            (GdnMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(64, E::gdn_mtp_klast_f32_k128_tile16), (256, E::gdn_mtp_klast_f32_k128_tile16_warps2), (ANY, E::gdn_mtp_klast_f32_k128_tile16)],
-            (GdnMtp, KLast, F32, [128, 128]) => &[(64, E::gdn_mtp_klast_f32_k128_tile16), (ANY, E::gdn_mtp_klast_f32_k128_tile16_warps2)],
-            (GdnMtp, VLast, Bf16, [64, 64]) => &[(ANY, E::gdn_mtp_vlast_bf16_k64_tile32)],
-            (GdnMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 8 => &[(1024, E::gdn_mtp_vlast_bf16_k128_tile32), (ANY, E::gdn_mtp_vlast_bf16_k128_tile64)],
-            (GdnMtp, VLast, Bf16, [128, 128]) => &[(ANY, E::gdn_mtp_vlast_bf16_k128_tile32)],
-            (GdnMtp, VLast, F32, [64, 64]) => &[(ANY, E::gdn_mtp_vlast_f32_k64_tile32)],
-            (GdnMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 4 => &[(1024, E::gdn_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_mtp_vlast_f32_k128_tile64)],
-            (GdnMtp, VLast, F32, [128, 128]) => &[(ANY, E::gdn_mtp_vlast_f32_k128_tile32)],
+            (GdnMtp, KLast, Bf16, [64, 64]) => &[(64, E::recurrent_klast_bf16_k64_tile16), (ANY, E::recurrent_klast_bf16_k64_tile32)],
+            (GdnMtp, KLast, Bf16, [128, 128]) => &[(64, E::recurrent_klast_bf16_k128_tile16), (ANY, E::recurrent_klast_bf16_k128_tile16_warps2)],
+            (GdnMtp, KLast, F32, [64, 64]) => &[(128, E::recurrent_klast_f32_k64_tile16), (ANY, E::recurrent_klast_f32_k64_tile32)],
+            (GdnMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(64, E::recurrent_klast_f32_k128_tile16), (256, E::recurrent_klast_f32_k128_tile16_warps2), (ANY, E::recurrent_klast_f32_k128_tile16)],
+            (GdnMtp, KLast, F32, [128, 128]) => &[(64, E::recurrent_klast_f32_k128_tile16), (ANY, E::recurrent_klast_f32_k128_tile16_warps2)],
+            (GdnMtp, VLast, Bf16, [64, 64]) => &[(ANY, E::recurrent_vlast_bf16_k64_tile32)],
+            (GdnMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 8 => &[(1024, E::recurrent_vlast_bf16_k128_tile32), (ANY, E::recurrent_vlast_bf16_k128_tile64)],
+            (GdnMtp, VLast, Bf16, [128, 128]) => &[(ANY, E::recurrent_vlast_bf16_k128_tile32)],
+            (GdnMtp, VLast, F32, [64, 64]) => &[(ANY, E::recurrent_vlast_f32_k64_tile32)],
+            (GdnMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 4 => &[(1024, E::recurrent_vlast_f32_k128_tile32), (ANY, E::recurrent_vlast_f32_k128_tile64)],
+            (GdnMtp, VLast, F32, [128, 128]) => &[(ANY, E::recurrent_vlast_f32_k128_tile32)],
             (GdnMtpParallel(Mode::NarrowResume), KLast, Bf16, [64, 64]) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
             (GdnMtpParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(Mode::Update), KLast, Bf16, [64, 64]) => &[(128, E::gdn_mtp_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_mtp_parallel_klast_bf16_k64_tile64)],
@@ -351,87 +371,87 @@ impl Kind {
             (GdnMtpParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
             (GdnMtpParallel(Mode::Update), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (256, E::gdn_mtp_parallel_klast_bf16_k128_tile64), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64)],
             (GdnMtpParallel(Mode::Resume), KLast, Bf16, [128, 128]) => &[(64, E::gdn_mtp_parallel_klast_bf16_k128_tile32), (1024, E::gdn_mtp_parallel_klast_bf16_k128_tile128), (ANY, E::gdn_mtp_parallel_klast_bf16_k128_tile64_warps2)],
-            (KdaDecode, KLast, Bf16, [64, 64]) => &[(128, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
-            (KdaDecode, KLast, Bf16, [128, 128]) => &[(256, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
-            (KdaDecode, KLast, F32, [64, 64]) => &[(256, E::kda_recurrent_klast_f32_k64_tile16), (512, E::kda_recurrent_klast_f32_k64_tile32), (ANY, E::kda_recurrent_klast_f32_k64_tile16)],
-            (KdaDecode, KLast, F32, [128, 128]) => &[(64, E::kda_recurrent_klast_f32_k128_tile8), (128, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile8)],
-            (KdaRecurrent, KLast, Bf16, [64, 64]) => &[(64, E::kda_recurrent_klast_bf16_k64_tile16), (ANY, E::kda_recurrent_klast_bf16_k64_tile32)],
-            (KdaRecurrent, KLast, Bf16, [128, 128]) if self.tokens == 2 => &[(ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
-            (KdaRecurrent, KLast, Bf16, [128, 128]) => &[(32, E::kda_recurrent_klast_bf16_k128_tile16), (ANY, E::kda_recurrent_klast_bf16_k128_tile16_warps2)],
-            (KdaRecurrent, KLast, F32, [64, 64]) => &[(64, E::kda_recurrent_klast_f32_k64_tile16), (ANY, E::kda_recurrent_klast_f32_k64_tile32)],
-            (KdaRecurrent, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(64, E::kda_recurrent_klast_f32_k128_tile16), (256, E::kda_recurrent_klast_f32_k128_tile16_warps2), (ANY, E::kda_recurrent_klast_f32_k128_tile16)],
-            (KdaRecurrent, KLast, F32, [128, 128]) => &[(64, E::kda_recurrent_klast_f32_k128_tile16), (ANY, E::kda_recurrent_klast_f32_k128_tile16_warps2)],
-            (KdaDecode | KdaRecurrent, VLast, Bf16, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_bf16_k64_tile32)],
-            (KdaDecode, VLast, Bf16, [128, 128]) => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
-            (KdaRecurrent, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 8 => &[(1024, E::kda_recurrent_vlast_bf16_k128_tile32), (ANY, E::kda_recurrent_vlast_bf16_k128_tile64)],
-            (KdaRecurrent, VLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_bf16_k128_tile32)],
-            (KdaDecode | KdaRecurrent, VLast, F32, [64, 64]) => &[(ANY, E::kda_recurrent_vlast_f32_k64_tile32)],
-            (KdaDecode | KdaRecurrent, VLast, F32, [128, 128]) => &[(ANY, E::kda_recurrent_vlast_f32_k128_tile32)],
+            (KdaDecode, KLast, Bf16, [64, 64]) => &[(128, E::recurrent_klast_bf16_k64_tile16), (ANY, E::recurrent_klast_bf16_k64_tile32)],
+            (KdaDecode, KLast, Bf16, [128, 128]) => &[(256, E::recurrent_klast_bf16_k128_tile16), (ANY, E::recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaDecode, KLast, F32, [64, 64]) => &[(256, E::recurrent_klast_f32_k64_tile16), (512, E::recurrent_klast_f32_k64_tile32), (ANY, E::recurrent_klast_f32_k64_tile16)],
+            (KdaDecode, KLast, F32, [128, 128]) => &[(64, E::recurrent_klast_f32_k128_tile8), (128, E::recurrent_klast_f32_k128_tile16), (ANY, E::recurrent_klast_f32_k128_tile8)],
+            (KdaRecurrent, KLast, Bf16, [64, 64]) => &[(64, E::recurrent_klast_bf16_k64_tile16), (ANY, E::recurrent_klast_bf16_k64_tile32)],
+            (KdaRecurrent, KLast, Bf16, [128, 128]) if self.tokens == 2 => &[(ANY, E::recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaRecurrent, KLast, Bf16, [128, 128]) => &[(32, E::recurrent_klast_bf16_k128_tile16), (ANY, E::recurrent_klast_bf16_k128_tile16_warps2)],
+            (KdaRecurrent, KLast, F32, [64, 64]) => &[(64, E::recurrent_klast_f32_k64_tile16), (ANY, E::recurrent_klast_f32_k64_tile32)],
+            (KdaRecurrent, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(64, E::recurrent_klast_f32_k128_tile16), (256, E::recurrent_klast_f32_k128_tile16_warps2), (ANY, E::recurrent_klast_f32_k128_tile16)],
+            (KdaRecurrent, KLast, F32, [128, 128]) => &[(64, E::recurrent_klast_f32_k128_tile16), (ANY, E::recurrent_klast_f32_k128_tile16_warps2)],
+            (KdaDecode | KdaRecurrent, VLast, Bf16, [64, 64]) => &[(ANY, E::recurrent_vlast_bf16_k64_tile32)],
+            (KdaDecode, VLast, Bf16, [128, 128]) => &[(1024, E::recurrent_vlast_bf16_k128_tile32), (ANY, E::recurrent_vlast_bf16_k128_tile64)],
+            (KdaRecurrent, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Each && self.tokens >= 8 => &[(1024, E::recurrent_vlast_bf16_k128_tile32), (ANY, E::recurrent_vlast_bf16_k128_tile64)],
+            (KdaRecurrent, VLast, Bf16, [128, 128]) => &[(ANY, E::recurrent_vlast_bf16_k128_tile32)],
+            (KdaDecode | KdaRecurrent, VLast, F32, [64, 64]) => &[(ANY, E::recurrent_vlast_f32_k64_tile32)],
+            (KdaDecode | KdaRecurrent, VLast, F32, [128, 128]) => &[(ANY, E::recurrent_vlast_f32_k128_tile32)],
             (KdaRecurrentParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) => &[(ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile64)],
             (KdaRecurrentParallel(Mode::Verify), KLast, Bf16, [128, 128]) => &[(64, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
             (KdaRecurrentParallel(_), KLast, Bf16, [128, 128]) => &[(128, E::kda_recurrent_parallel_klast_bf16_k128_tile64), (ANY, E::kda_recurrent_parallel_klast_bf16_k128_tile128)],
-            (GdnDeferred, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_klast_bf16_k64_tile64)],
-            (GdnDeferred, KLast, Bf16, [128, 128]) => &[(384, E::gdn_deferred_klast_bf16_k128_tile32), (ANY, E::gdn_deferred_klast_bf16_k128_tile64)],
-            (GdnDeferred, KLast, F32, [64, 64]) => &[(ANY, E::gdn_deferred_klast_f32_k64_tile64)],
-            (GdnDeferred, KLast, F32, [128, 128]) => &[(ANY, E::gdn_deferred_klast_f32_k128_tile32)],
-            (KdaDeferred, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_deferred_klast_bf16_k64_tile64)],
-            (KdaDeferred, KLast, Bf16, [128, 128]) => &[(384, E::kda_deferred_klast_bf16_k128_tile32), (ANY, E::kda_deferred_klast_bf16_k128_tile64)],
-            (KdaDeferred, KLast, F32, [64, 64]) => &[(ANY, E::kda_deferred_klast_f32_k64_tile64)],
-            (KdaDeferred, KLast, F32, [128, 128]) => &[(ANY, E::kda_deferred_klast_f32_k128_tile32)],
+            (GdnDeferred, KLast, Bf16, [64, 64]) => &[(ANY, E::deferred_klast_bf16_k64_tile64)],
+            (GdnDeferred, KLast, Bf16, [128, 128]) => &[(384, E::deferred_klast_bf16_k128_tile32), (ANY, E::deferred_klast_bf16_k128_tile64)],
+            (GdnDeferred, KLast, F32, [64, 64]) => &[(ANY, E::deferred_klast_f32_k64_tile64)],
+            (GdnDeferred, KLast, F32, [128, 128]) => &[(ANY, E::deferred_klast_f32_k128_tile32)],
+            (KdaDeferred, KLast, Bf16, [64, 64]) => &[(ANY, E::deferred_klast_bf16_k64_tile64)],
+            (KdaDeferred, KLast, Bf16, [128, 128]) => &[(384, E::deferred_klast_bf16_k128_tile32), (ANY, E::deferred_klast_bf16_k128_tile64)],
+            (KdaDeferred, KLast, F32, [64, 64]) => &[(ANY, E::deferred_klast_f32_k64_tile64)],
+            (KdaDeferred, KLast, F32, [128, 128]) => &[(ANY, E::deferred_klast_f32_k128_tile32)],
             (GdnDeferredParallel, KLast, Bf16, [64, 64]) => &[(64, E::gdn_deferred_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_deferred_parallel_klast_bf16_k64_tile64)],
             (GdnDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_parallel_klast_bf16_k128_tile128)],
             (KdaDeferredParallel, KLast, Bf16, [128, 128]) => &[(128, E::kda_deferred_parallel_klast_bf16_k128_tile64), (ANY, E::kda_deferred_parallel_klast_bf16_k128_tile128)],
             (GdnDeferredLayerParallel, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_parallel_klast_bf16_k64_tile64)],
             (GdnDeferredLayerParallel, KLast, Bf16, [128, 128]) => &[(128, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_deferred_layer_parallel_klast_bf16_k128_tile128)],
             (KdaDeferredLayerParallel, KLast, Bf16, [128, 128]) => &[(ANY, E::kda_deferred_layer_parallel_klast_bf16_k128_tile64)],
-            (GdnDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k64_tile64)],
-            (GdnDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_bf16_k128_tile128)],
-            (GdnDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::gdn_deferred_layer_klast_f32_k64_tile64)],
-            (GdnDeferredLayer, KLast, F32, [128, 128]) => &[(ANY, E::gdn_deferred_layer_klast_f32_k128_tile128)],
-            (KdaDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::kda_deferred_layer_klast_bf16_k64_tile64)],
-            (KdaDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::kda_deferred_layer_klast_bf16_k128_tile128)],
-            (KdaDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::kda_deferred_layer_klast_f32_k64_tile64)],
-            (KdaDeferredLayer, KLast, F32, [128, 128]) => &[(ANY, E::kda_deferred_layer_klast_f32_k128_tile128)],
-            (GdnLayer, KLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_klast_bf16_k64_tile16), (ANY, E::gdn_layer_klast_bf16_k64_tile64)],
-            (GdnLayer, KLast, Bf16, [128, 128]) => &[(128, E::gdn_layer_klast_bf16_k128_tile16), (ANY, E::gdn_layer_klast_bf16_k128_tile128)],
-            (GdnLayer, KLast, F32, [64, 64]) => &[(256, E::gdn_layer_klast_f32_k64_tile16), (ANY, E::gdn_layer_klast_f32_k64_tile64)],
-            (GdnLayer, KLast, F32, [128, 128]) => &[(96, E::gdn_layer_klast_f32_k128_tile16), (ANY, E::gdn_layer_klast_f32_k128_tile128)],
-            (GdnLayer, VLast, Bf16, [64, 64]) => &[(256, E::gdn_layer_vlast_bf16_k64_tile32), (ANY, E::gdn_layer_vlast_bf16_k64_tile64)],
-            (GdnLayer, VLast, Bf16, [128, 128]) => &[(128, E::gdn_layer_vlast_bf16_k128_tile32), (ANY, E::gdn_layer_vlast_bf16_k128_tile128)],
-            (GdnLayer, VLast, F32, [64, 64]) => &[(256, E::gdn_layer_vlast_f32_k64_tile32), (ANY, E::gdn_layer_vlast_f32_k64_tile64)],
-            (GdnLayer, VLast, F32, [128, 128]) => &[(128, E::gdn_layer_vlast_f32_k128_tile32), (ANY, E::gdn_layer_vlast_f32_k128_tile128)],
-            (KdaLayer, KLast, Bf16, [64, 64]) => &[(192, E::kda_layer_klast_bf16_k64_tile16), (ANY, E::kda_layer_klast_bf16_k64_tile64)],
-            (KdaLayer, KLast, Bf16, [128, 128]) => &[(64, E::kda_layer_klast_bf16_k128_tile16), (ANY, E::kda_layer_klast_bf16_k128_tile128)],
-            (KdaLayer, KLast, F32, [64, 64]) => &[(192, E::kda_layer_klast_f32_k64_tile16), (ANY, E::kda_layer_klast_f32_k64_tile64)],
-            (KdaLayer, KLast, F32, [128, 128]) => &[(64, E::kda_layer_klast_f32_k128_tile16), (256, E::kda_layer_klast_f32_k128_tile128_warps16), (ANY, E::kda_layer_klast_f32_k128_tile128)],
-            (KdaLayer, VLast, Bf16, [64, 64]) => &[(256, E::kda_layer_vlast_bf16_k64_tile32), (ANY, E::kda_layer_vlast_bf16_k64_tile64)],
-            (KdaLayer, VLast, Bf16, [128, 128]) => &[(128, E::kda_layer_vlast_bf16_k128_tile32), (ANY, E::kda_layer_vlast_bf16_k128_tile128)],
-            (KdaLayer, VLast, F32, [64, 64]) => &[(256, E::kda_layer_vlast_f32_k64_tile32), (ANY, E::kda_layer_vlast_f32_k64_tile64)],
-            (KdaLayer, VLast, F32, [128, 128]) => &[(128, E::kda_layer_vlast_f32_k128_tile32), (ANY, E::kda_layer_vlast_f32_k128_tile128)],
-            (GdnLayerMtp, KLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_mtp_klast_bf16_k64_tile16), (ANY, E::gdn_layer_mtp_klast_bf16_k64_tile64)],
-            (GdnLayerMtp, KLast, F32, [64, 64]) => &[(192, E::gdn_layer_mtp_klast_f32_k64_tile16), (ANY, E::gdn_layer_mtp_klast_f32_k64_tile64)],
-            (GdnLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::gdn_layer_mtp_vlast_bf16_k64_tile32), (ANY, E::gdn_layer_mtp_vlast_bf16_k64_tile64)],
-            (GdnLayerMtp, VLast, F32, [64, 64]) => &[(192, E::gdn_layer_mtp_vlast_f32_k64_tile32), (ANY, E::gdn_layer_mtp_vlast_f32_k64_tile64)],
-            (KdaLayerMtp, KLast, Bf16, [64, 64]) => &[(192, E::kda_layer_mtp_klast_bf16_k64_tile16), (ANY, E::kda_layer_mtp_klast_bf16_k64_tile64)],
-            (KdaLayerMtp, KLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_klast_f32_k64_tile16), (ANY, E::kda_layer_mtp_klast_f32_k64_tile64)],
-            (KdaLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_bf16_k64_tile32), (ANY, E::kda_layer_mtp_vlast_bf16_k64_tile64)],
-            (KdaLayerMtp, VLast, F32, [64, 64]) => &[(192, E::kda_layer_mtp_vlast_f32_k64_tile32), (ANY, E::kda_layer_mtp_vlast_f32_k64_tile64)],
-            (GdnLayerMtp, KLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (256, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
-            (GdnLayerMtp, KLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_klast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_klast_bf16_k128_tile128)],
-            (GdnLayerMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 4 => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (256, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
-            (GdnLayerMtp, KLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_klast_f32_k128_tile32), (2048, E::gdn_layer_mtp_klast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_klast_f32_k128_tile128)],
-            (GdnLayerMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(48, E::gdn_layer_mtp_vlast_bf16_k128_tile32), (256, E::gdn_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_bf16_k128_tile128)],
-            (GdnLayerMtp, VLast, Bf16, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_bf16_k128_tile32), (2048, E::gdn_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_bf16_k128_tile128)],
-            (GdnLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (1024, E::gdn_layer_mtp_vlast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
-            (GdnLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Each && self.tokens == 4 => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (256, E::gdn_layer_mtp_vlast_f32_k128_tile64), (16384, E::gdn_layer_mtp_vlast_f32_k128_tile32), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
-            (GdnLayerMtp, VLast, F32, [128, 128]) => &[(48, E::gdn_layer_mtp_vlast_f32_k128_tile32), (2048, E::gdn_layer_mtp_vlast_f32_k128_tile64), (ANY, E::gdn_layer_mtp_vlast_f32_k128_tile128)],
-            (KdaLayerMtp, KLast, Bf16, [128, 128]) => &[(256, E::kda_layer_mtp_klast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_klast_bf16_k128_tile128)],
-            (KdaLayerMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
-            (KdaLayerMtp, KLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_klast_f32_k128_tile64), (ANY, E::kda_layer_mtp_klast_f32_k128_tile128)],
-            (KdaLayerMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::kda_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_vlast_bf16_k128_tile128)],
-            (KdaLayerMtp, VLast, Bf16, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_bf16_k128_tile64), (ANY, E::kda_layer_mtp_vlast_bf16_k128_tile128)],
-            (KdaLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::kda_layer_mtp_vlast_f32_k128_tile64), (ANY, E::kda_layer_mtp_vlast_f32_k128_tile128)],
-            (KdaLayerMtp, VLast, F32, [128, 128]) => &[(2048, E::kda_layer_mtp_vlast_f32_k128_tile64), (ANY, E::kda_layer_mtp_vlast_f32_k128_tile128)],
+            (GdnDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::deferred_layer_klast_bf16_k64_tile64)],
+            (GdnDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::deferred_layer_klast_bf16_k128_tile128)],
+            (GdnDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::deferred_layer_klast_f32_k64_tile64)],
+            (GdnDeferredLayer, KLast, F32, [128, 128]) => &[(ANY, E::deferred_layer_klast_f32_k128_tile128)],
+            (KdaDeferredLayer, KLast, Bf16, [64, 64]) => &[(ANY, E::deferred_layer_klast_bf16_k64_tile64)],
+            (KdaDeferredLayer, KLast, Bf16, [128, 128]) => &[(ANY, E::deferred_layer_klast_bf16_k128_tile128)],
+            (KdaDeferredLayer, KLast, F32, [64, 64]) => &[(ANY, E::deferred_layer_klast_f32_k64_tile64)],
+            (KdaDeferredLayer, KLast, F32, [128, 128]) => &[(ANY, E::deferred_layer_klast_f32_k128_tile128)],
+            (GdnLayer, KLast, Bf16, [64, 64]) => &[(192, E::layer_klast_bf16_k64_tile16), (ANY, E::layer_klast_bf16_k64_tile64)],
+            (GdnLayer, KLast, Bf16, [128, 128]) => &[(128, E::layer_klast_bf16_k128_tile16), (ANY, E::layer_klast_bf16_k128_tile128)],
+            (GdnLayer, KLast, F32, [64, 64]) => &[(256, E::layer_klast_f32_k64_tile16), (ANY, E::layer_klast_f32_k64_tile64)],
+            (GdnLayer, KLast, F32, [128, 128]) => &[(96, E::layer_klast_f32_k128_tile16), (ANY, E::layer_klast_f32_k128_tile128_warps16)],
+            (GdnLayer, VLast, Bf16, [64, 64]) => &[(256, E::layer_vlast_bf16_k64_tile32), (ANY, E::layer_vlast_bf16_k64_tile64)],
+            (GdnLayer, VLast, Bf16, [128, 128]) => &[(128, E::layer_vlast_bf16_k128_tile32), (ANY, E::layer_vlast_bf16_k128_tile128)],
+            (GdnLayer, VLast, F32, [64, 64]) => &[(256, E::layer_vlast_f32_k64_tile32), (ANY, E::layer_vlast_f32_k64_tile64)],
+            (GdnLayer, VLast, F32, [128, 128]) => &[(128, E::layer_vlast_f32_k128_tile32), (ANY, E::layer_vlast_f32_k128_tile128)],
+            (KdaLayer, KLast, Bf16, [64, 64]) => &[(192, E::layer_klast_bf16_k64_tile16), (ANY, E::layer_klast_bf16_k64_tile64)],
+            (KdaLayer, KLast, Bf16, [128, 128]) => &[(64, E::layer_klast_bf16_k128_tile16), (ANY, E::layer_klast_bf16_k128_tile128)],
+            (KdaLayer, KLast, F32, [64, 64]) => &[(192, E::layer_klast_f32_k64_tile16), (ANY, E::layer_klast_f32_k64_tile64)],
+            (KdaLayer, KLast, F32, [128, 128]) => &[(64, E::layer_klast_f32_k128_tile16), (256, E::layer_klast_f32_k128_tile128_warps16), (ANY, E::layer_klast_f32_k128_tile128)],
+            (KdaLayer, VLast, Bf16, [64, 64]) => &[(256, E::layer_vlast_bf16_k64_tile32), (ANY, E::layer_vlast_bf16_k64_tile64)],
+            (KdaLayer, VLast, Bf16, [128, 128]) => &[(128, E::layer_vlast_bf16_k128_tile32), (ANY, E::layer_vlast_bf16_k128_tile128)],
+            (KdaLayer, VLast, F32, [64, 64]) => &[(256, E::layer_vlast_f32_k64_tile32), (ANY, E::layer_vlast_f32_k64_tile64)],
+            (KdaLayer, VLast, F32, [128, 128]) => &[(128, E::layer_vlast_f32_k128_tile32), (ANY, E::layer_vlast_f32_k128_tile128)],
+            (GdnLayerMtp, KLast, Bf16, [64, 64]) => &[(192, E::layer_mtp_klast_bf16_k64_tile16), (ANY, E::layer_mtp_klast_bf16_k64_tile64)],
+            (GdnLayerMtp, KLast, F32, [64, 64]) => &[(192, E::layer_mtp_klast_f32_k64_tile16), (ANY, E::layer_mtp_klast_f32_k64_tile64)],
+            (GdnLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::layer_mtp_vlast_bf16_k64_tile32), (ANY, E::layer_mtp_vlast_bf16_k64_tile64)],
+            (GdnLayerMtp, VLast, F32, [64, 64]) => &[(192, E::layer_mtp_vlast_f32_k64_tile32), (ANY, E::layer_mtp_vlast_f32_k64_tile64)],
+            (KdaLayerMtp, KLast, Bf16, [64, 64]) => &[(192, E::layer_mtp_klast_bf16_k64_tile16), (ANY, E::layer_mtp_klast_bf16_k64_tile64)],
+            (KdaLayerMtp, KLast, F32, [64, 64]) => &[(192, E::layer_mtp_klast_f32_k64_tile16), (ANY, E::layer_mtp_klast_f32_k64_tile64)],
+            (KdaLayerMtp, VLast, Bf16, [64, 64]) => &[(192, E::layer_mtp_vlast_bf16_k64_tile32), (ANY, E::layer_mtp_vlast_bf16_k64_tile64)],
+            (KdaLayerMtp, VLast, F32, [64, 64]) => &[(192, E::layer_mtp_vlast_f32_k64_tile32), (ANY, E::layer_mtp_vlast_f32_k64_tile64)],
+            (GdnLayerMtp, KLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(48, E::layer_mtp_klast_bf16_k128_tile32), (256, E::layer_mtp_klast_bf16_k128_tile64), (ANY, E::layer_mtp_klast_bf16_k128_tile128)],
+            (GdnLayerMtp, KLast, Bf16, [128, 128]) => &[(48, E::layer_mtp_klast_bf16_k128_tile32), (2048, E::layer_mtp_klast_bf16_k128_tile64), (ANY, E::layer_mtp_klast_bf16_k128_tile128)],
+            (GdnLayerMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 4 => &[(48, E::layer_mtp_klast_f32_k128_tile32), (256, E::layer_mtp_klast_f32_k128_tile64), (ANY, E::layer_mtp_klast_f32_k128_tile128)],
+            (GdnLayerMtp, KLast, F32, [128, 128]) => &[(48, E::layer_mtp_klast_f32_k128_tile32), (2048, E::layer_mtp_klast_f32_k128_tile64), (ANY, E::layer_mtp_klast_f32_k128_tile128)],
+            (GdnLayerMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(48, E::layer_mtp_vlast_bf16_k128_tile32), (256, E::layer_mtp_vlast_bf16_k128_tile64), (ANY, E::layer_mtp_vlast_bf16_k128_tile128)],
+            (GdnLayerMtp, VLast, Bf16, [128, 128]) => &[(48, E::layer_mtp_vlast_bf16_k128_tile32), (2048, E::layer_mtp_vlast_bf16_k128_tile64), (ANY, E::layer_mtp_vlast_bf16_k128_tile128)],
+            (GdnLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens == 8 => &[(48, E::layer_mtp_vlast_f32_k128_tile32), (1024, E::layer_mtp_vlast_f32_k128_tile64), (ANY, E::layer_mtp_vlast_f32_k128_tile128)],
+            (GdnLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Each && self.tokens == 4 => &[(48, E::layer_mtp_vlast_f32_k128_tile32), (256, E::layer_mtp_vlast_f32_k128_tile64), (16384, E::layer_mtp_vlast_f32_k128_tile32), (ANY, E::layer_mtp_vlast_f32_k128_tile128)],
+            (GdnLayerMtp, VLast, F32, [128, 128]) => &[(48, E::layer_mtp_vlast_f32_k128_tile32), (2048, E::layer_mtp_vlast_f32_k128_tile64), (ANY, E::layer_mtp_vlast_f32_k128_tile128)],
+            (KdaLayerMtp, KLast, Bf16, [128, 128]) => &[(256, E::layer_mtp_klast_bf16_k128_tile64), (ANY, E::layer_mtp_klast_bf16_k128_tile128)],
+            (KdaLayerMtp, KLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::layer_mtp_klast_f32_k128_tile64), (ANY, E::layer_mtp_klast_f32_k128_tile128)],
+            (KdaLayerMtp, KLast, F32, [128, 128]) => &[(2048, E::layer_mtp_klast_f32_k128_tile64), (ANY, E::layer_mtp_klast_f32_k128_tile128)],
+            (KdaLayerMtp, VLast, Bf16, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::layer_mtp_vlast_bf16_k128_tile64), (ANY, E::layer_mtp_vlast_bf16_k128_tile128)],
+            (KdaLayerMtp, VLast, Bf16, [128, 128]) => &[(2048, E::layer_mtp_vlast_bf16_k128_tile64), (ANY, E::layer_mtp_vlast_bf16_k128_tile128)],
+            (KdaLayerMtp, VLast, F32, [128, 128]) if self.keeps == Keeps::Last && self.tokens >= 4 => &[(256, E::layer_mtp_vlast_f32_k128_tile64), (ANY, E::layer_mtp_vlast_f32_k128_tile128)],
+            (KdaLayerMtp, VLast, F32, [128, 128]) => &[(2048, E::layer_mtp_vlast_f32_k128_tile64), (ANY, E::layer_mtp_vlast_f32_k128_tile128)],
             (GdnLayerParallel(Mode::NarrowResume), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone)],
             (GdnLayerParallel(_), KLast, Bf16, [128, 128]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k128_tile64), (256, E::gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone), (ANY, E::gdn_layer_parallel_klast_bf16_k128_tile128_alone)],
             (GdnLayerParallel(_), KLast, Bf16, [64, 64]) if self.ratio == 1 => &[(64, E::gdn_layer_parallel_klast_bf16_k64_tile32), (ANY, E::gdn_layer_parallel_klast_bf16_k64_tile64_alone)],
@@ -445,18 +465,18 @@ impl Kind {
             (GdnDecode, KLast, F32, [96, 192]) => &[(160, E::gdn_decode_klast_f32_k96v192_tile8), (ANY, E::gdn_decode_klast_f32_k96v192_tile16)],
             (GdnDecode, VLast, Bf16, [96, 192]) => &[(192, E::gdn_decode_vlast_bf16_k96v192_tile32), (ANY, E::gdn_decode_vlast_bf16_k96v192_tile64)],
             (GdnDecode, VLast, F32, [96, 192]) => &[(ANY, E::gdn_decode_vlast_f32_k96v192_tile32)],
-            (GdnMtp, KLast, Bf16, [96, 192]) => &[(ANY, E::gdn_mtp_klast_bf16_k96v192_tile32)],
-            (GdnMtp, KLast, F32, [96, 192]) => &[(ANY, E::gdn_mtp_klast_f32_k96v192_tile16)],
-            (GdnMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_mtp_vlast_bf16_k96v192_tile32)],
-            (GdnMtp, VLast, F32, [96, 192]) => &[(ANY, E::gdn_mtp_vlast_f32_k96v192_tile32)],
-            (GdnLayer, KLast, Bf16, [96, 192]) => &[(128, E::gdn_layer_klast_bf16_k96v192_tile32), (ANY, E::gdn_layer_klast_bf16_k96v192_tile192)],
-            (GdnLayer, KLast, F32, [96, 192]) => &[(96, E::gdn_layer_klast_f32_k96v192_tile32), (ANY, E::gdn_layer_klast_f32_k96v192_tile192)],
-            (GdnLayer, VLast, Bf16, [96, 192]) => &[(128, E::gdn_layer_vlast_bf16_k96v192_tile32), (ANY, E::gdn_layer_vlast_bf16_k96v192_tile192)],
-            (GdnLayer, VLast, F32, [96, 192]) => &[(128, E::gdn_layer_vlast_f32_k96v192_tile32), (ANY, E::gdn_layer_vlast_f32_k96v192_tile192)],
-            (GdnLayerMtp, KLast, Bf16, [96, 192]) => &[(128, E::gdn_layer_mtp_klast_bf16_k96v192_tile32), (ANY, E::gdn_layer_mtp_klast_bf16_k96v192_tile192)],
-            (GdnLayerMtp, KLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_klast_f32_k96v192_tile192)],
-            (GdnLayerMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_bf16_k96v192_tile192)],
-            (GdnLayerMtp, VLast, F32, [96, 192]) => &[(ANY, E::gdn_layer_mtp_vlast_f32_k96v192_tile192)],
+            (GdnMtp, KLast, Bf16, [96, 192]) => &[(ANY, E::recurrent_klast_bf16_k96v192_tile32)],
+            (GdnMtp, KLast, F32, [96, 192]) => &[(ANY, E::recurrent_klast_f32_k96v192_tile16)],
+            (GdnMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::recurrent_vlast_bf16_k96v192_tile32)],
+            (GdnMtp, VLast, F32, [96, 192]) => &[(ANY, E::recurrent_vlast_f32_k96v192_tile32)],
+            (GdnLayer, KLast, Bf16, [96, 192]) => &[(128, E::layer_klast_bf16_k96v192_tile32), (ANY, E::layer_klast_bf16_k96v192_tile192)],
+            (GdnLayer, KLast, F32, [96, 192]) => &[(96, E::layer_klast_f32_k96v192_tile32), (ANY, E::layer_klast_f32_k96v192_tile192)],
+            (GdnLayer, VLast, Bf16, [96, 192]) => &[(128, E::layer_vlast_bf16_k96v192_tile32), (ANY, E::layer_vlast_bf16_k96v192_tile192)],
+            (GdnLayer, VLast, F32, [96, 192]) => &[(128, E::layer_vlast_f32_k96v192_tile32), (ANY, E::layer_vlast_f32_k96v192_tile192)],
+            (GdnLayerMtp, KLast, Bf16, [96, 192]) => &[(128, E::layer_mtp_klast_bf16_k96v192_tile32), (ANY, E::layer_mtp_klast_bf16_k96v192_tile192)],
+            (GdnLayerMtp, KLast, F32, [96, 192]) => &[(ANY, E::layer_mtp_klast_f32_k96v192_tile192)],
+            (GdnLayerMtp, VLast, Bf16, [96, 192]) => &[(ANY, E::layer_mtp_vlast_bf16_k96v192_tile192)],
+            (GdnLayerMtp, VLast, F32, [96, 192]) => &[(ANY, E::layer_mtp_vlast_f32_k96v192_tile192)],
             (GdnPrefill, _, _, [64, 64]) => &[(ELSEWHERE, E::gdn_prefill_chain_k64_tile64_mma), (ANY, E::gdn_prefill_chain_k64_tile64)],
             (GdnPrefill, _, _, [128, 128]) => &[(ELSEWHERE, E::gdn_prefill_chain_k128_tile64_mma), (128, E::gdn_prefill_chain_k128_tile64), (ANY, E::gdn_prefill_chain_k128_tile128)],
             (GdnPrefill, _, _, [96, 192]) => &[(ELSEWHERE, E::gdn_prefill_chain_k96v192_tile64_mma), (ANY, E::gdn_prefill_chain_k96v192_tile64)],
@@ -601,15 +621,12 @@ impl Kind {
 
     /// Dynamic shared memory of a block of `entry`, bytes.
     pub fn shared_bytes(self, entry: Entry) -> u32 {
-        let of_head =
-            entry.shared_bytes_per_head() + entry.shared_bytes_per_token_of_head() * self.tokens;
         let of_state = match (self.layout, self.state) {
             (StateLayout::KLast, state) => entry.shared_state_elements() * state.size_of() as u32,
             (StateLayout::VLast, _) => 0,
         };
-        let of_tokens = entry.shared_bytes_per_token() * self.tokens;
-        let of_block = entry.shared_bytes() + of_state + of_tokens;
-        of_block.saturating_add(of_head.saturating_mul(self.ratio))
+        let shared = entry.shared(self.operator.per_channel());
+        shared.bytes(self.tokens, self.ratio) + of_state
     }
 
     /// Some variant has room for these tokens and value heads, where any is compiled.
@@ -740,7 +757,9 @@ impl Kind {
             _ => return false,
         };
         entry.computes().is_some_and(|computes| {
+            let per_channel = self.operator.per_channel();
             computes.family == self.operator.family()
+                && computes.per_channel.is_none_or(|own| own == per_channel)
                 && computes
                     .all_states()
                     .any(|it| it == States { layout, element })

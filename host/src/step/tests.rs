@@ -366,20 +366,20 @@ fn a_family_follows_from_t_and_options() {
     let per_token = States::per_token(pool(), tensor(I32, &[2, 1]));
     assert_eq!(family(&update()), "gdn_decode");
     assert_eq!(family(&one(States::read_only(pool()).into())), "gdn_decode");
-    assert_eq!(family(&update().snapshots(snapshots())), "gdn_mtp");
-    assert_eq!(family(&one(per_token.into())), "gdn_mtp");
+    assert_eq!(family(&update().snapshots(snapshots())), "recurrent");
+    assert_eq!(family(&one(per_token.into())), "recurrent");
     let mut packed_one = packed();
     packed_one.packed.as_mut().unwrap().max_tokens = 1;
-    assert_eq!(family(&packed_one), "gdn_mtp");
-    assert_eq!(family(&gdn()), "gdn_mtp");
-    assert_eq!(family(&commit()), "gdn_mtp");
+    assert_eq!(family(&packed_one), "recurrent");
+    assert_eq!(family(&gdn()), "recurrent");
+    assert_eq!(family(&commit()), "recurrent");
     let parallel = Options::default().formulation(Formulation::Parallel);
     let selected = |work: &dyn Work| work.selected().unwrap().name();
     for work in [update().options(parallel), gdn().options(parallel)] {
         assert!(selected(&work).starts_with("gdn_mtp_parallel_"));
     }
     assert!(selected(&commit().options(parallel)).starts_with("gdn_mtp_parallel_"));
-    assert_eq!(family(&kda(KdaGate::Log)), "kda_recurrent");
+    assert_eq!(family(&kda(KdaGate::Log)), "recurrent");
 }
 
 /// What is selected may depend on which states a step keeps.

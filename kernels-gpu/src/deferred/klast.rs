@@ -2,7 +2,6 @@
 
 use core::marker::PhantomData;
 
-use super::Deferring;
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::global::{load_b32, store_b32};
@@ -11,7 +10,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, sync_warp, warp_shuffle_xor};
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load, load_one};
@@ -20,7 +19,8 @@ use crate::math::range::tame;
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot};
 use crate::pending::{MAX_PENDING, Pending, Ring, folds};
 use crate::recurrent::klast::{load_channels, norms, store_channels};
-use crate::recurrent::tokens::{LaneGates, Tokens};
+use crate::recurrent::prepared::bytes_of_channels;
+use crate::recurrent::tokens::{Decays, LaneGates, Tokens};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Head, RawFragment, Share, StateElement, check_k_last};
 use crate::step::{DeferredParams, StepConstants, StepParams};
@@ -61,7 +61,7 @@ impl<const ROWS: usize> Lane<ROWS> {
 const MOST_ENTRIES: usize = 2;
 
 impl<
-    G: Deferring,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -76,19 +76,12 @@ impl<
     pub(super) const TILE: u32 = Self::GROUPS * ROWS as u32;
     /// Pending tokens that a group weighs.
     const ENTRIES: usize = MAX_PENDING.div_ceil(Self::GROUPS) as usize;
-    /// Channels that have a decay of their own.
-    const CHANNELS: u32 = if G::PER_CHANNEL { K } else { 1 };
-    /// Shared memory: what each pending token adds for k and for q; KDA's log decays of each; of a fold, each one's k with the
-    /// decays behind it, and u, group by group.
-    const LOG_DECAYS: u32 = MAX_PENDING * 8;
-    const KEYS: u32 = Self::LOG_DECAYS
-        + if G::PER_CHANNEL {
-            MAX_PENDING * K * 4
-        } else {
-            0
-        };
+    /// Shared memory: what each pending token adds for k and for q; of a fold, each one's k with the decays behind it, and u, group
+    /// by group. KDA's log decays of each are elsewhere.
+    const KEYS: u32 = MAX_PENDING * 8;
     const UPDATES: u32 = Self::KEYS + MAX_PENDING * K * 4;
     pub(super) const BYTES: u32 = Self::UPDATES + MAX_PENDING * Self::TILE * 4;
+    pub(super) const LOG_DECAY_BYTES: u32 = bytes_of_channels::<G>(MAX_PENDING * K * 4);
 
     pub(super) const CHECKED: () = {
         check_k_last((K, 1), V, ROWS as u32, THREADS);
@@ -148,14 +141,14 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn decay_keys(
         c: &StepConstants,
-        (smem, lane): (u32, &Lane<ROWS>),
+        (smem, log_decays, lane): (u32, u32, &Lane<ROWS>),
         len: u32,
         (share, group): (Share, u32),
     ) -> [f32; 8] {
         // SAFETY: each place has one writer, and is read behind the barrier.
         unsafe {
-            let (behind, total) = if G::PER_CHANNEL {
-                Self::behind(lane, smem, len, [0.0; 8], (share, group))
+            let (behind, total) = if G::per_channel(c) {
+                Self::behind(lane, log_decays, len, [0.0; 8], (share, group))
             } else {
                 let [pending] = butterfly_sum([lane.log_decay], 1, Self::LANES);
                 ([[0.0; 8]; MOST_ENTRIES], [pending; 8])
@@ -164,7 +157,7 @@ impl<
                 let j = group + i as u32 * Self::GROUPS;
                 let mut key = lane.keys[i].to_f32(c.keys_element);
                 let mut weights = behind[i];
-                if G::PER_CHANNEL {
+                if G::per_channel(c) {
                     weights = weights.map(gate::exp);
                 } else {
                     let own = if share.lane > j { lane.log_decay } else { 0.0 };
@@ -181,17 +174,16 @@ impl<
         }
     }
 
-    /// Σ log α of the tokens behind each pending one of the group's, of those of `lane` and one with `log_decay`, and of all of
+    /// Σ log α, of KDA, of the tokens behind each pending one of the group's, of those of `lane` and one with `log_decay`, and of all of
     /// them, of the lane's channels. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn behind(
         lane: &Lane<ROWS>,
-        smem: u32,
+        log_decays_smem: u32,
         ahead: u32,
         log_decay: [f32; 8],
         (share, group): (Share, u32),
     ) -> ([[f32; 8]; MOST_ENTRIES], [f32; 8]) {
-        let log_decays_smem = smem + Self::LOG_DECAYS;
         let (mut behind, mut total) = ([log_decay; MOST_ENTRIES], log_decay);
         // SAFETY: each place has one writer, and is read behind the barrier.
         unsafe {
@@ -233,7 +225,7 @@ impl<
         unsafe {
             if share.lane < ahead {
                 lane.update = load::<ROWS>(ring.update(share.lane, V, first), F32, true);
-                if !G::PER_CHANNEL {
+                if !G::per_channel(c) {
                     lane.log_decay = f32::from_bits(load_b32(ring.decay(share.lane, 1)));
                 }
             }
@@ -241,7 +233,7 @@ impl<
                 let j = group + i as u32 * Self::GROUPS;
                 if j < ahead {
                     lane.keys[i] = share.load_matching::<S>(ring.key(j), c.keys_element, true);
-                    if G::PER_CHANNEL {
+                    if G::per_channel(c) {
                         lane.log_decays[i] = share.load_matching::<S>(ring.decay(j, K), F32, true);
                     }
                 }
@@ -256,15 +248,15 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn weigh(
         c: &StepConstants,
-        (smem, lane): (u32, &Lane<ROWS>),
+        (smem, log_decays, lane): (u32, u32, &Lane<ROWS>),
         ahead: u32,
         (k, q, log_decay): ([f32; 8], [f32; 8], [f32; 8]),
         (share, group): (Share, u32),
     ) -> [f32; 8] {
         // SAFETY: each place has one writer, and is read behind the barrier.
         unsafe {
-            let (behind, total) = if G::PER_CHANNEL {
-                Self::behind(lane, smem, ahead, log_decay, (share, group))
+            let (behind, total) = if G::per_channel(c) {
+                Self::behind(lane, log_decays, ahead, log_decay, (share, group))
             } else {
                 let [pending] = butterfly_sum([lane.log_decay], 1, Self::LANES);
                 ([log_decay; MOST_ENTRIES], [log_decay[0] + pending; 8])
@@ -274,7 +266,7 @@ impl<
                 let key = lane.keys[i].to_f32(c.keys_element);
                 let mut decayed = key;
                 let log_decay_behind = if share.lane > j { lane.log_decay } else { 0.0 };
-                if G::PER_CHANNEL {
+                if G::per_channel(c) {
                     each!(channel in 0..8 => decayed[channel] *= gate::exp(behind[i][channel]));
                 }
                 let [mut with_k, mut with_q, log_decay_behind] = butterfly_sum(
@@ -282,7 +274,7 @@ impl<
                     1,
                     Self::LANES,
                 );
-                if !G::PER_CHANNEL {
+                if !G::per_channel(c) {
                     let weight = gate::exp(log_decay[0] + log_decay_behind);
                     (with_k, with_q) = (weight * with_k, weight * with_q);
                 }
@@ -355,8 +347,8 @@ impl<
             if row.value_head(c, 0) == row.hv {
                 share.store_matching::<S>(ring.key(len), c.keys_element, *k);
             }
-            let address = ring.decay(len, Self::CHANNELS);
-            if G::PER_CHANNEL {
+            let address = ring.decay(len, if G::per_channel(c) { K } else { 1 });
+            if G::per_channel(c) {
                 share.store_matching::<S>(address, F32, *log_decay);
             } else if share.lane == 0 {
                 store_b32(address, log_decay[0].to_bits());
@@ -366,7 +358,7 @@ impl<
 }
 
 impl<
-    G: Deferring,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -379,15 +371,15 @@ impl<
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = V / Self::TILE;
-    /// KDA with blocks of 64 threads: the assembler takes 128 registers unasked, and asked to it spills.
-    const MIN_BLOCKS_PER_SM: u32 = if G::PER_CHANNEL && THREADS == 64 {
-        0
-    } else {
-        512 / THREADS
-    };
+    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
     const SHARED_BYTES: u32 = Self::BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        block: Self::LOG_DECAY_BYTES,
+        ..Shared::NONE
+    };
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::DEFERRED,
+        family: Family::Deferred,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -418,7 +410,7 @@ impl<
         // no pending token.
         unsafe {
             let pending = Pending::load(&c, params, row.b);
-            let ring = Ring::of(&c, params, pending, row, [K, V], (F32, G::PER_CHANNEL));
+            let ring = Ring::of(&c, params, pending, row, [K, V], (F32, G::per_channel(&c)));
             let head = (row.hv, [V, K]);
             let wide_state = c.wide_state != 0;
             let head =
@@ -433,11 +425,11 @@ impl<
                 let start = (pending.live, pending.fresh);
                 raw[r] = head.load_start::<S>(share, first + r as u32, start);
             });
-            let smem = dynamic_shared_mem();
+            let (smem, log_decays) = (dynamic_shared_mem(), dynamic_shared_mem() + Self::BYTES);
             let mut lane = Self::load_lane(&c, ring, pending.len, (share, group, first));
             if must_fold {
                 let at = (share, group);
-                let decay = Self::decay_keys(&c, (smem, &lane), pending.len, at);
+                let decay = Self::decay_keys(&c, (smem, log_decays, &lane), pending.len, at);
                 raw = Self::fold(&c, (smem, decay, lane.update), pending.len, raw, at);
                 lane = Lane::NONE;
             }
@@ -474,7 +466,13 @@ impl<
             let factors = Factors::new(c.l2norm != 0, scale, norms, (1.0, beta));
             let left = (&k, &log_decay);
             Self::append(&c, (ring, pending.len), row, left, (share, group));
-            let decay = Self::weigh(&c, (smem, &lane), ahead, (k, q, log_decay), (share, group));
+            let decay = Self::weigh(
+                &c,
+                (smem, log_decays, &lane),
+                ahead,
+                (k, q, log_decay),
+                (share, group),
+            );
 
             let with = Self::weights(smem, share, ahead);
             let update = lane.update.to_f32(F32);

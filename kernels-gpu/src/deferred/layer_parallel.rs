@@ -7,11 +7,11 @@
 
 use core::marker::PhantomData;
 
-use super::DeferringLayer;
 use super::parallel::run;
 use crate::launch::{Computes, Kernel, Layout, States};
 use crate::layer::{Layer, MOST_BLOCKS, Rings};
 use crate::pending::{InputRing, Pending, Ring};
+use crate::recurrent::Gating;
 use crate::recurrent::parallel::map::Block;
 use crate::row::Row;
 use crate::state::{B16, StateElement};
@@ -22,7 +22,7 @@ pub struct LayerParallel<G, const K: u32, const V: u32, const WARPS: u32, const 
     PhantomData<G>,
 );
 
-impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
+impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
     for LayerParallel<G, K, V, WARPS, TILES16>
 {
     const PER_CHANNEL: bool = G::PER_CHANNEL;
@@ -33,7 +33,7 @@ impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILE
     const WAITS: bool = true;
 }
 
-impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
+impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
     for LayerParallel<G, K, V, WARPS, TILES16>
 {
     type Params = DeferredParams;
@@ -48,6 +48,7 @@ impl<G: DeferringLayer, const K: u32, const V: u32, const WARPS: u32, const TILE
     const MAX_RATIO: u32 = MOST_BLOCKS / Self::TILES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_LAYER_PARALLEL,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: B16::ELEMENT,

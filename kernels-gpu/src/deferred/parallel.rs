@@ -6,12 +6,13 @@
 
 use core::marker::PhantomData;
 
-use super::{Deferring, waiting};
+use super::waiting;
 use crate::constants::Element;
 use crate::device::shared::copy_async_wait;
 use crate::device::thread::thread_idx_x;
 use crate::launch::{Computes, Kernel, Layout, States};
 use crate::pending::{MAX_PENDING_DRAFTS, Pending, Ring};
+use crate::recurrent::Gating;
 use crate::recurrent::parallel::channels::DecayInputs;
 use crate::recurrent::parallel::fragments::Tokens8;
 use crate::recurrent::parallel::gates::GateInputs;
@@ -37,7 +38,7 @@ pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES
     PhantomData<G>,
 );
 
-impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
+impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
     for Parallel<G, K, V, WARPS, TILES16>
 {
     const PER_CHANNEL: bool = G::PER_CHANNEL;
@@ -48,7 +49,7 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
     const WAITS: bool = true;
 }
 
-impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
+impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
     for Parallel<G, K, V, WARPS, TILES16>
 {
     type Params = DeferredParams;
@@ -61,6 +62,7 @@ impl<G: Deferring, const K: u32, const V: u32, const WARPS: u32, const TILES16: 
     const SHARED_BYTES_OF_LOWS: u32 = Map::<Self>::BYTES_OF_LOWS;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::DEFERRED_PARALLEL,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: B16::ELEMENT,

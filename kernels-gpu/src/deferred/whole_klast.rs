@@ -2,20 +2,19 @@
 
 use core::marker::PhantomData;
 
-use super::Deferring;
 use super::klast::{KLast as Tile, Lane};
 use crate::constants::Element;
 use crate::device::global::prefetch;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout, States};
-use crate::layer::{Ahead, Layered, Place, Slices, Whole, finish, position, store_zeros};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::layer::{Ahead, Place, Slices, Whole, finish, position, store_zeros};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{Raw, load};
 use crate::pending::{Pending, Ring, folds};
 use crate::recurrent::klast::{load_channels, load_parts, normable};
-use crate::recurrent::tokens::RawGates;
+use crate::recurrent::tokens::{Decays, RawGates};
 use crate::row::Row;
 use crate::state::{Share, StateElement};
 use crate::step::{DeferredParams, LayerParams, StepConstants};
@@ -34,7 +33,7 @@ pub struct WholeKLast<
 >(PhantomData<(G, S)>);
 
 impl<
-    G: Deferring + Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -52,12 +51,14 @@ impl<
     /// Offset of the pending tokens' weights in shared memory: those of even heads, then those of odd ones.
     const WEIGHTS: u32 = DEPTH * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
     const WEIGHTS_BYTES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::BYTES;
+    /// KDA's log decays of the pending tokens, behind all heads': those of even heads, then those of odd ones.
+    const LOG_DECAY_BYTES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::LOG_DECAY_BYTES;
 
     /// Brings the pending tokens' u and log α of a head, and the k of all heads, to level-2 cache.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn fetch(ring: Ring, len: u32) {
+    fn fetch(c: &StepConstants, ring: Ring, len: u32) {
         let updates = V * 4 / LINE;
-        let decays = if G::PER_CHANNEL { K * 4 / LINE } else { 1 };
+        let decays = if G::per_channel(c) { K * 4 / LINE } else { 1 };
         let keys = ring.key_bytes().div_ceil(LINE);
         let lines = updates + decays + keys;
         let mut i = thread_idx_x();
@@ -66,7 +67,7 @@ impl<
             prefetch(if line < updates {
                 ring.update(j, V, line * LINE / 4)
             } else if line < updates + decays {
-                let channels = if G::PER_CHANNEL { K } else { 1 };
+                let channels = if G::per_channel(c) { K } else { 1 };
                 ring.decay(j, channels) + ((line - updates) * LINE) as u64
             } else {
                 ring.key(j) + ((line - updates - decays) * LINE) as u64
@@ -82,7 +83,7 @@ const F32: u32 = Element::F32 as u32;
 const LINE: u32 = 128;
 
 impl<
-    G: Deferring + Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -92,7 +93,7 @@ impl<
     const DEPTH: u32,
 > Whole for WholeKLast<G, S, K, V, ROWS, VALUES, THREADS, DEPTH>
 {
-    type Gating = G;
+    type Decays = G;
     const K: u32 = K;
     const V: u32 = V;
     const THREADS: u32 = THREADS;
@@ -111,7 +112,7 @@ impl<
 }
 
 impl<
-    G: Deferring + Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -129,8 +130,14 @@ impl<
     const MIN_BLOCKS_PER_SM: u32 = if S::VECTORS == 1 { 384 } else { 256 } / THREADS;
     const SHARED_BYTES: u32 = Self::HEADS;
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        block: 2 * Self::LOG_DECAY_BYTES,
+        per_head: Self::DECAY_BYTES,
+        ..Shared::NONE
+    };
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::DEFERRED_LAYER,
+        family: Family::DeferredLayer,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -166,7 +173,7 @@ impl<
             let must_fold = pending.len > 0 && folds(pending.len, c.tokens, c.pending);
             let ring = |r: u32| {
                 let own = row.with_head(&c, r);
-                Ring::of(&c, params, pending, own, [K, V], (F32, G::PER_CHANNEL))
+                Ring::of(&c, params, pending, own, [K, V], (F32, G::per_channel(&c)))
             };
             let wide = c.wide_state != 0;
             let copies = Slices::<S, ROWS, THREADS>::new(smem, live && place.reads(), wide);
@@ -188,7 +195,7 @@ impl<
                 store_zeros::<Self>(&c, layer, row);
                 return;
             }
-            each!(r in 0..c.ratio => Self::fetch(ring(r), pending.len));
+            each!(r in 0..c.ratio => Self::fetch(&c, ring(r), pending.len));
 
             let scale = inputs.give::<Self>(&c, layer, &place, row);
             sync_threads();
@@ -204,14 +211,20 @@ impl<
             s = 0;
             while s < slices {
                 let r = s / Self::SLICES;
-                let of_head = Self::head(r);
+                let of_head = Self::head(&c, r);
                 let ring = ring(r);
                 let first = first_row(s);
+                // GDN's, of which the assembler does not see that they are the same in every turn.
+                let of_channels = |decay: [f32; 8]| match G::per_channel(&c) {
+                    true => decay,
+                    false => [decay[0]; 8],
+                };
                 let weights = smem + Self::WEIGHTS + r % 2 * Self::WEIGHTS_BYTES;
+                let log_decays = Self::head(&c, c.ratio) + r % 2 * Self::LOG_DECAY_BYTES;
                 let mut update;
                 if s.is_multiple_of(Self::SLICES) {
-                    let log_decay = if G::PER_CHANNEL {
-                        load_channels(of_head + Self::DECAY, share)
+                    let log_decay = if G::per_channel(&c) {
+                        load_channels(of_head + Self::DECAYS, share)
                     } else {
                         [f32::from_bits(load_shared_b32(of_head + Self::DECAY)); 8]
                     };
@@ -234,7 +247,7 @@ impl<
                     if must_fold {
                         folding_decay = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::decay_keys(
                             &c,
-                            (weights, &lane),
+                            (weights, log_decays, &lane),
                             pending.len,
                             (share, group),
                         );
@@ -242,7 +255,7 @@ impl<
                     }
                     decay = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::weigh(
                         &c,
-                        (weights, &lane),
+                        (weights, log_decays, &lane),
                         ahead,
                         (k, q, log_decay),
                         (share, group),
@@ -261,7 +274,7 @@ impl<
                 if must_fold {
                     raw = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::fold(
                         &c,
-                        (weights, folding_decay, update),
+                        (weights, of_channels(folding_decay), update),
                         pending.len,
                         raw,
                         (share, group),
@@ -278,7 +291,7 @@ impl<
                     raw,
                     update.to_f32(F32),
                     with,
-                    (k, q, decay),
+                    (k, q, of_channels(decay)),
                     share,
                 );
                 let own_row = first + own / 2;

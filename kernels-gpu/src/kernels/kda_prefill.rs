@@ -57,6 +57,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::KdaPrefillPrepare,
+        per_channel: Some(true),
         states: None,
         k: K,
         v: V,

@@ -1,4 +1,4 @@
-//! Recurrent KDA (Kimi Delta Attention, arXiv 2510.26692): one decay per key channel; T tokens per sequence.
+//! KDA (Kimi Delta Attention, arXiv 2510.26692), all tokens at once: one decay per key channel; T tokens per sequence.
 //!
 //! Per value head hv with query/key head h and state S: [V, K], for each token:
 //!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale    (1)
@@ -28,26 +28,24 @@
 //! Truth    reference::recurrent; tests/kda_recurrent.rs, tests/laws
 
 use crate::launch::Family;
-use crate::recurrent::{self, Gating};
+use crate::recurrent::{self, Decays, Gating};
 
 /// One decay per key channel.
 pub struct PerChannel;
 
+impl Decays for PerChannel {
+    const OF_CHANNELS: Option<bool> = Some(true);
+}
+
 impl Gating for PerChannel {
     const PER_CHANNEL: bool = true;
-    const RECURRENT: Family = Family::KdaRecurrent;
     const PARALLEL: Family = Family::KdaRecurrentParallel;
+    const LAYER_PARALLEL: Family = Family::KdaLayerParallel;
+    const DEFERRED_PARALLEL: Family = Family::KdaDeferredParallel;
+    const DEFERRED_LAYER_PARALLEL: Family = Family::KdaDeferredLayerParallel;
     const CHAIN: Family = Family::KdaPrefillChain;
     const SHORT: Family = Family::KdaPrefillShort;
 }
-
-/// K-last states.
-pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
-    recurrent::KLast<PerChannel, S, K, V, ROWS, THREADS>;
-
-/// V-last states.
-pub type VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =
-    recurrent::VLast<PerChannel, S, K, V, LANES, ROWS>;
 
 /// All tokens at once on K-last states of 16 bits.
 pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =

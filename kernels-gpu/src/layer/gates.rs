@@ -1,15 +1,14 @@
 //! The gates of a layer's heads, one value a thread.
 
-use super::Layered;
 use crate::constants::Element;
 use crate::math::elements::{Raw, load_one};
-use crate::recurrent::tokens::{RawGates, Tokens, gate_row, load_a_log, load_beta};
+use crate::recurrent::tokens::{Decays, RawGates, Tokens, gate_row, load_a_log, load_beta};
 use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 
 /// β of the row's value head, and its α: with KDA that of one channel of all `k_dim`, with GDN the head's own.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn load_gate<G: Layered>(
+pub unsafe fn load_gate<G: Decays>(
     c: &StepConstants,
     params: &StepParams,
     row: Row,
@@ -17,7 +16,7 @@ pub unsafe fn load_gate<G: Layered>(
     channel: u32,
     k_dim: u32,
 ) -> RawGates<1> {
-    let (channel, channels) = if G::PER_CHANNEL {
+    let (channel, channels) = if G::per_channel(c) {
         (channel, k_dim)
     } else {
         (0, 1)

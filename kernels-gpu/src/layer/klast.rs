@@ -4,17 +4,17 @@ use core::marker::PhantomData;
 
 use super::conv::{Part, Qkv, ThreadChannels};
 use super::norm::{Scale, share_sum, squares, sum_of};
-use super::{Layered, Place, mail, position};
+use super::{Place, mail, position};
 use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, States};
 use crate::math::each::each;
 use crate::math::elements::{self, load};
 use crate::math::range::{SMALL, times};
-use crate::recurrent::klast::{Token, load_parts, normable, parts_to_f32, step};
-use crate::recurrent::tokens::{LaneGates, Tokens};
+use crate::recurrent::klast::{Token, check_parts, load_parts, normable, parts_to_f32, step};
+use crate::recurrent::tokens::{Decays, LaneGates, Tokens};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
@@ -59,7 +59,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -79,7 +79,8 @@ impl<
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const CLUSTER: u32 = Self::BLOCKS;
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::LAYER,
+        family: Family::Layer,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -97,7 +98,7 @@ impl<
                 "a thread for each channel"
             );
             assert!(ROWS as u32 <= Self::LANES, "a lane for each row's norm");
-            assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part");
+            check_parts::<G>(PARTS);
         };
         let c = StepConstants::get();
         // SAFETY: the mailboxes are the first of the block's shared memory.
@@ -164,7 +165,7 @@ impl<
             let (channels, norms) = normable(&c, (k, q), Self::LANES);
             let token = Token::new(&c, channels, norms, gates, 0);
             let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
-            let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+            let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
             if c.has_norm != 0 {
                 let sums = head_smem + Self::SUMS;
                 let of_warp = row.tile * Self::WARPS + thread / 32;
@@ -199,7 +200,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,

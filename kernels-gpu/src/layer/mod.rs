@@ -52,20 +52,8 @@ pub use whole_klast::WholeKLast;
 pub use whole_vlast::WholeVLast;
 
 use crate::device::warp::lane_id;
-use crate::launch::Family;
-use crate::recurrent::Gating;
 use crate::recurrent::vlast::load_rows;
 use crate::state::{FRAGMENT, StateElement};
-
-/// The kernels of an operator's layer step.
-pub trait Layered: Gating {
-    /// Family of the kernels of one token.
-    const LAYER: Family;
-    /// Family of the kernels of several tokens, one after the other.
-    const LAYER_MTP: Family;
-    /// Family of the kernels of several tokens at once.
-    const LAYER_PARALLEL: Family;
-}
 
 /// Bytes from channel 0 of a head to channel `i` in shared memory, in the order in which `lanes` lanes load theirs with
 /// [`crate::recurrent::klast::load_parts`] for K-last states of `S`.

@@ -3,7 +3,7 @@
 use super::conv::{Part, Qkv};
 use super::drafts::{Drafts, Walk, Which};
 use super::norm::{Scale, sum_of, sum_of_neighbours};
-use super::{Layered, Place, mail};
+use super::{Place, mail};
 use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
@@ -12,8 +12,10 @@ use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, load_one};
 use crate::math::range::{any_large, may_overflow};
-use crate::recurrent::prepared::{FACTOR_BYTES, load_factors, load_key_and_query, store_factors};
-use crate::recurrent::tokens::{Gating, Run, Tokens, clear_rest};
+use crate::recurrent::prepared::{
+    FACTOR_BYTES, bytes_of_channels, load_factors, load_key_and_query, store_factors,
+};
+use crate::recurrent::tokens::{Decays, Run, Tokens, clear_rest};
 use crate::row::Row;
 use crate::state::{StateElement, Tile};
 use crate::step::{LayerParams, StepConstants};
@@ -26,10 +28,11 @@ use crate::step::{LayerParams, StepConstants};
 /// | 0 | 4 K | k, f32, each channel at [`Mtp::place`] |
 /// | `Q` | 4 K | q, likewise |
 /// | `SLOT` | 8 | where the state after it goes besides, where there are token slots |
-/// | `TOKEN_BYTES` | `HEAD_BYTES` a head | KDA's α of every channel, likewise; v, then o, of the tile; factors; sums of squares of o |
+/// | `TOKEN_BYTES` | `HEAD_BYTES` a head | v, then o, of the tile; factors; sums of squares of o |
+/// | `DECAY` of a head | `DECAY_BYTES` | KDA's α of every channel, likewise |
 pub trait Mtp {
-    /// The operator: GDN or KDA.
-    type Gating: Layered;
+    /// One decay per key channel (KDA) or per value head (GDN).
+    type Decays: Decays;
     const K: u32;
     const V: u32;
     /// Elements of v of each head.
@@ -43,34 +46,42 @@ pub trait Mtp {
     const Q: u32 = Self::K * 4;
     const SLOT: u32 = 2 * Self::Q;
     const TOKEN_BYTES: u32 = Self::SLOT + 16;
-    const VALUES: u32 = if Self::Gating::PER_CHANNEL {
-        Self::Q
-    } else {
-        0
-    };
-    const FACTORS: u32 = Self::VALUES + Self::TILE * 4;
+    const FACTORS: u32 = Self::TILE * 4;
     const SUMS: u32 = Self::FACTORS + FACTOR_BYTES;
     /// Elements of o whose squares a word of the sums has.
     const SEGMENT: u32 = if Self::TILE < 32 { Self::TILE } else { 32 };
     const HEAD_SUMS: u32 = Self::V / Self::SEGMENT;
+    /// Of a head with one decay.
     const HEAD_BYTES: u32 = (Self::SUMS + Self::HEAD_SUMS * 4).next_multiple_of(16);
+    const DECAY: u32 = Self::HEAD_BYTES;
+    /// More where each key channel has one.
+    const DECAY_BYTES: u32 = bytes_of_channels::<Self::Decays>(Self::Q);
     /// First byte behind the mailboxes of a cluster.
     const BEHIND_MAIL: u32 = if Self::BLOCKS == 1 { 0 } else { mail::BYTES };
 
     /// Bytes from channel 0 of k, q or α to channel `i` in shared memory.
     fn place(i: u32) -> u32;
 
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn head_bytes(c: &StepConstants) -> u32 {
+        if Self::Decays::per_channel(c) {
+            Self::HEAD_BYTES + Self::DECAY_BYTES
+        } else {
+            Self::HEAD_BYTES
+        }
+    }
+
     /// Shared memory of token `i`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(c: &StepConstants, i: u32) -> u32 {
-        let bytes = Self::TOKEN_BYTES + c.ratio * Self::HEAD_BYTES;
+        let bytes = Self::TOKEN_BYTES + c.ratio * Self::head_bytes(c);
         dynamic_shared_mem() + Self::TOKENS + i * bytes
     }
 
     /// Shared memory of token `i` and the block's value head `r`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(c: &StepConstants, i: u32, r: u32) -> u32 {
-        Self::token(c, i) + Self::TOKEN_BYTES + r * Self::HEAD_BYTES
+        Self::token(c, i) + Self::TOKEN_BYTES + r * Self::head_bytes(c)
     }
 
     /// Opens the mailboxes of a cluster, and comes to its barrier. Every thread of the block calls it.
@@ -251,7 +262,7 @@ impl<'a> LayerStep<'a> {
             let row = self.row.with_head(c, r);
             let tokens = tokens.with_head(c, &self.params.step, row);
             let from = self.row.tile * W::TILE + v;
-            give(tokens.v, t, from, W::head(c, i, r) + W::VALUES + v * 4);
+            give(tokens.v, t, from, W::head(c, i, r) + v * 4);
             n += W::THREADS;
         }
     }
@@ -304,7 +315,7 @@ impl<'a> LayerStep<'a> {
         let c = self.c;
         each!(r in 0..c.ratio => {
             let smem = W::head(c, i, r) + W::FACTORS;
-            let of_gates = load_factors(smem, W::Gating::PER_CHANNEL);
+            let of_gates = load_factors(smem, W::Decays::per_channel(c));
             let gates = (of_gates.decay, of_gates.beta);
             let scale = f32::from_bits(c.scale);
             store_factors(smem, Factors::new(c.l2norm != 0, scale, norms, gates));
@@ -367,7 +378,7 @@ impl<'a> LayerStep<'a> {
         }
         let o = |n: u32| {
             let (t, r, v) = place_of::<W>(c, n);
-            f32::from_bits(load_shared_b32(W::head(c, kept + t, r) + W::VALUES + v * 4))
+            f32::from_bits(load_shared_b32(W::head(c, kept + t, r) + v * 4))
         };
         sync_threads();
         if c.has_norm != 0 {
@@ -433,7 +444,7 @@ unsafe fn give<W: Mtp>(c: &StepConstants, part: &Part, i: u32, y: f32) {
     let address = match part.of {
         Qkv::Value => {
             let (r, v) = (part.own / W::TILE, part.own % W::TILE);
-            W::head(c, i, r) + W::VALUES + v * 4
+            W::head(c, i, r) + v * 4
         }
         Qkv::Key => W::token(c, i) + W::place(part.own),
         Qkv::Query => W::token(c, i) + W::Q + W::place(part.own),

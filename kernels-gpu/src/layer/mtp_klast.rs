@@ -3,20 +3,21 @@
 use core::marker::PhantomData;
 
 use super::mtp::{LayerStep, Mtp};
+use super::position;
 use super::ring::Slices;
-use super::{Layered, position};
 use crate::device::rarely;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
 use crate::math::each::each;
 use crate::recurrent::klast::{
-    Token, load_channels, load_parts, normable, norms, step, store_channels, store_parts,
+    Token, check_parts, load_channels, load_parts, normable, norms, step, store_channels,
+    store_parts,
 };
 use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
 use crate::recurrent::slots::token_slot;
-use crate::recurrent::tokens::{Gating, LaneGates, Tokens};
+use crate::recurrent::tokens::{Decays, LaneGates, Tokens};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
@@ -36,7 +37,7 @@ pub struct MtpKLast<
 >(PhantomData<(G, S)>);
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -55,7 +56,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -66,7 +67,7 @@ impl<
     const PARTS: usize,
 > Mtp for MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>
 {
-    type Gating = G;
+    type Decays = G;
     const K: u32 = K;
     const V: u32 = V;
     const TILE: u32 = TILE;
@@ -80,7 +81,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -100,9 +101,14 @@ impl<
     const SHARED_BYTES: u32 = Self::TOKENS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
     const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = Self::HEAD_BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        per_token_of_head: Self::DECAY_BYTES,
+        ..Shared::NONE
+    };
     const CLUSTER: u32 = V / TILE;
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::LAYER_MTP,
+        family: Family::LayerMtp,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -114,7 +120,7 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
-        const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
+        const { check_parts::<G>(PARTS) };
         const {
             assert!(
                 TILE.is_multiple_of(Self::GROUPS_OF_WARP * ROWS as u32),
@@ -229,7 +235,7 @@ impl<
                             break;
                         }
                         let (token, v, values) = Self::prepared(&c, (i, r, own), share);
-                        let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+                        let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                         i += 1;
                         if i <= kept {
                             continue;
@@ -269,7 +275,7 @@ struct Turn {
 impl Turn {
     /// Number `n` of the tokens' heads, or the last.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load<G: Gating, S: StateElement, const K: u32>(
+    unsafe fn load<G: Decays, S: StateElement, const K: u32>(
         launch: &LayerStep,
         tokens: &Tokens,
         n: u32,
@@ -287,7 +293,7 @@ impl Turn {
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -325,8 +331,8 @@ impl<
                 let norms = norms((k, q), Self::LANES);
                 let made = Token::new(c, (k, q), norms, gates, turn.slot);
                 if n < count {
-                    if G::PER_CHANNEL {
-                        store_channels(head, share, made.decay);
+                    if G::per_channel(c) {
+                        store_channels(head + Self::DECAY, share, made.decay);
                     }
                     if share.lane == 0 {
                         store_factors(head + Self::FACTORS, made.factors);
@@ -382,18 +388,18 @@ impl<
         share: Share,
     ) -> (Token<PARTS>, [f32; ROWS], u32) {
         let (token, head) = (Self::token(c, i), Self::head(c, i, r));
-        let values = head + Self::VALUES + own * 4;
+        let values = head + own * 4;
         let mut v = [0.0; ROWS];
         each!(n in 0..ROWS => v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4)));
         let made = Token {
             k: load_parts(token, share),
             q: load_parts(token + Self::Q, share),
-            decay: if G::PER_CHANNEL {
-                load_channels(head, share)
+            decay: if G::per_channel(c) {
+                load_channels(head + Self::DECAY, share)
             } else {
                 [0.0; 8]
             },
-            factors: load_factors(head + Self::FACTORS, G::PER_CHANNEL),
+            factors: load_factors(head + Self::FACTORS, G::per_channel(c)),
             slot: load_slot(c, token + Self::SLOT),
         };
         (made, v, values)

@@ -4,20 +4,20 @@ use core::marker::PhantomData;
 
 use super::mtp::{LayerStep, Mtp};
 use super::ring::Slices;
-use super::{Layered, warp_channels};
+use super::warp_channels;
 use crate::device::rarely;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::reduce::pairwise_sum;
 use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
 use crate::recurrent::slots::token_slot;
-use crate::recurrent::tokens::Tokens;
+use crate::recurrent::tokens::{Decays, Tokens};
 use crate::recurrent::vlast::{
     advance, leave_products, load_rows, store_channels, warp_gates, warp_norms, warp_shrunk,
 };
@@ -42,7 +42,7 @@ pub struct MtpVLast<
 >(PhantomData<(G, S)>);
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -70,7 +70,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -81,7 +81,7 @@ impl<
     const DEPTH: u32,
 > Mtp for MtpVLast<G, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>
 {
-    type Gating = G;
+    type Decays = G;
     const K: u32 = K;
     const V: u32 = V;
     const TILE: u32 = TILE;
@@ -95,7 +95,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -116,9 +116,14 @@ impl<
     const SHARED_BYTES: u32 = Self::TOKENS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
     const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = Self::HEAD_BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        per_token_of_head: Self::DECAY_BYTES,
+        ..Shared::NONE
+    };
     const CLUSTER: u32 = V / TILE;
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::LAYER_MTP,
+        family: Family::LayerMtp,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,
@@ -238,8 +243,8 @@ impl<
                         break;
                     }
                     let (token, of_token) = (Self::token(&c, i), Self::head(&c, i, r));
-                    if G::PER_CHANNEL {
-                        let decay = load_rows::<ROWS>(of_token + first * 4);
+                    if G::per_channel(&c) {
+                        let decay = load_rows::<ROWS>(of_token + Self::DECAY + first * 4);
                         each!(n in 0..ROWS => {
                             states[n] = states[n].map(|s| s * decay[n]); // (2)
                         });
@@ -253,12 +258,12 @@ impl<
                     // A team without a slice goes along: what is on both sides of a barrier under one condition would
                     // make two copies of it.
                     if thread < Self::COLUMNS {
-                        let values = of_token + Self::VALUES + (own + thread) * 4;
-                        Self::close(smem, of_token, thread, values, (is_there, i >= kept));
+                        let values = of_token + (own + thread) * 4;
+                        Self::close(&c, smem, of_token, thread, values, (is_there, i >= kept));
                     }
                     sync_threads();
-                    let decay = load_factors(of_token + Self::FACTORS, G::PER_CHANNEL).decay;
-                    advance::<S, ROWS>(&mut states, k, decay, share, smem + Self::STEPS);
+                    let decay = load_factors(of_token + Self::FACTORS, G::per_channel(&c)).decay;
+                    advance::<G, S, ROWS>(&c, &mut states, k, decay, share, smem + Self::STEPS);
                     i += 1;
                     if i <= kept || !is_there {
                         continue;
@@ -281,7 +286,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -312,8 +317,8 @@ impl<
                 );
                 let norms = warp_norms(k, q); // (1)
                 let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
-                if G::PER_CHANNEL {
-                    store_channels::<K>(head, decay);
+                if G::per_channel(c) {
+                    store_channels::<K>(head + Self::DECAY, decay);
                 }
                 if lane_id() == 0 {
                     store_factors(head + Self::FACTORS, factors);
@@ -355,6 +360,7 @@ impl<
     /// Turns the sums of the team's column `own` into δ rk, and v at `values`, where it `is_there`, into o where it `is_new`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn close(
+        c: &StepConstants,
         smem: u32,
         of_token: u32,
         own: u32,
@@ -364,7 +370,7 @@ impl<
         let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
             load_shared_b64(smem + (i as u32 * Self::COLUMNS + own) * 8).map(f32::from_bits)
         });
-        let factors = load_factors(of_token + Self::FACTORS, G::PER_CHANNEL);
+        let factors = load_factors(of_token + Self::FACTORS, G::per_channel(c));
         let mut v = 0.0;
         if is_there {
             v = f32::from_bits(load_shared_b32(values));

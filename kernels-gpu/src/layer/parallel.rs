@@ -14,10 +14,10 @@
 use core::cell::Cell;
 use core::marker::PhantomData;
 
+use super::Place;
 use super::conv::{Part, Qkv, activate};
 use super::drafts::{Drafts, Walk, Which};
 use super::norm::{neighbours_sum, neighbours_sum_small, size_of, squares, sum_of};
-use super::{Layered, Place};
 use crate::constants::Element;
 use crate::device::cluster::{
     self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
@@ -33,6 +33,7 @@ use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::range::{self, SMALL, times};
 use crate::pending::{InputRing, Ring};
+use crate::recurrent::Gating;
 use crate::recurrent::parallel::fragments::split;
 use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};
 use crate::recurrent::parallel::worker::Worker;
@@ -57,7 +58,7 @@ pub struct Parallel<
 pub(crate) const MOST_BLOCKS: u32 = 8;
 
 impl<
-    G: Layered,
+    G: Gating,
     const K: u32,
     const V: u32,
     const WARPS: u32,
@@ -85,6 +86,7 @@ impl<
     };
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::LAYER_PARALLEL,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: B16::ELEMENT,
@@ -122,7 +124,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Gating,
     const K: u32,
     const V: u32,
     const WARPS: u32,

@@ -5,20 +5,20 @@ use core::marker::PhantomData;
 use super::conv::{Part, Qkv, ThreadChannels};
 use super::gates::load_gate;
 use super::norm::{Scale, share_sum, sum_of, sum_of_neighbours};
-use super::{Layered, Place, mail, warp_channels};
+use super::{Place, mail, warp_channels};
 use crate::device::cluster;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, load_one};
 use crate::math::range::{overflow, shrinking, times};
 use crate::math::reduce::pairwise_sum;
-use crate::recurrent::tokens::Tokens;
+use crate::recurrent::tokens::{Decays, Tokens};
 use crate::recurrent::vlast::{advance, leave_products, load_rows, warp_norms, warp_shrunk};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
@@ -64,7 +64,7 @@ impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize, cons
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -84,7 +84,8 @@ impl<
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
     const CLUSTER: u32 = Self::BLOCKS;
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::LAYER,
+        family: Family::Layer,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,
@@ -161,7 +162,7 @@ impl<
             }
 
             let ([decay], beta) = gates.values(&c);
-            if G::PER_CHANNEL && thread < K {
+            if G::per_channel(&c) && thread < K {
                 store_shared_b32(head + Self::DECAY + thread * 4, decay.to_bits());
             }
             if c.taps == 0 {
@@ -179,14 +180,14 @@ impl<
                 load_rows::<ROWS>(smem + Self::Q + first * 4),
             );
             let mut states = raw.map(|raw| S::widen(&c, raw));
-            if G::PER_CHANNEL {
+            if G::per_channel(&c) {
                 let decay = load_rows::<ROWS>(head + Self::DECAY + first * 4);
                 each!(i in 0..ROWS => {
                     states[i] = states[i].map(|s| s * decay[i]); // (2)
                 });
             }
             let sums = head + warp * Self::COLUMNS * 8;
-            let decay = if G::PER_CHANNEL { 1.0 } else { decay };
+            let decay = if G::per_channel(&c) { 1.0 } else { decay };
             let mut norms = None;
             let norms = loop {
                 leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
@@ -235,7 +236,7 @@ impl<
                 sync_threads();
             }
             if c.update_state != 0 {
-                advance::<S, ROWS>(&mut states, k, decay, share, head + Self::STEPS);
+                advance::<G, S, ROWS>(&c, &mut states, k, decay, share, head + Self::STEPS);
                 let write = place.slots.write::<S>(&c, &params.step, (row.hv, [K, V]));
                 each!(i in 0..ROWS => {
                     write.store::<S>(share, first + i as u32, S::narrow(&c, states[i]));
@@ -255,7 +256,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,

@@ -1,13 +1,14 @@
 //! Kernels whose blocks have whole heads: their shared memory, their loads, convolution and gates, and the end of a head.
 
+use super::Place;
 use super::conv::{Part, Qkv, ThreadChannels};
 use super::gates::load_gate;
 use super::norm::{Scale, finish_heads};
-use super::{Layered, Place};
 use crate::device::shared::{dynamic_shared_mem, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::math::elements::{self, load_one};
-use crate::recurrent::tokens::{Gating, RawGates, Tokens};
+use crate::recurrent::prepared::bytes_of_channels;
+use crate::recurrent::tokens::{Decays, RawGates, Tokens};
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
 
@@ -17,10 +18,11 @@ use crate::step::{LayerParams, StepConstants};
 /// |---|---|---|
 /// | `KEYS` | 4 K | k, f32, each channel at [`Whole::place`] |
 /// | `Q` | 4 K | q, likewise |
-/// | `HEADS` | `HEAD_BYTES` a head | v `[V]`; o `[V]`; α of every channel, likewise, or of the head ([`Whole::values_of`]); β; sums of 32 squares |
+/// | `HEADS` | `HEAD_BYTES` a head | v `[V]`; o `[V]`; GDN's α ([`Whole::values_of`]); β; sums of 32 squares |
+/// | `DECAYS` of a head | `DECAY_BYTES` | KDA's α of every channel, likewise |
 pub trait Whole {
-    /// The operator: GDN or KDA.
-    type Gating: Layered;
+    /// One decay per key channel (KDA) or per value head (GDN).
+    type Decays: Decays;
     const K: u32;
     const V: u32;
     /// Threads of a block, at least K and V.
@@ -32,14 +34,13 @@ pub trait Whole {
     const HEADS: u32 = Self::Q + Self::K * 4;
     const O: u32 = Self::V * 4;
     const DECAY: u32 = 2 * Self::O;
-    const GATES: u32 = if Self::Gating::PER_CHANNEL {
-        Self::K
-    } else {
-        1
-    };
-    const BETA: u32 = Self::DECAY + Self::GATES * 4;
+    const BETA: u32 = Self::DECAY + 4;
     const SUMS: u32 = Self::BETA + 4;
+    /// Of a head with one decay.
     const HEAD_BYTES: u32 = (Self::SUMS + Self::V / 32 * 4).next_multiple_of(16);
+    const DECAYS: u32 = Self::HEAD_BYTES;
+    /// More where each key channel has one.
+    const DECAY_BYTES: u32 = bytes_of_channels::<Self::Decays>(Self::K * 4);
 
     /// Bytes from channel 0 of k, q or α to channel `i` in shared memory.
     fn place(i: u32) -> u32;
@@ -52,8 +53,33 @@ pub trait Whole {
 
     /// Shared memory of the block's value head `r`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn head(r: u32) -> u32 {
-        dynamic_shared_mem() + Self::HEADS + r * Self::HEAD_BYTES
+    fn head(c: &StepConstants, r: u32) -> u32 {
+        let bytes = if Self::Decays::per_channel(c) {
+            Self::HEAD_BYTES + Self::DECAY_BYTES
+        } else {
+            Self::HEAD_BYTES
+        };
+        dynamic_shared_mem() + Self::HEADS + r * bytes
+    }
+
+    /// Of number `i` of the block's gates: the value head, and the key channel; 0 where a head has one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn gate(c: &StepConstants, i: u32) -> (u32, u32) {
+        if Self::Decays::per_channel(c) {
+            (i / Self::K, i % Self::K)
+        } else {
+            (i, 0)
+        }
+    }
+
+    /// Gates of a value head.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn gates(c: &StepConstants) -> u32 {
+        if Self::Decays::per_channel(c) {
+            Self::K
+        } else {
+            1
+        }
     }
 
     /// The first channels of the convolution from number `first` on that this thread has.
@@ -102,9 +128,10 @@ impl Ahead {
     ) -> Self {
         let thread = thread_idx_x();
         let own = row.with_head(c, thread / W::V % c.ratio);
+        let (r, channel) = W::gate(c, thread);
         Self {
             channels: W::channels(c, params, place, row, thread),
-            gates: load_gates::<W>(c, params, row, thread),
+            gates: load_gates::<W>(c, params, row, (r % c.ratio, channel)),
             scale: Scale::load(c, params, own, (0, thread % W::V)),
         }
     }
@@ -126,7 +153,7 @@ impl Ahead {
             give_qkv::<W>(c, params, row);
         } else {
             let give = |channels: &ThreadChannels<2>| {
-                channels.convolve(c, |part, y| give::<W>(part, y));
+                channels.convolve(c, |part, y| give::<W>(c, part, y));
                 channels.store_windows(c, params, place);
             };
             give(&self.channels);
@@ -138,8 +165,8 @@ impl Ahead {
         }
         give_gates::<W>(c, thread, self.gates);
         let mut i = thread + W::THREADS;
-        while i < c.ratio * W::GATES {
-            give_gates::<W>(c, i, load_gates::<W>(c, params, row, i));
+        while i < c.ratio * W::gates(c) {
+            give_gates::<W>(c, i, load_gates::<W>(c, params, row, W::gate(c, i)));
             i += W::THREADS;
         }
         self.scale
@@ -153,7 +180,7 @@ impl Ahead {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn finish<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row, scale: Scale) {
     finish_heads(c, params, row, W::V, (scale, W::THREADS), |r| {
-        (W::head(r) + W::O, W::head(r) + W::SUMS)
+        (W::head(c, r) + W::O, W::head(c, r) + W::SUMS)
     });
 }
 
@@ -168,41 +195,46 @@ pub unsafe fn store_zeros<W: Whole>(c: &StepConstants, params: &LayerParams, row
     }
 }
 
-/// The gate of number `i` of the block's.
+/// The gate of the block's value head `r`, and of the channel.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_gates<W: Whole>(
     c: &StepConstants,
     params: &LayerParams,
     row: Row,
-    i: u32,
+    (r, channel): (u32, u32),
 ) -> RawGates<1> {
-    let own = row.with_head(c, i / W::GATES % c.ratio);
+    let own = row.with_head(c, r);
     let tokens = Tokens::new(c, &params.step, own);
-    load_gate::<W::Gating>(c, &params.step, own, &tokens, i % W::GATES, W::K)
+    load_gate::<W::Decays>(c, &params.step, own, &tokens, channel, W::K)
 }
 
 /// Leaves number `i` of the gates where it is wanted.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
-    let (r, channel) = (i / W::GATES, i % W::GATES);
+    let (r, channel) = W::gate(c, i);
     if r >= c.ratio {
         return;
     }
     let ([decay], beta) = W::values_of(c, gates);
-    store_shared_b32(W::head(r) + W::DECAY + W::place(channel), decay.to_bits());
+    let of_decay = if W::Decays::per_channel(c) {
+        W::DECAYS + W::place(channel)
+    } else {
+        W::DECAY
+    };
+    store_shared_b32(W::head(c, r) + of_decay, decay.to_bits());
     if channel == 0 {
-        store_shared_b32(W::head(r) + W::BETA, beta.to_bits());
+        store_shared_b32(W::head(c, r) + W::BETA, beta.to_bits());
     }
 }
 
 /// Leaves a convolved channel where it is wanted.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn give<W: Whole>(part: &Part, y: f32) {
+unsafe fn give<W: Whole>(c: &StepConstants, part: &Part, y: f32) {
     let smem = dynamic_shared_mem();
     let address = match part.of {
         Qkv::Key => smem + W::KEYS + W::place(part.own),
         Qkv::Query => smem + W::Q + W::place(part.own),
-        Qkv::Value => W::head(part.own / W::V) + part.own % W::V * 4,
+        Qkv::Value => W::head(c, part.own / W::V) + part.own % W::V * 4,
     };
     store_shared_b32(address, y.to_bits());
 }
@@ -222,7 +254,7 @@ unsafe fn give_qkv<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) 
     while i < c.ratio * W::V {
         let tokens = Tokens::new(c, &params.step, row.with_head(c, i / W::V));
         let [v] = load_one(tokens.v.at(0, i % W::V), c.v_element).to_f32(c.v_element);
-        store_shared_b32(W::head(i / W::V) + i % W::V * 4, v.to_bits());
+        store_shared_b32(W::head(c, i / W::V) + i % W::V * 4, v.to_bits());
         i += W::THREADS;
     }
 }

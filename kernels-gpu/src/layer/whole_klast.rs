@@ -4,12 +4,13 @@ use core::marker::PhantomData;
 
 use super::ring::Slices;
 use super::whole::{Ahead, Whole, finish, store_zeros};
-use super::{Layered, Place, position};
+use super::{Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
 use crate::math::each::each;
-use crate::recurrent::klast::{Token, load_channels, load_parts, normable, step};
+use crate::recurrent::Decays;
+use crate::recurrent::klast::{Token, check_parts, load_channels, load_parts, normable, step};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
@@ -28,7 +29,7 @@ pub struct WholeKLast<
 >(PhantomData<(G, S)>);
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -45,7 +46,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -55,7 +56,7 @@ impl<
     const PARTS: usize,
 > Whole for WholeKLast<G, S, K, V, ROWS, THREADS, DEPTH, PARTS>
 {
-    type Gating = G;
+    type Decays = G;
     const K: u32 = K;
     const V: u32 = V;
     const THREADS: u32 = THREADS;
@@ -68,7 +69,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -87,8 +88,13 @@ impl<
     const MIN_BLOCKS_PER_SM: u32 = if PARTS > 1 { 2 } else { 1 };
     const SHARED_BYTES: u32 = Self::HEADS;
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        per_head: Self::DECAY_BYTES,
+        ..Shared::NONE
+    };
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::LAYER,
+        family: Family::Layer,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -100,7 +106,7 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
-        const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
+        const { check_parts::<G>(PARTS) };
         const { assert!(V <= THREADS && K <= THREADS, "a thread for each element") };
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
@@ -142,10 +148,10 @@ impl<
             let ((k, q), norms) = normable(&c, (k, q), Self::LANES);
             let mut s = 0;
             each!(r in 0..c.ratio => {
-                let of_head = Self::head(r);
+                let of_head = Self::head(&c, r);
                 let beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
-                let gates = if G::PER_CHANNEL {
-                    (load_channels(of_head + Self::DECAY, share), (1.0, beta))
+                let gates = if G::per_channel(&c) {
+                    (load_channels(of_head + Self::DECAYS, share), (1.0, beta))
                 } else {
                     let decay = f32::from_bits(load_shared_b32(of_head + Self::DECAY));
                     ([0.0; 8], (decay, beta))
@@ -163,7 +169,7 @@ impl<
                         let address = of_head + (first + n as u32) * 4;
                         v[n] = f32::from_bits(load_shared_b32(address));
                     });
-                    let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+                    let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                     each!(n in 0..ROWS => {
                         let row = first + n as u32;
                         if share.lane == 0 {

@@ -4,16 +4,17 @@ use core::marker::PhantomData;
 
 use super::ring::Slices;
 use super::whole::{Ahead, Whole, finish, store_zeros};
-use super::{Layered, Place, warp_channels};
+use super::{Place, warp_channels};
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::range::overflow;
 use crate::math::reduce::{column_products, pairwise_sum};
+use crate::recurrent::Decays;
 use crate::recurrent::vlast::{
     advance, leave_sums, load_rows, store_channels, warp_norms, warp_shrunk,
 };
@@ -36,7 +37,7 @@ pub struct WholeVLast<
 >(PhantomData<(G, S)>);
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -60,7 +61,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -69,7 +70,7 @@ impl<
     const THREADS: u32,
 > Whole for WholeVLast<G, S, K, V, LANES, ROWS, THREADS>
 {
-    type Gating = G;
+    type Decays = G;
     const K: u32 = K;
     const V: u32 = V;
     const THREADS: u32 = THREADS;
@@ -82,7 +83,7 @@ impl<
 }
 
 impl<
-    G: Layered,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -99,8 +100,13 @@ impl<
     const MIN_BLOCKS_PER_SM: u32 = 1;
     const SHARED_BYTES: u32 = Self::HEADS;
     const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        per_head: Self::DECAY_BYTES,
+        ..Shared::NONE
+    };
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::LAYER,
+        family: Family::Layer,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,
@@ -178,15 +184,15 @@ impl<
             }
             each!(n in 0..c.ratio * Self::PARTS => {
                 let (r, part) = (n / Self::PARTS, n % Self::PARTS);
-                let (of_head, share) = (Self::head(r), share(part));
+                let (of_head, share) = (Self::head(&c, r), share(part));
                 let states = |i: u32| {
                     let first = first_row(i);
                     let at = part * Self::SLICES + i;
                     let mut states = copies
                         .read(at, share, head(r), first)
                         .map(|[raw]| S::widen(&c, raw));
-                    if G::PER_CHANNEL {
-                        let decay = load_rows::<ROWS>(of_head + Self::DECAY + first * 4);
+                    if G::per_channel(&c) {
+                        let decay = load_rows::<ROWS>(of_head + Self::DECAYS + first * 4);
                         each!(n in 0..ROWS => {
                             states[n] = states[n].map(|s| s * decay[n]); // (2)
                         });
@@ -213,7 +219,7 @@ impl<
                 leave_sums::<S, LANES>(sk, sq, share, sums + warp * Self::COLUMNS * 8);
                 sync_threads();
                 let beta = f32::from_bits(load_shared_b32(of_head + Self::BETA));
-                let decay = match G::PER_CHANNEL {
+                let decay = match G::per_channel(&c) {
                     true => 1.0,
                     false => f32::from_bits(load_shared_b32(of_head + Self::DECAY)),
                 };
@@ -238,7 +244,7 @@ impl<
                 each!(i in 0..Self::SLICES => {
                     if c.update_state != 0 {
                         let (mut states, k) = states(i);
-                        advance::<S, ROWS>(&mut states, k, decay, share, steps);
+                        advance::<G, S, ROWS>(&c, &mut states, k, decay, share, steps);
                         each!(n in 0..ROWS => {
                             let row = first_row(i) + n as u32;
                             write.store::<S>(share, row, S::narrow(&c, states[n]));

@@ -85,6 +85,7 @@ impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
     const SHARED_BYTES: u32 = Self::SCALES + 2 * FACTOR_BYTES + 128;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::PrefillConvolve,
+        per_channel: None,
         states: None,
         k: K,
         v: V,
@@ -195,6 +196,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::CHAIN,
+        per_channel: Some(G::PER_CHANNEL),
         states: None,
         k: K,
         v: V,
@@ -314,6 +316,7 @@ impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROU
     const OVERLAPS: bool = true;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::PrefillSingle,
+        per_channel: None,
         states: None,
         k: K,
         v: V,
@@ -361,6 +364,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<
     const MAKES_PAIRS: bool = chain::makes_pairs(G::PER_CHANNEL, GROUPS);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::SHORT,
+        per_channel: Some(G::PER_CHANNEL),
         states: None,
         k: K,
         v: V,
@@ -415,6 +419,7 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
     const SHARED_BYTES: u32 = norm::TOKEN_BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::PrefillFinish,
+        per_channel: None,
         states: None,
         k: K,
         v: V,

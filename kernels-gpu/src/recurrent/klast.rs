@@ -4,14 +4,14 @@ use core::marker::PhantomData;
 
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{Gating, LaneGates, Tokens, clear_rest_of_tile};
+use super::tokens::{Decays, LaneGates, Tokens, clear_rest_of_tile};
 use crate::device::float::fma;
 use crate::device::rarely;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load};
@@ -36,7 +36,7 @@ pub struct KLast<
 >(PhantomData<(G, S)>);
 
 impl<
-    G: Gating,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -52,7 +52,7 @@ impl<
 }
 
 impl<
-    G: Gating,
+    G: Decays,
     S,
     const K: u32,
     const V: u32,
@@ -61,10 +61,18 @@ impl<
     const PARTS: usize,
 > Prepared for KLast<G, S, K, V, ROWS, THREADS, PARTS>
 {
-    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    type Decays = G;
     const K: u32 = K;
     const TILE: u32 = THREADS / lanes_of(K, PARTS) * ROWS as u32;
     const TOKENS: u32 = 0;
+}
+
+/// Panics where a kernel that may have a decay for each key channel has rows in several `parts`: α is of one.
+pub(crate) const fn check_parts<D: Decays>(parts: usize) {
+    assert!(
+        parts == 1 || matches!(D::OF_CHANNELS, Some(false)),
+        "α is of one part"
+    );
 }
 
 /// A token in a lane's registers: its own 8 channels of each part.
@@ -92,7 +100,7 @@ struct RawToken<const PARTS: usize> {
 
 impl<const PARTS: usize> RawToken<PARTS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load<G: Gating, S: StateElement, const K: u32>(
+    unsafe fn load<G: Decays, S: StateElement, const K: u32>(
         c: &StepConstants,
         params: &StepParams,
         row: Row,
@@ -112,7 +120,7 @@ impl<const PARTS: usize> RawToken<PARTS> {
 
     /// All lanes of the warp call it; `together` where all of its groups have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn values<G: Gating>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+    fn values<G: Decays>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
         let may_overflow = may_overflow(c.l2norm != 0, [c.k_element, self.q_element]);
         let channels = (
             parts_to_f32(self.k, c.k_element),
@@ -199,15 +207,17 @@ impl<const PARTS: usize> Token<PARTS> {
 
 /// One token on this group's rows; their outputs.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) fn step<G: Gating, const ROWS: usize, const PARTS: usize>(
+pub(crate) fn step<G: Decays, const ROWS: usize, const PARTS: usize>(
+    c: &StepConstants,
     states: &mut [[[f32; 8]; PARTS]; ROWS],
     token: Token<PARTS>,
     v: [f32; ROWS],
     lanes: u32,
 ) -> [f32; ROWS] {
+    let per_channel = G::per_channel(c);
     let mut products = [[0.0; 2]; ROWS];
     each!(r in 0..ROWS => {
-        if G::PER_CHANNEL {
+        if per_channel {
             each!(i in 0..8 => {
                 states[r][0][i] *= token.decay[i]; // (2)
             });
@@ -224,7 +234,13 @@ pub(crate) fn step<G: Gating, const ROWS: usize, const PARTS: usize>(
         each!(part in 0..PARTS => {
             let (s, k) = (&mut states[r][part], token.k[part]);
             each!(i in 0..8 => {
-                s[i] = fma(step, k[i], token.factors.decay * s[i]); // (2) (4)
+                // KDA's has decayed.
+                let decayed = if per_channel {
+                    s[i]
+                } else {
+                    token.factors.decay * s[i]
+                };
+                s[i] = fma(step, k[i], decayed); // (2) (4)
             });
         });
     });
@@ -232,7 +248,7 @@ pub(crate) fn step<G: Gating, const ROWS: usize, const PARTS: usize>(
 }
 
 impl<
-    G: Gating,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -252,8 +268,13 @@ impl<
         (false, _) => 512,
     } / THREADS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        per_token: Self::DECAY_BYTES,
+        ..Shared::NONE
+    };
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::RECURRENT,
+        family: Family::Recurrent,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,
@@ -265,7 +286,7 @@ impl<
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
-        const { assert!(PARTS == 1 || !G::PER_CHANNEL, "α is of one part") };
+        const { check_parts::<G>(PARTS) };
         let c = StepConstants::get();
         let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
         let group = thread_idx_x() / Self::LANES;
@@ -325,7 +346,7 @@ impl<
                 let token = token.values::<G>(&c, Self::LANES, true);
                 let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                 let v = v.to_f32(c.v_element);
-                let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+                let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                 Self::store_after(
                     &slots,
                     &c,
@@ -362,7 +383,7 @@ impl<
             if c.previous_tokens != 0 {
                 each!(t in 0..kept => {
                     let (token, v) = Self::prepared(&c, t, share);
-                    step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+                    step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                 });
                 let write = slots.write::<S>(&c, params, (row.hv, [V, K]));
                 each!(r in 0..ROWS => {
@@ -372,7 +393,7 @@ impl<
             }
             each!(t in 0..tokens.count => {
                 let (token, v) = Self::prepared(&c, kept + t, share);
-                let o = step::<G, ROWS, PARTS>(&mut states, token, v, Self::LANES);
+                let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                 let is_last = t + 1 == tokens.count;
                 Self::store_after(
                     &slots,
@@ -392,7 +413,7 @@ impl<
 }
 
 impl<
-    G: Gating,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -449,7 +470,7 @@ impl<
         (share, first): (Share, u32),
     ) {
         let group = thread_idx_x() / Self::LANES;
-        let smem = Self::token(before);
+        let smem = Self::token(c, before);
         let values = smem + Self::VALUES + group * ROWS as u32 * 4;
         // SAFETY: the caller's promise; each token's bytes have one writer, and so has each v.
         unsafe {
@@ -457,7 +478,7 @@ impl<
             while t < tokens.count {
                 let v_of_rows = v.to_f32(c.v_element);
                 each!(r in 0..ROWS => {
-                    let address = values + t * Self::TOKEN_BYTES + r as u32 * 4;
+                    let address = values + t * Self::token_bytes(c) + r as u32 * 4;
                     store_shared_b32(address, v_of_rows[r].to_bits());
                 });
                 t += Self::LANES;
@@ -470,11 +491,11 @@ impl<
             let is_due = |t: u32| t / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < tokens.count;
             while is_due(t) {
                 let token = raw.values::<G>(c, Self::LANES, false);
-                let smem = smem + t * Self::TOKEN_BYTES;
+                let smem = smem + t * Self::token_bytes(c);
                 if t < tokens.count {
                     store_parts(smem, share, token.k);
                     store_parts(smem + Self::Q, share, token.q);
-                    if G::PER_CHANNEL {
+                    if G::per_channel(c) {
                         store_channels(smem + Self::DECAY, share, token.decay);
                     }
                     if share.lane == 0 {
@@ -493,9 +514,9 @@ impl<
     /// Prepared token `i`, and v of this group's rows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token<PARTS>, [f32; ROWS]) {
-        let smem = Self::token(i);
+        let smem = Self::token(c, i);
         let group = thread_idx_x() / Self::LANES;
-        let factors = Self::factors(smem);
+        let factors = Self::factors(c, smem);
         let mut v = [0.0; ROWS];
         each!(r in 0..ROWS => {
             let address = smem + Self::VALUES + (group * ROWS as u32 + r as u32) * 4;
@@ -506,7 +527,7 @@ impl<
             slot,
             k: load_parts(smem, share),
             q: load_parts(smem + Self::Q, share),
-            decay: if G::PER_CHANNEL {
+            decay: if G::per_channel(c) {
                 load_channels(smem + Self::DECAY, share)
             } else {
                 [0.0; 8]

@@ -1,7 +1,7 @@
-//! The kernels of GDN MTP verify and recurrent KDA: token by token, and [`Parallel`].
+//! GDN and KDA, token by token ([`crate::kernels::recurrent`]), and all tokens at once: [`Parallel`]
+//! ([`crate::kernels::gdn_mtp`], [`crate::kernels::kda_recurrent`]).
 //!
-//! The operators ([`crate::kernels::gdn_mtp`], [`crate::kernels::kda_recurrent`]) differ in their gate alone, so that
-//! every way of keeping states is written once, here.
+//! The operators differ in their gate alone, so that every way of keeping states is written once, here.
 //!
 //! # Safety
 //! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
@@ -17,5 +17,5 @@ pub(crate) mod vlast;
 
 pub use klast::KLast;
 pub use parallel::Parallel;
-pub use tokens::Gating;
+pub use tokens::{Decays, Either, Gating};
 pub use vlast::VLast;

@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | 0 | 4 K | k, f32 |
 //! | `Q` | 4 K | q |
-//! | `DECAY` | 4 K | KDA: α of every channel |
 //! | `VALUES` | 4 · TILE | v of the block's part of a state |
 //! | `FACTORS` | 20 | [`Factors`]; their α is GDN's |
 //! | `SLOT` | 8 | where the state after it goes besides, where there are token slots |
+//! | `DECAY` | 4 K | KDA: α of every channel |
 
+use super::tokens::Decays;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
     store_shared_b64, store_shared_b128,
@@ -18,8 +19,8 @@ use crate::step::StepConstants;
 
 /// Where a block's prepared tokens lie, and the moves of what all kernels move alike. How channels lie is a kernel's own.
 pub trait Prepared {
-    /// KDA: one decay per key channel; GDN: one per value head.
-    const PER_CHANNEL: bool;
+    /// One decay per key channel (KDA) or per value head (GDN).
+    type Decays: Decays;
     const K: u32;
     /// Elements of v of a block.
     const TILE: u32;
@@ -27,16 +28,28 @@ pub trait Prepared {
     const TOKENS: u32;
 
     const Q: u32 = Self::K * 4;
-    const DECAY: u32 = 2 * Self::Q;
-    const VALUES: u32 = Self::DECAY + if Self::PER_CHANNEL { Self::Q } else { 0 };
+    const VALUES: u32 = 2 * Self::Q;
     const FACTORS: u32 = Self::VALUES + Self::TILE * 4;
     const SLOT: u32 = Self::FACTORS + 24;
-    const TOKEN_BYTES: u32 = Self::FACTORS + 32;
+    const DECAY: u32 = Self::FACTORS + 32;
+    /// Of a token with one decay.
+    const TOKEN_BYTES: u32 = Self::DECAY;
+    /// More where each key channel has one.
+    const DECAY_BYTES: u32 = bytes_of_channels::<Self::Decays>(Self::Q);
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn token_bytes(c: &StepConstants) -> u32 {
+        if Self::Decays::per_channel(c) {
+            Self::TOKEN_BYTES + Self::DECAY_BYTES
+        } else {
+            Self::TOKEN_BYTES
+        }
+    }
 
     /// Shared memory of prepared token `i`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn token(i: u32) -> u32 {
-        dynamic_shared_mem() + Self::TOKENS + i * Self::TOKEN_BYTES
+    fn token(c: &StepConstants, i: u32) -> u32 {
+        dynamic_shared_mem() + Self::TOKENS + i * Self::token_bytes(c)
     }
 
     /// By one lane.
@@ -52,8 +65,8 @@ pub trait Prepared {
     /// # Safety
     /// The token at `smem` is prepared.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn factors(smem: u32) -> Factors {
-        load_factors(smem + Self::FACTORS, Self::PER_CHANNEL)
+    unsafe fn factors(c: &StepConstants, smem: u32) -> Factors {
+        load_factors(smem + Self::FACTORS, Self::Decays::per_channel(c))
     }
 
     /// The token slot, for the state after the token; any number where there are none.
@@ -63,6 +76,14 @@ pub trait Prepared {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot(c: &StepConstants, smem: u32) -> u64 {
         load_slot(c, smem + Self::SLOT)
+    }
+}
+
+/// `bytes`, of kernels that may have one decay per key channel; else 0.
+pub const fn bytes_of_channels<D: Decays>(bytes: u32) -> u32 {
+    match D::OF_CHANNELS {
+        Some(false) => 0,
+        _ => bytes,
     }
 }
 

@@ -13,14 +13,40 @@ use crate::row::Row;
 use crate::state::{Share, StateElement, slot_of};
 use crate::step::{Gate, StepConstants, StepParams};
 
-/// Whether the gate is one per key channel.
-pub trait Gating {
+/// Whether the decay is one per key channel (KDA) or one per value head (GDN).
+pub trait Decays {
+    /// What a kernel is compiled for; `None`: either, by a load-time constant.
+    const OF_CHANNELS: Option<bool>;
+
+    /// Whether the running launch has one decay per key channel.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn per_channel(c: &StepConstants) -> bool {
+        match Self::OF_CHANNELS {
+            Some(of_channels) => of_channels,
+            None => c.per_channel != 0,
+        }
+    }
+}
+
+/// Either, by a load-time constant.
+pub struct Either;
+
+impl Decays for Either {
+    const OF_CHANNELS: Option<bool> = None;
+}
+
+/// Decays of the kernels that are compiled for one operator.
+pub trait Gating: Decays {
     /// KDA: one decay per key channel; GDN: one per value head.
     const PER_CHANNEL: bool;
-    /// Family of the kernels that go token by token.
-    const RECURRENT: Family;
     /// Family of the kernels that take all tokens at once.
     const PARALLEL: Family;
+    /// Family of the layer kernels that do.
+    const LAYER_PARALLEL: Family;
+    /// Family of those on states that wait.
+    const DEFERRED_PARALLEL: Family;
+    /// Family of the layer kernels on states that wait that do.
+    const DEFERRED_LAYER_PARALLEL: Family;
     /// Family of a prefill's chain.
     const CHAIN: Family;
     /// Family of a prefill's kernels for rows of at most a chunk.
@@ -350,7 +376,7 @@ pub struct LaneGates {
 impl LaneGates {
     /// Of token `t`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn load<G: Gating, S: StateElement, const K: u32>(
+    pub unsafe fn load<G: Decays, S: StateElement, const K: u32>(
         c: &StepConstants,
         params: &StepParams,
         row: Row,
@@ -362,7 +388,7 @@ impl LaneGates {
         let gate_row = gate_row(c, row) as u64;
         let (mut g, mut dt_bias) = (Raw([0; 8]), Raw([0; 8]));
         let (mut head_g, mut head_dt_bias) = (Raw([0]), Raw([0]));
-        if G::PER_CHANNEL {
+        if G::per_channel(c) {
             g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
             if c.has_dt_bias != 0 {
                 let address = params.dt_bias + gate_row * (K * 4) as u64;
@@ -395,13 +421,13 @@ impl LaneGates {
     /// KDA's α of the lane's channels; then what [`crate::math::delta_rule::Factors`] take: GDN's α (KDA's 1) and β. All
     /// lanes of the warp call it; `together` where all of its groups of `lanes` lanes have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn values<G: Gating>(
+    pub fn values<G: Decays>(
         self,
         c: &StepConstants,
         lanes: u32,
         together: bool,
     ) -> ([f32; 8], (f32, f32)) {
-        if G::PER_CHANNEL {
+        if G::per_channel(c) {
             let (decay, beta) = if together {
                 self.channels.values_together(c, lanes)
             } else {
@@ -419,8 +445,8 @@ impl LaneGates {
     /// As [`Self::values`] with log α, of GDN the same in every place, of one token that all of a warp's groups of `lanes`
     /// lanes have.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn log_values<G: Gating>(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
-        if G::PER_CHANNEL {
+    pub fn log_values<G: Decays>(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
+        if G::per_channel(c) {
             if c.gate == Gate::Log as u32 {
                 return self.channels.log_values(c);
             }

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
 use super::tokens::{
-    Gating, RawGates, Tokens, clear_rest_of_tile, gate_row, load_a_log, load_beta,
+    Decays, RawGates, Tokens, clear_rest_of_tile, gate_row, load_a_log, load_beta,
 };
 use crate::constants::Element;
 use crate::device::float::fma;
@@ -16,7 +16,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
@@ -48,16 +48,16 @@ impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
     const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
 }
 
-impl<G: Gating, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> Prepared
+impl<G: Decays, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> Prepared
     for VLast<G, S, K, V, LANES, ROWS>
 {
-    const PER_CHANNEL: bool = G::PER_CHANNEL;
+    type Decays = G;
     const K: u32 = K;
     const TILE: u32 = Self::COLUMNS;
     const TOKENS: u32 = Self::STEPS + Self::COLUMNS * 4;
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
     Kernel for VLast<G, S, K, V, LANES, ROWS>
 {
     type Params = StepParams;
@@ -67,8 +67,13 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     const MIN_BLOCKS_PER_SM: u32 = 512 / Self::THREADS;
     const SHARED_BYTES: u32 = Self::TOKENS;
     const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
+    const SHARED_OF_CHANNELS: Shared = Shared {
+        per_token: Self::DECAY_BYTES,
+        ..Shared::NONE
+    };
     const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::RECURRENT,
+        family: Family::Recurrent,
+        per_channel: G::OF_CHANNELS,
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,
@@ -143,13 +148,13 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             let mut states = raw.map(|raw| S::widen(&c, raw));
             if c.previous_tokens != 0 {
                 each!(t in 0..kept => {
-                    Self::products(&mut states, t, share, first);
+                    Self::products(&c, &mut states, t, share, first);
                     sync_threads();
                     if owner < Self::COLUMNS {
-                        Self::close(t, owner);
+                        Self::close(&c, t, owner);
                     }
                     sync_threads();
-                    Self::update(&mut states, t, share, first);
+                    Self::update(&c, &mut states, t, share, first);
                 });
                 let write = slots.write::<S>(&c, params, (row.hv, [K, V]));
                 each!(r in 0..ROWS => {
@@ -159,17 +164,17 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 });
             }
             each!(t in 0..tokens.count => {
-                Self::products(&mut states, kept + t, share, first);
+                Self::products(&c, &mut states, kept + t, share, first);
                 sync_threads();
                 if owner < Self::COLUMNS {
-                    let o = Self::close(kept + t, owner);
+                    let o = Self::close(&c, kept + t, owner);
                     let address = tokens.o.at(t, share.first + owner);
                     elements::store([o], address, c.o_element, false);
                 }
                 sync_threads();
-                Self::update(&mut states, kept + t, share, first);
+                Self::update(&c, &mut states, kept + t, share, first);
                 let is_last = t + 1 == tokens.count;
-                let slot = Self::slot(&c, Self::token(kept + t));
+                let slot = Self::slot(&c, Self::token(&c, kept + t));
                 slots.after::<S>(&c, params, row, [K, V], (t, is_last, slot), |head| {
                     each!(r in 0..ROWS => {
                         head.store::<S>(share, first + r as u32, S::narrow(&c, states[r]));
@@ -180,7 +185,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     }
 }
 
-impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
     VLast<G, S, K, V, LANES, ROWS>
 {
     /// The column that this thread owns; `COLUMNS` or more where it owns none.
@@ -203,7 +208,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         let first = row.tile * Self::COLUMNS;
         let mut t = thread_idx_x() / 32;
         while t < tokens.count {
-            let smem = Self::token(before + t);
+            let smem = Self::token(c, before + t);
             // SAFETY: the caller's promise; each token's bytes have one writer.
             unsafe {
                 let wide = c.wide_io != 0;
@@ -216,7 +221,7 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                     i += 32;
                 }
                 let (decay, gates) = warp_gates::<G, K>(c, params, row, tokens, t);
-                if G::PER_CHANNEL {
+                if G::per_channel(c) {
                     store_channels::<K>(smem + Self::DECAY, decay);
                 }
                 let elements = [c.k_element, tokens.q.element()];
@@ -242,10 +247,16 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
 
     /// Leaves this warp's part of S k and S q of every column in shared memory, after KDA's decay (2).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn products(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
-        let smem = Self::token(token);
+    unsafe fn products(
+        c: &StepConstants,
+        states: &mut [[f32; 8]; ROWS],
+        token: u32,
+        share: Share,
+        first: u32,
+    ) {
+        let smem = Self::token(c, token);
         let warp = thread_idx_x() / 32;
-        if G::PER_CHANNEL {
+        if G::per_channel(c) {
             let decay = load_rows::<ROWS>(smem + Self::DECAY + first * 4);
             each!(r in 0..ROWS => {
                 states[r] = states[r].map(|s| s * decay[r]); // (2)
@@ -261,13 +272,13 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
 
     /// δ of the column `own`, left in shared memory, and its o.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn close(token: u32, own: u32) -> f32 {
-        let smem = Self::token(token);
+    unsafe fn close(c: &StepConstants, token: u32, own: u32) -> f32 {
+        let smem = Self::token(c, token);
         let [sk, sq] = pairwise_sum(Self::WARPS as usize, |i| {
             load_shared_b64(dynamic_shared_mem() + (i as u32 * Self::COLUMNS + own) * 8)
                 .map(f32::from_bits)
         });
-        let factors = Self::factors(smem);
+        let factors = Self::factors(c, smem);
         let v = f32::from_bits(load_shared_b32(smem + Self::VALUES + own * 4));
         let delta = factors.delta(v, sk); // (3)
         let step = delta * factors.k;
@@ -277,11 +288,24 @@ impl<G: Gating, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
 
     /// The state after the token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn update(states: &mut [[f32; 8]; ROWS], token: u32, share: Share, first: u32) {
-        let smem = Self::token(token);
-        let decay = Self::factors(smem).decay;
+    unsafe fn update(
+        c: &StepConstants,
+        states: &mut [[f32; 8]; ROWS],
+        token: u32,
+        share: Share,
+        first: u32,
+    ) {
+        let smem = Self::token(c, token);
+        let decay = Self::factors(c, smem).decay;
         let k = load_rows::<ROWS>(smem + first * 4);
-        advance::<S, ROWS>(states, k, decay, share, dynamic_shared_mem() + Self::STEPS);
+        advance::<G, S, ROWS>(
+            c,
+            states,
+            k,
+            decay,
+            share,
+            dynamic_shared_mem() + Self::STEPS,
+        );
     }
 }
 
@@ -324,7 +348,8 @@ pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
 
 /// The state after a token, whose δ rk of each column is at `steps`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
+pub(crate) unsafe fn advance<G: Decays, S: StateElement, const ROWS: usize>(
+    c: &StepConstants,
     states: &mut [[f32; 8]; ROWS],
     k: [f32; ROWS],
     decay: f32,
@@ -340,21 +365,24 @@ pub(crate) unsafe fn advance<S: StateElement, const ROWS: usize>(
     }
     each!(r in 0..ROWS => {
         each!(i in 0..8 => {
-            states[r][i] = fma(step[i], k[r], decay * states[r][i]); // (2) (4)
+            let s = states[r][i];
+            // KDA's has decayed.
+            let decayed = if G::per_channel(c) { s } else { decay * s };
+            states[r][i] = fma(step[i], k[r], decayed); // (2) (4)
         });
     });
 }
 
 /// KDA's α of this lane's channels, padded to 4, of token `t`; then what [`Factors`] take: GDN's α (KDA's 1) and β.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn warp_gates<G: Gating, const K: u32>(
+pub(crate) unsafe fn warp_gates<G: Decays, const K: u32>(
     c: &StepConstants,
     params: &StepParams,
     row: Row,
     tokens: &Tokens,
     t: u32,
 ) -> ([f32; 4], (f32, f32)) {
-    if G::PER_CHANNEL {
+    if G::per_channel(c) {
         let (decay, beta) = channel_gates::<K>(c, params, row, tokens, t);
         return (decay, (1.0, beta));
     }

@@ -222,23 +222,19 @@ pub fn entries() -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_deferred)
 }
 
-/// Of an entry, with each dtype that its states may have, and that u may have: rows of so many pending tokens each, of a layer's entry with a
+/// Of an entry, of each operator, with each dtype that its states may have, and that u may have: rows of so many pending tokens each, of a layer's entry with a
 /// convolution and a norm; of drafts twice as many, as N is twice as large.
 #[must_use]
 pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     let Some(computes) = entry.computes() else {
         return Vec::new();
     };
-    let operator = match computes.family.decays_channels() {
-        true => Operator::Kda,
-        false => Operator::Gdn,
-    };
     let states: &[_] = match computes.states.map(|states| states.element) {
         Some(Element::F32) => &[DType::F32],
         _ if computes.family.is_parallel() => &[DType::Bf16],
         _ => &[DType::Bf16, DType::F16],
     };
-    let spec = |&state| {
+    let spec = |operator, state| {
         let spec = Spec::new(operator, state, computes.k as usize, len);
         let spec = match computes.family.is_parallel() {
             true => Spec {
@@ -252,7 +248,15 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
             false => spec,
         }
     };
-    let mut specs: Vec<_> = states.iter().map(spec).collect();
+    let operators = computes
+        .all_operators()
+        .map(|per_channel| match per_channel {
+            true => Operator::Kda,
+            false => Operator::Gdn,
+        });
+    let mut specs: Vec<_> = operators
+        .flat_map(|operator| states.iter().map(move |&state| spec(operator, state)))
+        .collect();
     if computes.family.is_parallel() && computes.k == 64 {
         specs.push(Spec {
             updates: DType::Bf16,
@@ -269,8 +273,7 @@ pub fn is_layer(entry: Entry) -> bool {
     matches!(
         family,
         Some(
-            Family::GdnDeferredLayer
-                | Family::KdaDeferredLayer
+            Family::DeferredLayer
                 | Family::GdnDeferredLayerParallel
                 | Family::KdaDeferredLayerParallel
         )

@@ -87,7 +87,7 @@ pub fn differential(entry: Entry) {
     let chains = match own.family {
         launch::Family::GdnPrefillPrepare => [gdn, None],
         launch::Family::KdaPrefillPrepare => [None, kda],
-        family if family.takes_either_operator() => [gdn, kda],
+        family if family.is_chunked() && own.per_channel.is_none() => [gdn, kda],
         _ => [None; 2],
     };
     let own_families = Family::all_of(entry).into_iter();
@@ -217,15 +217,14 @@ macro_rules! differential_tests {
         }
     };
     (@ gdn_decode gdn_decode $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ recurrent recurrent $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_mtp gdn_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_recurrent kda_recurrent $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ gdn_layer gdn_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ kda_layer kda_layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ layer layer $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ gdn_prefill gdn_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ kda_prefill kda_prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ prefill prefill $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ gdn_layer_mtp gdn_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
-    (@ kda_layer_mtp kda_layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
+    (@ layer_mtp layer_mtp $entry:ident) => { $crate::differential_tests!(@test $entry); };
     (@ $operator:ident $of:ident $entry:ident) => {};
     (@test $entry:ident) => {
         #[test]

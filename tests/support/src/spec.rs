@@ -140,7 +140,9 @@ impl Family {
     #[must_use]
     pub fn takes_ratio(self, ratio: usize) -> bool {
         let mut entries = Entry::ALL.iter();
-        entries.any(|entry| Self::all_of(*entry).contains(&self) && takes(*entry, 1, ratio as u32))
+        entries.any(|entry| {
+            Self::all_of(*entry).contains(&self) && takes(*entry, self.operator, 1, ratio as u32)
+        })
     }
 
     /// Whether tokens are computed one by one, so that there is a state after each.
@@ -155,7 +157,7 @@ impl Family {
         self.formulation == Formulation::Chunked
     }
 
-    /// The families of an entry, one of each states that it takes: those of 16 bits, whose dtype is a load-time constant, are
+    /// The families of an entry, one of each operator and states that it takes: those of 16 bits, whose dtype is a load-time constant, are
     /// two. None of an entry that is of no operator on states, prepares for one, takes what another leaves of a prefill, or has
     /// states that wait, which [`crate::deferred`] is for.
     #[must_use]
@@ -167,18 +169,16 @@ impl Family {
         if family.is_deferred() || family.takes_singles() {
             return Vec::new();
         }
-        let of_states = |states: launch::States| Self {
-            operator: match family.decays_channels() {
+        let of = |states: launch::States, per_channel| Self {
+            operator: match per_channel {
                 true => Operator::Kda,
                 false => Operator::Gdn,
             },
             decode: family.max_tokens() == 1,
             layer: matches!(
                 family,
-                launch::Family::GdnLayer
-                    | launch::Family::KdaLayer
-                    | launch::Family::GdnLayerMtp
-                    | launch::Family::KdaLayerMtp
+                launch::Family::Layer
+                    | launch::Family::LayerMtp
                     | launch::Family::GdnLayerParallel
                     | launch::Family::KdaLayerParallel
             ),
@@ -206,7 +206,12 @@ impl Family {
             let of_f16 = (family.state == DType::Bf16).then_some(of_f16);
             [Some(family), of_f16].into_iter().flatten()
         };
-        let families = computes.all_states().map(of_states);
+        let operators = computes.all_operators();
+        let families = operators.flat_map(|of_channels| {
+            computes
+                .all_states()
+                .map(move |states| of(states, of_channels))
+        });
         families.flat_map(with_f16).collect()
     }
 
@@ -230,10 +235,9 @@ impl Family {
 }
 
 /// Whether a block of `entry` has room for so many tokens of so many value heads.
-fn takes(entry: Entry, tokens: u32, heads: u32) -> bool {
-    let of_head = entry.shared_bytes_per_head() + entry.shared_bytes_per_token_of_head() * tokens;
-    let of_block = entry.shared_bytes() + entry.shared_bytes_per_token() * tokens;
-    heads <= entry.max_heads() && of_block + of_head * heads <= 101_376
+fn takes(entry: Entry, operator: Operator, tokens: u32, heads: u32) -> bool {
+    let shared = entry.shared(operator == Operator::Kda);
+    heads <= entry.max_heads() && shared.bytes(tokens, heads) <= 101_376
 }
 
 /// How large q and k are.
@@ -450,7 +454,8 @@ impl Spec {
         let mut entries = (Entry::ALL.iter())
             .filter(|entry| Family::all_of(**entry).contains(&family))
             .peekable();
-        entries.peek().is_none() || entries.any(|entry| takes(*entry, tokens, heads))
+        entries.peek().is_none()
+            || entries.any(|entry| takes(*entry, family.operator, tokens, heads))
     }
 
     /// Laid out.

@@ -486,7 +486,7 @@ fn a_gpu_without_clusters_has_a_choice_of_its_own() {
             family(layer, Auto, (9, 0)).unwrap(),
             Family::GdnLayerParallel
         );
-        assert_eq!(family(layer, Auto, (8, 6)).unwrap(), Family::GdnLayerMtp);
+        assert_eq!(family(layer, Auto, (8, 6)).unwrap(), Family::LayerMtp);
         let refused = family(layer, Parallel, (8, 6)).unwrap_err().to_string();
         assert!(refused.contains("without clusters of blocks"), "{refused}");
         // A cluster has one block where there is one value head for each query/key head.

@@ -68,14 +68,14 @@ fn what_is_pending_is_compiled_in() {
         let entries = work.variants().unwrap().into_iter();
         entries.map(|entry| entry.name()).collect()
     };
-    assert_eq!(names(&decode()), ["gdn_deferred_klast_bf16_k64_tile64"]);
-    assert_eq!(names(&flush()), ["gdn_deferred_klast_bf16_k64_tile64"]);
+    assert_eq!(names(&decode()), ["deferred_klast_bf16_k64_tile64"]);
+    assert_eq!(names(&flush()), ["deferred_klast_bf16_k64_tile64"]);
     // KDA's, by the ring's log decays.
     let mut of_kda = flush();
     of_kda.pending.decays = tensor(F32, &[5, 4, 9, 64]);
-    assert_eq!(names(&of_kda), ["kda_deferred_klast_bf16_k64_tile64"]);
+    assert_eq!(names(&of_kda), ["deferred_klast_bf16_k64_tile64"]);
     // With a convolution, a norm or both; keys are k's.
-    let of_layer = ["gdn_deferred_layer_klast_bf16_k64_tile64"];
+    let of_layer = ["deferred_layer_klast_bf16_k64_tile64"];
     assert_eq!(names(&layer()), of_layer);
     let mut without_norm = layer();
     without_norm.norm = None;

@@ -41,6 +41,7 @@ impl<
     const TILES: u32 = V / (THREADS / lanes_of(K, PARTS) * ROWS as u32);
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnDecode,
+        per_channel: Some(false),
         states: Some(States {
             layout: Layout::KLast,
             element: S::ELEMENT,

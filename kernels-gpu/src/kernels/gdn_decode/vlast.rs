@@ -54,6 +54,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
     const SHARED_BYTES: u32 = Self::DECAY + 16;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: Family::GdnDecode,
+        per_channel: Some(false),
         states: Some(States {
             layout: Layout::VLast,
             element: S::ELEMENT,

@@ -6,7 +6,7 @@
 //!     δ = β (v − S k̂)                                                                 (3) from the decayed S
 //!     S ← S + δ k̂ᵀ                                                                    (4)
 //!     o = S q̂                                                                         (5) from the written S
-//! [`KLast`] and [`VLast`] go token by token, as [`crate::recurrent`] says. [`Parallel`] never makes the states between
+//! [`super::recurrent`] goes token by token. [`Parallel`] never makes the states between
 //! the first and the last. With g_t = Σ log α up to token t, and S₀ the state before them all:
 //!     M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s      T = (I − M)⁻¹ diag(β)         (a)
 //!     R_t = v_t − e^g_t S₀ k̂_t                                                         (b)
@@ -29,32 +29,24 @@
 //! Truth    reference::recurrent; tests/gdn_mtp.rs, tests/laws
 
 use crate::launch::Family;
-use crate::recurrent::{self, Gating};
+use crate::recurrent::{self, Decays, Gating};
 
 /// One decay per value head.
 pub struct PerHead;
 
+impl Decays for PerHead {
+    const OF_CHANNELS: Option<bool> = Some(false);
+}
+
 impl Gating for PerHead {
     const PER_CHANNEL: bool = false;
-    const RECURRENT: Family = Family::GdnMtp;
     const PARALLEL: Family = Family::GdnMtpParallel;
+    const LAYER_PARALLEL: Family = Family::GdnLayerParallel;
+    const DEFERRED_PARALLEL: Family = Family::GdnDeferredParallel;
+    const DEFERRED_LAYER_PARALLEL: Family = Family::GdnDeferredLayerParallel;
     const CHAIN: Family = Family::GdnPrefillChain;
     const SHORT: Family = Family::GdnPrefillShort;
 }
-
-/// Token by token on K-last states.
-pub type KLast<
-    S,
-    const K: u32,
-    const V: u32,
-    const ROWS: usize,
-    const THREADS: u32,
-    const PARTS: usize = 1,
-> = recurrent::KLast<PerHead, S, K, V, ROWS, THREADS, PARTS>;
-
-/// Token by token on V-last states.
-pub type VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =
-    recurrent::VLast<PerHead, S, K, V, LANES, ROWS>;
 
 /// All tokens at once on K-last states of 16 bits.
 pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =

@@ -48,6 +48,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     const SHARED_BYTES: u32 = Map::<Self>::BYTES;
     const COMPUTES: Option<Computes> = Some(Computes {
         family: G::PARALLEL,
+        per_channel: Some(G::PER_CHANNEL),
         states: Some(States {
             layout: Layout::KLast,
             element: B16::ELEMENT,

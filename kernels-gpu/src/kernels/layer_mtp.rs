@@ -1,11 +1,13 @@
-//! GDN's layer step of several tokens: drafted ones to be verified, or the accepted ones of the last step to be committed.
+//! The layer step of several tokens, of GDN and of KDA by the load-time constant `per_channel`: drafted ones to be verified, or the
+//! accepted ones of the last step to be committed.
 //!
-//! [`super::gdn_layer`]'s (a) to (c), for each token t in order; the previous tokens that are kept first, of which (a), (b) and
+//! [`super::layer`]'s (a) to (c), for each token t in order; the previous tokens that are kept first, of which (a), (b) and
 //! (1) to (4) alone. Nothing is rounded between them but the state after the previous tokens, which is stored and gone on from.
 //!
 //! Windows  after the previous tokens, else after the last token where that state is written; besides after every token; with
 //!          token slots one window of W − 2 + T inputs in the slot of the row's first token, read from `accepted − 1` on
-//! Shapes   x [B, T, D]   z, o [B, T, HV, V]   previous x [B, T', D]   windows [P, D, W − 1]; else as there
+//! Shapes   x [B, T, D]   z, o [B, T, HV, V]   KDA's g [B, T, HV, K]   previous x [B, T', D]   windows [P, D, W − 1]; else as
+//!          there
 //! Grid     x = tile, y = h, z = b; a block has one tile of all value heads of h, a cluster all tiles; tile = V: no cluster
 //! Threads  a thread walks a channel of the convolution through all tokens: its part of q and k for the cluster, v of its tile
 //!          K-last: groups of K/8 lanes own rows; V-last: teams of K/ROWS · LANES threads own columns; a slice of the block's
@@ -16,7 +18,9 @@
 //! Truth    reference::layer; tests/layer.rs, tests/laws
 
 use super::gdn_mtp::PerHead;
+use super::kda_recurrent::PerChannel;
 use crate::layer;
+use crate::recurrent::Either;
 
 /// K-last states.
 pub type KLast<
@@ -27,8 +31,7 @@ pub type KLast<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-    const PARTS: usize = 1,
-> = layer::MtpKLast<PerHead, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>;
+> = layer::MtpKLast<Either, S, K, V, TILE, ROWS, THREADS, DEPTH>;
 
 /// V-last states.
 pub type VLast<
@@ -40,13 +43,46 @@ pub type VLast<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
+> = layer::MtpVLast<Either, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>;
+
+/// K-last states of GDN alone, whose rows are in `PARTS`.
+pub type GdnKLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+    const PARTS: usize,
+> = layer::MtpKLast<PerHead, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>;
+
+/// V-last states of GDN alone.
+pub type GdnVLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const TILE: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
 > = layer::MtpVLast<PerHead, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>;
 
-/// K-last states of 16 bits, all tokens at once.
-pub type Parallel<
+/// All tokens at once, of GDN.
+pub type GdnParallel<
     const K: u32,
     const V: u32,
     const WARPS: u32,
     const TILES16: usize,
     const CLUSTERED: bool,
 > = layer::Parallel<PerHead, K, V, WARPS, TILES16, CLUSTERED>;
+
+/// All tokens at once, of KDA.
+pub type KdaParallel<
+    const K: u32,
+    const V: u32,
+    const WARPS: u32,
+    const TILES16: usize,
+    const CLUSTERED: bool,
+> = layer::Parallel<PerChannel, K, V, WARPS, TILES16, CLUSTERED>;

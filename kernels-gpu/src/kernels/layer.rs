@@ -1,11 +1,12 @@
-//! GDN's layer step: what is between the projections of a layer, for one token.
+//! The layer step, of GDN and of KDA by the load-time constant `per_channel`: what is between the projections of a layer, for one
+//! token.
 //!
 //! Per channel c of x, with w the last W − 1 inputs of the row's slot, and per value head hv with query/key head h and state
-//! S: [V, K] (Gated DeltaNet, arXiv 2412.06464):
+//! S: [V, K] (Gated DeltaNet, arXiv 2412.06464; Kimi Delta Attention, arXiv 2510.26692):
 //!     y = act(bias + Σ_j u_j w_j + u_(W−1) x), u the W taps        (a) convolution; q, k, v are its parts
 //!     w ← w without its oldest, with x                             (b)
 //!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale    (1)
-//!     S ← α S                                                     (2) decay
+//!     S ← S diag(α)                                               (2) decay: KDA's of each key channel, GDN's α of the head
 //!     δ = β (v − S k̂)                                             (3) from the decayed S
 //!     S ← S + δ k̂ᵀ                                                (4)
 //!     o = S q̂                                                     (5) from the written S
@@ -13,9 +14,9 @@
 //! Without (a) and (b) q, k and v are given; without (c) o is (5). Nothing is rounded between them.
 //!
 //! Shapes   x [B, 1, D], D = 2 H K + HV V   weight [D, W]   windows [P, D, W − 1]   z, o [B, 1, HV, V]   weight `[V]`
-//!          pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
+//!          KDA's g [B, 1, HV, K]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     x = tile, y = h, z = b; clusters of all tiles; block = threads of each value head of h, head by head
-//! Threads  K-last: groups of K/8 lanes; a group owns whole rows (one v), a lane 8 channels
+//! Threads  K-last: groups of K/8 lanes; a group owns whole rows (one v), a lane 8 channels, of KDA with their α
 //!          V-last: groups of LANES lanes; a group owns ROWS rows (one k each), a lane 8 columns, one warp's lanes a column
 //!          of the convolution, a thread of the block has a channel: a part of q and k for the whole cluster, v of the tile
 //! Padding  an inactive row zeroes o and touches no state and no window; a fresh one reads neither
@@ -24,24 +25,12 @@
 //! Truth    reference::layer; tests/layer.rs, tests/laws
 
 use super::gdn_mtp::PerHead;
-use crate::launch::Family;
-use crate::layer::{self, Layered};
-
-impl Layered for PerHead {
-    const LAYER: Family = Family::GdnLayer;
-    const LAYER_MTP: Family = Family::GdnLayerMtp;
-    const LAYER_PARALLEL: Family = Family::GdnLayerParallel;
-}
+use crate::layer;
+use crate::recurrent::Either;
 
 /// K-last states.
-pub type KLast<
-    S,
-    const K: u32,
-    const V: u32,
-    const ROWS: usize,
-    const THREADS: u32,
-    const PARTS: usize = 1,
-> = layer::KLast<PerHead, S, K, V, ROWS, THREADS, PARTS>;
+pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
+    layer::KLast<Either, S, K, V, ROWS, THREADS>;
 
 /// V-last states.
 pub type VLast<
@@ -51,7 +40,7 @@ pub type VLast<
     const LANES: u32,
     const ROWS: usize,
     const CHANNELS: usize,
-> = layer::VLast<PerHead, S, K, V, LANES, ROWS, CHANNELS>;
+> = layer::VLast<Either, S, K, V, LANES, ROWS, CHANNELS>;
 
 /// K-last states, whole heads a block.
 pub type WholeKLast<
@@ -61,11 +50,51 @@ pub type WholeKLast<
     const ROWS: usize,
     const THREADS: u32,
     const DEPTH: u32,
-    const PARTS: usize = 1,
-> = layer::WholeKLast<PerHead, S, K, V, ROWS, THREADS, DEPTH, PARTS>;
+> = layer::WholeKLast<Either, S, K, V, ROWS, THREADS, DEPTH>;
 
 /// V-last states, whole heads a block.
 pub type WholeVLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+> = layer::WholeVLast<Either, S, K, V, LANES, ROWS, THREADS>;
+
+/// K-last states of GDN alone, whose rows are in `PARTS`.
+pub type GdnKLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const PARTS: usize,
+> = layer::KLast<PerHead, S, K, V, ROWS, THREADS, PARTS>;
+
+/// V-last states of GDN alone.
+pub type GdnVLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const CHANNELS: usize,
+> = layer::VLast<PerHead, S, K, V, LANES, ROWS, CHANNELS>;
+
+/// K-last states of GDN alone, whose rows are in `PARTS`, whole heads a block.
+pub type GdnWholeKLast<
+    S,
+    const K: u32,
+    const V: u32,
+    const ROWS: usize,
+    const THREADS: u32,
+    const DEPTH: u32,
+    const PARTS: usize,
+> = layer::WholeKLast<PerHead, S, K, V, ROWS, THREADS, DEPTH, PARTS>;
+
+/// V-last states of GDN alone, whole heads a block.
+pub type GdnWholeVLast<
     S,
     const K: u32,
     const V: u32,
