@@ -11,13 +11,15 @@ use crate::{hash, shell};
 
 /// Flags of the device code and of its `core`. sm_80 has the asynchronous copies and bf16 conversions
 /// that the kernels use; PTX 7.4 has `L1::no_allocate`. Panics become a bare trap. The threshold makes
-/// every loop over a register array unroll: one that stays puts the array in local memory.
-const RUSTFLAGS: [&str; 5] = [
+/// every loop over a register array unroll: one that stays puts the array in local memory. rustc threads no jumps, as LLVM does
+/// too: it would copy a barrier into the branches before it, where some warps wait at one copy and others at the other.
+const RUSTFLAGS: [&str; 6] = [
     "-Ctarget-cpu=sm_80",
     "-Ctarget-feature=+ptx74",
     "-Zunstable-options",
     "-Cpanic=immediate-abort",
     "-Cllvm-args=-unroll-threshold=4000",
+    "-Zmir-enable-passes=-JumpThreading",
 ];
 
 /// The profile `ptx`, which leaves the workspace's own profiles alone.

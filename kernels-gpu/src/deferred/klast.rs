@@ -60,6 +60,30 @@ impl<const ROWS: usize> Lane<ROWS> {
 /// Most pending tokens that a group weighs.
 const MOST_ENTRIES: usize = 2;
 
+/// Stores u of one token.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn store_update<const ROWS: usize>(place: u32, update: Raw<ROWS>) {
+    let mut i = 0;
+    while i < ROWS {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|n| update.0[i + n]);
+        store_shared_b128(place + 4 * i as u32, [a, b, c, d]);
+        i += 4;
+    }
+}
+
+/// Loads u of one token.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn load_update<const ROWS: usize>(place: u32) -> Raw<ROWS> {
+    let mut update = [0; ROWS];
+    let mut r = 0;
+    while r < ROWS {
+        let words = load_shared_b128(place + 4 * r as u32);
+        each!(n in 0..4 => update[r + n] = words[n]);
+        r += 4;
+    }
+    Raw(update)
+}
+
 impl<
     G: Decays,
     S: StateElement,
@@ -80,6 +104,9 @@ impl<
     /// by group. KDA's log decays of each are elsewhere.
     const KEYS: u32 = MAX_PENDING * 8;
     const UPDATES: u32 = Self::KEYS + MAX_PENDING * K * 4;
+    /// Whether the token waits for the state, and u of the pending tokens in shared memory, where the state's elements come one by one: KDA
+    /// with two pending tokens a group has no registers for them.
+    const PARKS: bool = G::PER_CHANNEL && Self::ENTRIES == 2;
     pub(super) const BYTES: u32 = Self::UPDATES + MAX_PENDING * Self::TILE * 4;
     pub(super) const LOG_DECAY_BYTES: u32 = bytes_of_channels::<G>(MAX_PENDING * K * 4);
 
@@ -92,6 +119,12 @@ impl<
         assert!(Self::ENTRIES <= MOST_ENTRIES);
     };
 
+    /// Where a group has u of the pending token of a lane's number in shared memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn update_place(smem: u32, share: Share, group: u32) -> u32 {
+        smem + Self::UPDATES + (group * MAX_PENDING + share.lane) * (4 * ROWS as u32)
+    }
+
     /// (6) The states of the group's rows with the `len` first pending tokens in them, of which [`Self::decay_keys`] left the keys
     /// at `smem` and gave Γ; a lane has u of these rows of the token of its number. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -102,32 +135,19 @@ impl<
         raw: [RawFragment; ROWS],
         (share, group): (Share, u32),
     ) -> [RawFragment; ROWS] {
-        let bytes = 4 * ROWS as u32;
-        let updates = smem + Self::UPDATES + group * MAX_PENDING * bytes;
         let mut states = raw.map(|raw| S::widen(c, raw));
         each!(r in 0..ROWS => each!(i in 0..8 => states[r][i] *= decay[i]));
         // SAFETY: the caller's promise; a group's place is its own, and nobody reads it any more.
         unsafe {
             sync_warp(FULL_MASK);
             if share.lane < len {
-                let mut i = 0;
-                while i < ROWS {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|n| update.0[i + n]);
-                    let place = updates + share.lane * bytes + 4 * i as u32;
-                    store_shared_b128(place, [a, b, c, d]);
-                    i += 4;
-                }
+                store_update(Self::update_place(smem, share, group), update);
             }
             sync_warp(FULL_MASK);
             each!(j in 0..len => {
                 let key = load_channels(smem + Self::KEYS + j * K * 4, share);
-                let mut update = [0.0; ROWS];
-                let mut r = 0;
-                while r < ROWS {
-                    let words = load_shared_b128(updates + j * bytes + 4 * r as u32);
-                    each!(n in 0..4 => update[r + n] = f32::from_bits(words[n]));
-                    r += 4;
-                }
+                let place = Self::update_place(smem, Share { lane: j, ..share }, group);
+                let update = load_update::<ROWS>(place).to_f32(F32);
                 each!(r in 0..ROWS => {
                     each!(i in 0..8 => states[r][i] = fma(update[r], key[i], states[r][i]));
                 });
@@ -441,11 +461,24 @@ impl<
             }
             let ahead = if must_fold { 0 } else { pending.len };
             let tokens = Tokens::new(&c, step, row);
-            let k = share.load_matching::<S>(tokens.k.at(0, 0), c.k_element, wide);
-            let q = share.load_matching::<S>(tokens.q.at(0, 0), c.q_element, wide);
-            let v = load_one(tokens.v.at(0, own_row), c.v_element);
-            let gates = LaneGates::load::<G, S, K>(&c, step, row, &tokens, 0, share);
+            let load_token = || {
+                (
+                    share.load_matching::<S>(tokens.k.at(0, 0), c.k_element, wide),
+                    share.load_matching::<S>(tokens.q.at(0, 0), c.q_element, wide),
+                    load_one(tokens.v.at(0, own_row), c.v_element),
+                    LaneGates::load::<G, S, K>(&c, step, row, &tokens, 0, share),
+                )
+            };
+            let parks = Self::PARKS && !wide_state;
+            let mut token = None;
+            if !parks {
+                token = Some(load_token());
+            }
             let o = tokens.o.at(0, own_row);
+            let parked = Self::update_place(smem, share, group);
+            if parks && share.lane < ahead {
+                store_update(parked, lane.update);
+            }
             // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
             if !pending.live {
                 if writes {
@@ -454,6 +487,10 @@ impl<
                 return;
             }
 
+            let (k, q, v, gates) = match token {
+                Some(token) => token,
+                None => load_token(),
+            };
             // The ring has what u is for: k so.
             let (mut k, mut q) = ([k], [q]);
             let elements = [c.k_element, c.q_element];
@@ -475,6 +512,12 @@ impl<
             );
 
             let with = Self::weights(smem, share, ahead);
+            if parks {
+                lane.update = Raw([0; ROWS]);
+                if share.lane < ahead {
+                    lane.update = load_update(parked);
+                }
+            }
             let update = lane.update.to_f32(F32);
             let (sk, sq) = Self::products(&c, raw, update, with, (k, q, decay), share);
             let delta = factors.delta(v, sk);
