@@ -152,7 +152,9 @@ pub struct Options {
 
 /// The compute capability that `sm_` and ten times it stand for.
 fn capability(text: &str) -> Result<(u32, u32), String> {
-    let number = text.strip_prefix("sm_").and_then(|digits| digits.parse().ok());
+    let number = text
+        .strip_prefix("sm_")
+        .and_then(|digits| digits.parse().ok());
     let number: u32 = number.ok_or("want sm_ and ten times a compute capability: sm_80")?;
     Ok((number / 10, number % 10))
 }

@@ -104,9 +104,6 @@ impl<
     /// by group. KDA's log decays of each are elsewhere.
     const KEYS: u32 = MAX_PENDING * 8;
     const UPDATES: u32 = Self::KEYS + MAX_PENDING * K * 4;
-    /// Whether the token waits for the state, and u of the pending tokens in shared memory, where the state's elements come one by one: KDA
-    /// with two pending tokens a group has no registers for them.
-    const PARKS: bool = G::PER_CHANNEL && Self::ENTRIES == 2;
     pub(super) const BYTES: u32 = Self::UPDATES + MAX_PENDING * Self::TILE * 4;
     pub(super) const LOG_DECAY_BYTES: u32 = bytes_of_channels::<G>(MAX_PENDING * K * 4);
 
@@ -469,7 +466,9 @@ impl<
                     LaneGates::load::<G, S, K>(&c, step, row, &tokens, 0, share),
                 )
             };
-            let parks = Self::PARKS && !wide_state;
+            // KDA with two pending tokens a group has no registers for the token, nor for u, where elements of the state come one
+            // by one: the token is loaded behind the state, and u is in shared memory until then.
+            let parks = Self::ENTRIES == 2 && G::per_channel(&c) && !wide_state;
             let mut token = None;
             if !parks {
                 token = Some(load_token());

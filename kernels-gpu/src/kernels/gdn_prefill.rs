@@ -1,10 +1,11 @@
-//! GDN prefill: any number of tokens, in chunks of 64 on the tensor cores (sm_90a).
+//! GDN prefill: any number of tokens, in chunks of 64 on the tensor cores.
 //!
 //! Math     docs/prefill.md; prefill/prepare.rs (what does not depend on states), prefill/chain (from state to state); a piece of one
 //!          token as kernels/gdn_decode
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V], packed [1, total, ...]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
 //!          [`Short`] the same, or x = r / 2; the others in kernels/prefill.rs
+//! Machine  [`Chain`] and [`Short`] compute capability 9.0 alone (sm_90a); [`PortableChain`] and all others 8.0 and newer
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed

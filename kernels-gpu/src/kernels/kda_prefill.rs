@@ -1,9 +1,10 @@
-//! KDA prefill: any number of tokens, in chunks of 64 on the tensor cores (sm_90a), with a decay of every key channel.
+//! KDA prefill: any number of tokens, in chunks of 64 on the tensor cores, with a decay of every key channel.
 //!
 //! Math     docs/prefill.md; prefill/channels.rs (what does not depend on states), prefill/chain (from state to state); a piece of
 //!          one token as kernels/kda_recurrent
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g [B, T, HV, K], packed [1, total, ...]   pool [P, HV, V, K] or [P, HV, K, V]
 //! Grid     [`Prepare`] x = n · unit + HV/H · h + r, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as a decode's
+//! Machine  [`Chain`] and [`Short`] compute capability 9.0 alone (sm_90a); [`PortableChain`] and all others 8.0 and newer
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state; of a preparation, a warp has 8 tokens
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed

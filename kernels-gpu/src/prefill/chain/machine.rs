@@ -29,13 +29,16 @@ pub trait Machine {
     /// [`warpgroup::by_both`]
     ///
     /// # Safety
-    /// As there, here and below.
+    /// As there.
     unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]>;
 
     /// [`warpgroup::first`]
     fn first(products: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>);
 
     /// [`warpgroup::by_triangle`]
+    ///
+    /// # Safety
+    /// As there.
     unsafe fn by_triangle(
         a: &[u32; 16],
         triangle: u32,
@@ -46,6 +49,9 @@ pub trait Machine {
     fn both(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2];
 
     /// [`warpgroup::add`]
+    ///
+    /// # Safety
+    /// As there.
     unsafe fn add<const K: u32, const TOKENS: u32>(
         sums: [f32; 64],
         product: (&[u32; 16], u32),
