@@ -59,6 +59,9 @@ pub struct Outcome {
 /// # Errors
 /// Options that ask for nothing, a file that cannot be read or written, a GPU that fails before its first row.
 pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
+    if options.report {
+        return report(options, again);
+    }
     let before = match &options.compare {
         Some(path) if !options.compares_best() => Some(before(path)?),
         _ => None,
@@ -95,10 +98,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     };
     let clock = Clock::new(options.budget.map(Duration::from_secs));
     let context = Context::primary(device)?;
-    let library = match options.machine {
-        Some(capability) => Library::for_capability(&context, capability)?,
-        None => Library::with_unproved(&context),
-    };
+    let library = library_on(&context, options)?;
     if options.prewarm_once {
         return Ok(Outcome {
             text: format!("{}\n", prewarm::millis(&library)?),
@@ -213,6 +213,53 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         writeln!(outcome.text, "FAILED: {failure}")?;
     }
     Ok(outcome)
+}
+
+/// Prompts of a report.
+const REPORTED: &str = "1x64,1x1024,1x4096,8x1024,KDA 1x1024";
+
+/// Seconds that a report's steps take.
+const REPORT_SECONDS: &str = "60";
+
+/// The self-test of every kernel, then a part of the cells.
+fn report(options: &Options, again: &[&str]) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    match Device::get(0) {
+        Ok(device) => {
+            let tested = library_on(&Context::primary(device)?, options)?.self_test();
+            match tested {
+                Ok(tested) => writeln!(
+                    outcome.text,
+                    "self-test: {} launches of {} kernels are right\n",
+                    tested.launches,
+                    tested.entries.len()
+                )?,
+                Err(error) => outcome.failures.push(error.to_string()),
+            }
+        }
+        Err(error) => writeln!(outcome.text, "{error}: nothing is tested")?,
+    }
+    let parts: [&[&str]; 2] = [
+        &["--step", "--budget", REPORT_SECONDS],
+        &["--prefill", "--rows", REPORTED],
+    ];
+    for part in parts {
+        let mut of_part = Options::try_parse_from(["bench"].iter().chain(part))?;
+        of_part.machine = options.machine;
+        let part = run(&of_part, again)?;
+        outcome.text += &part.text;
+        outcome.rows.extend(part.rows);
+        outcome.failures.extend(part.failures);
+    }
+    Ok(outcome)
+}
+
+/// The kernels of the GPU of `context`, or of the one that it is to be taken for.
+fn library_on(context: &Context, options: &Options) -> Result<Library, gated_delta::Error> {
+    match options.machine {
+        Some(capability) => Library::for_capability(context, capability),
+        None => Ok(Library::with_unproved(context)),
+    }
 }
 
 /// Shows the rows of files, and compares them where that is asked for: with all other files of their GPU.

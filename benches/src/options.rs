@@ -138,6 +138,10 @@ pub struct Options {
     /// Of --prefill, every entry whose name has such a part, selected or not: chain, short, tile64. All: --tune.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub entry: Vec<String>,
+    /// What shows how a GPU does that no record is of, in about two minutes: the self-test of every kernel, the host's and the step's
+    /// cells, and prompts. What it prints is what to send.
+    #[arg(long, conflicts_with_all = CHOICES, conflicts_with_all = ["all", "prefill", "deferred", "host", "save", "compare", "tune"])]
+    pub report: bool,
     /// The kernels and the shared memory of a GPU of this compute capability instead, on the one that is here: sm_80, sm_89. Its
     /// records are those of another GPU, "NAME as sm_80".
     #[arg(long, value_name = "sm_XY", value_parser = capability)]

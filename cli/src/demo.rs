@@ -30,8 +30,6 @@ const SIMULATED_STEPS: usize = 4;
 const PROMPT: usize = 2048;
 /// The same on the simulator, of one row: two chunks.
 const SIMULATED_PROMPT: usize = 100;
-/// The GPUs that prefill.
-const PREFILLS: (u32, u32) = (9, 0);
 /// Drafts of each row in a speculative step.
 const DRAFTS: usize = 4;
 
@@ -179,13 +177,6 @@ impl Demo {
     ) -> Result<Option<[usize; 2]>, Error> {
         if layer.gates.operator() == Operator::Kda || self.prompt == Some(0) {
             return Ok(None);
-        }
-        if let Backend::Cuda(cuda) = backend {
-            let capability = cuda.context().device().compute_capability()?;
-            if capability != PREFILLS {
-                note("demo: no prompt: prefills take a GPU of compute capability 9.0");
-                return Ok(None);
-            }
         }
         let (rows, tokens) = match backend {
             Backend::Simulator { .. } => (1, SIMULATED_PROMPT),

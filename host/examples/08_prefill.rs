@@ -46,10 +46,6 @@ enum Operator {
 fn main() -> Result<()> {
     let device = common::gpu()?;
     let (engine, small) = match device {
-        Some(device) if device.compute_capability()? != (9, 0) => {
-            println!("skipped: prefills take a GPU of compute capability 9.0");
-            return Ok(());
-        }
         Some(device) => (Engine::on(device)?, false),
         None => {
             println!("no GPU: in the simulator");

@@ -110,3 +110,26 @@ pub fn specialise(ptx: &str, symbols: &[&str], words: &[u32]) -> Result<CString,
 fn in_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_machine_follow_from_its_constant() {
+        let ptx =
+            ".version GD_VERSION\n.target GD_TARGET\nGD_SM90 new;\nGD_SM80 old;\nGD_MACHINE GD_H\n";
+        let symbols = ["GD_H", MACHINE];
+        let special = |machine| specialise(ptx, &symbols, &[3, machine]).unwrap();
+        let old = c".version 7.4\n.target sm_80\n// new;\n old;\n80 3\n";
+        assert_eq!(special(machine::AMPERE).as_c_str(), old);
+        let new = c".version 8.0\n.target sm_90\n new;\n// old;\n90 3\n";
+        assert_eq!(special(machine::HOPPER).as_c_str(), new);
+        // Of a kernel that does not know its machine the words have no meaning.
+        let error = specialise("GD_SM90 new;", &["GD_H"], &[3]).unwrap_err();
+        assert!(
+            error.to_string().contains("no value for GD_SM90"),
+            "{error}"
+        );
+    }
+}

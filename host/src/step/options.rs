@@ -147,8 +147,8 @@ pub enum Formulation {
     /// without snapshots and token slots.
     Parallel,
     /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill, with [`States::update`]. It takes a
-    /// GPU of compute capability 9.0 (Hopper) and, for rows of more than 64 tokens, a
-    /// [workspace](super::Step::workspace).
+    /// [workspace](super::Step::workspace), but on Hopper (compute capability 9.0) for rows of at most 64 tokens and elsewhere for
+    /// rows of one.
     ///
     /// Within a piece products are of f16, summed in f32: finite input gives what the recurrence gives in f32, but for 1e-3 of
     /// the norms of q̂ and of the state, and not its bits. Where what tokens add to a state cancels, as with keys that resemble

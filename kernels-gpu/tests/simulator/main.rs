@@ -2,6 +2,7 @@
 
 mod cluster;
 mod counter;
+mod machine;
 mod mailbox;
 mod memory;
 mod positive;
