@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
+use clap::Parser as _;
 use gated_delta::driver::{Context, Device};
 use gated_delta::{Entry, Library};
 use gated_delta_harness::timing::{Timer, copy_ceiling, empty_kernel};

@@ -12,6 +12,7 @@ use crate::constants::Element;
 use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
 use crate::device::global::{store_b16, store_b128};
+use crate::device::rarely;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_matrices_transposed, store_shared_b16,
     store_shared_b32,
@@ -20,9 +21,11 @@ use crate::device::thread::{sync_barrier, sync_barrier_any, sync_threads, thread
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::device::warpgroup::fence_shared;
 use crate::layer::conv::activate;
-use crate::layer::norm::size_of;
+use crate::layer::norm::{size_of, squares};
 use crate::machine;
+use crate::math::each::each;
 use crate::math::elements::{self, Raw};
+use crate::math::range::{SMALL, times};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Whether o goes by way of a tile, so that threads store neighbours.
@@ -309,7 +312,10 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
                     own[half] = own[half].map(|o| o * back);
                 }
             }
-            let squares = sum_of_quad(&own[half]);
+            let squares = squares!(
+                sum_of_quad(&own[half]),
+                sum_of_quad(&times(own[half], SMALL))
+            );
             if const { cluster_of(V, GROUPS) > 1 } {
                 // The four lanes have the same sum.
                 let place = sums + first / 64 * 256 + (32 * half as u32 + thread / 4) * 4;
@@ -345,12 +351,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
         half = 0;
         while half < 2 {
             let token = 32 * half as u32 + thread / 4;
-            let sum = |group: u32| f32::from_bits(load_shared_b32(sums + group * 256 + token * 4));
-            let squares = match V {
-                192 => sum(0) + sum(1) + sum(2),
-                128 => sum(0) + sum(1),
-                _ => sum(0),
-            };
+            let squares = sum_of_groups::<V>(sums + token * 4);
             if token < piece.count {
                 let (t, of) = (piece.start + token, (hv, first + part));
                 let size = size_of(c, &mut own[half], (squares, V));
@@ -359,6 +360,37 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             half += 1;
         }
     }
+}
+
+/// The sum of the squares of a token, of each 64 channels of which there is a word at `sums` and 256 bytes behind, as
+/// [`squares!`] makes them and a norm takes it.
+///
+/// # Safety
+/// The words are there.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn sum_of_groups<const V: u32>(sums: u32) -> f32 {
+    // SAFETY: the caller's promise.
+    let word = |group: u32| f32::from_bits(unsafe { load_shared_b32(sums + group * 256) });
+    let mut words = [0.0; 3];
+    let (mut sum, mut signs) = (0.0, 0);
+    each!(group in 0..V as usize / 64 => {
+        words[group] = word(group as u32);
+        signs |= words[group].to_bits();
+        sum = if group == 0 { words[0] } else { sum + words[group] };
+    });
+    if signs >> 31 != 0 || sum == f32::INFINITY {
+        rarely();
+        let mut small = 0.0;
+        each!(group in 0..V as usize / 64 => {
+            small += if words[group] < 0.0 {
+                -words[group]
+            } else {
+                words[group] * SMALL * SMALL
+            };
+        });
+        return -small;
+    }
+    sum
 }
 
 /// The sum of the squares of 16 channels, and of those of the other three lanes of a token. All lanes of the warp come.
