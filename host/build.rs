@@ -56,9 +56,8 @@ fn embed(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
     Ok(fs::write(to.with_extension("deflate"), compressed)?)
 }
 
-/// The text without comment lines and indentation.
+/// The text without comment lines.
 fn body(text: &str) -> String {
-    let lines = text.lines().map(str::trim);
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+    let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.flat_map(|line| [line, "\n"]).collect()
 }

@@ -11,7 +11,8 @@ mod tests;
 mod truth;
 mod values;
 
-use gated_delta_kernels::launch::Computes;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::Entry;
 use crate::driver::{Context, Stream};
@@ -49,8 +50,8 @@ impl Library {
     /// Between them the launches have every operator, state dtype and layout with one token and with several, with
     /// snapshots, token slots, a resume and a commit, every formulation, convolutions, norms, fresh rows, and states that
     /// wait. Entries that run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their
-    /// kernels are compiled for the occasion and unloaded afterwards: seconds on a GPU, a few MiB of its memory. On a
-    /// stream of its own; the caller waits, so that no stream of this thread may be under capture.
+    /// kernels are compiled for the occasion, on up to 16 threads, and unloaded afterwards: seconds on a GPU, a few MiB of its
+    /// memory. On streams of its own; the caller waits, so that no stream of this thread may be under capture.
     ///
     /// ```no_run
     /// use gated_delta::Library;
@@ -74,41 +75,110 @@ impl Library {
 type Says = fn(&Case, &Values, &[f64]) -> Result<Truth, String>;
 
 fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error> {
-    let context = library.context();
     let scratch = library.scratch();
-    let stream = match context {
-        Some(context) => Some(Stream::new(context)?),
-        None => None,
-    };
+    let of_cases = cases.iter().map(Job::Case);
+    let waiting = deferred::entries().flat_map(|entry| {
+        let operators = entry.computes().into_iter();
+        let operators = operators.flat_map(|computes| computes.all_operators());
+        operators.flat_map(move |per_channel| {
+            let tokens = deferred::tokens(entry).iter();
+            tokens.map(move |&tokens| Job::Waiting((entry, per_channel, tokens)))
+        })
+    });
+    let mut jobs = Vec::new();
+    for job in of_cases.chain(waiting) {
+        match library.check_runs(job.entry()) {
+            Err(Error::Unsupported { .. }) => {}
+            checked => {
+                checked?;
+                jobs.push(job);
+            }
+        }
+    }
     let mut report = SelfTest {
         entries: Vec::new(),
         launches: 0,
         worst: 0.0,
         worst_entry: None,
     };
-    for case in cases {
-        match library.check_runs(case.entry) {
-            Err(Error::Unsupported { .. }) => continue,
-            checked => checked?,
-        }
-        let results = launch(&scratch, context, stream.as_ref(), case, truth)?;
-        let error = results.check().map_err(|reason| failure(case, reason))?;
-        report.passed(case.entry, case.entries(), error);
-    }
-    for entry in deferred::entries() {
-        match library.check_runs(entry) {
-            Err(Error::Unsupported { .. }) => continue,
-            checked => checked?,
-        }
-        for &tokens in deferred::tokens(entry) {
-            for per_channel in entry.computes().iter().flat_map(Computes::all_operators) {
-                let what = (entry, per_channel, tokens);
-                let error = deferred::check(&scratch, context, stream.as_ref(), what)?;
-                report.passed(entry, [entry], error);
-            }
+    for (job, error) in jobs.iter().zip(errors(&scratch, &jobs, truth)) {
+        match *job {
+            Job::Case(case) => report.passed(case.entry, case.entries(), error?),
+            Job::Waiting((entry, ..)) => report.passed(entry, [entry], error?),
         }
     }
     Ok(report)
+}
+
+/// Most threads of a self-test.
+const MOST_THREADS: usize = 16;
+
+/// A launch.
+#[derive(Clone, Copy)]
+enum Job<'a> {
+    Case(&'a Case),
+    /// On states that wait: of KDA or not, and of so many tokens.
+    Waiting((Entry, bool, usize)),
+}
+
+impl Job<'_> {
+    fn entry(self) -> Entry {
+        match self {
+            Self::Case(case) => case.entry,
+            Self::Waiting((entry, ..)) => entry,
+        }
+    }
+
+    /// Its largest error, as a part of what is allowed.
+    fn error(self, library: &Library, stream: Option<&Stream>, truth: Says) -> Result<f64, Error> {
+        let context = library.context();
+        match self {
+            Self::Case(case) => {
+                let results = launch(library, context, stream, case, truth)?;
+                results.check().map_err(|reason| failure(case, reason))
+            }
+            Self::Waiting(what) => deferred::check(library, context, stream, what),
+        }
+    }
+}
+
+/// [`Job::error`] of each, up to the first that is wrong. On as many threads as there are cores: what takes long is the driver's
+/// compiler, which runs on the thread that launches.
+fn errors(library: &Library, jobs: &[Job<'_>], truth: Says) -> Vec<Result<f64, Error>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut errors = Vec::new();
+        let stream = match library.context().map(Stream::new).transpose() {
+            Ok(stream) => stream,
+            Err(error) => return vec![(0, Err(error))],
+        };
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(i) else {
+                return errors;
+            };
+            let error = job.error(library, stream.as_ref(), truth);
+            if error.is_err() {
+                // Those before it are under way.
+                next.store(jobs.len(), Ordering::Relaxed);
+            }
+            errors.push((i, error));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.clamp(1, MOST_THREADS);
+    let mut errors: Vec<_> = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        let of_others = others.into_iter().flat_map(|other| {
+            other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        own.into_iter().chain(of_others).collect()
+    });
+    errors.sort_by_key(|(i, _)| *i);
+    errors.into_iter().map(|(_, error)| error).collect()
 }
 
 impl SelfTest {

@@ -165,9 +165,10 @@ impl Extents {
 fn check_keys(request: &Request<'_>, k_dim: usize) -> Result<(), Error> {
     use Formulation::{Chunked, Parallel};
     let with = match (k_dim, request.gates.per_channel, request.formulation) {
+        (64 | 96, true, Parallel) => "128 with KDA and formulation = parallel",
+        (96, true, Chunked) => "128 in a prefill of KDA",
         (96, true, _) => "64 or 128 with KDA",
         (96, _, Parallel) => "64 or 128 with formulation = parallel",
-        (64, true, Parallel) => "128 with KDA and formulation = parallel",
         (64, true, Chunked) => {
             "128 in a prefill of KDA; up to 16 tokens a launch go token by token"
         }

@@ -320,6 +320,9 @@ impl Request<'_> {
             updates.dtype(&[DType::F32, DType::Bf16], "f32 or bf16")?;
         } else {
             let wanted = match self.options.formulation {
+                Formulation::Auto if self.gates.per_channel => {
+                    "f32; bf16 is for bf16 states with K = 128"
+                }
                 Formulation::Auto => "f32; bf16 is for bf16 states with K = 64 or 128",
                 _ => "f32; bf16 is for formulation = parallel",
             };

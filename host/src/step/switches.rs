@@ -83,6 +83,9 @@ impl Request<'_> {
         if self.formulation == Formulation::Recurrent {
             if self.pending.is_some() {
                 let allowed = match self.options.formulation {
+                    Formulation::Auto if self.gates.per_channel => {
+                        "1, or up to 8 of bf16 states with K = 128"
+                    }
                     Formulation::Auto => "1, or up to 8 of bf16 states with K = 64 or 128",
                     _ => "1, or up to 8 with Formulation::Parallel",
                 };

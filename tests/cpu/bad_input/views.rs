@@ -137,6 +137,7 @@ fn arbitrary_views_are_refused_or_computed() {
                 // A view may make v of what was drawn for k: then f32 does not hold their products.
                 spec.magnitude = Magnitude::Usual;
             }
+            spec.spread = false;
             let mut case = spec.case();
             changes.iter().for_each(|change| change.apply(&mut case));
             turns.next(|backend| {

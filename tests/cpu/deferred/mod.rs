@@ -65,6 +65,7 @@ fn specs(of: Spec) -> impl Strategy<Value = Spec> {
                     gap,
                     tiled,
                     l2norm,
+                    spread: seed % 3 == 0,
                     seed,
                     ..of.clone()
                 };

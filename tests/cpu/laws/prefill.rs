@@ -558,6 +558,35 @@ fn nan_stays_in_its_row() {
     });
 }
 
+/// The tokens before one whose q or v has an infinity have the bits that they have without it.
+#[test]
+fn an_infinity_changes_nothing_before_it() {
+    let adjust = |spec: &mut Spec| {
+        (spec.conv, spec.packed) = (None, false);
+        longer(spec, 2);
+    };
+    law(adjust, |backend, spec| {
+        let problem = spec.problem();
+        let well = backend.run(&problem.case(&spec.form), None);
+        let at = spec.seed as usize % problem.max_tokens();
+        let which = ["q", "v"][spec.seed as usize / 7 % 2];
+        let ill = problem.each(|name, array| {
+            if name == which {
+                for b in 0..spec.batch {
+                    array.entry_mut(2, b * spec.tokens + at)[0] = f64::INFINITY;
+                }
+            }
+        });
+        let ill = backend.run(&ill.case(&spec.form), None);
+        for (b, row) in active(&problem) {
+            assert!(
+                o_of(&well, &row, 0..at) == o_of(&ill, &row, 0..at),
+                "o of row {b} before token {at} with an infinite {which} differs"
+            );
+        }
+    });
+}
+
 /// Where at most 64 tokens of a row are promised: neither outputs nor states nor windows.
 #[test]
 fn nothing_of_a_row_longer_than_promised_is_written() {

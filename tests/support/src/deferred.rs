@@ -94,6 +94,9 @@ pub struct Spec {
     pub tiled: bool,
     /// Whether q and k are normalised.
     pub l2norm: bool,
+    /// v of each token, the state of each slot and u of each pending token, of each value head, are of a size of their own, as those of
+    /// [`Spec::spread`](crate::spec::Spec::spread).
+    pub spread: bool,
     /// A slot that makes its row inactive.
     pub null_slot: Option<u32>,
     /// What makes q, k and v of the tokens.
@@ -129,6 +132,7 @@ impl Spec {
             gap: 0,
             tiled: false,
             l2norm: true,
+            spread: false,
             null_slot: None,
             conv: None,
             norm: None,
@@ -480,6 +484,20 @@ impl Problem {
         for slot in 0..spec.pool_slots {
             self.random(POOL, &[slot], &mut rng, -1.0..1.0);
         }
+        if spec.spread {
+            for i in [V, POOL] {
+                let dims = self.views[i].dims.clone();
+                let heads = &dims[..dims.len() - if i == V { 1 } else { 2 }];
+                let mut index = vec![0; heads.len()];
+                for n in 0..heads.iter().product() {
+                    let mut rest = n;
+                    for (at, len) in index.iter_mut().zip(heads).rev() {
+                        (*at, rest) = (rest % len, rest / len);
+                    }
+                    self.spread_out(i, &index, &mut rng);
+                }
+            }
+        }
         for b in 0..spec.slots.len() {
             let (slots, len, base) = (spec.slots[b], spec.len[b], spec.base[b]);
             self.buffers[SLOTS].set_bits(b, slots as u64);
@@ -511,9 +529,26 @@ impl Problem {
                 ] {
                     for head in 0..self.views[i].dims[1] {
                         self.random(i, &[slot, head, entry], &mut rng, range.clone());
+                        if spec.spread && i == UPDATES {
+                            self.spread_out(i, &[slot, head, entry], &mut rng);
+                        }
                     }
                 }
             }
+        }
+    }
+
+    /// Multiplies what lies at an index by a size.
+    fn spread_out(&mut self, i: usize, index: &[usize], rng: &mut StdRng) {
+        let spec = &self.spec;
+        let most = match [spec.io, spec.state].contains(&DType::F16) {
+            true => 6,
+            false => 100,
+        };
+        let size = 2f32.powi(rng.random_range(-most..=most));
+        for position in self.views[i].entry(index).positions() {
+            let value = self.buffers[i].float(position) as f32;
+            self.buffers[i].set_float(position, value * size);
         }
     }
 

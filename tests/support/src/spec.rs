@@ -332,6 +332,9 @@ pub struct Spec {
     pub parameters: Parameters,
     /// Of q and k.
     pub magnitude: Magnitude,
+    /// v of each token and the state of each slot, of each value head, are of a size of their own, from 2⁻¹⁰⁰ to 2¹⁰⁰ (1e-30 to
+    /// 1e30); from 2⁻⁶ to 2⁶ where v, o or the state is f16.
+    pub spread: bool,
     /// Gates at the ends of their range.
     pub extreme_gates: bool,
     /// Of slots.
@@ -381,6 +384,7 @@ impl Spec {
                 of_h: false,
             },
             magnitude: Magnitude::Usual,
+            spread: false,
             extreme_gates: false,
             slots: SlotChoice::NONE,
             snapshots: None,
@@ -515,6 +519,8 @@ impl Spec {
             }
         }
         let (a_log, dt_bias) = self.draw_parameters(&mut rng);
+        let mut pool = Array::new(&[pool_slots, hv, dim, self.dim], || unit(&mut rng).into());
+        self.spread_out(&mut pool, dim * self.dim, &mut rng);
         let states = |slots: &[usize]| [slots, &[hv, dim, self.dim]].concat();
         let indices = |slots: Option<Vec<i64>>| slots.map(Array::indices);
         let mut problem = Problem {
@@ -524,7 +530,7 @@ impl Spec {
             new,
             previous,
             previous_x,
-            pool: Array::new(&states(&[pool_slots]), || unit(&mut rng).into()),
+            pool,
             write_pool: write_pool_slots.map(|slots| Array::unread(&states(&[slots]))),
             read_slots: indices(slots.read),
             write_slots: indices(slots.write),
@@ -642,7 +648,7 @@ impl Spec {
         let x = Array::new(&[rows, tokens, channels], || unit(rng).into());
         let heads = 0..2 * self.heads + hv;
         let of_head = |head: usize, rng: &mut StdRng| match self.magnitude {
-            _ if head >= 2 * self.heads => 1.0,
+            _ if head >= 2 * self.heads => self.size_of_values(rng) as f32,
             Magnitude::Zeros if rng.random() => 0.0,
             // The sum of the taps' products is to be finite.
             Magnitude::Extreme => extreme(rng).min(1e37) as f32,
@@ -735,12 +741,39 @@ impl Spec {
         array
     }
 
+    /// A power of two, so that it takes no digits away.
+    fn size_of_values(&self, rng: &mut StdRng) -> f64 {
+        if !self.spread {
+            return 1.0;
+        }
+        let [_, weight, v, o] = self.form.qkvo;
+        let of_conv = self.conv.map_or(o, |_| weight);
+        let has_f16 = [of_conv, v, o, self.form.state].contains(&DType::F16);
+        // Of a prefill the norm adds up squares of o in f32.
+        let adds_squares = self.norm.is_some() && self.options.formulation == Formulation::Chunked;
+        let most = match (has_f16, adds_squares) {
+            (true, _) => 6,
+            (false, true) => 50,
+            (false, false) => 100,
+        };
+        2f64.powi(rng.random_range(-most..=most))
+    }
+
+    /// Multiplies each `len` elements by a size.
+    fn spread_out(&self, array: &mut Array, len: usize, rng: &mut StdRng) {
+        for part in array.values.chunks_mut(len) {
+            let size = self.size_of_values(rng);
+            part.iter_mut().for_each(|x| *x *= size);
+        }
+    }
+
     fn draw_tokens(&self, [rows, tokens]: [usize; 2], rng: &mut StdRng) -> Tokens<Array> {
         let hv = self.value_heads();
         let k = self.draw_qk([rows, tokens], rng);
-        let v = Array::new(&[rows, tokens, hv, value_dim(self.dim)], || {
+        let mut v = Array::new(&[rows, tokens, hv, value_dim(self.dim)], || {
             unit(rng).into()
         });
+        self.spread_out(&mut v, value_dim(self.dim), rng);
         let (per_head, per_channel) = ([rows, tokens, hv], [rows, tokens, hv, self.dim]);
         let raw = ([-4.0, 4.0], &[1e4, -1e4][..]);
         let log_decay = ([-3.0, 0.0], &[0.0, -1e4][..]);
