@@ -1,0 +1,161 @@
+//! Launches: on a GPU, on the CPU, in the simulator.
+
+#[cfg(any(feature = "cuda", feature = "simulator"))]
+use candle_core::Device;
+use candle_core::{Result, Tensor};
+#[cfg(any(feature = "cuda", feature = "simulator"))]
+use gated_delta::Library;
+use gated_delta::Work as _;
+
+use crate::bind::{At, Named, with_memory};
+use crate::cpu::Work;
+use crate::error::wrap;
+use crate::step::{Commit, Flush, Gates, Step, check};
+
+/// What is launched.
+pub enum Launch<'l> {
+    /// A step, and its output.
+    Step(&'l Step, &'l Tensor),
+    Commit(&'l Commit),
+    Flush(&'l Flush),
+}
+
+/// What runs a launch.
+enum Target<'t> {
+    Cpu,
+    #[cfg(feature = "simulator")]
+    Simulator(&'t Library),
+    #[cfg(feature = "cuda")]
+    Cuda(&'t Library, &'t candle_core::CudaDevice),
+    #[expect(dead_code, reason = "holds the lifetime where no feature does")]
+    Nobody(&'t ()),
+}
+
+/// Checks and runs a launch on the device of `pool`.
+pub fn launch(launch: &Launch<'_>, pool: &Tensor, workspace: Option<&Tensor>) -> Result<()> {
+    match pool.device() {
+        #[cfg(feature = "simulator")]
+        Device::Cpu if crate::simulator::is_on() => {
+            let library = crate::simulator::library();
+            launch.run(&Target::Simulator(library), pool, workspace)
+        }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => {
+            let library = crate::cuda::library(device)?;
+            launch.run(&Target::Cuda(&library, device), pool, workspace)
+        }
+        _ => launch.run(&Target::Cpu, pool, workspace),
+    }
+}
+
+/// Whether rows of more than 16 tokens are one launch for layers with these gates, and states in `pool`.
+pub fn has_prefill(gates: &Gates, pool: &Tensor) -> Result<bool> {
+    // K-last, as pools of this crate are.
+    let (_, _, _, key_dim) = pool.dims4()?;
+    let is_taken = matches!(gates, Gates::Gdn(_)) || key_dim == 128;
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = pool.device() {
+        return Ok(is_taken && crate::cuda::is_hopper(device)?);
+    }
+    Ok(is_taken)
+}
+
+impl<'l> Launch<'l> {
+    fn tensors(&self) -> Vec<Named<'l>> {
+        match self {
+            Self::Step(step, o) => step.tensors(o),
+            Self::Commit(commit) => commit.tensors(),
+            Self::Flush(flush) => flush.tensors(),
+        }
+    }
+
+    fn run(&self, target: &Target<'_>, pool: &Tensor, workspace: Option<&Tensor>) -> Result<()> {
+        let bytes = match (self, target) {
+            (_, Target::Cpu) => 0,
+            _ => with_memory(&self.tensors(), |at| self.workspace_bytes(at))?,
+        };
+        let elements = bytes.div_ceil(size_of::<f32>());
+        let made;
+        let workspace = match workspace {
+            _ if elements == 0 => None,
+            Some(workspace) => Some(workspace),
+            None => {
+                made = Tensor::zeros(elements, candle_core::DType::F32, pool.device())?;
+                Some(&made)
+            }
+        };
+        let mut tensors = self.tensors();
+        tensors.extend(workspace.map(|of| crate::bind::named("workspace", of).written()));
+        with_memory(&tensors, |at| {
+            let workspace = workspace.map(|of| at.get(of)).transpose()?;
+            self.run_at(target, at, workspace)
+        })
+    }
+
+    fn workspace_bytes(&self, at: &At<'_>) -> Result<usize> {
+        let Self::Step(step, o) = self else {
+            return Ok(0);
+        };
+        match &step.gates {
+            Gates::Gdn(gates) => step.build(at, gates.build(at)?, o)?.workspace_bytes(),
+            Gates::Kda(gates) => step.build(at, gates.build(at)?, o)?.workspace_bytes(),
+        }
+        .map_err(wrap)
+    }
+
+    fn run_at<'x>(
+        &self,
+        target: &Target<'_>,
+        at: &At<'x>,
+        workspace: Option<gated_delta::Tensor<'x>>,
+    ) -> Result<()> {
+        match self {
+            Self::Step(step, o) => match &step.gates {
+                Gates::Gdn(gates) => {
+                    let mut work = step.build(at, gates.build(at)?, o)?;
+                    work.workspace = workspace;
+                    target.run(&work, Work::gdn)
+                }
+                Gates::Kda(gates) => {
+                    let mut work = step.build(at, gates.build(at)?, o)?;
+                    work.workspace = workspace;
+                    target.run(&work, Work::kda)
+                }
+            },
+            Self::Commit(commit) => match &commit.gates {
+                Gates::Gdn(gates) => {
+                    target.run(&commit.build(at, gates.build(at)?)?, Work::gdn_commit)
+                }
+                Gates::Kda(gates) => {
+                    target.run(&commit.build(at, gates.build(at)?)?, Work::kda_commit)
+                }
+            },
+            Self::Flush(flush) => target.run(&flush.build(at)?, Work::flush),
+        }
+    }
+}
+
+impl Target<'_> {
+    fn run<'x, W: gated_delta::Work>(
+        &self,
+        work: &W,
+        on_cpu: impl FnOnce(&W) -> Result<Work<'x>>,
+    ) -> Result<()> {
+        match self {
+            Self::Cpu => {
+                check(work)?;
+                on_cpu(work)?.run();
+                Ok(())
+            }
+            #[cfg(feature = "simulator")]
+            Self::Simulator(library) => {
+                let stream = gated_delta::StreamRef::default_stream();
+                // SAFETY: a simulated launch is done when it returns; the memory is held.
+                unsafe { library.launch(stream, work) }.map_err(wrap)
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(library, device) => crate::cuda::launch(library, device, work),
+            Self::Nobody(()) => Ok(()),
+        }
+    }
+}
