@@ -216,12 +216,11 @@ fn gated_delta_dtype(of: &Named<'_>) -> Result<()> {
 
 type Places = HashMap<TensorId, Place>;
 
+/// What is called when all are held.
+type Then<'h> = dyn FnMut(&Places) -> Result<()> + 'h;
+
 /// Takes the storages of `written` one by one, and calls `then` with all of them.
-fn hold(
-    written: &[Named<'_>],
-    places: &mut Places,
-    then: &mut dyn FnMut(&Places) -> Result<()>,
-) -> Result<()> {
+fn hold(written: &[Named<'_>], places: &mut Places, then: &mut Then<'_>) -> Result<()> {
     let Some((first, rest)) = written.split_first() else {
         return then(places);
     };
@@ -237,7 +236,7 @@ fn hold(
 struct Hold<'h, 't> {
     id: TensorId,
     rest: &'h [Named<'t>],
-    inner: RefCell<(&'h mut Places, &'h mut dyn FnMut(&Places) -> Result<()>)>,
+    inner: RefCell<(&'h mut Places, &'h mut Then<'h>)>,
 }
 
 impl InplaceOp1 for Hold<'_, '_> {
@@ -293,8 +292,7 @@ fn on_cuda<R>(_: &[Named<'_>], _: Places, _: impl FnOnce(&At<'_>) -> Result<R>) 
     bail!("device: candle-gated-delta was built without its feature `cuda`")
 }
 
-/// Addresses of candle's storages on its device's stream. The guards of cudarc are dropped as they come: all is on one stream, and
-/// nothing is waited for.
+/// Addresses of candle's storages on its device's stream; nothing is waited for.
 #[cfg(feature = "cuda")]
 fn on_cuda<R>(
     tensors: &[Named<'_>],
@@ -303,11 +301,15 @@ fn on_cuda<R>(
 ) -> Result<R> {
     let mut guards: Vec<StorageRef<'_>> = Vec::new();
     for of in tensors {
-        if places.contains_key(&of.tensor.id()) {
-            continue;
-        }
         let (storage, _) = of.tensor.storage_and_layout();
-        places.insert(of.tensor.id(), crate::cuda::place(&storage, of)?);
+        let (address, _) = crate::cuda::address(&storage)?;
+        let place = Place {
+            address: address as usize,
+            // candle's views lie in their storages.
+            len: usize::MAX,
+            is_written: of.is_written,
+        };
+        places.insert(of.tensor.id(), place);
         guards.push(storage);
     }
     let at = At {
@@ -318,16 +320,4 @@ fn on_cuda<R>(
     let result = launch(&at);
     drop(guards);
     result
-}
-
-#[cfg(feature = "cuda")]
-impl Place {
-    /// Of `len` elements on a device.
-    pub(crate) fn on_device(address: u64, len: usize, is_written: bool) -> Self {
-        Self {
-            address: address as usize,
-            len,
-            is_written,
-        }
-    }
 }

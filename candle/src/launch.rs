@@ -55,7 +55,12 @@ pub fn has_prefill(gates: &Gates, pool: &Tensor) -> Result<bool> {
     let is_taken = matches!(gates, Gates::Gdn(_)) || key_dim == 128;
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = pool.device() {
-        return Ok(is_taken && crate::cuda::is_hopper(device)?);
+        let library = crate::cuda::library(device)?;
+        let Some(context) = library.context() else {
+            return Ok(false);
+        };
+        let capability = context.device().compute_capability().map_err(wrap)?;
+        return Ok(is_taken && matches!(capability, (9, _)));
     }
     Ok(is_taken)
 }
@@ -144,8 +149,7 @@ impl Target<'_> {
         match self {
             Self::Cpu => {
                 check(work)?;
-                on_cpu(work)?.run();
-                Ok(())
+                on_cpu(work)?.run()
             }
             #[cfg(feature = "simulator")]
             Self::Simulator(library) => {
@@ -154,7 +158,11 @@ impl Target<'_> {
                 unsafe { library.launch(stream, work) }.map_err(wrap)
             }
             #[cfg(feature = "cuda")]
-            Self::Cuda(library, device) => crate::cuda::launch(library, device, work),
+            Self::Cuda(library, device) => {
+                // SAFETY: the memory is held until this returns. That rows write nothing that another launch, or row, uses
+                // meanwhile is the documented promise of who calls this crate on a GPU.
+                unsafe { crate::cuda::launch(library, device, work) }
+            }
             Self::Nobody(()) => Ok(()),
         }
     }

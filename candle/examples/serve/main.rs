@@ -291,7 +291,7 @@ fn ngram(text: &[u32], most: usize) -> Vec<u32> {
     let Some(last) = text.len().checked_sub(2) else {
         return Vec::new();
     };
-    let (text, pair) = (&text[..], &text[last..]);
+    let pair = &text[last..];
     let before = text
         .windows(2)
         .take(last)

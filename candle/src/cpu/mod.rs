@@ -66,6 +66,10 @@ struct Tokens<'a> {
     beta: View<'a>,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one or two of a launch; a box would allocate"
+)]
 #[derive(Clone)]
 enum Source<'a> {
     /// q, k and v; previous tokens have k for q.
@@ -314,9 +318,10 @@ impl<'a> Work<'a> {
     }
 
     /// Runs it.
-    pub fn run(&self) {
+    pub fn run(&self) -> Result<()> {
         let all = self.all_rows();
         let rows: Vec<Row> = all.into_iter().flatten().collect();
+        self.check_distinct(&rows)?;
         let convolved: Vec<Option<Convolved>> = rows
             .par_iter()
             .map(|row| self.conv.as_ref().map(|conv| self.convolve(conv, row)))
@@ -329,6 +334,7 @@ impl<'a> Work<'a> {
             let (row, hv) = (index / self.heads.hv, index % self.heads.hv);
             Head::new(self, &rows[row], convolved[row].as_ref(), hv).run();
         });
+        Ok(())
     }
 
     /// Query/key head of a value head.

@@ -1,11 +1,14 @@
 //! Which rows are active, and what they read and write.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
+use candle_core::Result;
 use gated_delta::States;
 
 use super::view::View;
 use super::{Waiting, Work};
+use crate::error::bail;
 
 /// An active row.
 pub struct Row {
@@ -108,6 +111,47 @@ impl<'a> Work<'a> {
         usize::try_from(slot).ok().filter(|&slot| slot < slots)
     }
 
+    /// That rows, which run side by side, write nothing that another one uses.
+    pub(super) fn check_distinct(&self, rows: &[Row]) -> Result<()> {
+        let mut writers = HashMap::new();
+        for row in rows {
+            for slot in row.written() {
+                if let Some(other) = writers.insert(slot, row.b).filter(|&other| other != row.b) {
+                    return bail!("slots: rows {other} and {} write slot {slot}", row.b);
+                }
+            }
+        }
+        let windows = self.conv.as_ref();
+        let is_in_place = self.pools[0].is(&self.pools[1])
+            || windows.is_some_and(|conv| conv.windows.is(&conv.write_windows));
+        for row in rows.iter().filter(|_| is_in_place) {
+            for slot in row.start.into_iter().chain(row.wide.map(|(slot, _)| slot)) {
+                if let Some(other) = writers.get(&slot).filter(|&&other| other != row.b) {
+                    return bail!(
+                        "slots: row {} reads slot {slot}, which row {other} writes",
+                        row.b
+                    );
+                }
+            }
+        }
+        if self.cu_seqlens.is_some() {
+            let mut bounds: Vec<&Row> = rows.iter().filter(|row| !row.tokens.is_empty()).collect();
+            bounds.sort_by_key(|row| row.tokens.start);
+            for pair in bounds.windows(2) {
+                if pair[0].tokens.end > pair[1].tokens.start {
+                    return bail!(
+                        "cu_seqlens: rows {} and {} have tokens {:?} and {:?}",
+                        pair[0].b,
+                        pair[1].b,
+                        pair[0].tokens,
+                        pair[1].tokens
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn row(&self, b: usize, tokens: Range<usize>) -> Option<Row> {
         let [read, written] = self.pools.map(|pool| pool.dim(0));
         let is_fresh = self.fresh.is_some_and(|fresh| fresh.index(&[b]) != 0);
@@ -190,6 +234,16 @@ impl<'a> Work<'a> {
 }
 
 impl Row {
+    /// Slots that it writes, or may write.
+    fn written(&self) -> impl Iterator<Item = usize> {
+        let of_tokens = self.stores.iter().copied().flatten();
+        let checkpoints = self.checkpoints.iter().map(|&(_, slot)| slot);
+        let waits = self.waiting.and(self.start);
+        let ends = [self.carried, self.commit.map(|(_, end)| end), waits];
+        let ends = ends.into_iter().chain([self.wide.map(|(slot, _)| slot)]);
+        of_tokens.chain(checkpoints).chain(ends.flatten())
+    }
+
     /// With states that wait in their own slot.
     fn with_start(mut self, slot: usize) -> Self {
         self.start = Some(slot);

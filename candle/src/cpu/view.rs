@@ -45,6 +45,11 @@ impl<'a> View<'a> {
         self.dims[dim]
     }
 
+    /// Whether both begin at one address.
+    pub fn is(&self, other: &Self) -> bool {
+        self.first == other.first
+    }
+
     pub fn rank(&self) -> usize {
         self.rank
     }
