@@ -23,12 +23,29 @@ pub enum Launch<'l> {
 /// What runs a launch.
 enum Target<'t> {
     Cpu,
+    /// Nobody: arguments are checked.
+    Check,
     #[cfg(feature = "simulator")]
     Simulator(&'t Library),
     #[cfg(feature = "cuda")]
     Cuda(&'t Library, &'t candle_core::CudaDevice),
+    /// Nobody: the GPU's kernels are compiled.
+    #[cfg(feature = "cuda")]
+    Compile(&'t Library),
     #[expect(dead_code, reason = "holds the lifetime where no feature does")]
     Nobody(&'t ()),
+}
+
+/// Compiles what a launch on the device of `pool` takes.
+pub fn prewarm(launch: &Launch<'_>, pool: &Tensor) -> Result<()> {
+    match pool.device() {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => {
+            let library = crate::cuda::library(device)?;
+            launch.run(&Target::Compile(&library), pool, None)
+        }
+        _ => launch.run(&Target::Check, pool, None),
+    }
 }
 
 /// Checks and runs a launch on the device of `pool`.
@@ -75,8 +92,10 @@ impl<'l> Launch<'l> {
     }
 
     fn run(&self, target: &Target<'_>, pool: &Tensor, workspace: Option<&Tensor>) -> Result<()> {
-        let bytes = match (self, target) {
-            (_, Target::Cpu) => 0,
+        let bytes = match target {
+            Target::Cpu | Target::Check => 0,
+            #[cfg(feature = "cuda")]
+            Target::Compile(_) => 0,
             _ => with_memory(&self.tensors(), |at| self.workspace_bytes(at))?,
         };
         let elements = bytes.div_ceil(size_of::<f32>());
@@ -163,6 +182,9 @@ impl Target<'_> {
                 // meanwhile is the documented promise of who calls this crate on a GPU.
                 unsafe { crate::cuda::launch(library, device, work) }
             }
+            Self::Check => check(work),
+            #[cfg(feature = "cuda")]
+            Self::Compile(library) => library.prewarm(work).map_err(wrap),
             Self::Nobody(()) => Ok(()),
         }
     }

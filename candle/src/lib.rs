@@ -24,7 +24,7 @@
 //! - A launch on tensors is a safe function, as candle's own are. That no two live rows write one slot, and that work on other streams
 //!   waits for what it reads, is the caller's: on a GPU wrong slots make wrong states, on the CPU they are an error.
 //! - [`Step::run`] allocates its output on the stream, and a workspace where a prompt wants one. Under capture use [`Step::run_into`] and
-//!   [`Step::workspace`](step::Step::workspace), after one launch of each shape, which compiles its kernel.
+//!   [`Step::workspace`](step::Step::workspace), after [`Step::prewarm`] of each shape, which compiles its kernels.
 //! - `Device::new_cuda` uses the default stream of the calling thread: launch from the thread that the model runs on, or make the device
 //!   with `new_cuda_with_stream`.
 //!

@@ -261,6 +261,7 @@ pub struct Rows {
     pub(crate) total: usize,
     rows: Vec<Row>,
     pieces: OnceLock<Vec<Piece>>,
+    is_cut: bool,
 }
 
 /// Tokens of a batch that a launch takes where there is no prefill: at most 16 of each row.
@@ -333,7 +334,21 @@ impl Rows {
             total,
             rows: rows.to_vec(),
             pieces: OnceLock::new(),
+            is_cut: false,
         })
+    }
+
+    /// The same with prompts token by token in f32, in launches of up to 16 tokens, where a prefill's products are of f16: slower, for
+    /// comparing an engine's tokens with another's.
+    #[must_use]
+    pub fn token_by_token(mut self) -> Self {
+        self.is_cut = true;
+        self
+    }
+
+    /// Whether a prefill is to be cut, though there is one.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// Whether it is a prefill: a row has more than 16 tokens, or a checkpoint.

@@ -524,6 +524,15 @@ impl Step {
         launch::launch(&launch, &self.states.pool, self.workspace.as_ref())
     }
 
+    /// Compiles what [`run`](Self::run) would launch, for any number of rows, and launches nothing: before a capture. On the CPU it checks
+    /// the arguments.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run)'s.
+    pub fn prewarm(&self) -> Result<()> {
+        launch::prewarm(&Launch::Step(self, &self.output()?), &self.states.pool)
+    }
+
     /// Memory for the output.
     fn output(&self) -> Result<Tensor> {
         let (tokens, dtype) = match &self.inputs {
@@ -652,6 +661,14 @@ impl Commit {
     /// As [`Step::run`]'s.
     pub fn run(&self) -> Result<()> {
         launch::launch(&Launch::Commit(self), &self.states.pool, None)
+    }
+
+    /// As [`Step::prewarm`].
+    ///
+    /// # Errors
+    /// As [`Step::run`]'s.
+    pub fn prewarm(&self) -> Result<()> {
+        launch::prewarm(&Launch::Commit(self), &self.states.pool)
     }
 
     pub(crate) fn tensors(&self) -> Vec<Named<'_>> {

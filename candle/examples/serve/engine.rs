@@ -2,6 +2,7 @@
 //! decode, drafts are verified and rejected, prefixes are kept, slots are handed on as they are.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use anyhow::{Result, ensure};
 use candle_core::{D, Tensor};
@@ -40,6 +41,8 @@ pub struct Settings {
     pub drafts: usize,
     /// Tokens from one kept prefix to the next, a multiple of 64.
     pub every: usize,
+    /// Prompts in f32, token by token.
+    pub token_by_token: bool,
 }
 
 /// What the loop has done.
@@ -48,13 +51,38 @@ pub struct Counts {
     pub steps: usize,
     /// Steps of rows with prompts beside rows that decode or verify.
     pub mixed: usize,
+    /// Drafts.
     pub accepted: usize,
     pub rejected: usize,
+    /// Rows that verified after a verify, and those that went on without drafts.
     pub resumed: usize,
     pub committed: usize,
+    /// Kept prefixes.
     pub hits: usize,
     pub evicted: usize,
+    /// Slots that had been used before.
     pub handed_on: usize,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            steps,
+            mixed,
+            accepted,
+            rejected,
+            resumed,
+            committed,
+            hits,
+            evicted,
+            handed_on,
+        } = self;
+        write!(
+            f,
+            "{steps} steps, {mixed} of them mixed; drafts: {accepted} accepted, {rejected} rejected, {resumed} resumes, {committed} commits; \
+             prefixes: {hits} hits, {evicted} evicted; {handed_on} slots handed on"
+        )
+    }
 }
 
 /// A sequence in a slot.
@@ -338,7 +366,13 @@ impl<'m> Engine<'m> {
         }
         let rows = match rows.is_empty() {
             true => None,
-            false => Some(Rows::new(&rows, self.settings.every, device)?),
+            false => {
+                let rows = Rows::new(&rows, self.settings.every, device)?;
+                Some(match self.settings.token_by_token {
+                    true => rows.token_by_token(),
+                    false => rows,
+                })
+            }
         };
         let of_drafts = || drafts.iter().map(|work| &self.live[work.live]);
         let slots: Vec<u32> = of_drafts().map(|live| live.slot).collect();

@@ -50,7 +50,10 @@ struct Projected {
 impl Projected {
     /// A step of ragged rows, whose tensors are `[1, total, …]`.
     fn forward(self, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
-        if rows.is_prefill() && !launch::has_prefill(&self.gates, &states.states)? {
+        let is_taken = || -> Result<bool> {
+            Ok(!rows.is_cut() && launch::has_prefill(&self.gates, &states.states)?)
+        };
+        if rows.is_prefill() && !is_taken()? {
             return self.in_pieces(rows, states);
         }
         let pool = States::update(&states.states, &rows.slots).write_slots(&rows.write_slots);
