@@ -152,29 +152,32 @@ pub fn with_memory<R>(
     let mut places = HashMap::new();
     if is_host {
         // Where they lie, to see that no lock is waited for that is held here.
-        let mut bases = Vec::new();
+        let mut bases: Vec<(usize, Named<'_>)> = Vec::new();
         for of in &written {
             let (storage, _) = of.tensor.storage_and_layout();
             let place = host_place(&storage, false)?;
-            if let Some((other, _)) = bases.iter().find(|(_, base)| *base == place.address) {
+            let shared = bases.iter().find(|(base, _)| *base == place.address);
+            if let (Some((_, other)), true) = (shared, place.len > 0) {
                 return bail!(
-                    "{}: on the CPU what is written wants a storage of its own, and this is a view of that of {other}",
-                    of.name
+                    "{}: on the CPU what is written wants a storage of its own, and this is a view of that of {}",
+                    of.name,
+                    other.name
                 );
             }
-            bases.push((of.name, place.address));
+            bases.push((place.address, *of));
         }
+        // In one order, whoever takes them.
+        bases.sort_by_key(|(base, _)| *base);
         let mut guards: Vec<StorageRef<'_>> = Vec::new();
         for of in read {
             let (storage, _) = of.tensor.storage_and_layout();
             let place = host_place(&storage, false)?;
-            let is_empty = place.len == 0;
-            if let Some((other, _)) = bases.iter().find(|(_, base)| *base == place.address)
-                && !is_empty
-            {
+            let shared = bases.iter().find(|(base, _)| *base == place.address);
+            if let (Some((_, other)), true) = (shared, place.len > 0) {
                 return bail!(
-                    "{}: on the CPU it wants another storage than {other}, which is written",
-                    of.name
+                    "{}: on the CPU it wants another storage than {}, which is written",
+                    of.name,
+                    other.name
                 );
             }
             places.insert(of.tensor.id(), place);
@@ -182,6 +185,7 @@ pub fn with_memory<R>(
         }
         let mut result = None;
         let mut launch = Some(launch);
+        let written: Vec<Named<'_>> = bases.into_iter().map(|(_, of)| of).collect();
         hold(&written, &mut places, &mut |places| {
             let at = At {
                 places: places.clone(),

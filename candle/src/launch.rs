@@ -104,7 +104,9 @@ impl<'l> Launch<'l> {
             _ if elements == 0 => None,
             Some(workspace) => Some(workspace),
             None => {
-                made = Tensor::zeros(elements, candle_core::DType::F32, pool.device())?;
+                let device = pool.device();
+                // SAFETY: its contents mean nothing before a launch.
+                made = unsafe { Tensor::empty(elements, candle_core::DType::F32, device) }?;
                 Some(&made)
             }
         };

@@ -328,7 +328,7 @@ impl Rows {
             // Rows of a batch have the bits of its bound: of one token, or of any.
             max_tokens: match longest {
                 0..=1 => 1,
-                _ if is_prefill => total,
+                _ if is_prefill => longest,
                 _ => MAX_TOKENS,
             },
             total,

@@ -545,9 +545,13 @@ impl Step {
         let [_, value_dim] = self.states.head_dims(&self.options)?;
         let dims = [*batch, *count, self.states.pool.dim(1)?, value_dim];
         let dtype = self.dtype.unwrap_or(dtype);
-        // SAFETY: a launch writes every element that belongs to a token or is of no row; it touches rows alone whose bounds
-        // are out of range, whose output is nothing that anybody asked for.
-        unsafe { Tensor::empty(&dims[..], dtype, self.states.pool.device()) }
+        let device = self.states.pool.device();
+        if device.is_cpu() {
+            return Tensor::zeros(&dims[..], dtype, device);
+        }
+        // SAFETY: memory of a GPU, every element of which is written that belongs to a token or to no row: what is left are rows whose
+        // bounds are out of range.
+        unsafe { Tensor::empty(&dims[..], dtype, device) }
     }
 
     pub(crate) fn tensors<'t>(&'t self, o: &'t Tensor) -> Vec<Named<'t>> {
