@@ -244,7 +244,7 @@ pub struct Row {
     pub tokens: usize,
     /// Tokens of its sequence before these. At 0 it starts from zeros.
     pub position: usize,
-    /// Slots for the states at the multiples of [`Rows::every`] that this launch reaches, in order; [`NO_SLOT`] keeps nothing.
+    /// Slots for the states at the multiples of `every` ([`Rows::new`]) that this launch reaches, in order; [`NO_SLOT`] keeps nothing.
     pub checkpoints: Vec<u32>,
 }
 
