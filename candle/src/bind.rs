@@ -1,7 +1,6 @@
 //! From tensors of candle to those that a launch takes: the same memory, dims and strides.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::marker::PhantomData;
 
 use candle_core::{
@@ -33,6 +32,10 @@ impl Named<'_> {
         self.is_written = true;
         self
     }
+
+    fn is(&self, other: &Self) -> bool {
+        self.tensor.id() == other.tensor.id()
+    }
 }
 
 /// Where a tensor's storage lies.
@@ -47,7 +50,7 @@ struct Place {
 
 /// Tensors of a launch while their memory is held.
 pub struct At<'x> {
-    places: HashMap<TensorId, Place>,
+    places: Places,
     is_host: bool,
     held: PhantomData<&'x ()>,
 }
@@ -55,7 +58,8 @@ pub struct At<'x> {
 impl<'x> At<'x> {
     /// What a launch takes of a tensor that it was made with.
     pub fn get(&self, tensor: &Tensor) -> Result<gated_delta::Tensor<'x>> {
-        let Some(&place) = self.places.get(&tensor.id()) else {
+        let mut places = self.places.iter().filter(|(id, _)| *id == tensor.id());
+        let Some(&(_, place)) = places.next() else {
             return bail!("a tensor of a launch is not among those that it holds");
         };
         let layout = tensor.layout();
@@ -131,83 +135,74 @@ pub fn with_memory<R>(
                 of.tensor.device().location()
             );
         }
-        gated_delta_dtype(of)?;
+        check_dtype(of)?;
     }
-    let is_host = match device {
-        Device::Cpu => true,
-        Device::Cuda(_) => false,
-        Device::Metal(_) => return bail!("device: wanted the CPU or CUDA, got Metal"),
-    };
-    let mut written: Vec<Named<'_>> = Vec::new();
+    match device {
+        Device::Cpu => on_host(tensors, launch),
+        Device::Cuda(_) => on_cuda(tensors, launch),
+        Device::Metal(_) => bail!("device: wanted the CPU or CUDA, got Metal"),
+    }
+}
+
+/// On the CPU.
+fn on_host<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
+    let mut written: Vec<(usize, Named<'_>)> = Vec::new();
+    // Where they lie, to see that no lock is waited for that is held here.
     for of in tensors.iter().filter(|of| of.is_written) {
-        if written
-            .iter()
-            .all(|other| other.tensor.id() != of.tensor.id())
-        {
-            written.push(*of);
+        if written.iter().any(|(_, other)| other.is(of)) {
+            continue;
         }
+        let place = host_place(&of.tensor.storage_and_layout().0)?;
+        check_unshared(of, place, &written)?;
+        written.push((place.address, *of));
     }
-    let is_read = |of: &&Named<'_>| written.iter().all(|w| w.tensor.id() != of.tensor.id());
-    let read: Vec<&Named<'_>> = tensors.iter().filter(is_read).collect();
-    let mut places = HashMap::new();
-    if is_host {
-        // Where they lie, to see that no lock is waited for that is held here.
-        let mut bases: Vec<(usize, Named<'_>)> = Vec::new();
-        for of in &written {
-            let (storage, _) = of.tensor.storage_and_layout();
-            let place = host_place(&storage, false)?;
-            let shared = bases.iter().find(|(base, _)| *base == place.address);
-            if let (Some((_, other)), true) = (shared, place.len > 0) {
-                return bail!(
-                    "{}: on the CPU what is written wants a storage of its own, and this is a view of that of {}",
-                    of.name,
-                    other.name
-                );
-            }
-            bases.push((place.address, *of));
-        }
-        // In one order, whoever takes them.
-        bases.sort_by_key(|(base, _)| *base);
-        let mut guards: Vec<StorageRef<'_>> = Vec::new();
-        for of in read {
-            let (storage, _) = of.tensor.storage_and_layout();
-            let place = host_place(&storage, false)?;
-            let shared = bases.iter().find(|(base, _)| *base == place.address);
-            if let (Some((_, other)), true) = (shared, place.len > 0) {
-                return bail!(
-                    "{}: on the CPU it wants another storage than {}, which is written",
-                    of.name,
-                    other.name
-                );
-            }
-            places.insert(of.tensor.id(), place);
-            guards.push(storage);
-        }
-        let mut result = None;
-        let mut launch = Some(launch);
-        let written: Vec<Named<'_>> = bases.into_iter().map(|(_, of)| of).collect();
-        hold(&written, &mut places, &mut |places| {
-            let at = At {
-                places: places.clone(),
-                is_host,
-                held: PhantomData,
-            };
-            if let Some(launch) = launch.take() {
-                result = Some(launch(&at)?);
-            }
-            Ok(())
-        })?;
-        drop(guards);
-        return match result {
-            Some(result) => Ok(result),
-            None => bail!("no launch was made"),
+    let mut places = Vec::with_capacity(tensors.len());
+    let mut guards: Vec<StorageRef<'_>> = Vec::new();
+    let is_read = |of: &&Named<'_>| written.iter().all(|(_, other)| !other.is(of));
+    for of in tensors.iter().filter(is_read) {
+        let (storage, _) = of.tensor.storage_and_layout();
+        let place = host_place(&storage)?;
+        check_unshared(of, place, &written)?;
+        places.push((of.tensor.id(), place));
+        guards.push(storage);
+    }
+    // In one order, whoever takes them.
+    written.sort_by_key(|(base, _)| *base);
+    let written: Vec<Named<'_>> = written.into_iter().map(|(_, of)| of).collect();
+    let (mut result, mut launch) = (None, Some(launch));
+    hold(&written, &mut places, &mut |places| {
+        let at = At {
+            places: std::mem::take(places),
+            is_host: true,
+            held: PhantomData,
         };
+        if let Some(launch) = launch.take() {
+            result = Some(launch(&at)?);
+        }
+        Ok(())
+    })?;
+    drop(guards);
+    match result {
+        Some(result) => Ok(result),
+        None => bail!("no launch was made"),
     }
-    on_cuda(tensors, places, launch)
+}
+
+/// That what lies at `place` is no view of what is written.
+fn check_unshared(of: &Named<'_>, place: Place, written: &[(usize, Named<'_>)]) -> Result<()> {
+    let mut others = written.iter().filter(|(base, _)| *base == place.address);
+    match others.next() {
+        Some((_, other)) if place.len > 0 => bail!(
+            "{}: on the CPU it wants another storage than {}, which is written",
+            of.name,
+            other.name
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// That a launch takes tensors of this dtype at all.
-fn gated_delta_dtype(of: &Named<'_>) -> Result<()> {
+fn check_dtype(of: &Named<'_>) -> Result<()> {
     match of.tensor.dtype() {
         DType::F32 | DType::BF16 | DType::F16 | DType::I32 | DType::I64 | DType::U32 => Ok(()),
         other => bail!(
@@ -218,10 +213,11 @@ fn gated_delta_dtype(of: &Named<'_>) -> Result<()> {
     }
 }
 
-type Places = HashMap<TensorId, Place>;
+/// Where tensors lie: a few, so that looking through them is as fast as anything.
+type Places = Vec<(TensorId, Place)>;
 
 /// What is called when all are held.
-type Then<'h> = dyn FnMut(&Places) -> Result<()> + 'h;
+type Then<'h> = dyn FnMut(&mut Places) -> Result<()> + 'h;
 
 /// Takes the storages of `written` one by one, and calls `then` with all of them.
 fn hold(written: &[Named<'_>], places: &mut Places, then: &mut Then<'_>) -> Result<()> {
@@ -251,12 +247,12 @@ impl InplaceOp1 for Hold<'_, '_> {
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
         let mut inner = self.inner.borrow_mut();
         let (places, then) = &mut *inner;
-        places.insert(self.id, cpu_place_mut(storage)?);
+        places.push((self.id, cpu_place_mut(storage)?));
         hold(self.rest, places, *then)
     }
 }
 
-fn host_place(storage: &Storage, is_written: bool) -> Result<Place> {
+fn host_place(storage: &Storage) -> Result<Place> {
     let Storage::Cpu(storage) = storage else {
         return bail!("a tensor on the CPU has another storage");
     };
@@ -266,7 +262,7 @@ fn host_place(storage: &Storage, is_written: bool) -> Result<Place> {
                 $(CpuStorage::$kind(values) => Ok(Place {
                     address: values.as_ptr().expose_provenance(),
                     len: values.len(),
-                    is_written,
+                    is_written: false,
                 }),)*
                 _ => bail!("a storage of another dtype than a launch takes"),
             }
@@ -292,17 +288,14 @@ fn cpu_place_mut(storage: &mut CpuStorage) -> Result<Place> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_cuda<R>(_: &[Named<'_>], _: Places, _: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
+fn on_cuda<R>(_: &[Named<'_>], _: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
     bail!("device: candle-gated-delta was built without its feature `cuda`")
 }
 
 /// Addresses of candle's storages on its device's stream; nothing is waited for.
 #[cfg(feature = "cuda")]
-fn on_cuda<R>(
-    tensors: &[Named<'_>],
-    mut places: Places,
-    launch: impl FnOnce(&At<'_>) -> Result<R>,
-) -> Result<R> {
+fn on_cuda<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
+    let mut places = Vec::with_capacity(tensors.len());
     let mut guards: Vec<StorageRef<'_>> = Vec::new();
     for of in tensors {
         let (storage, _) = of.tensor.storage_and_layout();
@@ -313,7 +306,7 @@ fn on_cuda<R>(
             len: usize::MAX,
             is_written: of.is_written,
         };
-        places.insert(of.tensor.id(), place);
+        places.push((of.tensor.id(), place));
         guards.push(storage);
     }
     let at = At {

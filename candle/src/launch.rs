@@ -5,7 +5,7 @@ use candle_core::Device;
 use candle_core::{Result, Tensor};
 #[cfg(any(feature = "cuda", feature = "simulator"))]
 use gated_delta::Library;
-use gated_delta::Work as _;
+use gated_delta::{MAX_TOKENS, Work as _};
 
 use crate::bind::{At, Named, with_memory};
 use crate::cpu::Work;
@@ -21,19 +21,17 @@ pub enum Launch<'l> {
 }
 
 /// What runs a launch.
-enum Target<'t> {
+enum Target {
     Cpu,
     /// Nobody: arguments are checked.
     Check,
     #[cfg(feature = "simulator")]
-    Simulator(&'t Library),
+    Simulator(&'static Library),
     #[cfg(feature = "cuda")]
-    Cuda(&'t Library, &'t candle_core::CudaDevice),
+    Cuda(Library, candle_core::CudaDevice),
     /// Nobody: the GPU's kernels are compiled.
     #[cfg(feature = "cuda")]
-    Compile(&'t Library),
-    #[expect(dead_code, reason = "holds the lifetime where no feature does")]
-    Nobody(&'t ()),
+    Compile(Library),
 }
 
 /// Compiles what a launch on the device of `pool` takes.
@@ -42,7 +40,7 @@ pub fn prewarm(launch: &Launch<'_>, pool: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => {
             let library = crate::cuda::library(device)?;
-            launch.run(&Target::Compile(&library), pool, None)
+            launch.run(&Target::Compile(library), pool, None)
         }
         _ => launch.run(&Target::Check, pool, None),
     }
@@ -59,7 +57,7 @@ pub fn launch(launch: &Launch<'_>, pool: &Tensor, workspace: Option<&Tensor>) ->
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => {
             let library = crate::cuda::library(device)?;
-            launch.run(&Target::Cuda(&library, device), pool, workspace)
+            launch.run(&Target::Cuda(library, device.clone()), pool, workspace)
         }
         _ => launch.run(&Target::Cpu, pool, workspace),
     }
@@ -91,12 +89,10 @@ impl<'l> Launch<'l> {
         }
     }
 
-    fn run(&self, target: &Target<'_>, pool: &Tensor, workspace: Option<&Tensor>) -> Result<()> {
-        let bytes = match target {
-            Target::Cpu | Target::Check => 0,
-            #[cfg(feature = "cuda")]
-            Target::Compile(_) => 0,
-            _ => with_memory(&self.tensors(), |at| self.workspace_bytes(at))?,
+    fn run(&self, target: &Target, pool: &Tensor, workspace: Option<&Tensor>) -> Result<()> {
+        let bytes = match target.takes_workspace() && self.is_prefill() {
+            true => with_memory(&self.tensors(), |at| self.workspace_bytes(at))?,
+            false => 0,
         };
         let elements = bytes.div_ceil(size_of::<f32>());
         let made;
@@ -118,6 +114,18 @@ impl<'l> Launch<'l> {
         })
     }
 
+    /// Whether it may be a prefill.
+    fn is_prefill(&self) -> bool {
+        let Self::Step(step, o) = self else {
+            return false;
+        };
+        let most = match &step.packed {
+            Some((_, most)) => *most,
+            None => o.dims().get(1).copied().unwrap_or(0),
+        };
+        most > MAX_TOKENS || step.positions.is_some() || step.checkpoints.is_some()
+    }
+
     fn workspace_bytes(&self, at: &At<'_>) -> Result<usize> {
         let Self::Step(step, o) = self else {
             return Ok(0);
@@ -131,7 +139,7 @@ impl<'l> Launch<'l> {
 
     fn run_at<'x>(
         &self,
-        target: &Target<'_>,
+        target: &Target,
         at: &At<'x>,
         workspace: Option<gated_delta::Tensor<'x>>,
     ) -> Result<()> {
@@ -161,7 +169,20 @@ impl<'l> Launch<'l> {
     }
 }
 
-impl Target<'_> {
+impl Target {
+    /// Whether a prefill takes memory to work in.
+    fn takes_workspace(&self) -> bool {
+        match self {
+            Self::Cpu | Self::Check => false,
+            #[cfg(feature = "simulator")]
+            Self::Simulator(_) => true,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(..) => true,
+            #[cfg(feature = "cuda")]
+            Self::Compile(_) => false,
+        }
+    }
+
     fn run<'x, W: gated_delta::Work>(
         &self,
         work: &W,
@@ -187,7 +208,6 @@ impl Target<'_> {
             Self::Check => check(work),
             #[cfg(feature = "cuda")]
             Self::Compile(library) => library.prewarm(work).map_err(wrap),
-            Self::Nobody(()) => Ok(()),
         }
     }
 }
