@@ -285,7 +285,7 @@ impl Rows {
     /// 16 tokens: of a long row one after the other, of shorter ones that are neighbours side by side.
     ///
     /// # Errors
-    /// candle's.
+    /// candle's, and where there are checkpoints every other number of tokens.
     pub fn new(rows: &[Row], every: usize, device: &Device) -> Result<Self> {
         let mut bounds = vec![0u32];
         let mut total = 0;
@@ -302,6 +302,9 @@ impl Rows {
         };
         let checkpoints = match most {
             0 => None,
+            _ if every == 0 || !every.is_multiple_of(64) => {
+                return bail!("every: wanted a multiple of 64, got {every}");
+            }
             _ => {
                 let mut slots = vec![NO_SLOT; rows.len() * most];
                 for (of_row, row) in slots.chunks_exact_mut(most).zip(rows) {

@@ -86,5 +86,12 @@ fn a_batch_counts_its_tokens() -> Result<()> {
     };
     let rows = Rows::new(&[row(3, 0), row(70, 64), row(0, 5)], 64, &Device::Cpu)?;
     assert_eq!(rows.total(), 73);
+    let keeps = Row {
+        checkpoints: vec![1],
+        ..row(64, 0)
+    };
+    for every in [0, 32] {
+        assert!(Rows::new(std::slice::from_ref(&keeps), every, &Device::Cpu).is_err());
+    }
     Ok(())
 }
