@@ -3,9 +3,10 @@
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_gated_delta::{
-    Activation, Commit, Convolution, Flush, Formulation, Gates, GdnGates, HeadMap, Inputs, KdaBeta,
-    KdaGate, KdaGates, Keep, NO_SLOT, Norm, Options, Pending, Previous, StateLayout, States, Step,
-    Stored, gdn as candle_gdn, gdn_varlen, kda as candle_kda, kda_varlen,
+    Activation, BetaScale, Commit, Convolution, Flush, Formulation, Gates, GdnGates, HeadMap,
+    Inputs, KdaBeta, KdaGate, KdaGates, Keep, NO_SLOT, Norm, Options, Pending, Previous,
+    StateLayout, States, Step, Stored, gdn as candle_gdn, gdn_varlen, kda as candle_kda,
+    kda_varlen,
 };
 use gated_delta_reference::compare::{self, relative_error_of};
 use gated_delta_reference::conv::Conv;
@@ -1119,6 +1120,42 @@ fn rows_one_behind_the_other_are_rows_by_themselves() -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+#[test]
+fn keys_of_96_and_values_of_192() -> Result<()> {
+    let (h, k, v, device) = (2, 96, 192, &Device::Cpu);
+    let random = |dims: &[usize], scale| Tensor::randn(0f32, scale, dims, device);
+    let [query, key] = [random(&[2, 1, h, k], 1.)?, random(&[2, 1, h, k], 1.)?];
+    let (value, pool) = (random(&[2, 1, h, v], 1.)?, random(&[3, h, v, k], 0.3)?);
+    let [a, b] = [random(&[2, 1, h], 1.)?, random(&[2, 1, h], 1.)?];
+    let [a_log, dt_bias] = [random(&[h], 0.5)?, random(&[h], 0.5)?];
+    let parameters = [&a, &b, &a_log, &dt_bias].map(doubles);
+    let [of_a, of_b, of_a_log, of_dt_bias] = parameters;
+    let (of_a, of_b, of_a_log, of_dt_bias) = (of_a?, of_b?, of_a_log?, of_dt_bias?);
+    // OLMo-Hybrid's betas are up to 2.
+    let gates = TokenGates::Gdn(gdn::Gates::Raw {
+        a: &of_a,
+        b: &of_b,
+        a_log: &of_a_log,
+        dt_bias: &of_dt_bias,
+        beta_scale: 2.0,
+    });
+    let (of_q, of_k, of_v) = (doubles(&query)?, doubles(&key)?, doubles(&value)?);
+    let slots = [2, 0];
+    let problem = Recurrent {
+        q: &of_q,
+        k: &of_k,
+        v: &of_v,
+        read_slots: Some(&slots),
+        ..Recurrent::new([2, 1], [h, h], [k, v], gates)
+    };
+    let wanted = recurrent::recurrent(&problem, &doubles(&pool)?, None, None)?;
+    let states = States::update(&pool, &Tensor::new(&slots, device)?);
+    let gates = GdnGates::raw(&a, &b, &a_log, &dt_bias).beta_scale(BetaScale::Two);
+    let o = candle_gdn(&query, &key, &value, &gates, &states, Options::default())?;
+    close("o", &doubles(&o)?, &wanted.o, DType::F32)?;
+    close("states", &doubles(&pool)?, &wanted.pool, DType::F32)
 }
 
 #[test]
