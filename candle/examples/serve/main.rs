@@ -110,19 +110,27 @@ fn main() -> Result<()> {
         Some(folder) => PathBuf::from(folder),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models"),
     };
+    let schedules = match std::env::args().nth(2) {
+        Some(count) => count.parse().context("wanted a number of schedules")?,
+        None => 1,
+    };
     for name in MODELS {
-        serve(&folder.join(name), name, &device)?;
+        serve(&folder.join(name), name, &device, schedules)?;
     }
     Ok(())
 }
 
-/// All mixes of a model.
-fn serve(folder: &Path, name: &str, device: &Device) -> Result<()> {
+/// All mixes of a model, each by so many schedules, of which the first is told.
+fn serve(folder: &Path, name: &str, device: &Device, schedules: u64) -> Result<()> {
     let model = Model::load(folder, device)?;
     let expected = Expected::read(folder)?;
     println!("{name}");
-    for (seed, mix) in MIXES.iter().enumerate() {
-        let (counts, tokens, off) = run(&model, &expected, mix, seed as u64)?;
+    for (seed, mix) in (0..).zip(&MIXES) {
+        for schedule in 1..schedules {
+            run(&model, &expected, mix, seed + 100 * schedule)
+                .with_context(|| format!("{}, schedule {schedule}", mix.name))?;
+        }
+        let (counts, tokens, off) = run(&model, &expected, mix, seed)?;
         ensure!((mix.is_what)(&counts), "{}: {counts}", mix.name);
         println!(
             "  {}: {} requests, {tokens} tokens as transformers', logits within {off:.1e}\n    {counts}",
