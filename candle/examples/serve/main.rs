@@ -1,0 +1,332 @@
+//! Whole models behind an engine's loop: Qwen3-Next, Qwen3.5 and Kimi-Linear in small, whose tokens and logits are known from Hugging
+//! Face's transformers. Every request has to get those tokens, whatever shares its batches.
+
+mod attention;
+mod engine;
+mod experts;
+mod model;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{Device, Tensor, safetensors};
+use candle_gated_delta::StatePool;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use engine::{Answer, Counts, Engine, Proposer, Request, Settings};
+use model::Model;
+
+/// How far logits may be from transformers', in f32.
+const TOLERANCE: f32 = 1e-3;
+
+/// The same of prompts in chunks on a GPU, where products are of f16.
+const TOLERANCE_IN_CHUNKS: f32 = 2e-2;
+
+const MODELS: [&str; 3] = ["qwen3_next_tiny", "qwen3_5_tiny", "kimi_linear_tiny"];
+
+/// What requests come, and how they are served.
+struct Mix {
+    name: &'static str,
+    settings: Settings,
+    requests: usize,
+    /// Of ten requests, how many propose drafts.
+    drafting: u32,
+    /// Of ten steps, how many take them.
+    drafting_steps: u32,
+    /// Whether the loop has done what the mix is for.
+    is_what: fn(&Counts) -> bool,
+}
+
+const MIXES: [Mix; 4] = [
+    Mix {
+        name: "one by one",
+        is_what: |of| of.handed_on > 0,
+        settings: Settings {
+            slots: 1,
+            budget: 256,
+            drafts: 3,
+            every: 64,
+            token_by_token: false,
+        },
+        requests: 6,
+        drafting: 0,
+        drafting_steps: 0,
+    },
+    Mix {
+        name: "in chunks, side by side",
+        is_what: |of| of.mixed > 0 && of.handed_on > 0,
+        settings: Settings {
+            slots: 5,
+            budget: 23,
+            drafts: 3,
+            every: 64,
+            token_by_token: false,
+        },
+        requests: 14,
+        drafting: 0,
+        drafting_steps: 0,
+    },
+    Mix {
+        name: "with prefixes and drafts",
+        is_what: |of| {
+            let drafts = [of.accepted, of.rejected, of.resumed, of.committed];
+            let others = [of.mixed, of.hits, of.evicted, of.handed_on];
+            drafts.iter().chain(&others).all(|&count| count > 0)
+        },
+        settings: Settings {
+            slots: 7,
+            budget: 48,
+            drafts: 4,
+            every: 64,
+            token_by_token: false,
+        },
+        requests: 24,
+        drafting: 7,
+        drafting_steps: 7,
+    },
+    Mix {
+        name: "with drafts throughout, token by token",
+        is_what: |of| of.accepted > 0 && of.rejected > 0 && of.resumed > 0,
+        settings: Settings {
+            slots: 4,
+            budget: 96,
+            drafts: 7,
+            every: 128,
+            token_by_token: true,
+        },
+        requests: 16,
+        drafting: 10,
+        drafting_steps: 10,
+    },
+];
+
+fn main() -> Result<()> {
+    let device = match cfg!(feature = "cuda") {
+        true => Device::new_cuda(0)?,
+        false => Device::Cpu,
+    };
+    let folder = match std::env::args_os().nth(1) {
+        Some(folder) => PathBuf::from(folder),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models"),
+    };
+    let schedules = match std::env::args().nth(2) {
+        Some(count) => count.parse().context("wanted a number of schedules")?,
+        None => 1,
+    };
+    for name in MODELS {
+        serve(&folder.join(name), name, &device, schedules)?;
+    }
+    Ok(())
+}
+
+/// All mixes of a model, each by so many schedules, of which the first is told.
+fn serve(folder: &Path, name: &str, device: &Device, schedules: u64) -> Result<()> {
+    let model = Model::load(folder, device)?;
+    let expected = Expected::read(folder)?;
+    println!("{name}");
+    for (seed, mix) in (0..).zip(&MIXES) {
+        for schedule in 1..schedules {
+            run(&model, &expected, mix, seed + 100 * schedule)
+                .with_context(|| format!("{}, schedule {schedule}", mix.name))?;
+        }
+        let (counts, tokens, off) = run(&model, &expected, mix, seed)?;
+        ensure!((mix.is_what)(&counts), "{}: {counts}", mix.name);
+        println!(
+            "  {}: {} requests, {tokens} tokens as transformers', logits within {off:.1e}\n    {counts}",
+            mix.name, mix.requests
+        );
+    }
+    Ok(())
+}
+
+/// A mix, from the first request to the last answer: what the loop did, how many tokens were compared, and how far logits were off.
+fn run(model: &Model, expected: &Expected, mix: &Mix, seed: u64) -> Result<(Counts, usize, f32)> {
+    let rng = &mut StdRng::seed_from_u64(seed);
+    let pool = poisoned(model.pool(mix.settings.slots)?)?;
+    let mut engine = Engine::new(model, mix.settings, pool)?;
+    let tolerance = match model.device.is_cpu() || mix.settings.token_by_token {
+        true => TOLERANCE,
+        false => TOLERANCE_IN_CHUNKS,
+    };
+    let (mut asked, mut answered, mut tokens, mut off) = (Vec::new(), 0, 0, 0.0);
+    while answered < mix.requests {
+        while asked.len() < mix.requests && (engine.is_idle() || rng.random_range(0..3) == 0) {
+            let (row, skipped, request) = expected.request(rng, asked.len(), mix)?;
+            let id = engine.submit(request);
+            ensure!(id == asked.len(), "requests are numbered in order");
+            asked.push((row, skipped));
+        }
+        for answer in engine.step(rng.random_range(0..10) < mix.drafting_steps)? {
+            let (row, skipped) = *asked.get(answer.id).context("nobody asked that")?;
+            off = f32::max(off, expected.check(row, skipped, &answer, tolerance)?);
+            tokens += answer.tokens.len();
+            answered += 1;
+        }
+    }
+    Ok((engine.counts, tokens, off))
+}
+
+/// A pool full of NaN: what is there is never read before it is written.
+fn poisoned(pool: StatePool) -> Result<StatePool> {
+    for index in 0.. {
+        let Ok(layer) = pool.layer(index) else {
+            break;
+        };
+        for tensor in [&layer.states, &layer.windows] {
+            tensor.const_set(candle_core::scalar::Scalar::from(f32::NAN))?;
+        }
+    }
+    Ok(pool)
+}
+
+/// What transformers made of a model's prompts.
+struct Expected {
+    prompts: Vec<Vec<u32>>,
+    continuations: Vec<Vec<u32>>,
+    prompt_logits: Vec<Vec<f32>>,
+    /// Of some prompts, the logits after each of the first tokens of the continuation.
+    step_logits: Vec<Option<Vec<Vec<f32>>>>,
+}
+
+impl Expected {
+    fn read(folder: &Path) -> Result<Self> {
+        let tensors = safetensors::load(folder.join("expected.safetensors"), &Device::Cpu)?;
+        let get = |name: &str| {
+            tensors
+                .get(name)
+                .with_context(|| format!("no tensor {name}"))
+        };
+        let rows = |name: &str| -> Result<Vec<Vec<i64>>> { Ok(get(name)?.to_vec2()?) };
+        let lengths: Vec<i64> = get("prompt_lengths")?.to_vec1()?;
+        let tokens = |row: &[i64]| row.iter().map(|&token| token as u32).collect::<Vec<u32>>();
+        let prompts = rows("prompts")?;
+        let prompts = prompts.iter().zip(&lengths);
+        Ok(Self {
+            prompts: prompts
+                .map(|(row, &len)| tokens(&row[..len as usize]))
+                .collect(),
+            continuations: rows("continuations")?
+                .iter()
+                .map(|row| tokens(row))
+                .collect(),
+            prompt_logits: get("prompt_logits")?.to_vec2()?,
+            step_logits: lengths
+                .iter()
+                .map(|len| {
+                    let logits = tensors.get(&format!("step_logits_{len}"));
+                    logits.map(Tensor::to_vec2).transpose()
+                })
+                .collect::<candle_core::Result<_>>()?,
+        })
+    }
+
+    /// The `index`-th request of a mix: which prompt, how much of its continuation is asked already, and the request.
+    fn request(
+        &self,
+        rng: &mut StdRng,
+        index: usize,
+        mix: &Mix,
+    ) -> Result<(usize, usize, Request)> {
+        // Every prompt first, as it is; then any, with a part of its answer.
+        let is_first = index < self.prompts.len();
+        let row = if is_first {
+            index
+        } else {
+            rng.random_range(0..self.prompts.len())
+        };
+        let answer = &self.continuations[row];
+        let skipped = if is_first {
+            0
+        } else {
+            rng.random_range(0..answer.len() / 2)
+        };
+        let most = match is_first {
+            true => answer.len(),
+            false => rng.random_range(1..=answer.len() - skipped),
+        };
+        let proposer: Option<Proposer> = match rng.random_range(0..10) < mix.drafting {
+            false => None,
+            true if rng.random() => Some(Box::new(ngram)),
+            true => Some(self.nearly_right(row, rng.random_range(2..6))),
+        };
+        let prompt = [&self.prompts[row][..], &answer[..skipped]].concat();
+        Ok((
+            row,
+            skipped,
+            Request {
+                prompt,
+                most,
+                proposer,
+            },
+        ))
+    }
+
+    /// Proposes what is right but for every `wrong`-th token of the answer.
+    fn nearly_right(&self, row: usize, wrong: usize) -> Proposer {
+        let (start, answer) = (self.prompts[row].len(), self.continuations[row].clone());
+        Box::new(move |text, most| {
+            let behind = (text.len() - start..answer.len()).take(most);
+            behind
+                .map(|at| {
+                    if (at + 1) % wrong == 0 {
+                        (answer[at] + 1) % 256
+                    } else {
+                        answer[at]
+                    }
+                })
+                .collect()
+        })
+    }
+
+    /// Compares an answer, which begins behind the first `skipped` tokens of the continuation.
+    fn check(&self, row: usize, skipped: usize, answer: &Answer, tolerance: f32) -> Result<f32> {
+        let Answer { id, tokens, logits } = answer;
+        let wanted = &self.continuations[row][skipped..][..tokens.len()];
+        if tokens[..] != wanted[..] {
+            bail!(
+                "request {id}, prompt {row} and {skipped} tokens: wanted {wanted:?}, got {tokens:?}"
+            );
+        }
+        ensure!(
+            logits.len() == tokens.len(),
+            "request {id}: logits of every token"
+        );
+        let mut off = 0.0;
+        for (i, got) in logits.iter().enumerate() {
+            let wanted = match (skipped + i, &self.step_logits[row]) {
+                (0, _) => &self.prompt_logits[row],
+                (at, Some(of_steps)) if at <= of_steps.len() => &of_steps[at - 1],
+                _ => continue,
+            };
+            ensure!(
+                got.len() == wanted.len(),
+                "request {id}: logits of the vocabulary"
+            );
+            for (got, wanted) in got.iter().zip(wanted) {
+                // NaN is no distance.
+                ensure!(
+                    (got - wanted).abs() <= tolerance,
+                    "request {id}, token {i}: logit {got}, wanted {wanted}"
+                );
+                off = f32::max(off, (got - wanted).abs());
+            }
+        }
+        Ok(off)
+    }
+}
+
+/// Proposes what followed the last two tokens where they came before.
+fn ngram(text: &[u32], most: usize) -> Vec<u32> {
+    let Some(last) = text.len().checked_sub(2) else {
+        return Vec::new();
+    };
+    let pair = &text[last..];
+    let before = text
+        .windows(2)
+        .take(last)
+        .rposition(|window| window == pair);
+    before.map_or(Vec::new(), |at| {
+        text[at + 2..].iter().copied().take(most).collect()
+    })
+}

@@ -1,0 +1,1 @@
+../../docs/adapters/candle.rs

@@ -1,0 +1,507 @@
+//! What an engine keeps of its sequences: states and windows in slots, and what a batch says of its rows.
+
+use std::sync::OnceLock;
+
+use candle_core::{DType, Device, Result, Tensor};
+use gated_delta::{MAX_TOKENS, Options};
+
+use crate::error::bail;
+use crate::step::{Commit, Convolution, Gates, GdnGates, KdaGate, KdaGates, States, Stored};
+
+/// A slot that is none: its row is inactive, its checkpoint is not kept.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// Which operator a layer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operator {
+    /// Gated DeltaNet.
+    Gdn,
+    /// Kimi Delta Attention.
+    Kda,
+}
+
+/// Heads and dims of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerShape {
+    /// Which operator it is.
+    pub operator: Operator,
+    /// H
+    pub heads: usize,
+    /// HV
+    pub value_heads: usize,
+    /// K
+    pub key_dim: usize,
+    /// V
+    pub value_dim: usize,
+    /// W
+    pub taps: usize,
+}
+
+impl LayerShape {
+    /// D, the channels of the convolution.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        2 * self.heads * self.key_dim + self.value_heads * self.value_dim
+    }
+}
+
+/// States and windows of one layer.
+#[derive(Clone, Debug)]
+pub struct LayerStates {
+    /// `[P, HV, V, K]`
+    pub states: Tensor,
+    /// `[P, D, W − 1]`, a view of `[P, W − 1, D]`.
+    pub windows: Tensor,
+}
+
+/// States and windows of all layers of a model, and which slots of them are free.
+///
+/// A slot is the same number in all layers. It is handed out as it is: a row at position 0 starts from zeros whatever its slot holds.
+#[derive(Debug)]
+pub struct StatePool {
+    shape: LayerShape,
+    layers: Vec<LayerStates>,
+    /// Free slots, the next one last.
+    free: Vec<u32>,
+    slots: usize,
+    /// One token of zeros, which copies name and do not read.
+    unread: Unread,
+}
+
+/// What a copy has to name: it commits none of one token.
+#[derive(Debug)]
+struct Unread {
+    x: Tensor,
+    weight: Tensor,
+    gates: Gates,
+}
+
+impl StatePool {
+    /// `slots` slots for `layers` layers of one shape, with windows of `dtype`, that of activations, and states of `state_dtype`.
+    ///
+    /// # Errors
+    /// candle's, where memory does not suffice.
+    pub fn new(
+        shape: LayerShape,
+        layers: usize,
+        slots: usize,
+        dtype: DType,
+        state_dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let LayerShape {
+            value_heads,
+            key_dim,
+            value_dim,
+            taps,
+            ..
+        } = shape;
+        let channels = shape.channels();
+        let Ok(count) = u32::try_from(slots) else {
+            return bail!("slots: wanted less than 2³², got {slots}");
+        };
+        if taps < 2 {
+            return bail!("taps: wanted 2..=4, got {taps}");
+        }
+        let layer = |_| {
+            let windows = Tensor::zeros((slots, taps - 1, channels), dtype, device)?;
+            let states = (slots, value_heads, value_dim, key_dim);
+            Ok(LayerStates {
+                states: Tensor::zeros(states, state_dtype, device)?,
+                windows: windows.transpose(1, 2)?,
+            })
+        };
+        let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, device);
+        let gate = zeros(&[1, 1, value_heads], dtype)?;
+        let rate = zeros(&[value_heads], DType::F32)?;
+        let gates = match shape.operator {
+            Operator::Gdn => GdnGates::raw(&gate, &gate, &rate, &rate).into(),
+            Operator::Kda => {
+                let g = zeros(&[1, 1, value_heads, key_dim], dtype)?;
+                KdaGates::new(&g, KdaGate::Log, &gate, gated_delta::KdaBeta::Logit).into()
+            }
+        };
+        Ok(Self {
+            shape,
+            layers: (0..layers).map(layer).collect::<Result<_>>()?,
+            free: (0..count).rev().collect(),
+            slots,
+            unread: Unread {
+                x: zeros(&[1, 1, channels], dtype)?,
+                weight: zeros(&[channels, taps], dtype)?,
+                gates,
+            },
+        })
+    }
+
+    /// States and windows of a layer.
+    ///
+    /// # Errors
+    /// Where there is no such layer.
+    pub fn layer(&self, index: usize) -> Result<&LayerStates> {
+        match self.layers.get(index) {
+            Some(layer) => Ok(layer),
+            None => bail!("layer: wanted one of {}, got {index}", self.layers.len()),
+        }
+    }
+
+    /// P
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// How many slots are free.
+    #[must_use]
+    pub fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Hands out a slot. Nothing is cleared.
+    pub fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    /// Takes a slot back; it may be handed out at once, to launches that are made later.
+    ///
+    /// # Errors
+    /// Where the slot is free, or none of the pool.
+    pub fn give_back(&mut self, slot: u32) -> Result<()> {
+        if slot as usize >= self.slots || self.free.contains(&slot) {
+            return bail!(
+                "slot: wanted one that is in use, of {}, got {slot}",
+                self.slots
+            );
+        }
+        self.free.push(slot);
+        Ok(())
+    }
+
+    /// Copies states and windows of all layers from `from[i]` to `to[i]`, bit for bit, one launch for each layer. Slots of `to` are
+    /// distinct, and none of them is in `from`.
+    ///
+    /// # Errors
+    /// Where the lists are not so; what a launch says.
+    pub fn copy(&self, from: &[u32], to: &[u32]) -> Result<()> {
+        let distinct = |i: usize| !to[..i].contains(&to[i]) && !from.contains(&to[i]);
+        if from.len() != to.len() || !(0..to.len()).all(distinct) {
+            return bail!(
+                "slots of a copy: wanted as many from as to, and those distinct and not read, got {from:?} to {to:?}"
+            );
+        }
+        let (Some(first), batch) = (self.layers.first(), from.len()) else {
+            return Ok(());
+        };
+        if batch == 0 {
+            return Ok(());
+        }
+        let device = first.states.device();
+        let [from, to] = [Tensor::new(from, device)?, Tensor::new(to, device)?];
+        let keep = Tensor::zeros(batch, DType::U32, device)?;
+        let of_rows = |tensor: &Tensor| tensor.repeat(batch_first(tensor, batch));
+        let x = of_rows(&self.unread.x)?;
+        let gates: Gates = match &self.unread.gates {
+            Gates::Gdn(GdnGates::Raw {
+                a, a_log, dt_bias, ..
+            }) => {
+                let a = of_rows(a)?;
+                GdnGates::raw(&a, &a, a_log, dt_bias).into()
+            }
+            Gates::Kda(gates) => KdaGates {
+                g: of_rows(&gates.g)?,
+                beta: of_rows(&gates.beta)?,
+                ..gates.clone()
+            }
+            .into(),
+            other => other.clone(),
+        };
+        for layer in &self.layers {
+            let conv = Convolution::new(&x, self.shape.heads, &self.unread.weight, &layer.windows);
+            let states = States::update(&layer.states, &from).write_slots(&to);
+            let mut copy = Commit::new(Stored::Conv(conv), gates.clone(), &keep, states);
+            copy.options = Options::default();
+            copy.run()?;
+        }
+        Ok(())
+    }
+}
+
+/// How often each dim is repeated for `batch` rows of one.
+fn batch_first(tensor: &Tensor, batch: usize) -> Vec<usize> {
+    let mut times = vec![1; tensor.rank()];
+    times[0] = batch;
+    times
+}
+
+/// What an engine says of a row.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Its slot.
+    pub slot: u32,
+    /// Slot that it starts from, if not its own: it forks from a prefix that was kept.
+    pub from: Option<u32>,
+    /// Its tokens in this launch.
+    pub tokens: usize,
+    /// Tokens of its sequence before these. At 0 it starts from zeros.
+    pub position: usize,
+    /// Slots for the states at the multiples of `every` ([`Rows::new`]) that this launch reaches, in order; [`NO_SLOT`] keeps nothing.
+    pub checkpoints: Vec<u32>,
+}
+
+/// A batch of rows of different lengths, as the launches of all layers take it: made once for each step of an engine.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    pub(crate) slots: Tensor,
+    pub(crate) write_slots: Tensor,
+    pub(crate) fresh: Tensor,
+    pub(crate) cu_seqlens: Tensor,
+    pub(crate) positions: Option<Tensor>,
+    pub(crate) checkpoints: Option<(usize, Tensor)>,
+    pub(crate) max_tokens: usize,
+    pub(crate) total: usize,
+    rows: Vec<Row>,
+    pieces: OnceLock<Vec<Piece>>,
+    is_cut: bool,
+}
+
+/// Tokens of a batch that a launch takes where there is no prefill: at most 16 of each row.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    /// Index of the first among those of the batch.
+    pub first: usize,
+    pub tokens: usize,
+    pub slots: Tensor,
+    pub write_slots: Tensor,
+    pub fresh: Tensor,
+    pub cu_seqlens: Tensor,
+    pub max_tokens: usize,
+}
+
+impl Rows {
+    /// Of these rows, one behind the other, with checkpoints after every `every` tokens of a sequence, a multiple of 64.
+    ///
+    /// A batch of which no row has more than 16 tokens, and none a checkpoint, is one launch of a layer, as decodes are; any other is a
+    /// prefill. Where there is none for the layer (GPUs other than Hopper, KDA with K = 64), the modules cut it into launches of up to
+    /// 16 tokens: of a long row one after the other, of shorter ones that are neighbours side by side.
+    ///
+    /// # Errors
+    /// candle's, and where there are checkpoints every other number of tokens.
+    pub fn new(rows: &[Row], every: usize, device: &Device) -> Result<Self> {
+        let mut bounds = vec![0u32];
+        let mut total = 0;
+        for row in rows {
+            total += row.tokens;
+            bounds.push(total as u32);
+        }
+        let longest = rows.iter().map(|row| row.tokens).max().unwrap_or(0);
+        let most = rows.iter().map(|row| row.checkpoints.len()).max();
+        let most = most.unwrap_or(0);
+        let tensor = |values: Vec<u32>| {
+            let len = values.len();
+            Tensor::from_vec(values, len, device)
+        };
+        let checkpoints = match most {
+            0 => None,
+            _ if every == 0 || !every.is_multiple_of(64) => {
+                return bail!("every: wanted a multiple of 64, got {every}");
+            }
+            _ => {
+                let mut slots = vec![NO_SLOT; rows.len() * most];
+                for (of_row, row) in slots.chunks_exact_mut(most).zip(rows) {
+                    of_row[..row.checkpoints.len()].copy_from_slice(&row.checkpoints);
+                }
+                let slots = Tensor::from_vec(slots, (rows.len(), most), device)?;
+                Some((every, slots))
+            }
+        };
+        let is_prefill = longest > MAX_TOKENS || checkpoints.is_some();
+        let starts = |row: &Row| row.position == 0 && row.from.is_none();
+        let positions = rows.iter().map(|row| row.position as u32).collect();
+        Ok(Self {
+            slots: tensor(
+                rows.iter()
+                    .map(|row| row.from.unwrap_or(row.slot))
+                    .collect(),
+            )?,
+            write_slots: tensor(rows.iter().map(|row| row.slot).collect())?,
+            fresh: tensor(rows.iter().map(|row| starts(row).into()).collect())?,
+            cu_seqlens: tensor(bounds)?,
+            positions: is_prefill.then(|| tensor(positions)).transpose()?,
+            checkpoints,
+            // Rows of a batch have the bits of its bound: of one token, or of any.
+            max_tokens: match longest {
+                0..=1 => 1,
+                _ if is_prefill => longest,
+                _ => MAX_TOKENS,
+            },
+            total,
+            rows: rows.to_vec(),
+            pieces: OnceLock::new(),
+            is_cut: false,
+        })
+    }
+
+    /// The same with prompts token by token in f32, in launches of up to 16 tokens, where a prefill's products are of f16: slower, for
+    /// comparing an engine's tokens with another's.
+    #[must_use]
+    pub fn token_by_token(mut self) -> Self {
+        self.is_cut = true;
+        self
+    }
+
+    /// Whether a prefill is to be cut, though there is one.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Whether it is a prefill: a row has more than 16 tokens, or a checkpoint.
+    pub(crate) fn is_prefill(&self) -> bool {
+        self.positions.is_some()
+    }
+
+    /// The batch in launches of at most 16 tokens of a row, in order.
+    pub(crate) fn pieces(&self) -> Result<&[Piece]> {
+        if let Some(pieces) = self.pieces.get() {
+            return Ok(pieces);
+        }
+        let pieces = self.cut()?;
+        Ok(self.pieces.get_or_init(|| pieces))
+    }
+
+    /// Neighbours of up to 16 tokens side by side, longer rows by themselves, cut at multiples of 16 of their sequences. A piece
+    /// that ends at a checkpoint writes there, and the next one starts from there.
+    fn cut(&self) -> Result<Vec<Piece>> {
+        let every = self
+            .checkpoints
+            .as_ref()
+            .map_or(usize::MAX, |&(every, _)| every);
+        let device = self.slots.device();
+        let (mut pieces, mut first, mut side_by_side) = (Vec::new(), 0, Vec::new());
+        for row in &self.rows {
+            let keeps = row.checkpoints.iter().any(|&slot| slot != NO_SLOT);
+            if row.tokens <= MAX_TOKENS && !keeps {
+                side_by_side.push(Part::of(row));
+                continue;
+            }
+            first = push(&mut pieces, first, &mut side_by_side, device)?;
+            let (mut at, end, mut from) = (row.position, row.position + row.tokens, row.from);
+            let mut kept = row.checkpoints.iter().copied();
+            while at < end {
+                let stop = end.min((at / MAX_TOKENS + 1) * MAX_TOKENS);
+                let checkpoint = match stop % every {
+                    0 => kept.next().filter(|&slot| slot != NO_SLOT),
+                    _ => None,
+                };
+                let part = Part {
+                    from,
+                    to: checkpoint.unwrap_or(row.slot),
+                    is_fresh: at == 0,
+                    tokens: stop - at,
+                    slot: row.slot,
+                };
+                let next = push(&mut pieces, first, &mut vec![part.clone()], device)?;
+                if checkpoint.is_some() && stop == end {
+                    // Once more, for the row's own slot.
+                    let again = Part {
+                        to: row.slot,
+                        ..part
+                    };
+                    push(&mut pieces, first, &mut vec![again], device)?;
+                }
+                (first, at, from) = (next, stop, checkpoint);
+            }
+        }
+        push(&mut pieces, first, &mut side_by_side, device)?;
+        Ok(pieces)
+    }
+
+    /// Tokens of all rows.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.total
+    }
+}
+
+/// A row of a piece.
+#[derive(Clone)]
+struct Part {
+    slot: u32,
+    from: Option<u32>,
+    to: u32,
+    is_fresh: bool,
+    tokens: usize,
+}
+
+impl Part {
+    /// All of a row.
+    fn of(row: &Row) -> Self {
+        Self {
+            slot: row.slot,
+            from: row.from,
+            to: row.slot,
+            is_fresh: row.position == 0 && row.from.is_none(),
+            tokens: row.tokens,
+        }
+    }
+}
+
+/// Makes a piece of `parts`, if there are any; the index behind its tokens.
+fn push(
+    pieces: &mut Vec<Piece>,
+    first: usize,
+    parts: &mut Vec<Part>,
+    device: &Device,
+) -> Result<usize> {
+    if parts.is_empty() {
+        return Ok(first);
+    }
+    let mut bounds = vec![0u32];
+    let mut tokens = 0;
+    for part in &*parts {
+        tokens += part.tokens;
+        bounds.push(tokens as u32);
+    }
+    let longest = parts.iter().map(|part| part.tokens).max();
+    let tensor = |value: fn(&Part) -> u32| {
+        let values = parts.iter().map(value).collect();
+        Tensor::from_vec(values, parts.len(), device)
+    };
+    pieces.push(Piece {
+        first,
+        tokens,
+        slots: tensor(|part| part.from.unwrap_or(part.slot))?,
+        write_slots: tensor(|part| part.to)?,
+        fresh: tensor(|part| part.is_fresh.into())?,
+        cu_seqlens: Tensor::from_vec(bounds, parts.len() + 1, device)?,
+        max_tokens: if longest <= Some(1) { 1 } else { MAX_TOKENS },
+    });
+    parts.clear();
+    Ok(first + tokens)
+}
+
+/// A batch of rows that are verified: as many tokens of each, the last certain one and drafts, of sequences that have begun.
+#[derive(Clone, Debug)]
+pub struct DraftRows {
+    pub(crate) slots: Tensor,
+    pub(crate) keep: Tensor,
+}
+
+impl DraftRows {
+    /// Rows in `slots`, of whose last verified tokens `keep` hold: 0 of a row that has none.
+    ///
+    /// # Errors
+    /// candle's, and where there are not as many of both.
+    pub fn new(slots: &[u32], keep: &[u32], device: &Device) -> Result<Self> {
+        if slots.len() != keep.len() {
+            return bail!(
+                "keep: wanted {}, one for each slot, got {}",
+                slots.len(),
+                keep.len()
+            );
+        }
+        Ok(Self {
+            slots: Tensor::new(slots, device)?,
+            keep: Tensor::new(keep, device)?,
+        })
+    }
+}

@@ -1,0 +1,38 @@
+//! The kernels' own source on the CPU, for who asks.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+use gated_delta::Library;
+
+thread_local! {
+    static IS_ON: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work` with this thread's launches on CPU tensors in the simulator: the kernels' own source, one fiber for each thread of
+/// a GPU, which stops at the first bad access or race. Slow: for tests of small shapes.
+///
+/// ```no_run
+/// # fn decode() -> candle_core::Result<()> { Ok(()) }
+/// candle_gated_delta::on_simulator(decode)?;
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn on_simulator<R>(work: impl FnOnce() -> R) -> R {
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            IS_ON.set(self.0);
+        }
+    }
+    let _back = Back(IS_ON.replace(true));
+    work()
+}
+
+pub(crate) fn is_on() -> bool {
+    IS_ON.get()
+}
+
+pub(crate) fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(Library::simulator)
+}

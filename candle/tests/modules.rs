@@ -1,0 +1,197 @@
+//! Modules against those of Hugging Face's transformers, with K = 128: a prompt, then single tokens, of two sequences.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use candle_core::scalar::Scalar;
+use candle_core::{DType, Device, Tensor, safetensors};
+use candle_gated_delta::{
+    Activation, BetaScale, GatedDeltaNet, GdnConfig, KdaConfig, KimiDeltaAttention, LayerStates,
+    Row, Rows, StatePool,
+};
+use candle_nn::VarBuilder;
+use gated_delta_reference::compare::relative_error_of;
+
+/// Slots of the rows; the pools have two more, which nobody uses.
+const SLOTS: [u32; 2] = [3, 1];
+const POOL: usize = 4;
+
+/// A prompt, and single tokens.
+const STEPS: usize = 3;
+
+enum Module {
+    Gdn(GatedDeltaNet),
+    Kda(KimiDeltaAttention),
+}
+
+impl Module {
+    fn forward(&self, hidden: &Tensor, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
+        Ok(match self {
+            Self::Gdn(module) => module.forward(hidden, rows, states)?,
+            Self::Kda(module) => module.forward(hidden, rows, states)?,
+        })
+    }
+}
+
+fn file(name: &str) -> Result<HashMap<String, Tensor>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let path = folder.join(format!("module_{name}.safetensors"));
+    safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())
+}
+
+/// Weights by the names of checkpoints.
+fn weights(file: &HashMap<String, Tensor>) -> Result<HashMap<String, Tensor>> {
+    let mut named = HashMap::new();
+    for (name, tensor) in file {
+        let Some(name) = name.strip_prefix("weights.") else {
+            continue;
+        };
+        // The module of Kimi-Linear has parts that checkpoints have side by side.
+        let name = name.strip_prefix("forget_gate.").unwrap_or(name);
+        named.insert(name.to_owned(), tensor.clone());
+    }
+    if named.contains_key("q_proj.weight")
+        && let Some(conv) = named.remove("conv1d.weight")
+    {
+        for (part, name) in conv.chunk(3, 0)?.into_iter().zip(["q", "k", "v"]) {
+            named.insert(format!("{name}_conv1d.weight"), part);
+        }
+    }
+    Ok(named)
+}
+
+fn module(name: &str, dtype: DType) -> Result<(Module, StatePool)> {
+    let weights = weights(&file(name)?)?;
+    let (hidden_size, device) = (hidden_size(&weights)?, &Device::Cpu);
+    let vb = VarBuilder::from_tensors(weights, dtype, device);
+    let (module, shape) = match name {
+        "qwen3_next" => {
+            let config = GdnConfig {
+                hidden_size,
+                num_key_heads: 2,
+                num_value_heads: 4,
+                key_head_dim: 128,
+                value_head_dim: 128,
+                conv_kernel: 4,
+                rms_norm_eps: 1e-6,
+                gate_activation: Activation::Silu,
+                beta_scale: BetaScale::One,
+            };
+            let module = GatedDeltaNet::new(&config, &vb)?;
+            let shape = module.shape();
+            (Module::Gdn(module), shape)
+        }
+        _ => {
+            let config = KdaConfig {
+                hidden_size,
+                num_heads: 2,
+                head_dim: 128,
+                conv_kernel: 4,
+                rms_norm_eps: 1e-5,
+                gate_lower_bound: None,
+            };
+            let module = KimiDeltaAttention::new(&config, &vb)?;
+            let shape = module.shape();
+            (Module::Kda(module), shape)
+        }
+    };
+    let pool = StatePool::new(shape, 1, POOL, dtype, DType::F32, device)?;
+    Ok((module, pool))
+}
+
+fn hidden_size(weights: &HashMap<String, Tensor>) -> Result<usize> {
+    let output = weights
+        .get("out_proj.weight")
+        .or(weights.get("o_proj.weight"));
+    Ok(output.context("an output projection")?.dim(0)?)
+}
+
+/// ‖got − wanted‖ / ‖wanted‖.
+fn error(got: &Tensor, wanted: &Tensor) -> Result<f64> {
+    ensure!(
+        got.dims() == wanted.dims(),
+        "wanted {:?}, got {:?}",
+        wanted.dims(),
+        got.dims()
+    );
+    let values = |tensor: &Tensor| -> Result<Vec<f64>> {
+        Ok(tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
+    };
+    Ok(relative_error_of(
+        values(got)?.into_iter().zip(values(wanted)?),
+    ))
+}
+
+/// How far outputs, states and windows are from transformers'.
+fn run(name: &str, dtype: DType) -> Result<[f64; 3]> {
+    let (file, (module, pool)) = (file(name)?, module(name, dtype)?);
+    let get = |name: &str| file.get(name).with_context(|| format!("no tensor {name}"));
+    let states = pool.layer(0)?;
+    for tensor in [&states.states, &states.windows] {
+        let nan = match tensor.dtype() {
+            DType::BF16 => Scalar::from(half::bf16::NAN),
+            _ => Scalar::from(f32::NAN),
+        };
+        tensor.const_set(nan)?;
+    }
+    let (mut output, mut position) = (0.0, 0);
+    for step in 0..STEPS {
+        let hidden = get(&format!("step{step}.hidden"))?.to_dtype(dtype)?;
+        let (batch, tokens, _) = hidden.dims3()?;
+        let row = |slot| Row {
+            slot,
+            tokens,
+            position,
+            ..Row::default()
+        };
+        let rows = Rows::new(&SLOTS.map(row), 64, &Device::Cpu)?;
+        let got = module.forward(&hidden.flatten_to(1)?, &rows, states)?;
+        let got = got.reshape((batch, tokens, ()))?;
+        output = f64::max(output, error(&got, get(&format!("step{step}.output"))?)?);
+        position += tokens;
+    }
+    // The file's states are `[B, HV, K, V]`, the pool's `[P, HV, V, K]`.
+    let slots = Tensor::new(&SLOTS, &Device::Cpu)?;
+    let of_rows = states.states.index_select(&slots, 0)?.transpose(2, 3)?;
+    let windows = states.windows.contiguous()?.index_select(&slots, 0)?;
+    Ok([
+        output,
+        error(&of_rows, get("final.state")?)?,
+        error(&windows, get("final.conv_state")?)?,
+    ])
+}
+
+fn check(dtype: DType, wanted: [f64; 3]) -> Result<()> {
+    for name in ["qwen3_next", "kimi_linear"] {
+        let errors = run(name, dtype)?;
+        println!(
+            "{name}, {dtype:?}: outputs {:.1e}, states {:.1e}, windows {:.1e}",
+            errors[0], errors[1], errors[2]
+        );
+        let holds = errors
+            .iter()
+            .zip(wanted)
+            .all(|(&error, wanted)| error <= wanted);
+        ensure!(holds, "{name}, {dtype:?}: {errors:?}, wanted {wanted:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn modules_are_those_of_transformers() -> Result<()> {
+    // Rounding errors of both sides.
+    check(DType::F32, [1e-4; 3])?;
+    // Weights, x and o are rounded.
+    check(DType::BF16, [2e-2; 3])
+}
+
+/// The kernels' own source, in chunks for the prompt.
+#[cfg(feature = "simulator")]
+#[test]
+fn and_in_the_simulator() -> Result<()> {
+    candle_gated_delta::on_simulator(|| {
+        check(DType::F32, [2.5e-3, 2e-3, 1e-4])?;
+        check(DType::BF16, [2e-2; 3])
+    })
+}

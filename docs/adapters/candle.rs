@@ -1,0 +1,87 @@
+//! candle's CUDA tensors as gated-delta takes them: no copy, no wait, on the device's own stream. One file, which an engine on another
+//! candle (from git, a fork) copies; `candle-gated-delta` has it as its module `cuda`.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::cudarc::driver::DevicePtr;
+use candle_core::{CudaDevice, Error, Result, Storage, StorageRef, Tensor};
+use gated_delta::{Context, DType, Device, Library, StreamRef, Work};
+
+/// The kernels for a device: one library for each GPU, made when it is first asked for.
+///
+/// # Errors
+/// What the driver says of a GPU.
+pub fn library(device: &CudaDevice) -> Result<Library> {
+    static LIBRARIES: OnceLock<Mutex<HashMap<usize, Library>>> = OnceLock::new();
+    let ordinal = device.cuda_stream().context().ordinal();
+    let mut libraries = LIBRARIES
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if let Some(library) = libraries.get(&ordinal) {
+        return Ok(library.clone());
+    }
+    let number = i32::try_from(ordinal).map_err(Error::wrap)?;
+    // candle's context is the GPU's primary one, which this retains too.
+    let gpu = Device::get(number).map_err(Error::wrap)?;
+    let library = Library::new(&Context::primary(gpu).map_err(Error::wrap)?);
+    libraries.insert(ordinal, library.clone());
+    Ok(library)
+}
+
+/// Enqueues on the device's stream.
+///
+/// # Errors
+/// Whatever the arguments break of their rules, named; compile and launch failures.
+///
+/// # Safety
+/// The tensors of `work` are of this device, and held until this returns: candle then frees them in the order of the stream. What is
+/// written is used by nobody else meanwhile, and no two live rows write one slot.
+pub unsafe fn launch<W: Work>(library: &Library, device: &CudaDevice, work: &W) -> Result<()> {
+    let stream = device.cuda_stream();
+    // SAFETY: the stream outlives the call; the rest is the caller's promise.
+    unsafe {
+        let stream = StreamRef::from_raw(stream.cu_stream().cast());
+        library.launch(stream, work).map_err(Error::wrap)
+    }
+}
+
+/// A tensor at its own address, with its own strides, written or not. The guard that is returned with it keeps the storage until the launch.
+///
+/// # Errors
+/// [`Error`] for a tensor on another device, or of a dtype that launches do not take.
+///
+/// # Safety
+/// The view is not used after the guard is dropped, but by launches that were enqueued before.
+pub unsafe fn tensor(of: &Tensor) -> Result<(gated_delta::Tensor<'_>, StorageRef<'_>)> {
+    let (storage, layout) = of.storage_and_layout();
+    let (address, dtype) = address(&storage)?;
+    let address = address + (layout.start_offset() * dtype.size_of()) as u64;
+    // SAFETY: candle's views lie in their storages, which the guard keeps.
+    let view = unsafe { gated_delta::Tensor::from_raw(address, dtype, layout.dims()) };
+    let view = view.and_then(|view| view.with_strides(layout.stride()));
+    Ok((view.map_err(Error::wrap)?, storage))
+}
+
+/// Where a storage begins, and what it holds. cudarc's guard of the address is dropped at once, since all is on one stream; with more than
+/// one, an engine orders them by its own events.
+///
+/// # Errors
+/// As [`tensor`]'s.
+pub fn address(storage: &Storage) -> Result<(u64, DType)> {
+    let Storage::Cuda(storage) = storage else {
+        return Err(Error::msg("wanted a tensor on a CUDA device"));
+    };
+    let stream = storage.device.cuda_stream();
+    macro_rules! of {
+        ($($slice:ident is $dtype:ident),*) => {
+            match &storage.slice {
+                $(CudaStorageSlice::$slice(slice) => Ok((slice.device_ptr(&stream).0, DType::$dtype)),)*
+                _ => Err(Error::msg("wanted f32, bf16, f16, i32, i64 or u32")),
+            }
+        };
+    }
+    of!(F32 is F32, BF16 is Bf16, F16 is F16, I32 is I32, I64 is I64, U32 is U32)
+}
