@@ -67,17 +67,7 @@ pub fn launch(launch: &Launch<'_>, pool: &Tensor, workspace: Option<&Tensor>) ->
 pub fn has_prefill(gates: &Gates, pool: &Tensor) -> Result<bool> {
     // K-last, as pools of this crate are.
     let (_, _, _, key_dim) = pool.dims4()?;
-    let is_taken = matches!(gates, Gates::Gdn(_)) || key_dim == 128;
-    #[cfg(feature = "cuda")]
-    if let Device::Cuda(device) = pool.device() {
-        let library = crate::cuda::library(device)?;
-        let Some(context) = library.context() else {
-            return Ok(false);
-        };
-        let capability = context.device().compute_capability().map_err(wrap)?;
-        return Ok(is_taken && matches!(capability, (9, _)));
-    }
-    Ok(is_taken)
+    Ok(matches!(gates, Gates::Gdn(_)) || key_dim == 128)
 }
 
 impl<'l> Launch<'l> {

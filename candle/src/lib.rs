@@ -19,8 +19,7 @@
 //! | the same, within `on_simulator` (feature `simulator`) | the kernels' own source, every access checked |
 //!
 //! # On a GPU
-//! - Which operators there are on which GPU is gated-delta's: token by token and drafts from compute capability 8.0 on, prompts in chunks
-//!   on Hopper. The modules cut prompts into launches of 16 tokens where there is no prefill.
+//! - Which operators there are on which GPU is gated-delta's: compute capability 8.0 and newer. The modules cut prompts into launches of 16 tokens where there is no prefill.
 //! - A launch on tensors is a safe function, as candle's own are. That no two live rows write one slot, and that work on other streams
 //!   waits for what it reads, is the caller's: on a GPU wrong slots make wrong states, on the CPU they are an error.
 //! - [`Step::run`] allocates its output on the stream, and a workspace where a prompt wants one. Under capture use [`Step::run_into`] and

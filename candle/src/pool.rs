@@ -281,7 +281,7 @@ impl Rows {
     /// Of these rows, one behind the other, with checkpoints after every `every` tokens of a sequence, a multiple of 64.
     ///
     /// A batch of which no row has more than 16 tokens, and none a checkpoint, is one launch of a layer, as decodes are; any other is a
-    /// prefill. Where there is none for the layer (GPUs other than Hopper, KDA with K = 64), the modules cut it into launches of up to
+    /// prefill. Where there is none for the layer (KDA with K = 64), the modules cut it into launches of up to
     /// 16 tokens: of a long row one after the other, of shorter ones that are neighbours side by side.
     ///
     /// # Errors
