@@ -10,13 +10,13 @@ use std::sync::Mutex;
 
 use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
-use gated_delta_test_support::backend::{cuda, on_threads};
+use gated_delta_test_support::backend::{cuda, cuda_for, on_threads, simulator_for};
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::layout::{Form, Spacing};
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{ConvChoice, Family, NormChoice, Spec};
-use gated_delta_test_support::{entries_of_each_kind, variants};
+use gated_delta_test_support::{entries_of_each_kind, variants_on};
 
 type Change = fn(&mut Spec);
 
@@ -201,7 +201,7 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
                         seed: *seed,
                         ..spec.clone()
                     };
-                    variants(&spec.case()).contains(&entry)
+                    variants_on(simulator_for(entry), &spec.case()).contains(&entry)
                 };
                 spec.seed = (4..20).find(takes).unwrap_or(spec.seed);
                 spec
@@ -218,7 +218,7 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         specs.extend(forms.map(|form| of(*form, switches)).find(|spec| {
             let each_token = spec.snapshots.is_some() || spec.slots.of_tokens.is_some();
             let takes = family.is_recurrent() || !each_token;
-            takes && variants(&spec.case()).contains(&entry)
+            takes && variants_on(simulator_for(entry), &spec.case()).contains(&entry)
         }));
     }
     specs
@@ -279,10 +279,13 @@ fn share<T>(all: Vec<T>, [i, n]: [usize; 2]) -> Vec<T> {
 
 #[test]
 fn sanitizer_every_entry_and_switch() {
-    let Some(backend) = cuda() else { return };
+    if cuda().is_none() {
+        return;
+    }
     on_threads(&of_this_process(launches(&entries())), |(entry, spec)| {
-        let case = spec.case();
-        check(&case, &backend.run(&case, Some(*entry)));
+        if let (Some(backend), case) = (cuda_for(*entry), spec.case()) {
+            check(&case, &backend.run(&case, Some(*entry)));
+        }
     });
 }
 
@@ -382,7 +385,8 @@ fn every_entry_has_its_launches() {
         for family in families_of(entry) {
             let turn = all.iter().position(|other| *other == entry);
             let of_entry = specs(entry, family, turn.unwrap_or(0)).into_iter();
-            let taken = of_entry.filter(|spec| variants(&spec.case()).contains(&entry));
+            let taken = of_entry
+                .filter(|spec| variants_on(simulator_for(entry), &spec.case()).contains(&entry));
             let wanted = match (family.decode, family.is_recurrent()) {
                 _ if family.is_chunked() => PREFILLS.len(),
                 (true, _) => FORMS.len(),

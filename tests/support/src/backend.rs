@@ -70,6 +70,27 @@ fn backends_of(machine: usize) -> &'static [Backend] {
     })
 }
 
+/// Which of [`MACHINES`] `entry` is for, the first of them.
+fn machine_of(entry: Entry) -> usize {
+    usize::from(entry.name().ends_with("_mma"))
+}
+
+/// The simulator of a GPU that `entry` is for, for what asks for no result.
+pub fn simulator_for(entry: Entry) -> &'static Backend {
+    static OTHERS: LazyLock<Backend> =
+        LazyLock::new(|| Backend::Simulator(Library::simulator_of(MACHINES[1])));
+    match machine_of(entry) {
+        0 => simulator(),
+        _ => &OTHERS,
+    }
+}
+
+/// The backend of the first GPU, where there is one, taken for one that `entry` is for.
+pub fn cuda_for(entry: Entry) -> Option<&'static Backend> {
+    let is_cuda = |backend: &&Backend| matches!(backend, Backend::Cuda(..));
+    backends_of(machine_of(entry)).iter().find(is_cuda)
+}
+
 /// Whose turn it is among many problems of one kernel. Each is another text for the driver to compile, so that the GPU takes
 /// one in three, or one in as many as `GATED_DELTA_GPU_SHARE` says; the simulator takes all. After a failure the GPU takes all
 /// too, among which a smaller one is looked for.
@@ -98,9 +119,9 @@ impl Turns {
     /// Those of the problems of one kernel: on the machines that it is for.
     #[must_use]
     pub fn of_entry(entry: Entry) -> Self {
-        match entry.name().ends_with("_mma") {
-            true => Self::among(0, (&[1, 2], 0)),
-            false => Self::new(0),
+        match machine_of(entry) {
+            0 => Self::new(0),
+            _ => Self::among(0, (&[1, 2], 0)),
         }
     }
 
