@@ -369,6 +369,8 @@ fn a_piece_of_one_token_has_the_bits_of_a_decode() {
         f32_states(spec);
         (spec.tokens, spec.packed) = (CHUNK + 1, false);
         spec.prefill = PrefillChoice::NONE;
+        // As above.
+        spec.spread = false;
     };
     law(adjust, |backend, spec| {
         let problem = spec.problem();
