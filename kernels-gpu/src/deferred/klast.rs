@@ -388,7 +388,12 @@ impl<
     type Constants = StepConstants;
     const BLOCK: u32 = THREADS;
     const TILES: u32 = V / Self::TILE;
-    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
+    /// With 128 registers 8 rows a lane spill where all is f32, in blocks of 128 threads.
+    const MIN_BLOCKS_PER_SM: u32 = if ROWS == 8 && THREADS == 128 {
+        3
+    } else {
+        512 / THREADS
+    };
     const SHARED_BYTES: u32 = Self::BYTES;
     const SHARED_OF_CHANNELS: Shared = Shared {
         block: Self::LOG_DECAY_BYTES,
