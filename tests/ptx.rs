@@ -7,8 +7,8 @@ use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
-use gated_delta_kernels::launch;
 use gated_delta_kernels::prefill::CHUNK;
+use gated_delta_kernels::{launch, machine};
 use gated_delta_test_support::backend::on_threads;
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::spec::Family;
@@ -43,7 +43,25 @@ fn instructions(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn symbols(text: &str) -> BTreeSet<&str> {
-    words(text).filter(|word| word.starts_with("GD_")).collect()
+    let of_layer = |word: &&str| word.starts_with("GD_") && !OF_MACHINES.contains(word);
+    words(text).filter(of_layer).collect()
+}
+
+/// Symbols that stand for what a GPU has, not for what a layer is.
+const OF_MACHINES: [&str; 6] = [
+    "GD_SM80",
+    "GD_SM90",
+    "GD_VERSION",
+    "GD_TARGET",
+    "GD_MACHINE",
+    "GD_STAGES",
+];
+
+/// The instructions that Hopper gets.
+fn on_hopper(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.starts_with("GD_SM80"));
+    let lines = lines.map(|line| line.strip_prefix("GD_SM90 ").unwrap_or(line));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -93,8 +111,8 @@ fn old_drivers_and_gpus_can_load_it() {
                 .filter_map(move |line| line.strip_prefix(directive));
             lines
                 .next()
+                .map(|word| machine::word(word.trim(), machine::AMPERE).unwrap_or(word.trim()))
                 .unwrap_or_else(|| panic!("{}: no {directive}", entry.name()))
-                .trim()
         };
         let (major, minor) = value(".version ").split_once('.').unwrap();
         let version: (u32, u32) = (major.parse().unwrap(), minor.parse().unwrap());
@@ -183,8 +201,9 @@ fn prefills_are_of_the_expected_instructions() {
         let Some(of) = prefill_of(*entry) else {
             continue;
         };
+        let text = on_hopper(text);
         let starts = |wanted: &str| {
-            instructions(text).any(|instruction| {
+            instructions(&text).any(|instruction| {
                 instruction
                     .strip_prefix(wanted)
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ';']))
@@ -201,13 +220,14 @@ fn prefills_are_of_the_expected_instructions() {
             _ => (false, false),
         };
         let name = entry.name();
+        let portable = name.ends_with("_mma");
         // A preparation has products of warps alone.
         let bulk = of == GdnPrefillPrepare;
         for (wanted, has) in [
-            ("wgmma.mma_async.sync.aligned", walks),
-            ("wgmma.fence.sync.aligned", walks),
+            ("wgmma.mma_async.sync.aligned", walks && !portable),
+            ("wgmma.fence.sync.aligned", walks && !portable),
             ("fence.proxy.async", walks || bulk),
-            ("mma.sync.aligned.m16n8k16", prepares),
+            ("mma.sync.aligned.m16n8k16", prepares || portable),
             ("cvt.rn.f16x2.f32", true),
             ("ex2.approx.ftz.f32", true),
             (
@@ -486,6 +506,16 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let is_parallel = (entry.computes()).is_some_and(|it| it.family.is_parallel());
     let symbols = entry.symbols().iter().copied();
     symbols.filter(move |symbol| {
+        if OF_MACHINES.contains(symbol) {
+            return false;
+        }
+        // A chain that leaves every norm to the launch behind it.
+        let is_portable = entry.name().ends_with("_mma");
+        let leaves_norms = is_portable && entry.computes().is_some_and(|it| it.v > 64);
+        let of_norm = symbol.starts_with("GD_NORM_") || symbol.starts_with("GD_Z_");
+        if leaves_norms && of_norm {
+            return false;
+        }
         if *symbol == "GD_STATE_F16" {
             return takes_f16(entry);
         }

@@ -285,8 +285,11 @@ impl Problem {
             let blocks = units.saturating_mul(self.blocks_of_unit(entry));
             of(entry, [blocks, 1, 1])
         };
+        // Rows of single tokens alone have no units.
+        let has_units = self.single(lengths).is_none();
         let convolve = kind.convolve().filter(|_| c.taps > 0);
-        let [convolve, prepare] = [convolve, kind.prepare()].map(|entry| entry.map(of_units));
+        let [convolve, prepare] =
+            [convolve, kind.prepare()].map(|entry| entry.filter(|_| has_units).map(of_units));
         let finish = kind.finish().and_then(|entry| {
             let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
             let of_windows = match c.taps {
