@@ -11,10 +11,8 @@ mod tests;
 mod truth;
 mod values;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-
 use crate::Entry;
+use crate::compile::on_threads;
 use crate::driver::{Context, Stream};
 use crate::error::Error;
 use crate::library::Library;
@@ -50,7 +48,7 @@ impl Library {
     /// Between them the launches have every operator, state dtype and layout with one token and with several, with
     /// snapshots, token slots, a resume and a commit, every formulation, convolutions, norms, fresh rows, and states that
     /// wait. Entries that run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their
-    /// kernels are compiled for the occasion, on up to 16 threads, and unloaded afterwards: seconds on a GPU, a few MiB of its
+    /// kernels are compiled for the occasion, on all cores, and unloaded afterwards: seconds on a GPU, a few MiB of its
     /// memory. On streams of its own; the caller waits, so that no stream of this thread may be under capture.
     ///
     /// ```no_run
@@ -101,17 +99,16 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
         worst: 0.0,
         worst_entry: None,
     };
-    for (job, error) in jobs.iter().zip(errors(&scratch, &jobs, truth)) {
+    // What takes long is the driver's compiler, which runs on the thread that launches.
+    let errors = on_threads(&jobs, |job| job.error(&scratch, truth))?;
+    for (job, error) in jobs.iter().zip(errors) {
         match *job {
-            Job::Case(case) => report.passed(case.entry, case.entries(), error?),
-            Job::Waiting((entry, ..)) => report.passed(entry, [entry], error?),
+            Job::Case(case) => report.passed(case.entry, case.entries(), error),
+            Job::Waiting((entry, ..)) => report.passed(entry, [entry], error),
         }
     }
     Ok(report)
 }
-
-/// Most threads of a self-test.
-const MOST_THREADS: usize = 16;
 
 /// A launch.
 #[derive(Clone, Copy)]
@@ -130,8 +127,10 @@ impl Job<'_> {
     }
 
     /// Its largest error, as a part of what is allowed.
-    fn error(self, library: &Library, stream: Option<&Stream>, truth: Says) -> Result<f64, Error> {
+    fn error(self, library: &Library, truth: Says) -> Result<f64, Error> {
         let context = library.context();
+        let stream = context.map(Stream::new).transpose()?;
+        let stream = stream.as_ref();
         match self {
             Self::Case(case) => {
                 let results = launch(library, context, stream, case, truth)?;
@@ -140,45 +139,6 @@ impl Job<'_> {
             Self::Waiting(what) => deferred::check(library, context, stream, what),
         }
     }
-}
-
-/// [`Job::error`] of each, up to the first that is wrong. On as many threads as there are cores: what takes long is the driver's
-/// compiler, which runs on the thread that launches.
-fn errors(library: &Library, jobs: &[Job<'_>], truth: Says) -> Vec<Result<f64, Error>> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut errors = Vec::new();
-        let stream = match library.context().map(Stream::new).transpose() {
-            Ok(stream) => stream,
-            Err(error) => return vec![(0, Err(error))],
-        };
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(job) = jobs.get(i) else {
-                return errors;
-            };
-            let error = job.error(library, stream.as_ref(), truth);
-            if error.is_err() {
-                // Those before it are under way.
-                next.store(jobs.len(), Ordering::Relaxed);
-            }
-            errors.push((i, error));
-        }
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.clamp(1, MOST_THREADS);
-    let mut errors: Vec<_> = thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let own = work();
-        let of_others = others.into_iter().flat_map(|other| {
-            other
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        own.into_iter().chain(of_others).collect()
-    });
-    errors.sort_by_key(|(i, _)| *i);
-    errors.into_iter().map(|(_, error)| error).collect()
 }
 
 impl SelfTest {
