@@ -468,9 +468,8 @@ pub(super) fn leave_registers<const REGISTERS: u32>() {
 
 pub(super) fn prefetch(_: u64) {}
 
-pub(super) unsafe fn prefetch_bulk(_: u64, _: u32) {
-    needs_hopper_or_later("cp.async.bulk.prefetch");
-}
+// A hint, which the text of an older GPU leaves out, as it does fences and waits that such a GPU has no use for.
+pub(super) unsafe fn prefetch_bulk(_: u64, _: u32) {}
 
 pub(super) unsafe fn open_counter(counter: u32, threads: u32) {
     current(|block| block.open_counter(counter, threads));

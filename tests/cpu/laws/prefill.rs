@@ -15,6 +15,8 @@ use gated_delta_test_support::spec::{Family, PrefillChoice, Spec};
 use gated_delta_test_support::strategy::any_specs;
 use gated_delta_test_support::variants_on;
 
+use super::with_finite_squares;
+
 /// Tokens of a whole piece.
 const CHUNK: usize = 64;
 
@@ -38,6 +40,7 @@ fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
         let turns = Turns::of_machines();
         for_all("laws", cases, &any_specs(families, 3), |mut spec| {
             adjust(&mut spec);
+            with_finite_squares(&mut spec);
             turns.next(|backend| holds(backend, &spec));
         });
     }
@@ -279,6 +282,7 @@ fn a_long_prompt_has_the_bits_of_its_parts() {
     for (families, cases) in by_cost(2, 1) {
         for_all("laws", cases, &any_specs(families, 1), |mut spec| {
             f32_states(&mut spec);
+            with_finite_squares(&mut spec);
             (spec.batch, spec.packed) = (1, false);
             // Value heads go their ways alone: of the larger states there is one.
             let ratio = if spec.dim == 64 { spec.ratio.min(2) } else { 1 };
@@ -351,8 +355,6 @@ fn rows_of_one_token_have_the_bits_of_a_decode() {
         f32_states(spec);
         (spec.tokens, spec.prefill.checkpoints) = (1, None);
         (spec.packed, spec.batch) = (false, spec.batch + 2);
-        // Squares of o that f32 does not hold are added up by the rows of a block, of which a decode has others.
-        spec.spread = false;
     };
     law(adjust, |backend, spec| {
         let problem = spec.problem();
@@ -369,8 +371,6 @@ fn a_piece_of_one_token_has_the_bits_of_a_decode() {
         f32_states(spec);
         (spec.tokens, spec.packed) = (CHUNK + 1, false);
         spec.prefill = PrefillChoice::NONE;
-        // As above.
-        spec.spread = false;
     };
     law(adjust, |backend, spec| {
         let problem = spec.problem();
