@@ -9,7 +9,7 @@ use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::prefill::CHUNK;
 use gated_delta_kernels::{launch, machine};
-use gated_delta_test_support::backend::on_threads;
+use gated_delta_test_support::backend::{is_portable_chain, on_threads};
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::spec::Family;
 
@@ -220,7 +220,7 @@ fn prefills_are_of_the_expected_instructions() {
             _ => (false, false),
         };
         let name = entry.name();
-        let portable = name.ends_with("_mma");
+        let portable = is_portable_chain(*entry);
         // A preparation has products of warps alone.
         let bulk = of == GdnPrefillPrepare;
         for (wanted, has) in [
@@ -510,8 +510,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
             return false;
         }
         // A chain that leaves every norm to the launch behind it.
-        let is_portable = entry.name().ends_with("_mma");
-        let leaves_norms = is_portable && entry.computes().is_some_and(|it| it.v > 64);
+        let leaves_norms = is_portable_chain(entry) && entry.computes().is_some_and(|it| it.v > 64);
         let of_norm = symbol.starts_with("GD_NORM_") || symbol.starts_with("GD_Z_");
         if leaves_norms && of_norm {
             return false;

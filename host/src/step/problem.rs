@@ -52,14 +52,12 @@ impl Problem {
     pub fn on(mut self, gpu: Gpu) -> Self {
         if self.is_chunked() {
             self.constants.machine = gpu.machine();
-            let has_room = |stages: u32| {
-                let mut entries = self.kind.entries(gpu);
-                entries.all(|entry| {
-                    let of_stages = entry.shared_bytes_of_stage() * (stages - 1);
-                    self.kind.shared_bytes(entry) + of_stages <= gpu.shared_bytes()
-                })
+            let has_room = |entry: Entry| {
+                let bytes = self.kind.shared_bytes(entry) + entry.shared_bytes_of_stage();
+                bytes <= gpu.shared_bytes()
             };
-            self.constants.stages = if has_room(2) { 2 } else { 1 };
+            let has_two = self.kind.entries(gpu).all(has_room);
+            self.constants.stages = if has_two { 2 } else { 1 };
         }
         self
     }

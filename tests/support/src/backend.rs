@@ -8,6 +8,7 @@ use std::{env, thread};
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
 use gated_delta::{Entry, Error, Library, StreamRef, Tensor};
 use gated_delta_harness::arguments::Arguments;
+use gated_delta_kernels::launch::Family;
 
 use crate::case::Case;
 
@@ -70,9 +71,20 @@ fn backends_of(machine: usize) -> &'static [Backend] {
     })
 }
 
+/// Whether `entry` is a prefill's chain for every GPU but Hopper.
+#[must_use]
+pub fn is_portable_chain(entry: Entry) -> bool {
+    let family = entry.computes().map(|computes| computes.family);
+    let is_chain = matches!(
+        family,
+        Some(Family::GdnPrefillChain | Family::KdaPrefillChain)
+    );
+    is_chain && !entry.takes_warpgroups()
+}
+
 /// Which of [`MACHINES`] `entry` is for, the first of them.
 fn machine_of(entry: Entry) -> usize {
-    usize::from(entry.name().ends_with("_mma"))
+    usize::from(is_portable_chain(entry))
 }
 
 /// The simulator of a GPU that `entry` is for, for what asks for no result.
