@@ -116,7 +116,8 @@ fn writes(arguments: &Arguments<usize>, name: &str) -> bool {
     }
 }
 
-/// No two rows of `cu_seqlens` that are within bounds have a token in common.
+/// No two rows of `cu_seqlens` that are within bounds have a token in common, with each other or with the tokens before the
+/// first bound and behind the last one, which get zeros.
 fn rows_are_apart(draft: &Draft, memory: &[HostTensor]) -> bool {
     let (Some(packed), Some(new)) = (draft.arguments.packed, draft.arguments.new) else {
         return false;
@@ -136,6 +137,20 @@ fn rows_are_apart(draft: &Draft, memory: &[HostTensor]) -> bool {
     };
     let bounds = memory[packed.cu_seqlens].to_i64();
     let mut rows: Vec<_> = bounds.windows(2).filter_map(row).collect();
+    // As `clear_rest` of the kernels has them: a bound outside of the tokens says nothing.
+    let bound = |bound: Option<&i64>| {
+        let bound = usize::try_from(*bound?).ok()?;
+        (bound <= total).then_some(bound)
+    };
+    let first = bound(bounds.first()).unwrap_or(0);
+    let end = bound(bounds.last()).unwrap_or(total);
+    if first <= end {
+        rows.extend(
+            [0..first, end..total]
+                .into_iter()
+                .filter(|rest| !rest.is_empty()),
+        );
+    }
     rows.sort_by_key(|row| row.start);
     rows.is_sorted_by(|one, next| one.end <= next.start)
 }
