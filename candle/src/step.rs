@@ -129,7 +129,7 @@ pub enum GdnGates {
     Given {
         /// Log decay.
         g: Tensor,
-        /// β
+        /// β, how much of the prediction error is written.
         beta: Tensor,
     },
 }

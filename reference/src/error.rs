@@ -43,14 +43,14 @@ pub enum Error {
     },
     /// HV is not a multiple of H.
     Heads {
-        /// H
+        /// Query/key heads, H.
         heads: usize,
-        /// HV
+        /// Value heads, HV.
         value_heads: usize,
     },
     /// Fewer snapshots than tokens.
     Steps {
-        /// T
+        /// Tokens of each row, T.
         tokens: usize,
         /// Snapshots of a row.
         steps: usize,

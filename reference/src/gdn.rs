@@ -9,15 +9,15 @@ use crate::recurrent::{Around, Recurrent, TokenGates, advance};
 /// A decode: one token for each of `B` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct GdnDecode<'a> {
-    /// B
+    /// Rows, B.
     pub batch: usize,
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// HV, a multiple of H.
+    /// Value heads, HV: a multiple of H.
     pub value_heads: usize,
-    /// K
+    /// Head dim of q and k, K.
     pub key_dim: usize,
-    /// V
+    /// Head dim of v, V.
     pub value_dim: usize,
     /// `[B, H, K]`
     pub q: &'a [f64],

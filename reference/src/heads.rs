@@ -25,13 +25,13 @@ pub enum Layout {
 /// Sizes of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads {
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// HV
+    /// Value heads, HV.
     pub value_heads: usize,
-    /// K
+    /// Head dim of q and k, K.
     pub key_dim: usize,
-    /// V
+    /// Head dim of v, V.
     pub value_dim: usize,
     pub head_map: HeadMap,
     pub layout: Layout,

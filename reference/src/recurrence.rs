@@ -22,7 +22,7 @@ pub struct Token {
     pub v: Vec<f64>,
     /// `[K]`: log α of each key channel.
     pub log_decay: Vec<f64>,
-    /// β
+    /// β, how much of the prediction error is written.
     pub beta: f64,
 }
 

@@ -19,17 +19,17 @@ use crate::recurrence::default_scale;
 /// it is read or written.
 #[derive(Clone, Copy, Debug)]
 pub struct Recurrent<'a> {
-    /// B
+    /// Rows, B.
     pub batch: usize,
     /// T; with `cu_seqlens`, the most tokens of a row. 0 commits previous tokens and does nothing else.
     pub tokens: usize,
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// HV, a multiple of H.
+    /// Value heads, HV: a multiple of H.
     pub value_heads: usize,
-    /// K
+    /// Head dim of q and k, K.
     pub key_dim: usize,
-    /// V
+    /// Head dim of v, V.
     pub value_dim: usize,
     /// `[B, T, H, K]`
     pub q: &'a [f64],
@@ -130,7 +130,7 @@ pub enum TokenGates<'a> {
 /// Tokens of the last step. The first `keep` of them advance the state that is written, and that new tokens start from.
 #[derive(Clone, Copy, Debug)]
 pub struct Previous<'a> {
-    /// T'
+    /// Previous tokens of each row, T'.
     pub tokens: usize,
     /// `[B, T', H, K]`
     pub k: &'a [f64],
