@@ -35,7 +35,8 @@ pub fn missing(timed: &BTreeSet<String>) -> impl Iterator<Item = Entry> {
 }
 
 impl Wanted {
-    /// In the first round a cell for each entry, some of which serve several entries. In the second round other batches, tokens and modes.
+    /// Cases for `entries`. Round 0 has a cell for each entry, some of which serve several entries. Round 1 has other batches, tokens and
+    /// modes.
     #[must_use]
     pub fn of(entries: &[Entry], round: usize) -> Self {
         let mut wanted = Self::default();

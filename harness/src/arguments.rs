@@ -255,7 +255,7 @@ pub struct Arguments<T> {
     pub convolved: Option<Convolved<T>>,
     /// Norm of the outputs.
     pub norm: Option<GatedNorm<T>>,
-    /// Which rows start from a zero state and window: `[B]`
+    /// Flags of rows that start from a zero state and window: `[B]`
     pub fresh: Option<T>,
     /// Position of each row's first token, in a prefill: `[B]`
     pub positions: Option<T>,

@@ -7,7 +7,7 @@ pub enum Error {
     Length {
         /// Name of the slice.
         name: &'static str,
-        /// Its dimensions in letters.
+        /// Dimensions of the slice, in letters.
         shape: String,
         /// Elements of those dimensions.
         wanted: usize,

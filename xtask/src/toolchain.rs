@@ -48,7 +48,7 @@ pub struct Compiler {
     pub libraries: Option<OsString>,
     /// Version line of rustc and version of its LLVM, which together decide the generated code.
     pub identity: String,
-    /// Where the program was found, for messages.
+    /// Place where the program was found, for messages.
     pub origin: String,
     release: Option<Release>,
 }
