@@ -1,4 +1,4 @@
-//! The gate in the simulator: it passes what is right, and refuses what is not.
+//! Tests of the check in the simulator: it passes right results, and refuses wrong ones.
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, Library, StateLayout, StreamRef};
 use gated_delta_benches::buffers::Buffers;
@@ -39,7 +39,7 @@ fn cell(op: Op, mode: Mode, tokens: usize) -> Cell {
     }
 }
 
-/// Checks every variant of the cell.
+/// Checks every variant of a cell.
 fn check(cell: Cell) {
     let library = Library::simulator();
     let mut buffers = Buffers::new(&library, cell).unwrap();
@@ -113,7 +113,7 @@ fn every_gate_state_and_layout_passes() {
     });
 }
 
-/// K = 96, V = 192, and states of f16.
+/// K = 96 with V = 192, and f16 states.
 #[test]
 fn every_width_of_a_state_and_both_its_dims_pass() {
     for layout in [StateLayout::KLast, StateLayout::VLast] {

@@ -1,4 +1,4 @@
-//! What is made of timed rows: tables, the count against the peers, records, and what to select.
+//! Tests of tables, the count against the peers, records, and the advice on what to select.
 
 use gated_delta::{DType, Formulation, StateLayout};
 use gated_delta_benches::cell::{Cell, Mode, Op};

@@ -1,6 +1,6 @@
-//! The reference against expectations computed in f32 by public implementations of GDN and KDA, and of layers of them.
+//! Tests of the reference with results that public implementations of GDN and KDA, and of layers of them, computed in f32.
 //!
-//! The files are those of `tests/fixtures` in the workspace, or of the folder that `GATED_DELTA_FIXTURES` names.
+//! The files are in `tests/fixtures` of the workspace, or in the folder that `GATED_DELTA_FIXTURES` names.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ impl Fixture {
         }
     }
 
-    /// GDN's raw gates.
+    /// The file's raw gates of GDN.
     fn gdn_gates(&self) -> Gates<'_> {
         Gates::Raw {
             a: self.get("a"),
@@ -91,7 +91,7 @@ impl Fixture {
         }
     }
 
-    /// All tokens of a K-last file, nothing written but o.
+    /// All tokens of a file with K-last states; only o is written.
     fn recurrent<'a>(&'a self, gates: TokenGates<'a>, slots: &'a [i64]) -> Recurrent<'a> {
         let [batch, tokens, heads, key_dim] = self.dims("q");
         let [value_heads, value_dim] = self.dims("v");
@@ -106,7 +106,7 @@ impl Fixture {
         }
     }
 
-    /// Compares the pool with the file's, and the slots that belong to no row bit for bit.
+    /// Compares the pool with the file's; slots that belong to no row have to be equal bit for bit.
     #[track_caller]
     fn assert_pool(&self, pool: &[f64]) {
         let wanted = self.get("expected.state");
@@ -252,7 +252,7 @@ fn kda_recurrent_bf16_lower_bound_d64() {
     kda_recurrent(&file, kind);
 }
 
-/// A layer from its projection to its norm: o, the states, the windows to the bit, and what belongs to no row.
+/// A layer from its projection to its norm: compares o, the states, the windows bit for bit, and everything that belongs to no row.
 fn layer_step(name: &str, tolerance: f64) {
     let file = Fixture::read(name);
     let heads: usize = file.metadata["heads"].parse().unwrap();

@@ -1,4 +1,4 @@
-//! KDA's gates.
+//! Tests of KDA's gates.
 
 use std::f64::consts::LN_2;
 
@@ -15,7 +15,7 @@ const LOG: KdaGates = KdaGates {
     beta_kind: KdaBeta::Given,
 };
 
-/// The pool of ones after one token of one row that only decays, V = 1.
+/// A pool of ones after one token of one row that only decays, V = 1.
 fn decayed(gates: KdaGates, [heads, value_heads, key_dim]: [usize; 3], tiled: bool) -> Vec<f64> {
     let (keys, values) = (vec![0.0; heads * key_dim], vec![0.0; value_heads]);
     let problem = Recurrent {
@@ -153,7 +153,7 @@ fn the_lower_bound_is_a_scale() {
 
 #[test]
 fn beta_is_given_or_a_logit() {
-    // From 0 to beta · v.
+    // From a state of 0, one token gives beta · v.
     for (beta, beta_kind, wanted) in [
         (0.75, KdaBeta::Given, 6.0),
         (2.0, KdaBeta::Given, 16.0),
@@ -211,7 +211,7 @@ fn saturated_gates() {
     }
 }
 
-/// A NaN is not taken for an A_log that forgets everything.
+/// A NaN in A_log gives NaN, not a decay that forgets everything.
 #[test]
 fn a_nan_in_a_log_stays_one() {
     use gated_delta_reference::gate::{lower_bound_log_decay, softplus_log_decay};

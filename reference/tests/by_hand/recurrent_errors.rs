@@ -1,4 +1,4 @@
-//! Shapes and switches that are refused, and what the errors say.
+//! Tests of shapes and switches that are refused, with their error messages.
 
 use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
