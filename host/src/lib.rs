@@ -67,6 +67,7 @@ pub mod guide;
 mod instruments;
 #[doc(hidden)]
 pub mod kernel;
+pub mod layer;
 pub mod library;
 #[doc(hidden)]
 pub mod module_cache;
@@ -86,6 +87,7 @@ pub mod validate;
 pub use driver::{Context, Device};
 pub use error::{DriverError, Error};
 pub use gated_delta_kernels::entries::Entry;
+pub use layer::{GdnLayer, KdaLayer, Layer};
 pub use library::{KernelResources, Library};
 #[cfg(feature = "self-test")]
 pub use self_test::SelfTest;
