@@ -11,6 +11,7 @@
 //!
 //! Each makes a [`Step`], a [`Commit`] or a [`Flush`]: their methods, checks and promises hold, and what a layer has no method for
 //! (snapshots, token slots, states that wait) is an option of that step, or a step by hand. Nothing is allocated.
+//! [The guide](crate::guide::engines#a-layer) has one in an engine.
 
 mod rows;
 #[cfg(test)]
