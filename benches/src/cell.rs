@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use gated_delta::{DType, Formulation, KdaBeta, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, value_dim};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator, value_dim};
 
 use crate::inputs::LOWER_BOUND;
 use crate::shapes::{self, Model};
@@ -52,7 +52,7 @@ pub struct Cell {
     /// How tokens are computed.
     pub formulation: Formulation,
     /// Gate of KDA; GDN computes its own from a and b.
-    pub gate: KdaDecay,
+    pub gate: DecayKind,
     /// Heads.
     pub model: Model,
     /// K = V.
@@ -161,22 +161,22 @@ pub fn formulation_name(formulation: Formulation) -> &'static str {
 }
 
 /// The gate of KDA of that name.
-pub fn gate(name: &str) -> Result<KdaDecay> {
+pub fn gate(name: &str) -> Result<DecayKind> {
     Ok(match name {
-        "log" => KdaDecay::Log,
-        "softplus" => KdaDecay::Softplus,
-        "lower_bound" => KdaDecay::LowerBound(LOWER_BOUND),
+        "log" => DecayKind::Log,
+        "softplus" => DecayKind::Softplus,
+        "lower_bound" => DecayKind::LowerBound(LOWER_BOUND),
         _ => bail!("gate: wanted log, softplus or lower_bound, got {name}"),
     })
 }
 
 /// What [`gate`] takes.
 #[must_use]
-pub fn gate_name(gate: KdaDecay) -> &'static str {
+pub fn gate_name(gate: DecayKind) -> &'static str {
     match gate {
-        KdaDecay::Log => "log",
-        KdaDecay::Softplus => "softplus",
-        KdaDecay::LowerBound(_) => "lower_bound",
+        DecayKind::Log => "log",
+        DecayKind::Softplus => "softplus",
+        DecayKind::LowerBound(_) => "lower_bound",
     }
 }
 

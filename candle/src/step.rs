@@ -178,7 +178,7 @@ pub struct KdaGates {
     /// `[B, T, HV, K]`: the log decay, or what it is computed from.
     pub g: Tensor,
     /// What `g` is.
-    pub kind: KdaGate,
+    pub kind: KdaDecay,
     /// `[B, T, HV]`
     pub beta: Tensor,
     /// What `beta` is.
@@ -187,7 +187,7 @@ pub struct KdaGates {
 
 /// What the `g` of [`KdaGates`] is. `a_log` is f32, `[H]` or `[HV]`, `dt_bias` f32, `[H, K]` or `[HV, K]`.
 #[derive(Clone, Debug)]
-pub enum KdaGate {
+pub enum KdaDecay {
     /// The log decay.
     Log,
     /// Log decay −exp(A_log) · softplus(g + dt_bias).
@@ -211,7 +211,7 @@ pub enum KdaGate {
 impl KdaGates {
     /// `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, and what they are.
     #[must_use]
-    pub fn new(g: &Tensor, kind: KdaGate, beta: &Tensor, beta_kind: KdaBeta) -> Self {
+    pub fn new(g: &Tensor, kind: KdaDecay, beta: &Tensor, beta_kind: KdaBeta) -> Self {
         Self {
             g: g.clone(),
             kind,
@@ -913,9 +913,9 @@ impl Gates {
             Self::Kda(gates) => {
                 let mut all = vec![named(g_name, &gates.g), named(beta_name, &gates.beta)];
                 let (a_log, dt_bias) = match &gates.kind {
-                    KdaGate::Log => (None, None),
-                    KdaGate::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_ref()),
-                    KdaGate::LowerBound { a_log, dt_bias, .. } => {
+                    KdaDecay::Log => (None, None),
+                    KdaDecay::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_ref()),
+                    KdaDecay::LowerBound { a_log, dt_bias, .. } => {
                         (a_log.as_ref(), dt_bias.as_ref())
                     }
                 };
@@ -948,16 +948,16 @@ impl GdnGates {
 impl KdaGates {
     pub(crate) fn build<'x>(&self, at: &At<'x>) -> Result<gated_delta::KdaGates<'x>> {
         let kind = match &self.kind {
-            KdaGate::Log => gated_delta::KdaGate::Log,
-            KdaGate::Softplus { a_log, dt_bias } => gated_delta::KdaGate::Softplus {
+            KdaDecay::Log => gated_delta::KdaDecay::Log,
+            KdaDecay::Softplus { a_log, dt_bias } => gated_delta::KdaDecay::Softplus {
                 a_log: at.get(a_log)?,
                 dt_bias: at.optional(dt_bias)?,
             },
-            KdaGate::LowerBound {
+            KdaDecay::LowerBound {
                 lower_bound,
                 a_log,
                 dt_bias,
-            } => gated_delta::KdaGate::LowerBound {
+            } => gated_delta::KdaDecay::LowerBound {
                 lower_bound: *lower_bound,
                 a_log: at.optional(a_log)?,
                 dt_bias: at.optional(dt_bias)?,

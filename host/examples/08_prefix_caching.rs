@@ -9,7 +9,7 @@ use common::engine::{Buffer, Engine};
 use common::model::{EPS, Model, Operator, TAPS};
 use common::{OUTPUT_TOLERANCE, same_bits, worst};
 use gated_delta::layer::{KdaParameters, Projection, Rows, Weights};
-use gated_delta::{Error, KdaGate, KdaLayer, Options, Work};
+use gated_delta::{Error, KdaDecay, KdaLayer, Options, Work};
 use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -54,7 +54,7 @@ fn main() -> Result<()> {
     // Pools full of NaN: what is there is never read before it is written.
     let mut states = engine.buffer(&vec![f32::NAN; POOL * values * k])?;
     let mut windows = engine.buffer(&vec![bf16::NAN; POOL * d * (TAPS - 1)])?;
-    let gates = KdaParameters::new(KdaGate::Softplus {
+    let gates = KdaParameters::new(KdaDecay::Softplus {
         a_log: a_log.tensor(&[hv])?,
         dt_bias: Some(dt_bias.tensor(&[hv, k])?),
     });

@@ -94,7 +94,7 @@ pub use library::{KernelResources, Library};
 pub use self_test::SelfTest;
 pub use step::{
     Activation, BetaScale, Checkpoints, Commit, Convolution, Flush, Formulation, Gates, Gdn,
-    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_BATCH,
+    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, MAX_BATCH,
     MAX_TOKENS, Norm, Options, Packed, Pending, Plan, Previous, StateLayout, States, Step, Stored,
     Work,
 };

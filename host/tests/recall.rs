@@ -14,7 +14,7 @@ use gated_delta::layer::{GdnParameters, KdaParameters, Parameters, Projection, R
 use gated_delta::step::Update;
 use gated_delta::{
     Activation, BetaScale, Commit, Context, Convolution, Device, Error, Flush, Formulation, Gates,
-    Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, Layer,
+    Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, Layer,
     Library, Norm, Options, Pending, Previous, StateLayout, States, Step, Stored, StreamRef,
     Tensor, Work,
 };
@@ -207,7 +207,7 @@ impl Sizes {
         GdnGates::raw(gate, gate, parameter, parameter)
     }
 
-    fn kda(&self, tokens: usize, kind: KdaGate<'static>) -> KdaGates<'static> {
+    fn kda(&self, tokens: usize, kind: KdaDecay<'static>) -> KdaGates<'static> {
         KdaGates::new(
             self.values(tokens),
             kind,
@@ -216,18 +216,18 @@ impl Sizes {
         )
     }
 
-    fn softplus(&self) -> KdaGate<'static> {
-        KdaGate::Softplus {
+    fn softplus(&self) -> KdaDecay<'static> {
+        KdaDecay::Softplus {
             a_log: tensor(F32, &[self.value_heads]),
             dt_bias: Some(tensor(F32, &[self.value_heads, self.dim])),
         }
     }
 
-    fn lower_bound(&self) -> KdaGate<'static> {
-        let KdaGate::Softplus { a_log, dt_bias, .. } = self.softplus() else {
+    fn lower_bound(&self) -> KdaDecay<'static> {
+        let KdaDecay::Softplus { a_log, dt_bias, .. } = self.softplus() else {
             unreachable!("it is")
         };
-        KdaGate::LowerBound {
+        KdaDecay::LowerBound {
             lower_bound: -5.0,
             a_log: Some(a_log),
             dt_bias,
@@ -483,9 +483,9 @@ impl HasGates for KdaGates<'static> {
             ("beta", Role::PerHead, &mut self.beta),
         ];
         let (a_log, dt_bias) = match &mut self.kind {
-            KdaGate::Log => (None, None),
-            KdaGate::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_mut()),
-            KdaGate::LowerBound { a_log, dt_bias, .. } => (a_log.as_mut(), dt_bias.as_mut()),
+            KdaDecay::Log => (None, None),
+            KdaDecay::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_mut()),
+            KdaDecay::LowerBound { a_log, dt_bias, .. } => (a_log.as_mut(), dt_bias.as_mut()),
             _ => unreachable!("other gates"),
         };
         tensors.extend(a_log.map(|tensor| ("A_log", Role::Parameter, tensor)));
@@ -1277,20 +1277,20 @@ fn every_choice_is_told_apart() {
     let of = |kind| SIZES.step(SIZES.kda(2, kind), SIZES.update());
     let (softplus, bounded) = (of(SIZES.softplus()), of(SIZES.lower_bound()));
     let of_bound = |lower_bound, a_log, dt_bias| {
-        of(KdaGate::LowerBound {
+        of(KdaDecay::LowerBound {
             lower_bound,
             a_log,
             dt_bias,
         })
     };
-    let KdaGate::Softplus { a_log, dt_bias, .. } = SIZES.softplus() else {
+    let KdaDecay::Softplus { a_log, dt_bias, .. } = SIZES.softplus() else {
         unreachable!("it is")
     };
     let by_heads = of_bound(-5.0, Some(tensor(F32, &[2])), Some(tensor(F32, &[2, 64])));
     let flip = |what: &str, one: &Kda<'_>, other: &Kda<'_>| stand_in.flip(what, one, other, 1);
     flip("lower bound", &softplus, &bounded);
     flip("softplus", &bounded, &softplus);
-    flip("log", &of(KdaGate::Log), &of_bound(-5.0, None, None));
+    flip("log", &of(KdaDecay::Log), &of_bound(-5.0, None, None));
     flip(
         "bits of the bound",
         &bounded,
@@ -1302,7 +1302,7 @@ fn every_choice_is_told_apart() {
     flip(
         "dt_bias of softplus",
         &softplus,
-        &of(KdaGate::Softplus {
+        &of(KdaDecay::Softplus {
             a_log,
             dt_bias: None,
         }),
@@ -1314,7 +1314,7 @@ fn every_choice_is_told_apart() {
     let gate = SIZES.per_head(2);
     let gdn = SIZES.step(GdnGates::given(gate, gate), SIZES.update());
     let kda = SIZES.step(
-        KdaGates::new(gate, KdaGate::Log, gate, KdaBeta::Given),
+        KdaGates::new(gate, KdaDecay::Log, gate, KdaBeta::Given),
         SIZES.update(),
     );
     stand_in.refused("a KDA layer with a decay per head", &gdn, &kda);
@@ -1347,7 +1347,7 @@ fn a_prewarmed_layer_compiles_nothing() {
     let (h, hv, k, slots) = (16, 32, 128, 64);
     let d = (2 * h + hv) * k;
     let f32s = |dims: &[usize]| tensor(F32, dims);
-    let kind = KdaGate::LowerBound {
+    let kind = KdaDecay::LowerBound {
         lower_bound: -5.0,
         a_log: Some(f32s(&[hv])),
         dt_bias: None,

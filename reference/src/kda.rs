@@ -10,7 +10,7 @@ pub struct KdaGates<'a> {
     /// `[B, T, HV, K]`
     pub g: &'a [f64],
     /// What `g` holds.
-    pub kind: KdaGate<'a>,
+    pub kind: KdaDecay<'a>,
     /// `[B, T, HV]`
     pub beta: &'a [f64],
     /// What `beta` holds.
@@ -20,7 +20,7 @@ pub struct KdaGates<'a> {
 /// What KDA's `g` holds. `a_log` and `dt_bias` have a row for each value head, or for each query/key head: the row
 /// of a value head is then that of the head whose q and k it reads.
 #[derive(Clone, Copy, Debug)]
-pub enum KdaGate<'a> {
+pub enum KdaDecay<'a> {
     /// The log decay.
     Log,
     /// x of the log decay `-exp(a_log) · softplus(x + dt_bias)`.
@@ -92,9 +92,9 @@ impl KdaGates<'_> {
             .map(|(channel, &g)| {
                 let dt_bias = dt_bias.map_or(0.0, |dt_bias| dt_bias[channel]);
                 match self.kind {
-                    KdaGate::Log => g,
-                    KdaGate::Softplus { .. } => softplus_log_decay(g, a_log, dt_bias),
-                    KdaGate::LowerBound { lower_bound, .. } => {
+                    KdaDecay::Log => g,
+                    KdaDecay::Softplus { .. } => softplus_log_decay(g, a_log, dt_bias),
+                    KdaDecay::LowerBound { lower_bound, .. } => {
                         lower_bound_log_decay(g, lower_bound, a_log, dt_bias)
                     }
                 }
@@ -108,7 +108,7 @@ impl KdaGates<'_> {
     }
 }
 
-impl<'a> KdaGate<'a> {
+impl<'a> KdaDecay<'a> {
     /// `a_log` and `dt_bias`.
     fn parameters(&self) -> (Option<&'a [f64]>, Option<&'a [f64]>) {
         match *self {

@@ -105,7 +105,7 @@ impl Model {
             }),
             Operator::Kda => TokenGates::Kda(kda::KdaGates {
                 g: &a,
-                kind: kda::KdaGate::Softplus {
+                kind: kda::KdaDecay::Softplus {
                     a_log: &a_log,
                     dt_bias: Some(&dt_bias),
                 },

@@ -6,7 +6,7 @@ use bytemuck::bytes_of;
 
 use super::*;
 use crate::DType::{Bf16, F32, I32};
-use crate::{Activation, GdnGates, HeadMap, KdaBeta, KdaGate, KdaGates};
+use crate::{Activation, GdnGates, HeadMap, KdaBeta, KdaDecay, KdaGates};
 
 const B: usize = 3;
 const H: usize = 2;
@@ -81,7 +81,7 @@ fn steps_are_those_by_hand() {
     gdn.conv_bias = Some(tensor(F32, &[D]));
     gdn.conv_activation = Activation::None;
     gdn.parameters.beta_scale = crate::BetaScale::Two;
-    let kind = KdaGate::Softplus {
+    let kind = KdaDecay::Softplus {
         a_log: tensor(F32, &[HV]),
         dt_bias: Some(tensor(F32, &[HV, K])),
     };

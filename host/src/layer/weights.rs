@@ -1,6 +1,6 @@
 //! What is fixed for a layer: weights, and how its gates are computed.
 
-use crate::step::{Activation, BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
+use crate::step::{Activation, BetaScale, Gates, GdnGates, KdaBeta, KdaDecay, KdaGates};
 #[cfg(doc)]
 use crate::step::{Convolution, Norm};
 use crate::tensor::Tensor;
@@ -90,7 +90,7 @@ impl<'a> GdnParameters<'a> {
 #[non_exhaustive]
 pub struct KdaParameters<'a> {
     /// What the projection's g is, with `A_log` and `dt_bias`.
-    pub kind: KdaGate<'a>,
+    pub kind: KdaDecay<'a>,
     /// What the projection's β is.
     pub beta_kind: KdaBeta,
 }
@@ -98,7 +98,7 @@ pub struct KdaParameters<'a> {
 impl<'a> KdaParameters<'a> {
     /// The decay is of this kind; β comes as its logit, which the field `beta_kind` changes.
     #[must_use]
-    pub fn new(kind: KdaGate<'a>) -> Self {
+    pub fn new(kind: KdaDecay<'a>) -> Self {
         let beta_kind = KdaBeta::Logit;
         Self { kind, beta_kind }
     }
