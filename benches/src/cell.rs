@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use gated_delta::{DType, Formulation, KdaBeta, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, value_dim};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator, value_dim};
 
 use crate::inputs::LOWER_BOUND;
 use crate::shapes::{self, Model};
@@ -52,7 +52,7 @@ pub struct Cell {
     /// Formulation of the tokens.
     pub formulation: Formulation,
     /// Form of KDA's gate. GDN's gate is computed from a and b.
-    pub gate: KdaDecay,
+    pub gate: DecayKind,
     /// Model that the heads are from.
     pub model: Model,
     /// Key head dim K, which V follows from.
@@ -161,22 +161,22 @@ pub fn formulation_name(formulation: Formulation) -> &'static str {
 }
 
 /// Parses the name of a form of KDA's gate.
-pub fn gate(name: &str) -> Result<KdaDecay> {
+pub fn gate(name: &str) -> Result<DecayKind> {
     Ok(match name {
-        "log" => KdaDecay::Log,
-        "softplus" => KdaDecay::Softplus,
-        "lower_bound" => KdaDecay::LowerBound(LOWER_BOUND),
+        "log" => DecayKind::Log,
+        "softplus" => DecayKind::Softplus,
+        "lower_bound" => DecayKind::LowerBound(LOWER_BOUND),
         _ => bail!("gate: wanted log, softplus or lower_bound, got {name}"),
     })
 }
 
 /// Name of a form of KDA's gate, which [`gate`] parses.
 #[must_use]
-pub fn gate_name(gate: KdaDecay) -> &'static str {
+pub fn gate_name(gate: DecayKind) -> &'static str {
     match gate {
-        KdaDecay::Log => "log",
-        KdaDecay::Softplus => "softplus",
-        KdaDecay::LowerBound(_) => "lower_bound",
+        DecayKind::Log => "log",
+        DecayKind::Softplus => "softplus",
+        DecayKind::LowerBound(_) => "lower_bound",
     }
 }
 

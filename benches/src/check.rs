@@ -2,12 +2,12 @@
 
 use anyhow::{Context as _, Result, ensure};
 use gated_delta::{DType, Entry, Library, StreamRef};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::Gates;
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
@@ -64,12 +64,12 @@ impl Wide {
         TokenGates::Kda(KdaGates {
             g: &self.gate,
             kind: match cell.gate {
-                KdaDecay::Log => KdaGate::Log,
-                KdaDecay::Softplus => KdaGate::Softplus {
+                DecayKind::Log => KdaDecay::Log,
+                DecayKind::Softplus => KdaDecay::Softplus {
                     a_log,
                     dt_bias: Some(dt_bias),
                 },
-                KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                DecayKind::LowerBound(lower_bound) => KdaDecay::LowerBound {
                     lower_bound: lower_bound.into(),
                     a_log: Some(a_log),
                     dt_bias: Some(dt_bias),

@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::step::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
 use gated_delta::{
     Activation, Convolution, DType, Entry, Error, Formulation, Gates, Gdn, GdnGates, Inputs, Kda,
-    KdaBeta, KdaGate, KdaGates, Library, Norm, Options, Pending, Previous, States, Step, Stored,
+    KdaBeta, KdaDecay, KdaGates, Library, Norm, Options, Pending, Previous, States, Step, Stored,
     StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
@@ -595,7 +595,7 @@ impl Buffers {
                 let decays = self
                     .decays
                     .tensor(set, DType::F32, &[batch, hv, ENTRIES, dim])?;
-                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                let gates = KdaGates::new(g, KdaDecay::Log, beta, KdaBeta::Given);
                 let o = self.o.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?;
                 let states =
                     States::update(self.pool.tensor(set, state, &[batch, hv, dim, dim])?);
@@ -772,7 +772,7 @@ impl Buffers {
             Operator::Gdn => TokenGates::Gdn(GdnReference::Given { g: &g, beta: &beta }),
             Operator::Kda => TokenGates::Kda(kda::KdaGates {
                 g: &g,
-                kind: kda::KdaGate::Log,
+                kind: kda::KdaDecay::Log,
                 beta: &beta,
                 beta_kind: kda::KdaBeta::Given,
             }),

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use gated_delta::step::{MAX_PENDING, pending};
 use gated_delta::{
-    DeviceElement, Error, Formulation, Gdn, GdnGates, Kda, KdaBeta, KdaGate, KdaGates, Library,
+    DeviceElement, Error, Formulation, Gdn, GdnGates, Kda, KdaBeta, KdaDecay, KdaGates, Library,
     Options, Pending, States, StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
@@ -239,7 +239,7 @@ impl Inputs {
             }
             Operator::Kda => {
                 let g = Tensor::from_slice(&self.g, &heads)?;
-                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                let gates = KdaGates::new(g, KdaDecay::Log, beta, KdaBeta::Given);
                 let mut step = Kda::new(inputs, gates, o, pool).options(options);
                 step.pending = pending;
                 Box::new(step)

@@ -13,8 +13,8 @@ use gated_delta::driver::{
 };
 use gated_delta::raw::LaunchShape;
 use gated_delta::{
-    Convolution, DType, Error, Formulation, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates,
-    Library, Norm, Options, Pending, Previous, States, Stored, StreamRef, Tensor, Work,
+    Convolution, DType, Error, Formulation, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaDecay,
+    KdaGates, Library, Norm, Options, Pending, Previous, States, Stored, StreamRef, Tensor, Work,
 };
 
 /// Query/key heads H of Qwen3-Next's layer.
@@ -127,7 +127,7 @@ impl Arena {
 
     /// A step of Kimi-Linear's whole layer.
     fn kda_layer(&mut self) -> Result<Kda<'static>, Error> {
-        let kind = KdaGate::LowerBound {
+        let kind = KdaDecay::LowerBound {
             lower_bound: -5.0,
             a_log: Some(self.f32(&[HV])?),
             dt_bias: Some(self.f32(&[HV, DIM])?),

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 
 use gated_delta::DType;
 
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 
 use crate::cell::{Cell, Mode};
 
@@ -174,7 +174,7 @@ impl Tokens {
         let of_value_heads = tokens * cell.model.value_heads;
         let ((gates, low, high), (beta_low, beta_high)) = match (cell.op.operator(), cell.gate) {
             (Operator::Gdn, _) => ((of_value_heads, -2.0, 2.0), (-2.0, 2.0)),
-            (Operator::Kda, KdaDecay::Log) => ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0)),
+            (Operator::Kda, DecayKind::Log) => ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0)),
             (Operator::Kda, _) => ((of_value_heads * cell.dim, -2.0, 2.0), (0.0, 1.0)),
         };
         Self {

@@ -259,7 +259,7 @@ fn report(options: &Options, again: &[&str]) -> Result<Outcome> {
 fn library_on(context: &Context, options: &Options) -> Result<Library, gated_delta::Error> {
     match options.machine {
         Some(capability) => Library::for_capability(context, capability),
-        None => Ok(Library::with_unproved(context)),
+        None => Ok(Library::experimental(context)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use clap::Parser;
 use gated_delta::{DType, Formulation};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 
 use crate::best::BEST;
 use crate::cell::{self, Cell, Mode, Op};
@@ -261,9 +261,9 @@ impl Options {
         let softplus = ["softplus".to_owned()];
         let gates = if self.step { &softplus[..] } else { &self.gate };
         let gates = gates.iter().map(|gate| cell::gate(gate));
-        let gates: Vec<KdaDecay> = match op.operator() {
+        let gates: Vec<DecayKind> = match op.operator() {
             Operator::Kda => gates.collect::<Result<_>>()?,
-            Operator::Gdn => vec![KdaDecay::Log],
+            Operator::Gdn => vec![DecayKind::Log],
         };
         let mut cells = Vec::new();
         for &name in or(&names, &[op.models()[0].name]) {

@@ -11,10 +11,10 @@ use std::rc::Rc;
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::{
-    Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaBeta, KdaGate,
+    Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaBeta, KdaDecay,
     KdaGates, Library, Norm, Options, StateLayout, States, Step, StreamRef, Work,
 };
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_harness::timing::{Micros, Timer};
 use gated_delta_reference::compare;
 use half::bf16;
@@ -188,7 +188,7 @@ impl<'a> Buffers<'a> {
             gate: match case.operator {
                 Operator::Gdn => tokens(total, bytemuck::cast_slice(&values.gate))?,
                 Operator::Kda => {
-                    let gates = &values.gates[usize::from(case.gate != KdaDecay::Log)];
+                    let gates = &values.gates[usize::from(case.gate != DecayKind::Log)];
                     tokens(total, bytemuck::cast_slice(gates))?
                 }
             },
@@ -220,9 +220,9 @@ impl<'a> Buffers<'a> {
         let a_log = self.a_log.tensor(0, DType::F32, &[hv])?;
         let dt_bias = Some(self.dt_bias.tensor(0, DType::F32, &[hv, dim])?);
         let kind = match self.case.gate {
-            KdaDecay::Log => KdaGate::Log,
-            KdaDecay::Softplus => KdaGate::Softplus { a_log, dt_bias },
-            KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+            DecayKind::Log => KdaDecay::Log,
+            DecayKind::Softplus => KdaDecay::Softplus { a_log, dt_bias },
+            DecayKind::LowerBound(lower_bound) => KdaDecay::LowerBound {
                 lower_bound,
                 a_log: Some(a_log),
                 dt_bias,

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::{DType, Error, Formulation, Library, StateLayout, Work};
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::DecayKind;
 
 use crate::buffers::Buffers;
 use crate::cell::{Cell, Mode, Op};
@@ -24,7 +24,7 @@ pub fn cells() -> [Cell; 4] {
         op: Op::GdnDecode,
         mode: Mode::Update,
         formulation: Formulation::Recurrent,
-        gate: KdaDecay::Log,
+        gate: DecayKind::Log,
         model: shapes::GDN[0],
         dim: 128,
         batch: 1,

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_harness::timing::Micros;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
@@ -222,7 +222,7 @@ impl TryFrom<Line> for Row {
             heads.1
         );
         let gate = match line.gate.as_str() {
-            "" => KdaDecay::Log,
+            "" => DecayKind::Log,
             gate => cell::gate(gate)?,
         };
         Ok(Self {

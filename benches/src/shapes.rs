@@ -62,7 +62,7 @@ pub const GDN: [Model; 5] = [
 ];
 
 /// KDA layers: Kimi-Linear, a layer with two value heads for a key head, a layer with 12 heads on each GPU, and GLM-5.3-Flash, whose gate
-/// is [`LowerBound`](gated_delta_harness::arguments::KdaDecay::LowerBound).
+/// is [`LowerBound`](gated_delta_harness::arguments::DecayKind::LowerBound).
 pub const KDA: [Model; 4] = [
     model("kimi-linear", 32, 32).normed_by(Activation::Sigmoid),
     model("kda-gva", 16, 32).normed_by(Activation::Sigmoid),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gated_delta::{DType, Entry, Formulation, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::{Computes, Family, Layout, States};
 
@@ -128,8 +128,8 @@ impl Wanted {
                             false => Formulation::Recurrent,
                         },
                         gate: match (operator, op.is_layer()) {
-                            (Operator::Kda, true) => KdaDecay::Softplus,
-                            _ => KdaDecay::Log,
+                            (Operator::Kda, true) => DecayKind::Softplus,
+                            _ => DecayKind::Log,
                         },
                         model: model(entry, operator, dim),
                         dim,

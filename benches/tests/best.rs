@@ -18,7 +18,7 @@ use gated_delta_benches::shapes;
 use gated_delta_benches::sweep::{Clock, Kind, Part, Sweep};
 use gated_delta_benches::timed::{Timed as _, regret};
 use gated_delta_benches::untimed::{Wanted, missing};
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::DecayKind;
 use gated_delta_harness::timing::Micros;
 
 const GPU: &str = "NVIDIA H200";
@@ -28,7 +28,7 @@ fn cell(batch: usize) -> Cell {
         op: Op::GdnMtp,
         mode: Mode::Verify,
         formulation: Formulation::Recurrent,
-        gate: KdaDecay::Log,
+        gate: DecayKind::Log,
         model: shapes::GDN[0],
         dim: 128,
         batch,
@@ -176,7 +176,7 @@ fn rows_of_other_work_are_not_compared() {
         Cell { slots: true, ..now },
         Cell { cold: false, ..now },
         Cell {
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             ..kda
         },
     ];

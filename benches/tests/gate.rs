@@ -4,7 +4,7 @@ use gated_delta::{Activation, BetaScale, DType, Formulation, Library, StateLayou
 use gated_delta_benches::buffers::Buffers;
 use gated_delta_benches::cell::{Cell, Mode, Op};
 use gated_delta_benches::shapes::Model;
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::DecayKind;
 
 const MODES: [Mode; 6] = [
     Mode::Update,
@@ -20,7 +20,7 @@ fn cell(op: Op, mode: Mode, tokens: usize) -> Cell {
         op,
         mode,
         formulation: Formulation::Recurrent,
-        gate: KdaDecay::Log,
+        gate: DecayKind::Log,
         model: Model {
             name: "small",
             heads: 1,
@@ -67,7 +67,7 @@ fn every_mode_passes() {
         check(Cell {
             slots: true,
             layout: StateLayout::VLast,
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             ..cell(op, Mode::Verify, 1)
         });
     }
@@ -92,9 +92,9 @@ fn every_mode_of_the_parallel_formulation_passes() {
 #[test]
 fn every_gate_state_and_layout_passes() {
     for gate in [
-        KdaDecay::Log,
-        KdaDecay::Softplus,
-        KdaDecay::LowerBound(-5.0),
+        DecayKind::Log,
+        DecayKind::Softplus,
+        DecayKind::LowerBound(-5.0),
     ] {
         check(Cell {
             gate,

@@ -3,7 +3,7 @@
 use gated_delta::{DType, Library, StateLayout};
 use gated_delta_benches::prefill::{Bench, Case, cases, table};
 use gated_delta_benches::shapes::{GDN, KDA, Model};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 
 const HEADS: [[usize; 2]; 2] = [[1, 2]; 2];
 
@@ -46,14 +46,14 @@ fn rows_of_a_prefill_are_checked() {
         Case {
             operator: Operator::Kda,
             dim: 128,
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             layer: true,
             ..case("short", &[16, 3])
         },
         Case {
             operator: Operator::Kda,
             dim: 128,
-            gate: KdaDecay::LowerBound(-5.0),
+            gate: DecayKind::LowerBound(-5.0),
             model: Some(Model {
                 heads: 2,
                 value_heads: 2,

@@ -54,7 +54,7 @@ pub use pool::{DraftRows, LayerShape, LayerStates, NO_SLOT, Operator, Row, Rows,
 #[cfg(feature = "simulator")]
 pub use simulator::on_simulator;
 pub use step::{
-    Commit, Convolution, Flush, Gates, GdnGates, Inputs, KdaGate, KdaGates, Keep, Norm, Pending,
+    Commit, Convolution, Flush, Gates, GdnGates, Inputs, KdaDecay, KdaGates, Keep, Norm, Pending,
     Previous, States, Step, Stored,
 };
 

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use gated_delta::{MAX_TOKENS, Options};
 
 use crate::error::bail;
-use crate::step::{Commit, Convolution, Gates, GdnGates, KdaGate, KdaGates, States, Stored};
+use crate::step::{Commit, Convolution, Gates, GdnGates, KdaDecay, KdaGates, States, Stored};
 
 /// A slot number for no slot: a row with it is inactive, and a checkpoint with it is not kept.
 pub const NO_SLOT: u32 = u32::MAX;
@@ -120,7 +120,7 @@ impl StatePool {
             Operator::Gdn => GdnGates::raw(&gate, &gate, &rate, &rate).into(),
             Operator::Kda => {
                 let g = zeros(&[1, 1, value_heads, key_dim], dtype)?;
-                KdaGates::new(&g, KdaGate::Log, &gate, gated_delta::KdaBeta::Logit).into()
+                KdaGates::new(&g, KdaDecay::Log, &gate, gated_delta::KdaBeta::Logit).into()
             }
         };
         Ok(Self {

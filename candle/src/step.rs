@@ -178,7 +178,7 @@ pub struct KdaGates {
     /// `[B, T, HV, K]`: the log decay, or the value that it is computed from.
     pub g: Tensor,
     /// Meaning of `g`.
-    pub kind: KdaGate,
+    pub kind: KdaDecay,
     /// `[B, T, HV]`
     pub beta: Tensor,
     /// Meaning of `beta`.
@@ -187,7 +187,7 @@ pub struct KdaGates {
 
 /// Meaning of the `g` of [`KdaGates`]. `a_log` is f32, `[H]` or `[HV]`; `dt_bias` is f32, `[H, K]` or `[HV, K]`.
 #[derive(Clone, Debug)]
-pub enum KdaGate {
+pub enum KdaDecay {
     /// `g` is the log decay.
     Log,
     /// The log decay is −exp(A_log) · softplus(g + dt_bias).
@@ -211,7 +211,7 @@ pub enum KdaGate {
 impl KdaGates {
     /// Gates `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, with their meanings.
     #[must_use]
-    pub fn new(g: &Tensor, kind: KdaGate, beta: &Tensor, beta_kind: KdaBeta) -> Self {
+    pub fn new(g: &Tensor, kind: KdaDecay, beta: &Tensor, beta_kind: KdaBeta) -> Self {
         Self {
             g: g.clone(),
             kind,
@@ -914,9 +914,9 @@ impl Gates {
             Self::Kda(gates) => {
                 let mut all = vec![named(g_name, &gates.g), named(beta_name, &gates.beta)];
                 let (a_log, dt_bias) = match &gates.kind {
-                    KdaGate::Log => (None, None),
-                    KdaGate::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_ref()),
-                    KdaGate::LowerBound { a_log, dt_bias, .. } => {
+                    KdaDecay::Log => (None, None),
+                    KdaDecay::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_ref()),
+                    KdaDecay::LowerBound { a_log, dt_bias, .. } => {
                         (a_log.as_ref(), dt_bias.as_ref())
                     }
                 };
@@ -949,16 +949,16 @@ impl GdnGates {
 impl KdaGates {
     pub(crate) fn build<'x>(&self, at: &At<'x>) -> Result<gated_delta::KdaGates<'x>> {
         let kind = match &self.kind {
-            KdaGate::Log => gated_delta::KdaGate::Log,
-            KdaGate::Softplus { a_log, dt_bias } => gated_delta::KdaGate::Softplus {
+            KdaDecay::Log => gated_delta::KdaDecay::Log,
+            KdaDecay::Softplus { a_log, dt_bias } => gated_delta::KdaDecay::Softplus {
                 a_log: at.get(a_log)?,
                 dt_bias: at.optional(dt_bias)?,
             },
-            KdaGate::LowerBound {
+            KdaDecay::LowerBound {
                 lower_bound,
                 a_log,
                 dt_bias,
-            } => gated_delta::KdaGate::LowerBound {
+            } => gated_delta::KdaDecay::LowerBound {
                 lower_bound: *lower_bound,
                 a_log: at.optional(a_log)?,
                 dt_bias: at.optional(dt_bias)?,

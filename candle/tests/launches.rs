@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_gated_delta::{
     Activation, BetaScale, Commit, Convolution, Flush, Formulation, Gates, GdnGates, HeadMap,
-    Inputs, KdaBeta, KdaGate, KdaGates, Keep, NO_SLOT, Norm, Options, Pending, Previous,
+    Inputs, KdaBeta, KdaDecay, KdaGates, Keep, NO_SLOT, Norm, Options, Pending, Previous,
     StateLayout, States, Step, Stored, gdn as candle_gdn, gdn_varlen, kda as candle_kda,
     kda_varlen,
 };
@@ -262,7 +262,7 @@ impl Case {
             false => GdnGates::raw(&gate, &beta, &given.a_log, &given.dt_bias).into(),
             true => {
                 let (b, t, _) = gate.dims3()?;
-                let kind = KdaGate::Softplus {
+                let kind = KdaDecay::Softplus {
                     a_log: given.a_log.clone(),
                     dt_bias: Some(given.dt_bias.clone()),
                 };
@@ -462,7 +462,7 @@ impl Case {
             }),
             true => TokenGates::Kda(kda::KdaGates {
                 g: gate,
-                kind: kda::KdaGate::Softplus {
+                kind: kda::KdaDecay::Softplus {
                     a_log: &a_log,
                     dt_bias: Some(&dt_bias),
                 },
@@ -815,7 +815,7 @@ impl Waits {
             }),
             true => TokenGates::Kda(kda::KdaGates {
                 g: &gate,
-                kind: kda::KdaGate::Softplus {
+                kind: kda::KdaDecay::Softplus {
                     a_log: &a_log,
                     dt_bias: Some(&dt_bias),
                 },

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use gated_delta::{Activation, BetaScale, Formulation, HeadMap, KdaBeta, Options, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_harness::arguments::{DecayKind, GateKind};
 
 use crate::op::{DEFERRED, Op};
 
@@ -259,7 +259,7 @@ impl Metadata {
 
     fn kda_gates(&self) -> Result<GateKind, String> {
         let decay = match (self.gate, self.lower_bound) {
-            (Some(Gate::LowerBound), Some(bound)) => KdaDecay::LowerBound(bound),
+            (Some(Gate::LowerBound), Some(bound)) => DecayKind::LowerBound(bound),
             (Some(Gate::LowerBound), None) => {
                 return Err(
                     "lower_bound: wanted a number below 0 with gate = lower_bound, got none"
@@ -272,8 +272,8 @@ impl Metadata {
                     "lower_bound: wanted none without gate = lower_bound, got {bound}"
                 ));
             }
-            (Some(Gate::Softplus), None) => KdaDecay::Softplus,
-            (Some(Gate::Log | Gate::Raw | Gate::Given), None) => KdaDecay::Log,
+            (Some(Gate::Softplus), None) => DecayKind::Softplus,
+            (Some(Gate::Log | Gate::Raw | Gate::Given), None) => DecayKind::Log,
         };
         Ok(GateKind::Kda(decay, self.beta))
     }

@@ -1,7 +1,7 @@
 //! Layers of published models.
 
 use gated_delta::{Activation, BetaScale, DType, KdaBeta, Options, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 
 use crate::error::Error;
 use crate::op::Op;
@@ -57,7 +57,7 @@ pub const LAYERS: [(&str, Layer); 3] = [
     (
         "kimi-linear",
         Layer {
-            gates: GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+            gates: GateKind::Kda(DecayKind::Softplus, KdaBeta::Logit),
             heads: 32,
             value_heads: 32,
             dim: 128,

@@ -1,6 +1,6 @@
 //! The operators of files, the forms of their gates, and the tensors that each of them takes.
 
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 
 use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaPrefill, KdaRecurrent};
 
@@ -173,7 +173,7 @@ pub(crate) fn excluded(gates: GateKind) -> (&'static str, &'static [&'static str
             "g, beta",
             &["a", "b", "A_log", "dt_bias", "prev.a", "prev.b"],
         ),
-        GateKind::Kda(KdaDecay::Log, _) => ("gate = log", &["A_log", "dt_bias"]),
+        GateKind::Kda(DecayKind::Log, _) => ("gate = log", &["A_log", "dt_bias"]),
         GateKind::Kda(..) => ("computed gates", &[]),
     }
 }

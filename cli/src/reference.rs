@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use gated_delta::{DType, IndexReport, KdaBeta};
-use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_harness::arguments::{DecayKind, GateKind};
 use gated_delta_reference::compare::{CONVOLVED, DType as Stored, Tolerance};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
@@ -351,12 +351,12 @@ impl Values {
             GateKind::Kda(decay, beta) => TokenGates::Kda(KdaGates {
                 g: first,
                 kind: match decay {
-                    KdaDecay::Log => kda::KdaGate::Log,
-                    KdaDecay::Softplus => kda::KdaGate::Softplus {
+                    DecayKind::Log => kda::KdaDecay::Log,
+                    DecayKind::Softplus => kda::KdaDecay::Softplus {
                         a_log: self.floats("A_log"),
                         dt_bias: self.optional("dt_bias"),
                     },
-                    KdaDecay::LowerBound(lower_bound) => kda::KdaGate::LowerBound {
+                    DecayKind::LowerBound(lower_bound) => kda::KdaDecay::LowerBound {
                         lower_bound: lower_bound.into(),
                         a_log: self.optional("A_log"),
                         dt_bias: self.optional("dt_bias"),

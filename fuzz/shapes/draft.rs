@@ -6,7 +6,7 @@ use gated_delta::{
     Activation, BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout,
 };
 use gated_delta_harness::arguments::{
-    Arguments, Convolved, GateKind, GatedNorm, KdaDecay, Kept, New, Operator, Packed, Pending,
+    Arguments, Convolved, DecayKind, GateKind, GatedNorm, Kept, New, Operator, Packed, Pending,
     Tokens,
 };
 use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
@@ -132,10 +132,10 @@ fn gates(u: &mut Unstructured<'_>) -> Result<GateKind> {
         3 => GateKind::Given,
         _ => {
             let decay = match u.int_in_range(0..=3)? {
-                0 => KdaDecay::Log,
-                1 => KdaDecay::Softplus,
-                2 => KdaDecay::LowerBound(-5.0),
-                _ => KdaDecay::LowerBound(-u.arbitrary::<f32>()?.abs()),
+                0 => DecayKind::Log,
+                1 => DecayKind::Softplus,
+                2 => DecayKind::LowerBound(-5.0),
+                _ => DecayKind::LowerBound(-u.arbitrary::<f32>()?.abs()),
             };
             GateKind::Kda(decay, *u.choose(&[KdaBeta::Given, KdaBeta::Logit])?)
         }
@@ -296,9 +296,11 @@ impl Draw<'_, '_> {
         };
         let (a_log, dt_bias) = match self.gates {
             GateKind::Raw(_) => (true, true),
-            GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => (false, false),
-            GateKind::Kda(KdaDecay::Softplus, _) => (true, self.u.arbitrary()?),
-            GateKind::Kda(KdaDecay::LowerBound(_), _) => (self.u.arbitrary()?, self.u.arbitrary()?),
+            GateKind::Given | GateKind::Kda(DecayKind::Log, _) => (false, false),
+            GateKind::Kda(DecayKind::Softplus, _) => (true, self.u.arbitrary()?),
+            GateKind::Kda(DecayKind::LowerBound(_), _) => {
+                (self.u.arbitrary()?, self.u.arbitrary()?)
+            }
         };
         let of_tokens = keeping == Keeping::TokenSlots;
         let of_rows = !of_tokens && !matches!(keeping, Keeping::InPlace | Keeping::Snapshots);

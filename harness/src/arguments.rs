@@ -7,7 +7,7 @@ use gated_delta::error::excludes;
 use gated_delta::step::Update;
 use gated_delta::{
     Activation, BetaScale, Commit, Convolution, Error, Flush, Gates, GdnGates, Inputs, KdaBeta,
-    KdaGate, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
+    KdaDecay, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
 };
 
 /// The recurrence: Gated DeltaNet or Kimi Delta Attention.
@@ -33,12 +33,12 @@ pub enum GateKind {
     /// GDN: `g` is the log decay, `beta` is β.
     Given,
     /// KDA.
-    Kda(KdaDecay, KdaBeta),
+    Kda(DecayKind, KdaBeta),
 }
 
 /// Meaning of KDA's gate tensor `g`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum KdaDecay {
+pub enum DecayKind {
     /// `g` is the log decay.
     Log,
     /// The log decay is −exp(`A_log`) · softplus(`g` + `dt_bias`); `dt_bias` is optional.
@@ -637,12 +637,12 @@ impl<'a> Arguments<Tensor<'a>> {
             GateKind::Kda(decay, beta_kind) => {
                 let dt_bias = self.dt_bias;
                 let kind = match decay {
-                    KdaDecay::Log => KdaGate::Log,
-                    KdaDecay::Softplus => KdaGate::Softplus {
+                    DecayKind::Log => KdaDecay::Log,
+                    DecayKind::Softplus => KdaDecay::Softplus {
                         a_log: self.a_log.ok_or(missing("A_log", "softplus gates"))?,
                         dt_bias,
                     },
-                    KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                    DecayKind::LowerBound(lower_bound) => KdaDecay::LowerBound {
                         lower_bound,
                         a_log: self.a_log,
                         dt_bias,

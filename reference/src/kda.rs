@@ -10,7 +10,7 @@ pub struct KdaGates<'a> {
     /// `[B, T, HV, K]`
     pub g: &'a [f64],
     /// Meaning of `g`.
-    pub kind: KdaGate<'a>,
+    pub kind: KdaDecay<'a>,
     /// `[B, T, HV]`
     pub beta: &'a [f64],
     /// Meaning of `beta`.
@@ -20,7 +20,7 @@ pub struct KdaGates<'a> {
 /// Meaning of KDA's `g`. `a_log` and `dt_bias` have a row for each value head or for each query/key head; in the second case a value
 /// head uses the row of the query/key head that it reads.
 #[derive(Clone, Copy, Debug)]
-pub enum KdaGate<'a> {
+pub enum KdaDecay<'a> {
     /// `g` is the log decay.
     Log,
     /// The log decay is `-exp(a_log) · softplus(g + dt_bias)`.
@@ -92,9 +92,9 @@ impl KdaGates<'_> {
             .map(|(channel, &g)| {
                 let dt_bias = dt_bias.map_or(0.0, |dt_bias| dt_bias[channel]);
                 match self.kind {
-                    KdaGate::Log => g,
-                    KdaGate::Softplus { .. } => softplus_log_decay(g, a_log, dt_bias),
-                    KdaGate::LowerBound { lower_bound, .. } => {
+                    KdaDecay::Log => g,
+                    KdaDecay::Softplus { .. } => softplus_log_decay(g, a_log, dt_bias),
+                    KdaDecay::LowerBound { lower_bound, .. } => {
                         lower_bound_log_decay(g, lower_bound, a_log, dt_bias)
                     }
                 }
@@ -108,7 +108,7 @@ impl KdaGates<'_> {
     }
 }
 
-impl<'a> KdaGate<'a> {
+impl<'a> KdaDecay<'a> {
     /// `a_log` and `dt_bias`, if there are any.
     fn parameters(&self) -> (Option<&'a [f64]>, Option<&'a [f64]>) {
         match *self {

@@ -9,7 +9,7 @@ use gated_delta_reference::compare::{COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, relati
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode};
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
@@ -214,7 +214,7 @@ fn gdn_mtp_bf16_snapshots() {
     assert_eq!(after.pool, file.get("expected.state"));
 }
 
-fn kda_recurrent(file: &Fixture, kind: KdaGate) {
+fn kda_recurrent(file: &Fixture, kind: KdaDecay) {
     let slots = file.slots();
     let gates = KdaGates {
         g: file.get("g"),
@@ -234,7 +234,7 @@ fn kda_recurrent(file: &Fixture, kind: KdaGate) {
 #[test]
 fn kda_recurrent_bf16_softplus() {
     let file = Fixture::read("kda_recurrent_bf16_softplus.safetensors");
-    let kind = KdaGate::Softplus {
+    let kind = KdaDecay::Softplus {
         a_log: file.get("A_log"),
         dt_bias: Some(file.get("dt_bias")),
     };
@@ -244,7 +244,7 @@ fn kda_recurrent_bf16_softplus() {
 #[test]
 fn kda_recurrent_bf16_lower_bound_d64() {
     let file = Fixture::read("kda_recurrent_bf16_lower_bound_d64.safetensors");
-    let kind = KdaGate::LowerBound {
+    let kind = KdaDecay::LowerBound {
         lower_bound: file.metadata["lower_bound"].parse().unwrap(),
         a_log: Some(file.get("A_log")),
         dt_bias: Some(file.get("dt_bias")),
@@ -278,7 +278,7 @@ fn layer_step(name: &str, tolerance: f64) {
         );
         TokenGates::Kda(KdaGates {
             g: file.get("g"),
-            kind: KdaGate::Softplus {
+            kind: KdaDecay::Softplus {
                 a_log: file.get("A_log"),
                 dt_bias: Some(file.get("dt_bias")),
             },

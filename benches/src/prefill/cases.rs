@@ -1,7 +1,7 @@
 //! Cases of the table of prefills.
 
 use gated_delta::{Activation, DType, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator, value_dim};
+use gated_delta_harness::arguments::{DecayKind, Operator, value_dim};
 
 use crate::cell::gate_name;
 use crate::inputs::LOWER_BOUND;
@@ -20,7 +20,7 @@ pub struct Case {
     /// Model that heads and norm are from. By default the bench's heads for the operator, and SiLU.
     pub model: Option<Model>,
     /// Form of KDA's gate.
-    pub gate: KdaDecay,
+    pub gate: DecayKind,
     /// Tokens of each row.
     pub lengths: Vec<usize>,
     /// Tokens from one checkpoint to the next.
@@ -43,7 +43,7 @@ impl Case {
             name,
             operator: Operator::Gdn,
             model: None,
-            gate: KdaDecay::Log,
+            gate: DecayKind::Log,
             lengths,
             every: None,
             state: DType::F32,
@@ -61,7 +61,7 @@ impl Case {
             (None, Operator::Kda) => format!("KDA {}", self.name),
             (None, Operator::Gdn) => self.name.to_owned(),
         };
-        if self.gate != KdaDecay::Log {
+        if self.gate != DecayKind::Log {
             title += &format!(", {}", gate_name(self.gate));
         }
         if self.layer {
@@ -170,7 +170,7 @@ pub fn cases() -> Vec<Case> {
 
 /// A prompt for each model of docs/models.md's table, from convolution to norm.
 fn of_models() -> impl Iterator<Item = Case> {
-    let prompt = |model: Model, operator: Operator, gate: KdaDecay, dim: usize| Case {
+    let prompt = |model: Model, operator: Operator, gate: DecayKind, dim: usize| Case {
         operator,
         model: Some(model),
         gate,
@@ -183,13 +183,13 @@ fn of_models() -> impl Iterator<Item = Case> {
             ("qwen4-exp", _) => vec![128, 64],
             (_, dim) => vec![dim.unwrap_or(128)],
         };
-        let prompt = move |dim| prompt(model, Operator::Gdn, KdaDecay::Log, dim);
+        let prompt = move |dim| prompt(model, Operator::Gdn, DecayKind::Log, dim);
         dims.into_iter().map(prompt)
     });
     let kda = shapes::KDA.into_iter().filter_map(move |model| {
         let gate = match model.name {
-            "kimi-linear" => KdaDecay::Softplus,
-            "glm-5.3-flash" => KdaDecay::LowerBound(LOWER_BOUND),
+            "kimi-linear" => DecayKind::Softplus,
+            "glm-5.3-flash" => DecayKind::LowerBound(LOWER_BOUND),
             _ => return None,
         };
         Some(prompt(model, Operator::Kda, gate, 128))
@@ -227,15 +227,15 @@ fn of_operator(plain: [Case; 15], operator: Operator) -> Vec<Case> {
     ];
     if operator == Operator::Kda {
         cases.extend(find(&some).into_iter().map(|case| Case {
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             ..case
         }));
     }
     cases.extend(find(&some).into_iter().map(|case| Case {
         layer: true,
         gate: match operator {
-            Operator::Gdn => KdaDecay::Log,
-            Operator::Kda => KdaDecay::Softplus,
+            Operator::Gdn => DecayKind::Log,
+            Operator::Kda => DecayKind::Softplus,
         },
         ..case
     }));

@@ -4,7 +4,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
 use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator, value_dim};
+use gated_delta_harness::arguments::{DecayKind, Operator, value_dim};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate::{Activation, lower_bound_log_decay, softplus_log_decay};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
@@ -124,9 +124,9 @@ impl Values {
             biased.map(of_channel).collect()
         };
         match case.gate {
-            KdaDecay::Log => of_row(given),
-            KdaDecay::Softplus => computed(&softplus_log_decay),
-            KdaDecay::LowerBound(bound) => {
+            DecayKind::Log => of_row(given),
+            DecayKind::Softplus => computed(&softplus_log_decay),
+            DecayKind::LowerBound(bound) => {
                 computed(&|x, a_log, bias| lower_bound_log_decay(x, bound.into(), a_log, bias))
             }
         }

@@ -11,7 +11,7 @@ mod window;
 use candle_core::Result;
 use gated_delta::step::pending::folds;
 use gated_delta::{
-    Activation, Commit, Convolution, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaGate,
+    Activation, Commit, Convolution, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaDecay,
     KdaGates, Norm, Options, Pending, Previous, StateLayout, States, Stored, Tensor,
 };
 use rayon::prelude::*;
@@ -465,11 +465,11 @@ fn gdn_gates<'a>(gates: &GdnGates<'a>) -> Result<(Tensor<'a>, Tensor<'a>, Form<'
 
 fn kda_gates<'a>(gates: &KdaGates<'a>) -> Result<Form<'a>> {
     let (kind, a_log, dt_bias) = match &gates.kind {
-        KdaGate::Log => (Kind::Log, None, None),
-        KdaGate::Softplus { a_log, dt_bias } => {
+        KdaDecay::Log => (Kind::Log, None, None),
+        KdaDecay::Softplus { a_log, dt_bias } => {
             (Kind::Softplus, Some(View::of(a_log)), view(dt_bias))
         }
-        KdaGate::LowerBound {
+        KdaDecay::LowerBound {
             lower_bound,
             a_log,
             dt_bias,

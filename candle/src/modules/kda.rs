@@ -7,7 +7,7 @@ use gated_delta::{Activation, KdaBeta};
 use super::{Projected, Verified, linear, of_rows};
 use crate::error::bail;
 use crate::pool::{DraftRows, LayerShape, LayerStates, Operator, Rows};
-use crate::step::{Commit, Convolution, KdaGate, KdaGates, Norm, States, Stored};
+use crate::step::{Commit, Convolution, KdaDecay, KdaGates, Norm, States, Stored};
 
 /// Configuration of a model's layers. Field names of Hugging Face's files are in parentheses.
 #[derive(Clone, Copy, Debug)]
@@ -165,8 +165,8 @@ impl KimiDeltaAttention {
     fn gates(&self, forget: &Tensor, beta: &Tensor) -> KdaGates {
         let (a_log, dt_bias) = (self.a_log.clone(), Some(self.dt_bias.clone()));
         let kind = match self.config.gate_lower_bound {
-            None => KdaGate::Softplus { a_log, dt_bias },
-            Some(lower_bound) => KdaGate::LowerBound {
+            None => KdaDecay::Softplus { a_log, dt_bias },
+            Some(lower_bound) => KdaDecay::LowerBound {
                 lower_bound,
                 a_log: Some(a_log),
                 dt_bias,

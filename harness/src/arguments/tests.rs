@@ -335,7 +335,7 @@ fn what_contradicts_itself_is_refused_by_name() {
         good.work().unwrap().bytes().unwrap();
     }
     let mut softplus = step();
-    softplus.gates = GateKind::Kda(KdaDecay::Softplus, KdaBeta::Given);
+    softplus.gates = GateKind::Kda(DecayKind::Softplus, KdaBeta::Given);
     let snapshots = Some(tensor(DType::F32, &[2, 3, 1, 64, 64]));
     let (start, kept, none) = (
         "they say where states start and where each of them goes",

@@ -99,7 +99,7 @@ mod work;
 
 pub(crate) use argument::Argument;
 pub use checks::MAX_BATCH;
-pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
+pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaDecay, KdaGates};
 pub(crate) use launches::{Launches, Parameter};
 pub use layer::{Activation, Convolution, Norm};
 pub use options::{Formulation, HeadMap, Options, StateLayout};

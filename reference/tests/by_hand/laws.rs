@@ -1,7 +1,7 @@
 //! Laws that launches of a batch with several heads obey, for GDN and KDA.
 
 use gated_delta_reference::gdn::{Gates, GdnDecode, decode};
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::recurrent::{
     HeadMap, Layout, Output, Previous, Recurrent, TokenGates, recurrent,
 };
@@ -77,7 +77,7 @@ impl Tokens {
     fn kda(&self) -> KdaGates<'_> {
         KdaGates {
             g: &self.g,
-            kind: KdaGate::LowerBound {
+            kind: KdaDecay::LowerBound {
                 lower_bound: -5.0,
                 a_log: Some(&[0.5, -0.5]),
                 dt_bias: None,
@@ -310,7 +310,7 @@ fn equal_channels_are_gdn() {
         beta: &gdn.beta,
     }));
     let log = kda.problem(TokenGates::Kda(KdaGates {
-        kind: KdaGate::Log,
+        kind: KdaDecay::Log,
         beta_kind: KdaBeta::Given,
         ..kda.kda()
     }));

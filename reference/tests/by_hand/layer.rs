@@ -3,7 +3,7 @@
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::Gates;
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGates, recurrent};
@@ -507,7 +507,7 @@ impl Drawn {
         }
         TokenGates::Kda(KdaGates {
             g,
-            kind: KdaGate::Log,
+            kind: KdaDecay::Log,
             beta,
             beta_kind: KdaBeta::Given,
         })

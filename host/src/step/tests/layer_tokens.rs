@@ -108,7 +108,7 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
         operator(&conv_commit().fresh(fresh())),
         Operator::GdnLayerMtp
     );
-    let kda = kda(KdaGate::Log);
+    let kda = kda(KdaDecay::Log);
     assert_eq!(operator(&kda.norm(norm())), Operator::KdaLayerMtp);
 
     // Of one token, whose state goes to more than one place, or which is not alone.
@@ -159,7 +159,7 @@ fn fresh_rows_alone_have_no_kernels_of_their_own() {
     assert_eq!(constants(&commit).fresh_index, 2);
     assert_eq!(commit.params().step.fresh, 0x9_0000);
     assert_eq!(
-        operator(&kda(KdaGate::Log).fresh(fresh())),
+        operator(&kda(KdaDecay::Log).fresh(fresh())),
         Operator::KdaRecurrent
     );
 }
@@ -659,7 +659,7 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     assert_eq!(of_commit(conv_commit()), layer(Update));
     assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Update));
     assert_eq!(of(gdn().fresh(fresh())), Operator::GdnMtpParallel(Update));
-    let mut kda = kda(KdaGate::Log).norm(norm());
+    let mut kda = kda(KdaDecay::Log).norm(norm());
     kda.options = parallel;
     let message = kda.bytes().unwrap_err().to_string();
     let wanted = "K = 64 is not supported: 128 with KDA and formulation = parallel";
