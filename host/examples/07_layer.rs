@@ -62,7 +62,7 @@ fn main() -> Result<()> {
     let prompts = prompts.packed(bounds.tensor(&[3])?, PROMPTS[0]);
     let (rows, mut keep) = (Rows::new(slots.tensor(&[B])?), engine.buffer(&[0; B])?);
 
-    // At start all that is launched is compiled.
+    // At start every kernel is compiled.
     let tokens = |dims, rows: &[bf16]| Tokens::new(&engine, &model, [hv, k], dims, rows);
     let (sample, drafts) = (
         tokens([B, DRAFTS], &[])?,
@@ -110,7 +110,7 @@ fn main() -> Result<()> {
         at = at.map(|at| at + 1);
     }
 
-    // A projection's rows are all that is kept of a step: the next one commits what held of it.
+    // The engine keeps a step's projection alone: the next step commits the tokens that held.
     let mut last: Option<Tokens> = None;
     for kept in KEPT {
         let mut drafted = model.sequence(B * DRAFTS, rng);
@@ -175,7 +175,7 @@ struct Tokens {
     dims: [usize; 2],
     /// HV and V.
     values: [usize; 2],
-    /// `[B, T, D + HV·V + 2·HV]`: what the projection left.
+    /// `[B, T, D + HV·V + 2·HV]`: the projection's output.
     row: Buffer<bf16>,
     width: usize,
     /// `[B, T, HV, V]`
@@ -204,13 +204,13 @@ impl Tokens {
         })
     }
 
-    /// What the layer takes of them.
+    /// Views of the projection's output.
     fn projection<'a>(&'a self, layer: &GdnLayer<'a>) -> Result<Projection<'a>, Error> {
         let [b, t] = self.dims;
         layer.projection(self.row.tensor(&[b, t, self.width])?)
     }
 
-    /// The same with their outputs, to be launched.
+    /// Views of the projection's output, and the layer's output, for a launch.
     fn new_views<'a>(
         &'a mut self,
         layer: &GdnLayer<'a>,
@@ -220,7 +220,7 @@ impl Tokens {
         Ok((layer.projection(self.row.tensor(&[b, t, self.width])?)?, o))
     }
 
-    /// The same of other dims, to be compiled for.
+    /// The same with other dims, for `prewarm_all`.
     fn views<'a>(
         &'a self,
         layer: &GdnLayer<'a>,

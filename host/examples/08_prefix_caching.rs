@@ -131,7 +131,7 @@ fn main() -> Result<()> {
 /// A row of a launch.
 #[derive(Clone, Copy)]
 struct Row<'a> {
-    /// What the projection left of its tokens.
+    /// The projection's output for its tokens.
     tokens: &'a [bf16],
     /// Tokens of the sequence before them.
     at: usize,
@@ -161,7 +161,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// What an engine has of a layer. Memory of tokens and rows is made anew here for every launch.
+/// A layer in an engine, which makes memory for tokens and rows anew for every launch.
 struct Serving<'a> {
     engine: &'a Engine,
     model: &'a Model,
@@ -235,7 +235,7 @@ impl Serving<'_> {
         o.read()
     }
 
-    /// Views of what the projections left: `[q | k | v | z | beta | g]`.
+    /// Views of the projection's output, `[q | k | v | z | beta | g]`.
     fn tokens<'b>(
         &self,
         memory: &'b Buffer<bf16>,

@@ -1,5 +1,5 @@
-//! A layer of a model, said once: weights, pools and options. Its methods make the steps of a serving loop of what changes from one
-//! launch to the next: tokens, rows and the output.
+//! The layer object: weights, pools and options, given once. Its methods make the steps of a serving loop from the arguments that change
+//! from one launch to the next: tokens, rows and the output.
 //!
 //! | method | launch |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | [`Layer::resume`] | drafts, after the accepted ones of the last step are committed |
 //! | [`Layer::commit`], [`Layer::flush`] | no tokens: accepted ones, or pending ones, become part of the states |
 //!
-//! Each makes a [`Step`], a [`Commit`] or a [`Flush`]: their methods, checks and promises hold, and what a layer has no method for
-//! (snapshots, token slots, states that wait) is an option of that step, or a step by hand. Nothing is allocated.
+//! Each returns a [`Step`], a [`Commit`] or a [`Flush`], whose methods, checks and promises hold. Snapshots and deferred write-back are
+//! options of that step; token slots need a step made by hand. Nothing is allocated.
 //! [The guide](crate::guide::engines#a-layer) has one in an engine.
 
 mod rows;
@@ -36,8 +36,8 @@ pub type GdnLayer<'a> = Layer<'a, GdnParameters<'a>>;
 /// A KDA layer.
 pub type KdaLayer<'a> = Layer<'a, KdaParameters<'a>>;
 
-/// Everything between the projections of a layer. It borrows tensors as a [`Step`] does, and is a plain value: an engine whose
-/// tensors are raw addresses keeps a `Layer<'static>` as long as its weights and pools, and steps may borrow for shorter.
+/// A layer between its projections. It borrows tensors as a [`Step`] does, and is a plain value: an engine whose tensors are raw
+/// addresses keeps a `Layer<'static>` for as long as its weights and pools, and its steps may borrow for less.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a, P> {
     weights: Weights<'a, P>,
@@ -53,7 +53,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
     /// `[P, D, W − 1]`, both written.
     ///
     /// # Errors
-    /// What a decode would refuse of these tensors and options, by name, and tensors in another memory than the pool.
+    /// Those of a decode with these tensors and options, by name; [`Error::Memory`] for tensors in another memory than the pool.
     pub fn new(
         weights: Weights<'a, P>,
         pool: Tensor<'a>,
@@ -94,9 +94,8 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         Ok(layer)
     }
 
-    /// Prompts, or parts of them, one or many, of any lengths ([`Rows::packed`]); rows of one token may be among them. It takes
-    /// [`Rows::workspace`] where a row may have more than 64. All of it is [`Formulation::Chunked`], so that one prewarm serves every
-    /// prompt.
+    /// A step of prompts, or parts of prompts, of any lengths; rows of one token may be among them. Rows of more than 64 tokens need
+    /// [`Rows::workspace`]. The step is always [`Formulation::Chunked`], so that one prewarm serves every prompt.
     #[must_use]
     pub fn prefill(
         &self,
@@ -109,7 +108,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         step
     }
 
-    /// Tokens whose states are written: one of each row, or up to 16.
+    /// A step of one token of each row, or of up to 16, that writes the states.
     #[must_use]
     pub fn decode(
         &self,
@@ -120,8 +119,8 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         self.step(self.states(rows).into(), tokens, rows, o)
     }
 
-    /// Up to 16 tokens of each row, of which the engine then accepts some: no state is written, and [`Rows::write_slots`] are not looked
-    /// at.
+    /// A step of up to 16 tokens of each row, of which the engine then accepts some. It writes no state, and ignores
+    /// [`Rows::write_slots`].
     #[must_use]
     pub fn verify(
         &self,
@@ -133,7 +132,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         self.step(states.into(), tokens, rows, o)
     }
 
-    /// [`Layer::verify`] after the first `keep` `[B]` of the last step's tokens `last` are committed: [`Previous`].
+    /// A verify that first commits the first `keep` `[B]` tokens of the last step, whose projection is `last`: see [`Previous`].
     #[must_use]
     pub fn resume(
         &self,
@@ -147,8 +146,8 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         self.decode(tokens, rows, o).previous(previous)
     }
 
-    /// The first `keep` `[B]` of the last step's tokens `last` become part of the states; with `keep` = 0 states and windows are copied
-    /// from [`Rows::slots`] to [`Rows::write_slots`].
+    /// A commit of the first `keep` `[B]` tokens of the last step, whose projection is `last`. With `keep` = 0 it copies states and
+    /// windows from [`Rows::slots`] to [`Rows::write_slots`].
     #[must_use]
     pub fn commit(
         &self,
@@ -163,7 +162,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         commit
     }
 
-    /// The pending tokens of rows become part of their states: before these are copied, or read by a step without the ring.
+    /// A flush of the pending tokens of rows, before their states are copied, or read by a step without the ring.
     #[must_use]
     pub fn flush(&self, pending: Pending<'a>, rows: &Rows<'a>) -> Flush<'a> {
         let mut flush = Flush::new(self.states(rows), pending).options(self.options);
@@ -171,12 +170,12 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         flush
     }
 
-    /// Compiles what a serving loop launches, at any batch size, side by side: afterwards none of its launches compiles.
+    /// Compiles every kernel of a serving loop, for any batch size, on all cores; afterwards none of its launches compiles.
     ///
-    /// `rows` are such as the loop's decodes and drafts have, `prompts` such as its prefills have. `drafts` are every T that is verified,
-    /// resumed after another of them, or committed, and a `keep`. Which of these tensors there are, and their dtypes, is part of what
-    /// is compiled; B and what they hold are not. `tokens` gives tokens of these outer dims (`[B, T]`, packed `[1, total]`) as the
-    /// engine has them in memory, and their output. Steps with a ring, and flushes, are [`Library::prewarm`]'s.
+    /// `rows` are a sample of the rows of decodes and drafts, `prompts` of those of prefills. `drafts` has every T of a verify, and a
+    /// sample of `keep`; a resume follows a step of any of these T. The dtypes of the samples, and which tensors they have, select the
+    /// kernels; B and the contents do not. `tokens` returns the projection and the output of these outer dims (`[B, T]`, for packed
+    /// rows `[1, total]`) as the engine lays them out. [`Library::prewarm`] compiles steps with a ring, and flushes.
     ///
     /// # Errors
     /// As [`Library::prewarm_all`]'s, and those of `tokens`.
@@ -283,7 +282,7 @@ impl<'a> GdnLayer<'a> {
     }
 }
 
-/// Checks a decode and where its tensors are.
+/// Checks a step, and that its tensors are in the memory of the pool and writable where they are written.
 fn check<W: Work>(work: &W) -> Result<(), Error> {
     let request = work.request();
     let problem = request.check()?;

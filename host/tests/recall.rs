@@ -1334,7 +1334,7 @@ fn every_choice_is_told_apart() {
     stand_in.refused("a scale", &SIZES.gdn(), &SIZES.gdn().options(options));
 }
 
-/// A serving loop compiles nothing after its layer is prewarmed: at any batch size, with any prompts and the drafts that it has said.
+/// A serving loop compiles nothing after its layer is prewarmed, whatever its batch sizes and prompts are.
 #[test]
 fn a_prewarmed_layer_compiles_nothing() {
     let name = "a_prewarmed_layer_compiles_nothing";
@@ -1381,7 +1381,7 @@ fn a_prewarmed_layer_compiles_nothing() {
     assert!(most_kernels > 1, "no batch size has another kernel");
 }
 
-/// Prewarms a layer of `tokens`, and serves with it. How many kernels its decodes have.
+/// Prewarms a layer of `tokens`, serves with it, and returns the number of kernels of its decodes.
 fn serves_prewarmed<P: Parameters<'static>>(
     stand_in: &StandIn,
     layer: &Layer<'static, P>,
@@ -1437,7 +1437,7 @@ fn serves_prewarmed<P: Parameters<'static>>(
     }
     assert_eq!(library.compiled(), prewarmed);
 
-    // What was not said is compiled when it comes.
+    // Other drafts are compiled when they come.
     let (other, o) = tokens([1, 3]).unwrap();
     launch(&library, &layer.verify(&other, &of_rows(1), o)).unwrap();
     assert_eq!(library.compiled(), prewarmed + 1);

@@ -1,4 +1,4 @@
-//! The weights of a whole layer on the host, its projections, and what the reference makes of them.
+//! The weights of a whole layer on the host, its projection's output, and the reference's results.
 
 use std::ops::Range;
 
@@ -20,15 +20,15 @@ pub const TAPS: usize = 4;
 /// Of the norm.
 pub const EPS: f32 = 1e-6;
 
-/// Whose layer it is.
+/// Operator of a layer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Operator {
     Gdn,
-    /// With the softplus gate.
+    /// The decay is a softplus.
     Kda,
 }
 
-/// A layer. Its projection leaves a row `[q | k | v | z | b | a]` of every token, of KDA g in place of a.
+/// A layer. Its projection's output is a row `[q | k | v | z | b | a]` for every token, with g in place of a for KDA.
 pub struct Model {
     operator: Operator,
     /// H, HV and K = V.
@@ -62,12 +62,12 @@ impl Model {
         }
     }
 
-    /// Rows of so many tokens.
+    /// Random rows of `tokens` tokens.
     pub fn sequence(&self, tokens: usize, rng: &mut StdRng) -> Vec<bf16> {
         rounded(uniform(rng, tokens * self.width(), -1.0, 1.0))
     }
 
-    /// Where x, z, b and a (or g) are in a row.
+    /// Columns of x, z, b, and a or g in a row.
     pub fn parts(&self) -> [Range<usize>; 4] {
         let [h, hv, k] = self.dims;
         let mut end = 0;
@@ -87,7 +87,7 @@ impl Model {
         self.parts()[3].end
     }
 
-    /// What the reference makes of all tokens of a sequence, one after the other, from zeros.
+    /// The reference's result for all tokens of a sequence, one after the other, from zeros.
     pub fn truth(&self, sequence: &[bf16]) -> Result<LayerOutput> {
         let ([h, hv, k], d) = (self.dims, self.channels());
         let [x, z, b, a] = self.parts().map(|part| -> Vec<f64> {

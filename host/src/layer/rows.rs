@@ -1,12 +1,12 @@
-//! What changes from one launch of a layer to the next: tokens and rows.
+//! Arguments that change from one launch of a layer to the next: tokens and rows.
 
 use crate::step::{Checkpoints, Packed};
 #[cfg(doc)]
 use crate::step::{Step, Update};
 use crate::tensor::Tensor;
 
-/// What the layer's projection leaves of the tokens of a launch: views of one row, or tensors of their own. The outer dims are
-/// `[B, T]`, of packed rows `[1, total]`.
+/// The projection's output for the tokens of a launch: views of one row, or separate tensors. The outer dims are `[B, T]`, for packed
+/// rows `[1, total]`.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Projection<'a> {

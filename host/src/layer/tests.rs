@@ -1,4 +1,4 @@
-//! A layer's steps are those that are made by hand, and it refuses what they would refuse.
+//! Steps of a layer equal steps made by hand, and a layer refuses wrong tensors by name.
 
 use std::cell::Cell;
 
@@ -51,7 +51,7 @@ fn pools() -> [Tensor<'static>; 2] {
     ]
 }
 
-/// What two works come down to is the same: what is compiled, and every tensor.
+/// Two works have the same problem, variant, tensors and parameters.
 #[track_caller]
 fn same<W: Work, V: Work>(got: &W, wanted: &V) {
     let (got, wanted) = (got.request(), wanted.request());
@@ -72,7 +72,7 @@ fn tokens(layer: &GdnLayer<'static>, [b, t]: [usize; 2]) -> [Projection<'static>
     [gdn, Projection::new(gdn.x, [g, gdn.beta], gdn.z)]
 }
 
-/// Every method, against a step by hand: of a layer with all that is not the default.
+/// Every method, against a step by hand, of a layer without any default.
 #[test]
 fn steps_are_those_by_hand() {
     let options = Options::default().head_map(HeadMap::Tiled).null_slot(0);
@@ -204,7 +204,7 @@ fn a_layer_outlives_the_tensors_of_a_step() {
     assert!(step.selected().is_ok());
 }
 
-/// What is wrong with a layer is said when it is made, by the tensor's name.
+/// `Layer::new` refuses wrong tensors by name.
 #[test]
 fn refusals_name_the_tensor() {
     type Change = fn(&mut Weights<'static, GdnParameters<'static>>, &mut [Tensor<'static>; 2]);

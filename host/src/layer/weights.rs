@@ -1,4 +1,4 @@
-//! What is fixed for a layer: weights, and how its gates are computed.
+//! Weights of a layer, and the parameters of its gates.
 
 use crate::step::{Activation, BetaScale, Gates, GdnGates, KdaBeta, KdaDecay, KdaGates};
 #[cfg(doc)]
@@ -55,8 +55,9 @@ pub trait Parameters<'a>: Copy + sealed::Parameters {
 }
 
 pub(super) mod sealed {
-    /// Says whether a decay is one for each key channel.
+    /// Tells the operators apart.
     pub trait Parameters {
+        /// A decay is one for each key channel.
         const PER_CHANNEL: bool;
     }
 }
@@ -89,9 +90,9 @@ impl<'a> GdnParameters<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct KdaParameters<'a> {
-    /// What the projection's g is, with `A_log` and `dt_bias`.
+    /// Kind of the decay, with `A_log` and `dt_bias`.
     pub kind: KdaDecay<'a>,
-    /// What the projection's β is.
+    /// Kind of the projection's β.
     pub beta_kind: KdaBeta,
 }
 
