@@ -252,11 +252,11 @@ impl Library {
         }
     }
 
-    /// Tensors are where this library's kernels reach them, and those written are writable.
+    /// Tensors are where this library's kernels reach them, and those whose positions are `written` are writable.
     pub(crate) fn check_memory(
         &self,
         tensors: &[Option<Named<'_>>],
-        written: impl Fn(&str) -> bool,
+        written: impl Fn(usize) -> bool,
     ) -> Result<(), Error> {
         check_memory(self.memory(), tensors, written)
     }

@@ -226,7 +226,7 @@ pub(crate) fn wide_floats_of_slots<const N: usize>(
     sizes: &[usize; N],
 ) -> Result<u32, Error> {
     let stride = floats_of_slots(tensor, letters, sizes)?;
-    aligned(16, [(tensor.name, tensor.tensor.address())])?;
+    aligned(16, || [(tensor.name, tensor.tensor.address())])?;
     if !tensor.dims(letters, sizes)?.aligned_to(16) {
         return Err(Error::Stride {
             tensor: tensor.name,
@@ -340,18 +340,9 @@ pub(crate) fn null_slot(slot: Option<u32>) -> Result<u32, Error> {
     Ok(slot.unwrap_or(u32::MAX))
 }
 
-/// Each address is a multiple of so many bytes, a power of two.
-#[inline]
-pub(crate) fn aligned<const N: usize>(
-    bytes: usize,
-    addresses: [(&'static str, u64); N],
-) -> Result<(), Error> {
-    aligned_of(bytes, || addresses)
-}
-
-/// [`aligned`], for a launch: names are not looked at where the addresses are good.
+/// Each address is a multiple of so many bytes, a power of two. A launch makes no name where the addresses are good.
 #[inline(always)]
-pub(crate) fn aligned_of<const N: usize>(
+pub(crate) fn aligned<const N: usize>(
     bytes: usize,
     addresses: impl Fn() -> [(&'static str, u64); N],
 ) -> Result<(), Error> {
@@ -359,20 +350,18 @@ pub(crate) fn aligned_of<const N: usize>(
     if addresses().iter().fold(0, |all, (_, one)| all | one) & low == 0 {
         Ok(())
     } else {
-        Err(misaligned(bytes, addresses))
+        Err(misaligned(bytes, addresses()))
     }
 }
 
-/// The first that is not a multiple of so many bytes.
+/// The first address that is no multiple of so many bytes is in the error.
 #[cold]
-fn misaligned<const N: usize>(
+pub(crate) fn misaligned(
     bytes: usize,
-    addresses: impl Fn() -> [(&'static str, u64); N],
+    addresses: impl IntoIterator<Item = (&'static str, u64)>,
 ) -> Error {
-    let low = bytes as u64 - 1;
-    let addresses = addresses();
-    let first = addresses.iter().find(|(_, address)| address & low != 0);
-    let (tensor, address) = first.copied().unwrap_or(("tensor", 0));
+    let is_off = |(_, address): &(_, u64)| !address.is_multiple_of(bytes as u64);
+    let (tensor, address) = (addresses.into_iter().find(is_off)).unwrap_or(("tensor", 0));
     Error::Alignment {
         tensor,
         wanted: bytes,

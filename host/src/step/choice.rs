@@ -2,7 +2,7 @@
 
 use super::argument::Argument;
 use super::problem::Problem;
-use super::request::Request;
+use super::request::{Phase, Request};
 use super::select::Gpu;
 use super::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
 use crate::error::Error;
@@ -54,7 +54,7 @@ impl Request<'_> {
     /// It is made for every launch before any check: of tensors of wrong dims it may be any.
     #[inline(always)]
     pub(super) fn choose(&self) -> Formulation {
-        let is_step = self.inputs.is_some();
+        let is_step = self.phase == Phase::Step;
         let tokens = if is_step { self.bound() } else { 0 };
         if is_step
             && self.pending.is_none()
@@ -123,7 +123,7 @@ impl Request<'_> {
             || pending.most > MAX_PENDING
             || pending.updates.dtype() == DType::Bf16
             || pending.inputs.is_some()
-            || self.is_flush() && self.has(Argument::Windows);
+            || self.phase == Phase::Flush && self.has(Argument::Windows);
         let entries = dim(&pending.keys, 2).unwrap_or(0);
         let may_be = || {
             self.conv.is_none() && entries > pending.most.saturating_add(1) && self.fits_clusters()

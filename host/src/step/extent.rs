@@ -2,7 +2,7 @@
 
 use super::argument::Argument;
 use super::checks::{Heads, Rows, Strides, indices};
-use super::request::{KeptInputs, Request};
+use super::request::{KeptInputs, Phase, Request};
 use super::{Formulation, Inputs, StateLayout};
 use crate::error::Error;
 use crate::shapes::{Named, range, unsupported};
@@ -137,14 +137,14 @@ impl Extents {
                     kept_sizes = [conv.heads, k_dim, hv, v_dim];
                 }
             }
-            if request.is_commit() {
+            if request.phase == Phase::Commit {
                 sizes = kept_sizes;
                 self.rows = rows;
             }
             self.previous.dense(self.rows, tokens, &PREVIOUS);
         }
         if let Some(pending) = request.pending
-            && request.is_flush()
+            && request.phase == Phase::Flush
         {
             let [keys, updates, _, len, _] = pending.named();
             let [h, k_dim];

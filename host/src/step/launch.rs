@@ -287,7 +287,7 @@ impl Library {
             Some(variant) => one_of(problem.variants(&lengths), variant)?,
             None => problem.entry(&lengths, self.gpu())?,
         };
-        self.check_memory(&tensors, |name| request.writes(&problem, name))?;
+        self.check_memory(&tensors, |at| request.writes(Argument::ALL[at]))?;
         problem.check_workspace(&lengths, request.get(Argument::Workspace))?;
         if lengths.are_nothing() {
             return Ok(());

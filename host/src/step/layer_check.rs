@@ -5,7 +5,7 @@ use super::check::Found;
 use super::checks::{Strides, floats, indices, same_dtype};
 use super::layer::{Activation, Convolution};
 use super::options::Formulation;
-use super::request::Request;
+use super::request::{Phase, Request};
 use crate::error::Error;
 use crate::shapes::{Named, range, unsupported};
 
@@ -165,7 +165,7 @@ impl Request<'_> {
         )?;
         let channels = found.extents.heads.channels();
         let of_conv = &mut found.conv;
-        if !self.is_commit() {
+        if self.phase == Phase::Step {
             found
                 .extents
                 .new

@@ -97,7 +97,7 @@ mod tests;
 mod tokens;
 mod work;
 
-pub(crate) use argument::Argument;
+pub(crate) use argument::{Argument, Unit};
 pub use checks::MAX_BATCH;
 pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaGate, KdaGates};
 pub(crate) use launches::{Launches, Parameter};

@@ -5,8 +5,8 @@ use gated_delta_kernels::step::{DeferredParams, LayerParams};
 
 use super::argument::Argument;
 use super::check::Found;
-use super::checks::{aligned_of, floats_of_slots, indices, same_dtype, wide_floats_of_slots};
-use super::request::Request;
+use super::checks::{aligned, floats_of_slots, indices, same_dtype, wide_floats_of_slots};
+use super::request::{Phase, Request};
 use super::{Formulation, Inputs, Options, StateLayout, Update};
 use crate::error::{Error, excludes};
 use crate::shapes::{Named, named, optional, range};
@@ -232,11 +232,6 @@ pub(super) struct FoundPending {
 }
 
 impl Request<'_> {
-    /// Whether pending tokens are folded, and no others are there.
-    pub(super) fn is_flush(&self) -> bool {
-        self.inputs.is_none() && self.stored.is_none()
-    }
-
     /// What states that wait do not go with, by name.
     pub(super) fn check_deferred(&self) -> Result<(), Error> {
         let pending = (self.pending.is_some(), "pending");
@@ -351,7 +346,7 @@ impl Request<'_> {
         )?;
         excludes(
             (
-                self.is_flush() && self.has(Argument::Windows),
+                self.phase == Phase::Flush && self.has(Argument::Windows),
                 "windows of a flush",
             ),
             &[(!is_parallel, self.no_drafts_by())],
@@ -376,7 +371,7 @@ impl Request<'_> {
         let channels = found.extents.heads.channels();
         let sizes = [slots, entries, channels];
         found.pending.inputs_slot = floats_of_slots(inputs, &["P", "R", "D"], &sizes)?;
-        if self.is_flush() {
+        if self.phase == Phase::Flush {
             found.conv.find_flushed(windows, slots, channels)?;
         }
         same_dtype(inputs, windows, "the dtype of the windows")
@@ -403,12 +398,12 @@ impl Request<'_> {
 /// The addresses of rings are as aligned as kernels take them.
 #[inline]
 pub(super) fn check_rings_aligned(pending: &Pending<'_>, per_channel: bool) -> Result<(), Error> {
-    aligned_of(ALIGNMENT, || {
+    aligned(ALIGNMENT, || {
         [
             ("keys", pending.keys.address()),
             ("updates", pending.updates.address()),
         ]
     })?;
     let of_decays = if per_channel { ALIGNMENT } else { 4 };
-    aligned_of(of_decays, || [("decays", pending.decays.address())])
+    aligned(of_decays, || [("decays", pending.decays.address())])
 }

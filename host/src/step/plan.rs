@@ -7,8 +7,8 @@ use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
-use super::argument::Argument;
-use super::checks::{self, aligned_of};
+use super::argument::{Argument, Wide};
+use super::checks;
 use super::launches::Launches;
 use super::options::Formulation;
 use super::pending::check_rings_aligned;
@@ -253,7 +253,7 @@ impl Plan {
         }
         let params = request.prefill_params(*request.params());
         self.problem.check_aligned(&params.layer)?;
-        aligned_of(WORKSPACE_ALIGNMENT, || [("workspace", params.workspace)])?;
+        checks::aligned(WORKSPACE_ALIGNMENT, || [("workspace", params.workspace)])?;
         let of = self.of_lengths(lengths)?;
         check_workspace(of.workspace_bytes, request.get(Argument::Workspace))?;
         // SAFETY: the caller's promise; the functions were compiled for these constants.
@@ -303,43 +303,25 @@ impl Plan {
 impl Problem {
     /// The addresses are as aligned as planned.
     pub(super) fn check_aligned(&self, params: &LayerParams) -> Result<(), Error> {
-        let step = &params.step;
-        if self.constants.wide_io != 0 {
-            aligned_of(16, || {
-                [
-                    ("q", step.q),
-                    ("k", step.k),
-                    ("v", step.v),
-                    ("o", step.o),
-                    ("previous k", step.previous_k),
-                    ("previous v", step.previous_v),
-                ]
-            })?;
+        let c = &self.constants;
+        if c.wide_io != 0 {
+            aligned(Wide::Io, 16, params)?;
             if self.is_chunked() {
-                aligned_of(16, || [("x", params.x)])?;
+                aligned(Wide::Chunks, 16, params)?;
             }
             if self.kind.operator.per_channel() {
-                aligned_of(16, || {
-                    [
-                        ("g", step.g),
-                        ("previous g", step.previous_g),
-                        ("dt_bias", step.dt_bias),
-                    ]
-                })?;
+                aligned(Wide::Channels, 16, params)?;
             }
         }
-        if self.constants.wide_state != 0 {
-            aligned_of(16, || {
-                [
-                    ("pool", step.read_pool),
-                    ("write_pool", step.write_pool),
-                    ("snapshots", step.snapshots),
-                ]
-            })?;
+        if c.wide_state != 0 {
+            aligned(Wide::States, 16, params)?;
         }
-        if self.constants.wide_conv_weight != 0 {
-            let bytes = self.constants.taps as usize * self.conv_weight_bytes();
-            aligned_of(bytes, || [("conv_weight", params.conv_weight)])?;
+        if c.wide_norm != 0 {
+            aligned(Wide::Norm, 16, params)?;
+        }
+        if c.wide_conv_weight != 0 {
+            let bytes = c.taps as usize * self.conv_weight_bytes();
+            aligned(Wide::Taps, bytes, params)?;
         }
         Ok(())
     }
@@ -352,4 +334,19 @@ impl Problem {
             2
         }
     }
+}
+
+/// The addresses of what is `wide` are multiples of so many bytes, a power of two.
+#[inline(always)]
+fn aligned(wide: Wide, bytes: usize, params: &LayerParams) -> Result<(), Error> {
+    match Argument::addresses(wide, params) & (bytes as u64 - 1) {
+        0 => Ok(()),
+        _ => Err(misaligned(wide, bytes, params)),
+    }
+}
+
+#[cold]
+fn misaligned(wide: Wide, bytes: usize, params: &LayerParams) -> Error {
+    let of_wide = Argument::ALL.iter().filter(|it| it.wide() == wide);
+    checks::misaligned(bytes, of_wide.map(|it| (it.name(), it.address(params))))
 }

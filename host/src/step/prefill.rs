@@ -13,7 +13,7 @@ use super::check::Found;
 use super::checks::{aligned, indices};
 use super::launches::Beside;
 use super::problem::Problem;
-use super::request::Request;
+use super::request::{Phase, Request};
 use super::select::{Gpu, STRETCHED_FROM};
 use crate::Entry;
 use crate::error::{Error, excludes};
@@ -145,7 +145,7 @@ impl Request<'_> {
         excludes(
             chunked,
             &[
-                (self.is_commit(), "a commit"),
+                (self.phase != Phase::Step, "a commit"),
                 (self.stored.is_some(), "previous"),
             ],
             "a prefill has new tokens and no others",
@@ -261,7 +261,7 @@ fn check_workspace_view(workspace: Named<'_>) -> Result<(), Error> {
             got: *tensor.strides(),
         });
     }
-    aligned(WORKSPACE_ALIGNMENT, [(workspace.name, tensor.address())])
+    aligned(WORKSPACE_ALIGNMENT, || [(workspace.name, tensor.address())])
 }
 
 impl Problem {

@@ -3,9 +3,8 @@
 use bytemuck::Zeroable;
 use gated_delta_kernels::step::LayerParams;
 
-use super::argument::Argument;
+use super::argument::{Access, Argument, Unit};
 use super::gates::GateForm;
-use super::problem::Problem;
 use super::select::{Gpu, MEASURED_ON};
 use super::{Activation, Convolution, Formulation, Inputs, Norm, Options, Pending, Stored};
 use crate::Entry;
@@ -15,6 +14,17 @@ use crate::raw::Recipe;
 use crate::recall::{SWITCHES, Switches};
 use crate::shapes::{Named, check_memory, named};
 use crate::tensor::{Memory, Tensor};
+
+/// Which tokens a launch has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// New tokens, after previous ones or not.
+    Step,
+    /// Previous tokens alone: the first of them become part of the states.
+    Commit,
+    /// Pending tokens alone: all of them become part of the states.
+    Flush,
+}
 
 /// Tokens that are read from the state.
 #[derive(Clone, Copy)]
@@ -82,6 +92,7 @@ pub struct Request<'a> {
     pub(super) present: u64,
     /// As far as tensors have been given.
     pub(super) params: LayerParams,
+    pub(crate) phase: Phase,
     pool: &'a Tensor<'a>,
     /// Of the new tokens.
     pub(super) inputs: Option<&'a Inputs<'a>>,
@@ -114,10 +125,16 @@ impl<'a> Inputs<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Of nothing yet but a pool.
+    /// A request that has nothing yet but a pool.
     #[inline(always)]
-    pub(super) fn new(pool: &'a Tensor<'a>, gates: GateForm, options: &'a Options) -> Self {
+    pub(super) fn new(
+        phase: Phase,
+        pool: &'a Tensor<'a>,
+        gates: GateForm,
+        options: &'a Options,
+    ) -> Self {
         Self {
+            phase,
             given: [None; TENSORS],
             present: 0,
             params: Zeroable::zeroed(),
@@ -169,14 +186,14 @@ impl<'a> Request<'a> {
     pub(crate) fn name(&self, argument: Argument) -> &'static str {
         let [gate, beta, previous_gate, previous_beta] = *self.gates.names;
         // The tokens of a commit are no previous ones of others.
-        match (argument, self.is_commit()) {
-            (Argument::Gate, _) | (Argument::PreviousGate, true) => gate,
-            (Argument::Beta, _) | (Argument::PreviousBeta, true) => beta,
-            (Argument::PreviousGate, false) => previous_gate,
-            (Argument::PreviousBeta, false) => previous_beta,
-            (Argument::PreviousK, true) => Argument::K.name(),
-            (Argument::PreviousV, true) => Argument::V.name(),
-            (Argument::PreviousX, true) => Argument::X.name(),
+        match (argument, self.phase) {
+            (Argument::Gate, _) | (Argument::PreviousGate, Phase::Commit) => gate,
+            (Argument::Beta, _) | (Argument::PreviousBeta, Phase::Commit) => beta,
+            (Argument::PreviousGate, _) => previous_gate,
+            (Argument::PreviousBeta, _) => previous_beta,
+            (Argument::PreviousK, Phase::Commit) => Argument::K.name(),
+            (Argument::PreviousV, Phase::Commit) => Argument::V.name(),
+            (Argument::PreviousX, Phase::Commit) => Argument::X.name(),
             _ => argument.name(),
         }
     }
@@ -212,17 +229,12 @@ impl<'a> Request<'a> {
     pub(crate) fn batch(&self) -> u32 {
         let first = |tensor: &Tensor<'_>| tensor.dims().first().copied().unwrap_or(0);
         let of = |argument: Argument| self.given[argument as usize].map_or(0, first);
-        let rows = if self.has(Argument::CuSeqlens) {
-            of(Argument::CuSeqlens).saturating_sub(1)
-        } else if self.inputs.is_some() {
-            of(Argument::O)
-        } else if let Some(stored) = self.stored {
-            match stored {
-                Stored::Kv { k: first_one, .. } | Stored::X { x: first_one } => first(first_one),
-                Stored::Conv(conv) => first(&conv.x),
-            }
-        } else {
-            of(Argument::PendingLen)
+        let rows = match self.phase {
+            _ if self.has(Argument::CuSeqlens) => of(Argument::CuSeqlens).saturating_sub(1),
+            Phase::Step => of(Argument::O),
+            Phase::Commit if self.has(Argument::PreviousX) => of(Argument::PreviousX),
+            Phase::Commit => of(Argument::PreviousK),
+            Phase::Flush => of(Argument::PendingLen),
         };
         rows as u32
     }
@@ -238,11 +250,6 @@ impl<'a> Request<'a> {
     /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
     pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
         self.conv
-    }
-
-    /// Whether nothing but a commit is asked for.
-    pub(super) fn is_commit(&self) -> bool {
-        self.inputs.is_none()
     }
 
     /// The pool that states start from.
@@ -313,18 +320,14 @@ impl<'a> Request<'a> {
         tensors
     }
 
-    /// Whether the tensor of this name is written.
-    pub(crate) fn writes(&self, problem: &Problem, name: &str) -> bool {
-        let writes_slots = problem.writes_final() || self.has(Argument::TokenSlots);
-        match name {
-            "o" | "snapshots" | "window_snapshots" | "workspace" => true,
-            "keys" | "updates" | "decays" | "inputs" => !self.is_flush(),
-            "pool" | "write_pool" => writes_slots && name == self.written_pool().name,
-            "windows" | "write_windows" => {
-                let written = self.windows().map(|[_, written]| written);
-                writes_slots && written.is_some_and(|written| name == written.name)
-            }
-            _ => false,
+    /// Whether a launch writes this tensor.
+    pub(crate) fn writes(&self, argument: Argument) -> bool {
+        match argument.access() {
+            Access::Read => false,
+            Access::Write => true,
+            Access::Ring => self.phase == Phase::Step,
+            Access::Update(other) => !self.read_only && !self.has(other),
+            Access::States => !self.read_only,
         }
     }
 
@@ -344,8 +347,8 @@ impl<'a> Request<'a> {
     /// See [`Work::recipe`](super::Work::recipe).
     pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
         let problem = self.check_on(gpu)?;
-        check_memory(Memory::Device, &self.tensors(), |name| {
-            self.writes(&problem, name)
+        check_memory(Memory::Device, &self.tensors(), |at| {
+            self.writes(Argument::ALL[at])
         })?;
         let lengths = self.lengths();
         problem.check_workspace(&lengths, self.get(Argument::Workspace))?;
@@ -367,28 +370,16 @@ impl<'a> Request<'a> {
 
     /// Bytes that a launch must move where every row is active and full.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
-        const IN_SLOTS: [&str; 11] = [
-            "keys",
-            "updates",
-            "decays",
-            "inputs",
-            "pool",
-            "write_pool",
-            "snapshots",
-            "windows",
-            "write_windows",
-            "window_snapshots",
-            "workspace",
-        ];
         let problem = self.check()?;
         let (rows, tokens) = (u64::from(self.batch()), self.tokens());
+        let is_flush = self.phase == Phase::Flush;
         let final_ones = match (problem.writes_final(), self.pending) {
             (true, None) => rows + self.most_checkpoints(),
-            (true, Some(_)) if self.is_flush() => rows,
+            (true, Some(_)) if is_flush => rows,
             _ => 0,
         };
         let of_rings = self.pending.map_or(0, |pending| {
-            let entries = match self.is_flush() {
+            let entries = match is_flush {
                 true => rows * pending.most as u64,
                 false => tokens,
             };
@@ -397,14 +388,13 @@ impl<'a> Request<'a> {
         let of_each_token = [Argument::Snapshots, Argument::TokenSlots];
         let of_each_token = of_each_token.into_iter().filter(|&it| self.has(it));
         let written = final_ones + tokens * of_each_token.count() as u64;
-        let others: u64 = self
-            .tensors()
-            .into_iter()
-            .flatten()
-            .filter(|named| !IN_SLOTS.contains(&named.name))
-            .map(|named| {
-                let elements: usize = named.tensor.dims().iter().product();
-                (elements * named.tensor.dtype().size_of()) as u64
+        let moves_whole =
+            |it: &&Argument| matches!(it.unit(), Unit::Token | Unit::Row | Unit::Layer);
+        let others: u64 = (Argument::ALL.iter().filter(moves_whole))
+            .filter_map(|&argument| self.tensor(argument))
+            .map(|tensor| {
+                let elements: usize = tensor.dims().iter().product();
+                (elements * tensor.dtype().size_of()) as u64
             })
             .sum();
         let states = (rows + written).saturating_mul(problem.state_bytes());

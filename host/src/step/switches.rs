@@ -2,7 +2,7 @@
 
 use super::argument::Argument;
 use super::choice::MAX_PARALLEL_TOKENS;
-use super::request::{KeptInputs, Request};
+use super::request::{KeptInputs, Phase, Request};
 use super::select::{Mode, Operator};
 use super::{Formulation, MAX_TOKENS, StateLayout};
 use crate::error::{Error, excludes};
@@ -14,7 +14,10 @@ impl Request<'_> {
     pub(super) fn check_switches(&self) -> Result<(), Error> {
         self.check_deferred()?;
         excludes(
-            (self.stored.is_some() && self.inputs.is_some(), "previous"),
+            (
+                self.stored.is_some() && self.phase == Phase::Step,
+                "previous",
+            ),
             &[
                 (self.has(Argument::TokenSlots), "token_slots"),
                 (self.read_only, "read-only states"),
@@ -46,7 +49,7 @@ impl Request<'_> {
             KeptInputs::X(_) => (false, true, false),
             KeptInputs::Conv(_) => (false, false, true),
         };
-        if self.is_commit() {
+        if self.phase == Phase::Commit {
             return excludes(
                 (true, "a commit"),
                 &[(x, "an x without its convolution")],

@@ -3,6 +3,7 @@
 use super::layer::{D, constants, conv};
 use super::refused::refused;
 use super::*;
+use crate::raw::LayerParams;
 use crate::step::select::Operator;
 
 const WINDOW: u64 = D as u64 * 3 * 2;
@@ -190,8 +191,8 @@ fn constants_and_parameters_of_a_resume_are_those_of_the_tensors() {
     assert_eq!((params.x, params.previous_x), (0x2_0000, 0x3_0000));
     assert_eq!((params.step.previous_k, params.step.previous_v), (0, 0));
     let (request, problem) = (step.request(), step.request().check().unwrap());
-    assert!(request.writes(&problem, "windows") && request.writes(&problem, "pool"));
-    assert!(!request.writes(&problem, "previous x"));
+    assert!(request.writes(Argument::Windows) && request.writes(Argument::Pool));
+    assert!(!request.writes(Argument::PreviousX));
     assert_eq!(problem.kind.tokens, 8);
 }
 
@@ -230,10 +231,11 @@ fn constants_and_parameters_of_a_commit_are_those_of_the_tensors() {
     );
     let slots = (params.read_windows_slots, params.write_windows_slots);
     assert_eq!((slots, params.window_snapshots), ((5, 7), 0));
-    let (request, problem) = (commit.request(), commit.request().check().unwrap());
+    let request = commit.request();
+    request.check().unwrap();
     assert_eq!(request.batch(), 2);
-    assert!(request.writes(&problem, "write_windows"));
-    assert!(!request.writes(&problem, "windows") && !request.writes(&problem, "x"));
+    assert!(request.writes(Argument::WriteWindows));
+    assert!(!request.writes(Argument::Windows) && !request.writes(Argument::X));
 }
 
 #[test]
@@ -256,15 +258,15 @@ fn constants_and_parameters_of_snapshots_are_those_of_the_tensors() {
     assert_eq!(strides, (20 * d, 5 * d));
     assert_eq!((c.window_snapshot_channel, c.window_snapshot_input), (1, d));
     assert_eq!(step.params().window_snapshots, 0x8_0000);
-    let problem = step.request().check().unwrap();
-    assert!(step.request().writes(&problem, "window_snapshots"));
+    step.request().check().unwrap();
+    assert!(step.request().writes(Argument::WindowSnapshots));
     // Of states alone, and of those that nothing else is kept of.
     let c = constants(&verify().snapshots(snapshots()));
     assert_eq!((c.has_snapshots, c.has_window_snapshots), (1, 0));
     let step = with_states(with_snapshots(), States::read_only(pool()));
-    let problem = step.request().check().unwrap();
-    assert!(step.request().writes(&problem, "window_snapshots"));
-    assert!(!step.request().writes(&problem, "windows"));
+    step.request().check().unwrap();
+    assert!(step.request().writes(Argument::WindowSnapshots));
+    assert!(!step.request().writes(Argument::Windows));
 }
 
 /// With token slots a window has one input more with every token but the first.
@@ -284,8 +286,9 @@ fn windows_of_token_slots_have_the_inputs_of_every_token() {
     ];
     assert_eq!((read, c.update_state), ([5 * D as u32, 5, 1], 0));
     assert_eq!(read, write);
-    let (request, problem) = (step.request(), step.request().check().unwrap());
-    assert!(request.writes(&problem, "windows") && request.writes(&problem, "pool"));
+    let request = step.request();
+    request.check().unwrap();
+    assert!(request.writes(Argument::Windows) && request.writes(Argument::Pool));
     for (taps, inputs) in [(2, 3), (3, 4), (4, 5)] {
         let step = convolved(token_slots(), convolution(x(), taps, inputs));
         assert_eq!(constants(&step).taps, taps as u32);
@@ -317,9 +320,9 @@ fn windows_of_token_slots_have_the_inputs_of_every_token() {
     let mut step = with_states(per_token(), split);
     conv(&mut step).write_windows = Some(at(0x6_0000, Bf16, &[7, D, 5]));
     assert_eq!(step.params().write_windows_slots, 7);
-    let problem = step.request().check().unwrap();
-    assert!(step.request().writes(&problem, "write_windows"));
-    assert!(!step.request().writes(&problem, "windows"));
+    step.request().check().unwrap();
+    assert!(step.request().writes(Argument::WriteWindows));
+    assert!(!step.request().writes(Argument::Windows));
     refused(
         step,
         |step| conv(step).write_windows = Some(tensor(Bf16, &[7, D, 3])),
@@ -672,5 +675,38 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
         ("token_slots", per_token()),
     ] {
         refused(step, |step| step.options = parallel, &[&both(other)]);
+    }
+}
+
+/// A norm that is read 16 bytes at a time stays aligned; one that is not may lie anywhere.
+#[test]
+fn a_plan_wants_z_and_the_weight_of_a_norm_as_aligned_as_planned() {
+    let options = recurrent().formulation(Formulation::Parallel);
+    let parallel = gdn().norm(norm()).options(options);
+    let (planned, params) = (parallel.request().check().unwrap(), parallel.params());
+    assert_eq!(planned.constants.wide_norm, 1);
+    planned.check_aligned(&params).unwrap();
+    let off = [
+        (
+            "z",
+            LayerParams {
+                z: 0x1_0008,
+                ..params
+            },
+        ),
+        (
+            "norm_weight",
+            LayerParams {
+                norm_weight: 0x1_0008,
+                ..params
+            },
+        ),
+    ];
+    let one_by_one = gdn().norm(norm()).request().check().unwrap();
+    for (name, params) in off {
+        let message = planned.check_aligned(&params).unwrap_err().to_string();
+        let wanted = format!("{name}: wanted an alignment of 16 bytes, got 8");
+        assert_eq!(message, wanted);
+        one_by_one.check_aligned(&params).unwrap();
     }
 }
