@@ -5,8 +5,7 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::prefill::units;
 use gated_delta_kernels::prefill::workspace::tokens_bytes;
 
-use crate::step::select::{Keeps, Kind, Mode, Operator};
-use crate::step::{HeadMap, StateLayout};
+use crate::step::{HeadMap, Keeps, Kind, Mode, Operator, StateLayout};
 use crate::tensor::DType;
 
 /// B

@@ -2,7 +2,7 @@ use gated_delta_kernels::machine;
 
 use super::cases::Keep;
 use super::*;
-use crate::step::select::{Operator, serves};
+use crate::step::{Operator, serves};
 use crate::tensor::DType;
 
 #[test]

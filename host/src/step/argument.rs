@@ -173,3 +173,8 @@ arguments! {
     PendingBase = "pending base", Read, Row, Never;
     Workspace = "workspace", Write, Launch, Never;
 }
+
+/// How many there are.
+pub(crate) const TENSORS: usize = Argument::ALL.len();
+
+const _: () = assert!(TENSORS <= 64, "a bit for each");

@@ -1,11 +1,8 @@
 //! How a launch is computed whose caller leaves that to the library.
 
+use super::args::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
 use super::argument::Argument;
-use super::problem::Problem;
 use super::request::{Phase, Request};
-use super::select::Gpu;
-use super::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
-use crate::error::Error;
 use crate::tensor::{DType, Tensor};
 
 /// Most tokens of a row in the parallel formulation.
@@ -150,48 +147,31 @@ impl Request<'_> {
         let most = heads.unwrap_or(0).saturating_mul(most);
         dim(pool, 1).unwrap_or(0) <= most
     }
+}
 
-    /// What [`Self::check`] finds, on a GPU: token by token where the caller left the choice, and the tokens of a layer at once
-    /// would take clusters of blocks that the GPU has not. One GPU has one choice, so that its bits stay what they are.
-    pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
-        let problem = self.check()?.on(gpu);
-        let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();
-        let may_change = is_left && self.formulation == Formulation::Parallel;
-        if !may_change || gpu.has_clusters() || problem.kind.entries(gpu).next().is_some() {
-            return Ok(problem);
-        }
-        let mut one_by_one = *self;
-        one_by_one.formulation = Formulation::Recurrent;
-        one_by_one.check()
+/// What makes a prefill of it.
+pub(super) fn chunked_by(request: &Request<'_>) -> &'static str {
+    let of_prefill = [
+        (Argument::Positions, "positions"),
+        (Argument::CheckpointSlots, "checkpoints"),
+        (Argument::Workspace, "workspace"),
+    ];
+    let given = of_prefill.into_iter().find(|(it, _)| request.has(*it));
+    match (request.options.formulation, given) {
+        (Formulation::Auto, Some((_, name))) => name,
+        (Formulation::Auto, None) => "T above 16",
+        _ => "formulation = chunked",
     }
 }
 
-/// What errors call a choice.
-impl Request<'_> {
-    /// What makes a prefill of it.
-    pub(super) fn chunked_by(&self) -> &'static str {
-        let of_prefill = [
-            (Argument::Positions, "positions"),
-            (Argument::CheckpointSlots, "checkpoints"),
-            (Argument::Workspace, "workspace"),
-        ];
-        let given = of_prefill.into_iter().find(|(it, _)| self.has(*it));
-        match (self.options.formulation, given) {
-            (Formulation::Auto, Some((_, name))) => name,
-            (Formulation::Auto, None) => "T above 16",
-            _ => "formulation = chunked",
-        }
-    }
-
-    /// Why no drafts are deferred.
-    pub(super) fn no_drafts_by(&self) -> &'static str {
-        match (self.options.formulation, self.pool().tensor.dtype()) {
-            (Formulation::Auto, DType::F32) => "an f32 state",
-            (Formulation::Auto, DType::F16) => "an f16 state",
-            (Formulation::Auto, _) if self.gates.per_channel => "KDA with another K than 128",
-            (Formulation::Auto, _) => "K = 96",
-            _ => "formulation = recurrent",
-        }
+/// Why no drafts are deferred.
+pub(super) fn no_drafts_by(request: &Request<'_>) -> &'static str {
+    match (request.options.formulation, request.pool().tensor.dtype()) {
+        (Formulation::Auto, DType::F32) => "an f32 state",
+        (Formulation::Auto, DType::F16) => "an f16 state",
+        (Formulation::Auto, _) if request.gates.per_channel => "KDA with another K than 128",
+        (Formulation::Auto, _) => "K = 96",
+        _ => "formulation = recurrent",
     }
 }
 

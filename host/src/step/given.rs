@@ -3,16 +3,31 @@
 
 use std::mem::MaybeUninit;
 
-use super::argument::Argument;
-use super::gates::{GateForm, GateParts, Gates};
-use super::pending::Flush;
-use super::request::{Phase, Request};
-use super::work::sealed;
-use super::{
-    Commit, Convolution, Formulation, Inputs, Options, Pending, PerToken, ReadOnly, States, Step,
-    Stored, Update,
+use super::args::gates::{GateForm, GateParts};
+use super::args::{
+    Commit, Convolution, Flush, Formulation, Gates, Inputs, Options, Pending, PerToken, ReadOnly,
+    States, Step, Stored, Update,
 };
+use super::argument::Argument;
+use super::request::{Phase, Request};
 use crate::tensor::Tensor;
+
+pub(crate) mod sealed {
+    use std::mem::MaybeUninit;
+
+    use crate::step::request::Request;
+
+    /// Says what the arguments come down to.
+    pub trait Work {
+        /// Makes a request of the arguments where the caller wants it: for a launch, which does not move it.
+        fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a>;
+
+        /// The same by value.
+        fn request(&self) -> Request<'_> {
+            *self.describe(&mut MaybeUninit::uninit())
+        }
+    }
+}
 
 /// A request that is being made where it stays.
 struct Given<'r, 'a> {

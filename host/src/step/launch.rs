@@ -6,19 +6,19 @@ use bytemuck::bytes_of;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::PrefillParams;
 
+use super::args::Pending;
 use super::argument::Argument;
-use super::checks::one_of;
-use super::launches::Launches;
+use super::plan::Plan;
 use super::problem::Problem;
-use super::request::Request;
+use super::request::{Request, Switches};
+use super::schedule::Launches;
+use super::shape::checks::one_of;
 use super::work::Work;
-use super::{Pending, Plan};
 use crate::Entry;
 use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
-use crate::recall::Switches;
 use crate::stream::StreamRef;
 
 impl Library {

@@ -1,19 +1,15 @@
 //! What a step and a commit of either operator come down to.
 
 use bytemuck::Zeroable;
+use gated_delta_kernels::prefill::CHUNK;
 use gated_delta_kernels::step::LayerParams;
 
-use super::argument::{Access, Argument, Unit};
-use super::gates::GateForm;
-use super::select::{Gpu, MEASURED_ON};
-use super::{Activation, Convolution, Formulation, Inputs, Norm, Options, Pending, Stored};
+use super::args::gates::GateForm;
+use super::args::{Activation, Convolution, Formulation, Inputs, Norm, Options, Pending, Stored};
+use super::argument::{Access, Argument, TENSORS};
 use crate::Entry;
-use crate::error::Error;
-use crate::library::{Sort, TENSORS, unproved};
-use crate::raw::Recipe;
-use crate::recall::{SWITCHES, Switches};
-use crate::shapes::{Named, check_memory, named};
-use crate::tensor::{Memory, Tensor};
+use crate::shapes::{Named, named};
+use crate::tensor::Tensor;
 
 /// Which tokens a launch has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +20,20 @@ pub(crate) enum Phase {
     Commit,
     /// Pending tokens alone: all of them become part of the states.
     Flush,
+}
+
+/// Words of [`Switches`].
+pub(crate) const SWITCHES: usize = 8;
+
+/// All that a check looks at besides tensors, floats by their bits.
+pub(crate) type Switches = [u64; SWITCHES];
+
+/// Sorts of launches, of each of which the last is remembered: an engine that has several in turn has all at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Decode,
+    Prefill,
+    Other,
 }
 
 /// Tokens that are read from the state.
@@ -344,76 +354,43 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// See [`Work::recipe`](super::Work::recipe).
-    pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
-        let problem = self.check_on(gpu)?;
-        check_memory(Memory::Device, &self.tensors(), |at| {
-            self.writes(Argument::ALL[at])
-        })?;
-        let lengths = self.lengths();
-        problem.check_workspace(&lengths, self.get(Argument::Workspace))?;
-        let entry = problem.entry(&lengths, gpu)?;
-        // Who launches by itself has no library to take what is not proved.
-        if !entry.is_proved() {
-            return Err(unproved(entry));
+    /// Whether it is a prefill.
+    pub(crate) fn is_chunked(&self) -> bool {
+        self.formulation == Formulation::Chunked
+    }
+
+    /// Whether the caller says of packed rows that each has at most 64 tokens.
+    pub(super) fn promises_short_rows(&self) -> bool {
+        self.has(Argument::CuSeqlens) && self.max_tokens <= CHUNK as usize
+    }
+
+    /// T; of packed rows what the caller says. The check has seen every rank.
+    pub(crate) fn most_tokens(&self) -> usize {
+        match (self.has(Argument::CuSeqlens), self.get(Argument::O)) {
+            (true, _) => self.max_tokens,
+            (false, Some(o)) => o.tensor.dims()[1],
+            (false, None) => 0,
         }
-        let launches = problem.launches(entry, &lengths, gpu, true);
-        let launches = launches.try_map(|entry| Ok(problem.kernel(entry)))?;
-        Ok(Recipe::new(launches, self.parameter()))
     }
 
-    /// The variant that a launch takes.
-    pub(crate) fn selected(&self) -> Result<Entry, Error> {
-        let problem = self.check_on(MEASURED_ON)?;
-        problem.entry(&self.lengths(), MEASURED_ON)
+    /// New tokens of all rows, of packed ones and what is around them. The check has seen every rank.
+    pub(super) fn tokens(&self) -> u64 {
+        match self.total() {
+            Some(total) => total as u64,
+            None => u64::from(self.batch()) * self.most_tokens() as u64,
+        }
     }
 
-    /// Bytes that a launch must move where every row is active and full.
-    pub(crate) fn bytes(&self) -> Result<u64, Error> {
-        let problem = self.check()?;
-        let (rows, tokens) = (u64::from(self.batch()), self.tokens());
-        let is_flush = self.phase == Phase::Flush;
-        let final_ones = match (problem.writes_final(), self.pending) {
-            (true, None) => rows + self.most_checkpoints(),
-            (true, Some(_)) if is_flush => rows,
-            _ => 0,
-        };
-        let of_rings = self.pending.map_or(0, |pending| {
-            let entries = match is_flush {
-                true => rows * pending.most as u64,
-                false => tokens,
-            };
-            entries * pending.entry_bytes()
-        });
-        let of_each_token = [Argument::Snapshots, Argument::TokenSlots];
-        let of_each_token = of_each_token.into_iter().filter(|&it| self.has(it));
-        let written = final_ones + tokens * of_each_token.count() as u64;
-        let moves_whole =
-            |it: &&Argument| matches!(it.unit(), Unit::Token | Unit::Row | Unit::Layer);
-        let others: u64 = (Argument::ALL.iter().filter(moves_whole))
-            .filter_map(|&argument| self.tensor(argument))
-            .map(|tensor| {
-                let elements: usize = tensor.dims().iter().product();
-                (elements * tensor.dtype().size_of()) as u64
-            })
-            .sum();
-        let states = (rows + written).saturating_mul(problem.state_bytes());
-        let windows = self.windows().map_or(0, |[read, _]| {
-            let taps = u64::from(problem.constants.taps);
-            let (window, of_each_token) = (taps - 1, self.has(Argument::WindowSnapshots));
-            // With token slots, a window without its oldest input, and the row's own.
-            let in_slots = match (self.has(Argument::TokenSlots), self.pending) {
-                (true, _) => rows * (window - 1) + tokens,
-                // They move, whether a state is written or not, but for drafts.
-                (false, Some(pending)) if pending.inputs.is_none() => rows * window,
-                (false, _) => final_ones * window,
-            };
-            let inputs = rows * window + in_slots + u64::from(of_each_token) * tokens * window;
-            let (channels, element) = (read.tensor.dims()[1], read.tensor.dtype().size_of());
-            inputs * (channels * element) as u64
-        });
-        let around = windows.saturating_add(of_rings);
-        Ok(states.saturating_add(around).saturating_add(others))
+    /// Most checkpoints that rows which begin their sequences may write.
+    pub(super) fn most_checkpoints(&self) -> u64 {
+        self.get(Argument::CheckpointSlots).map_or(0, |slots| {
+            let [rows, of_row] = [0, 1].map(|dim| slots.tensor.dims()[dim] as u64);
+            let every = self.checkpoint_every() as u64;
+            match self.has(Argument::CuSeqlens) {
+                true => (self.tokens() / every).min(rows * of_row),
+                false => rows * (self.most_tokens() as u64 / every).min(of_row),
+            }
+        })
     }
 
     /// Addresses and sizes, as a launch takes them.

@@ -7,14 +7,16 @@ mod pending;
 mod prefill;
 mod prefill_launches;
 mod refused;
+mod stages;
 
 use gated_delta_kernels::step::{StepConstants, StepParams};
 
-use super::select::Keeps;
 use super::work::sealed::Work as _;
 use super::*;
+
 use crate::DType::{self, Bf16, F16, F32, I32, I64, U32};
 use crate::error::Error;
+use crate::tensor::Tensor;
 
 fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
     // SAFETY: nothing is launched.
@@ -304,15 +306,15 @@ fn a_plan_has_the_launches_of_every_b() {
     ] {
         let problem = work.request().check().unwrap();
         for multiprocessors in [20, 132, 160] {
-            let gpu = select::Gpu {
+            let gpu = Gpu {
                 multiprocessors,
-                ..select::MEASURED_ON
+                ..MEASURED_ON
             };
             let by_rows: Vec<_> = problem.by_rows(gpu).collect();
             assert_eq!(by_rows.last().map(|step| step.last), Some(MAX_BATCH as u32));
             steps += by_rows.len();
             for rows in (1..600).chain([MAX_BATCH as u32 - 1, MAX_BATCH as u32]) {
-                let lengths = crate::step::prefill::Lengths::of_rows(rows);
+                let lengths = crate::step::lengths::Lengths::of_rows(rows);
                 let entry = problem.entry(&lengths, gpu).unwrap();
                 let wanted = problem.launches(entry, &lengths, gpu, true).main;
                 let step = by_rows.iter().find(|step| rows <= step.last).unwrap();

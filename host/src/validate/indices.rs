@@ -4,9 +4,9 @@ use std::ptr;
 use std::slice;
 
 use crate::error::Error;
-use crate::library::{Library, TENSORS};
+use crate::library::Library;
 use crate::shapes::Named;
-use crate::step::{Argument, Request, Unit};
+use crate::step::{Argument, Request, TENSORS, Unit};
 use crate::stream::StreamRef;
 use crate::tensor::DType;
 

@@ -2,7 +2,7 @@
 
 use super::refused::refused;
 use super::*;
-use crate::step::checks::ratio;
+use crate::step::shape::checks::ratio;
 
 /// 2·H·K + HV·V
 pub(super) const D: usize = 2 * 2 * 64 + 4 * 64;
@@ -247,7 +247,7 @@ fn taps_that_are_aligned_to_their_bytes_are_read_at_once() {
 
 #[test]
 fn a_layer_has_kernels_of_its_own_and_fresh_rows_have_not() {
-    use crate::step::select::Operator::{GdnDecode, GdnLayer, KdaDecode, KdaLayer};
+    use crate::step::Operator::{GdnDecode, GdnLayer, KdaDecode, KdaLayer};
     let operator = |work: &dyn Work| work.request().check().unwrap().kind.operator;
     assert_eq!(operator(&layer()), GdnLayer);
     assert_eq!(operator(&with_conv(convolution())), GdnLayer);

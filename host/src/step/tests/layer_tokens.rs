@@ -4,7 +4,6 @@ use super::layer::{D, constants, conv};
 use super::refused::refused;
 use super::*;
 use crate::raw::LayerParams;
-use crate::step::select::Operator;
 
 const WINDOW: u64 = D as u64 * 3 * 2;
 
@@ -641,7 +640,7 @@ fn packed_rows_that_do_not_fit_are_refused_by_name() {
 /// With either formulation a convolution and a norm have kernels of their own, and fresh rows alone have not.
 #[test]
 fn layers_of_tokens_at_once_have_kernels_of_their_own() {
-    use crate::step::select::Mode::{Resume, Update, Verify};
+    use crate::step::Mode::{Resume, Update, Verify};
 
     let parallel = Options::default().formulation(Formulation::Parallel);
     let of = |mut step: Gdn<'static>| {

@@ -1,0 +1,142 @@
+//! Which operator computes a request: its formulation's, where that takes the tokens and the states.
+
+use super::extents::Extents;
+use crate::error::{Error, excludes};
+use crate::shapes::unsupported;
+use crate::step::args::{Formulation, MAX_TOKENS, StateLayout};
+use crate::step::argument::Argument;
+use crate::step::choice::MAX_PARALLEL_TOKENS;
+use crate::step::kind::{Mode, Operator};
+use crate::step::request::Request;
+use crate::tensor::DType;
+
+/// Checks that the kernels of the chosen formulation compute the numbers of tokens; which operator they are of.
+pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Operator, Error> {
+    let tokens = request.inputs.map(|_| extents.new.tokens);
+    let previous_tokens = request.stored.map(|_| extents.previous.tokens);
+    if request.is_chunked() {
+        return Ok(match request.gates.per_channel {
+            false => Operator::GdnPrefill,
+            true => Operator::KdaPrefill,
+        });
+    }
+    let is_layer =
+        request.conv().is_some() || request.norm.is_some() || request.has(Argument::Windows);
+    if request.formulation == Formulation::Recurrent {
+        if request.pending.is_some() {
+            let allowed = match request.options.formulation {
+                Formulation::Auto if request.gates.per_channel => {
+                    "1, or up to 8 of bf16 states with K = 128"
+                }
+                Formulation::Auto => "1, or up to 8 of bf16 states with K = 64 or 128",
+                _ => "1, or up to 8 with Formulation::Parallel",
+            };
+            up_to("T with pending", tokens, 1, allowed)?;
+            return Ok(match (request.gates.per_channel, is_layer) {
+                (false, false) => Operator::GdnDeferred,
+                (true, false) => Operator::KdaDeferred,
+                (false, true) => Operator::GdnDeferredLayer,
+                (true, true) => Operator::KdaDeferredLayer,
+            });
+        }
+        let allowed = match request.options.formulation {
+            Formulation::Auto => "at least 1",
+            _ => "1 to 16, or any with Formulation::Chunked",
+        };
+        up_to("T", tokens, MAX_TOKENS, allowed)?;
+        up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
+        let (per_channel, is_one) = (request.gates.per_channel, tokens == Some(1));
+        let is_one = is_one && previous_tokens.is_none();
+        if is_layer {
+            return Ok(match (per_channel, is_one && is_plain(request)) {
+                (false, true) => Operator::GdnLayer,
+                (false, false) => Operator::GdnLayerMtp,
+                (true, true) => Operator::KdaLayer,
+                (true, false) => Operator::KdaLayerMtp,
+            });
+        }
+        return Ok(match (per_channel, is_one) {
+            (true, true) => Operator::KdaDecode,
+            (true, false) => Operator::KdaRecurrent,
+            (false, true) if is_plain(request) => Operator::GdnDecode,
+            (false, _) => Operator::GdnMtp,
+        });
+    }
+    let parallel = (true, "formulation = parallel");
+    excludes(
+        parallel,
+        &[
+            (request.has(Argument::Snapshots), "snapshots"),
+            (request.has(Argument::TokenSlots), "token_slots"),
+        ],
+        "it has no state after each token",
+    )?;
+    excludes(
+        parallel,
+        &[
+            (request.pool().tensor.dtype() == DType::F32, "an f32 state"),
+            (
+                request.options.state_layout == StateLayout::VLast,
+                "a v_last state",
+            ),
+        ],
+        "it is for 16-bit k_last states",
+    )?;
+    up_to(
+        "T of the parallel formulation",
+        tokens,
+        MAX_PARALLEL_TOKENS,
+        "1 to 8, or any with Formulation::Chunked",
+    )?;
+    up_to(
+        "T' of the parallel formulation",
+        previous_tokens,
+        MAX_PARALLEL_TOKENS,
+        "1 to 8",
+    )?;
+    if request.pending.is_some() {
+        excludes(
+            (true, "pending with formulation = parallel"),
+            &[(request.pool().tensor.dtype() == DType::F16, "an f16 state")],
+            "with formulation = recurrent such steps are of one token",
+        )?;
+        return Ok(match (request.gates.per_channel, is_layer) {
+            (false, false) => Operator::GdnDeferredParallel,
+            (false, true) => Operator::GdnDeferredLayerParallel,
+            (true, false) => Operator::KdaDeferredParallel,
+            (true, true) => Operator::KdaDeferredLayerParallel,
+        });
+    }
+    let mode = match (tokens, previous_tokens) {
+        (Some(_), Some(_)) => Mode::Resume,
+        (_, Some(_)) => Mode::Update,
+        _ if request.read_only => Mode::Verify,
+        _ => Mode::Update,
+    };
+    Ok(match (request.gates.per_channel, is_layer) {
+        (false, false) => Operator::GdnMtpParallel(mode),
+        (false, true) => Operator::GdnLayerParallel(mode),
+        (true, false) => Operator::KdaRecurrentParallel(mode),
+        (true, true) => Operator::KdaLayerParallel(mode),
+    })
+}
+
+/// Dense rows, whose states go to one place at most.
+fn is_plain(request: &Request<'_>) -> bool {
+    !request.has(Argument::Snapshots)
+        && !request.has(Argument::TokenSlots)
+        && !request.has(Argument::CuSeqlens)
+}
+
+/// A number of tokens, where there are some, is in 1..=`most`, which `allowed` spells out.
+fn up_to(
+    what: &'static str,
+    tokens: Option<usize>,
+    most: usize,
+    allowed: &'static str,
+) -> Result<(), Error> {
+    match tokens {
+        Some(tokens) if !(1..=most).contains(&tokens) => Err(unsupported(what, tokens, allowed)),
+        _ => Ok(()),
+    }
+}
