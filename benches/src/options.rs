@@ -80,7 +80,7 @@ pub struct Options {
     /// Leave level-2 cache warm: one set of buffers instead of a rotation.
     #[arg(long)]
     pub warm: bool,
-    /// Measure every variant of a cell, not only the selected one, and print what host/src/step/select.rs should say, and the
+    /// Measure every variant of a cell, not only the selected one, and print what host/src/step/select/tiles.txt should say, and the
     /// cells whose selected variant is more than 2 % from the best; of prefills and states that wait, the latter alone.
     #[arg(long)]
     pub tune: bool,

@@ -2,7 +2,7 @@
 
 use gated_delta_kernels::step::LayerParams;
 
-/// How a launch uses the elements of a tensor.
+/// The use that a launch makes of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// A launch reads them.
@@ -17,7 +17,7 @@ pub(crate) enum Access {
     States,
 }
 
-/// What a tensor has elements for.
+/// The thing that a tensor has elements for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Each token.
@@ -91,28 +91,28 @@ macro_rules! arguments {
                 })*
             }
 
-            /// What it is called, but where [`Request::name`](super::Request::name) says otherwise.
+            /// Its name, but where [`Request::name`](super::Request::name) gives another.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$argument => $name,)*
                 }
             }
 
-            /// How a launch uses it.
+            /// The use that a launch makes of it.
             pub const fn access(self) -> Access {
                 match self {
                     $(Self::$argument => Access::$access $((Self::$other))?,)*
                 }
             }
 
-            /// What it has elements for.
+            /// The thing that it has elements for.
             pub const fn unit(self) -> Unit {
                 match self {
                     $(Self::$argument => Unit::$unit,)*
                 }
             }
 
-            /// Which constant says that accesses to it are wide.
+            /// The constant that says that accesses to it are wide.
             pub const fn wide(self) -> Wide {
                 match self {
                     $(Self::$argument => Wide::$wide,)*
@@ -130,15 +130,15 @@ arguments! {
     Q = "q" in step.q, Read, Token, Io;
     K = "k" in step.k, Read, Token, Io;
     V = "v" in step.v, Read, Token, Io;
-    /// Of the new tokens' convolution.
+    /// The projection that the convolution of the new tokens reads.
     X = "x" in x, Read, Token, Chunks;
     ConvWeight = "conv_weight" in conv_weight, Read, Layer, Taps;
     Windows = "windows" in read_windows, Update unless WriteWindows, Slot, Never;
-    /// Of the new tokens: raw gates call it `a`.
+    /// The gate of the new tokens; raw gates call it `a`.
     Gate = "g" in step.g, Read, Token, Channels;
-    /// Of the new tokens: raw gates call it `b`.
+    /// The beta of the new tokens; raw gates call it `b`.
     Beta = "beta" in step.b, Read, Token, Never;
-    /// Here and below: of previous tokens, or of those of a commit.
+    /// This one and the four below belong to previous tokens, or to those of a commit.
     PreviousK = "previous k" in step.previous_k, Read, Token, Io;
     PreviousV = "previous v" in step.previous_v, Read, Token, Io;
     PreviousX = "previous x" in previous_x, Read, Token, Never;
@@ -167,14 +167,14 @@ arguments! {
     Keys = "keys", Ring, Slot, Never;
     Updates = "updates", Ring, Slot, Never;
     Decays = "decays", Ring, Slot, Never;
-    /// Of a ring.
+    /// A ring of what tokens were convolved from.
     Inputs = "inputs", Ring, Slot, Never;
     PendingLen = "pending len", Read, Row, Never;
     PendingBase = "pending base", Read, Row, Never;
     Workspace = "workspace", Write, Launch, Never;
 }
 
-/// How many there are.
+/// The number of arguments.
 pub(crate) const TENSORS: usize = Argument::ALL.len();
 
 const _: () = assert!(TENSORS <= 64, "a bit for each");

@@ -11,7 +11,7 @@ pub(super) const MAX_PARALLEL_TOKENS: usize = 8;
 /// Most value heads of a query/key head that the parallel formulation takes with a convolution or a norm.
 const MAX_PARALLEL_RATIO: usize = 8;
 
-/// The same of KDA.
+/// Most value heads of a query/key head that it takes of KDA.
 const MAX_PARALLEL_KDA_RATIO: usize = 4;
 
 /// The tensors that a prefill alone has.
@@ -25,7 +25,7 @@ const CU_SEQLENS: u64 = 1 << Argument::CuSeqlens as u32;
 const OF_EACH_TOKEN: u64 = 1 << Argument::Snapshots as u32 | 1 << Argument::TokenSlots as u32;
 
 impl Request<'_> {
-    /// What [`Formulation::Auto`] is for these arguments: the first row that holds. T is the most new tokens of a row that may
+    /// Chooses what [`Formulation::Auto`] is for these arguments: the first row that holds. T is the most new tokens of a row that may
     /// come (of packed rows `max_tokens`), T' the same of previous tokens; 0 where there are none.
     ///
     /// | arguments | formulation |
@@ -114,7 +114,7 @@ impl Request<'_> {
             }
     }
 
-    /// Whether the steps of a ring, and its flush, are of drafts.
+    /// Says whether the steps of a ring, and its flush, are of drafts.
     fn is_ring_parallel(&self, pending: &Pending<'_>, tokens: usize) -> bool {
         let is_of_drafts = tokens > 1
             || pending.most > MAX_PENDING
@@ -149,7 +149,7 @@ impl Request<'_> {
     }
 }
 
-/// What makes a prefill of it.
+/// Names the argument that makes a prefill of the request.
 pub(super) fn chunked_by(request: &Request<'_>) -> &'static str {
     let of_prefill = [
         (Argument::Positions, "positions"),
@@ -164,7 +164,7 @@ pub(super) fn chunked_by(request: &Request<'_>) -> &'static str {
     }
 }
 
-/// Why no drafts are deferred.
+/// Names the reason why drafts are not deferred.
 pub(super) fn no_drafts_by(request: &Request<'_>) -> &'static str {
     match (request.options.formulation, request.pool().tensor.dtype()) {
         (Formulation::Auto, DType::F32) => "an f32 state",

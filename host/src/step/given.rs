@@ -22,7 +22,7 @@ pub(crate) mod sealed {
         /// Makes a request of the arguments where the caller wants it: for a launch, which does not move it.
         fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a>;
 
-        /// The same by value.
+        /// Makes a request by value.
         fn request(&self) -> Request<'_> {
             *self.describe(&mut MaybeUninit::uninit())
         }

@@ -6,7 +6,7 @@ use gated_delta_kernels::machine;
 
 use crate::error::Error;
 
-/// What the choice asks of a GPU.
+/// The properties of a GPU that a choice asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
     pub multiprocessors: u32,
@@ -25,7 +25,7 @@ impl Gpu {
         self.machine() >= machine::HOPPER
     }
 
-    /// What it has, as kernels know it.
+    /// Its machine, as kernels know it.
     pub fn machine(self) -> u32 {
         machine::of_capability(self.compute_capability)
     }
@@ -55,7 +55,7 @@ pub(crate) const MEASURED_ON: Gpu = Gpu {
     compute_capability: (9, 0),
 };
 
-/// Whether `entry` is for this machine: of a chain's entries those of warpgroups for Hopper, the others for all other machines.
+/// Says whether `entry` is for this machine: a chain's entries with warpgroups are for Hopper, its others for all other machines.
 pub(crate) fn serves(entry: Entry, machine: u32) -> bool {
     let family = entry.computes().map(|computes| computes.family);
     let is_chain = matches!(

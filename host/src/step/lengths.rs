@@ -1,4 +1,4 @@
-//! How long the rows of a launch are: of a prefill, no constant says so.
+//! Lengths of the rows of a launch, which are no constants of a prefill.
 
 use gated_delta_kernels::prefill::{CHUNK, units};
 
@@ -6,7 +6,7 @@ use super::argument::Argument;
 use super::gpu::Gpu;
 use super::request::Request;
 
-/// How long the rows of a launch are.
+/// Lengths of the rows of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lengths {
     /// B
@@ -20,7 +20,7 @@ pub(crate) struct Lengths {
 }
 
 impl Lengths {
-    /// Of what has them in its constants, or needs none.
+    /// The lengths of a launch whose constants have them, or that needs none.
     pub fn of_rows(rows: u32) -> Self {
         Self {
             rows,
@@ -37,7 +37,7 @@ impl Lengths {
 }
 
 impl Request<'_> {
-    /// How long the rows are. The check has seen every rank.
+    /// The lengths of the rows. The check has seen every rank.
     pub(crate) fn lengths(&self) -> Lengths {
         self.lengths_of(self.batch())
     }

@@ -109,7 +109,7 @@ pub use args::{
 };
 pub(crate) use argument::{Argument, TENSORS, Unit};
 pub(crate) use gpu::{Gpu, MEASURED_ON, serves};
-pub(crate) use kind::{Keeps, Kind, Mode, Operator};
+pub(crate) use kind::{Kind, Mode};
 pub use plan::Plan;
 pub(crate) use request::{Request, SWITCHES, Sort, Switches};
 pub(crate) use schedule::{Launches, Parameter, WHOLE_BYTES};

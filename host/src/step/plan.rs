@@ -214,7 +214,7 @@ impl Plan {
         self.problem.check_aligned(params)?;
         let (function, shape) = self.of_rows(rows)?;
         if let Some(pending) = request.pending {
-            check_rings_aligned(pending, self.problem.kind.operator.per_channel())?;
+            check_rings_aligned(pending, self.problem.kind.per_channel)?;
         }
         // SAFETY: the caller's promise; the function was compiled for these constants.
         unsafe { self.library.launch_one(stream, (function, shape), request) }
@@ -311,7 +311,7 @@ impl Problem {
             if self.is_chunked() {
                 aligned(Wide::Chunks, 16, params)?;
             }
-            if self.kind.operator.per_channel() {
+            if self.kind.per_channel {
                 aligned(Wide::Channels, 16, params)?;
             }
         }

@@ -1,4 +1,4 @@
-//! What a launch is compiled for.
+//! All that a launch is compiled for.
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::machine;
@@ -9,7 +9,7 @@ use super::kind::Kind;
 use crate::Entry;
 use crate::kernel::Kernel;
 
-/// What a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
+/// All that a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     pub kind: Kind,
@@ -17,14 +17,14 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Whether each row's final state is written: by an update or by a commit.
+    /// Says whether each row's final state is written: by an update or by a commit.
     pub fn writes_final(&self) -> bool {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// Whether it is a prefill.
+    /// Says whether it is a prefill.
     pub fn is_chunked(&self) -> bool {
-        self.kind.operator.is_chunked()
+        self.kind.is_chunked()
     }
 
     /// Warpgroups multiply.
@@ -32,7 +32,7 @@ impl Problem {
         self.constants.machine == machine::HOPPER
     }
 
-    /// Whether o of pieces of one token is left for the norm behind a chain.
+    /// Says whether o of chunks of one token is left for the norm after a chain.
     pub fn leaves_tokens(&self) -> bool {
         self.is_chunked() && leaves_tokens(&self.constants, self.kind.v_dim)
     }

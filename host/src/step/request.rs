@@ -11,7 +11,7 @@ use crate::Entry;
 use crate::shapes::{Named, named};
 use crate::tensor::Tensor;
 
-/// Which tokens a launch has.
+/// The tokens that a launch has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// New tokens, after previous ones or not.
@@ -174,7 +174,7 @@ impl<'a> Request<'a> {
         self.given[argument as usize]
     }
 
-    /// Whether there is such a tensor.
+    /// Says whether there is such a tensor.
     #[inline(always)]
     pub(crate) fn has(&self, argument: Argument) -> bool {
         self.given[argument as usize].is_some()
@@ -192,7 +192,7 @@ impl<'a> Request<'a> {
         self.given[argument as usize].map_or(0, |tensor| tensor.address())
     }
 
-    /// What a tensor is called in these arguments.
+    /// The name of a tensor in these arguments.
     pub(crate) fn name(&self, argument: Argument) -> &'static str {
         let [gate, beta, previous_gate, previous_beta] = *self.gates.names;
         // The tokens of a commit are no previous ones of others.
@@ -330,7 +330,7 @@ impl<'a> Request<'a> {
         tensors
     }
 
-    /// Whether a launch writes this tensor.
+    /// Says whether a launch writes this tensor.
     pub(crate) fn writes(&self, argument: Argument) -> bool {
         match argument.access() {
             Access::Read => false,
@@ -341,7 +341,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Which of a library's last launches it may be like, as far as that is seen before a check.
+    /// The sort of a library's last launches that it may be like, as far as that is seen before a check.
     pub(super) fn sort(&self) -> Sort {
         let o = self.given[Argument::O as usize];
         let is_one = o.and_then(|o| o.dims().get(1)) == Some(&1);
@@ -354,12 +354,12 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether it is a prefill.
+    /// Says whether it is a prefill.
     pub(crate) fn is_chunked(&self) -> bool {
         self.formulation == Formulation::Chunked
     }
 
-    /// Whether the caller says of packed rows that each has at most 64 tokens.
+    /// Says whether the caller promises of packed rows that each has at most 64 tokens.
     pub(super) fn promises_short_rows(&self) -> bool {
         self.has(Argument::CuSeqlens) && self.max_tokens <= CHUNK as usize
     }

@@ -15,8 +15,8 @@ impl Request<'_> {
         Ok(problem)
     }
 
-    /// What [`Self::check`] finds, on a GPU: token by token where the caller left the choice, and the tokens of a layer at once
-    /// would take clusters of blocks that the GPU has not. One GPU has one choice, so that its bits stay what they are.
+    /// [`Self::check`] for a GPU. Where the caller left the choice, and the tokens of a layer at once would take clusters of blocks
+    /// that the GPU has not, the problem is computed token by token. One GPU has one choice, so that its bits stay what they are.
     pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
         let problem = self.check()?.on(gpu);
         let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();

@@ -9,6 +9,7 @@ mod prefill_launches;
 mod refused;
 mod stages;
 
+use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::step::{StepConstants, StepParams};
 
 use super::work::sealed::Work as _;
@@ -117,6 +118,12 @@ fn with_states<G>(
 ) -> Step<'static, G> {
     step.states = states.into();
     step
+}
+
+/// The family of kernels, and whether a decay is one per key channel.
+fn operator(work: &dyn Work) -> (Family, bool) {
+    let kind = work.request().check().unwrap().kind;
+    (kind.family, kind.per_channel)
 }
 
 /// q, k, v.
@@ -387,12 +394,12 @@ fn a_family_follows_from_t_and_options() {
 /// What is selected may depend on which states a step keeps.
 #[test]
 fn what_is_kept_follows_from_states() {
-    let keeps = |work: &dyn Work| work.request().check().unwrap().kind.keeps;
-    assert_eq!(keeps(&gdn()), Keeps::Last);
-    assert_eq!(keeps(&gdn().snapshots(snapshots())), Keeps::Each);
-    assert_eq!(keeps(&token_slots()), Keeps::Each);
+    let mode = |work: &dyn Work| work.request().check().unwrap().kind.mode;
+    assert_eq!(mode(&gdn()), Mode::Update);
+    assert_eq!(mode(&gdn().snapshots(snapshots())), Mode::Each);
+    assert_eq!(mode(&token_slots()), Mode::Each);
     let verify = with_states(gdn(), States::read_only(pool()));
-    assert_eq!(keeps(&verify), Keeps::Other);
-    assert_eq!(keeps(&resume()), Keeps::Other);
-    assert_eq!(keeps(&commit()), Keeps::Other);
+    assert_eq!(mode(&verify), Mode::Verify);
+    assert_eq!(mode(&resume()), Mode::Resume);
+    assert_eq!(mode(&commit()), Mode::Commit);
 }

@@ -100,7 +100,7 @@ pub trait Work: sealed::Work {
 
 impl<W: sealed::Work> Work for W {}
 
-/// What a launch of the arguments comes down to.
+/// Numbers and kernels of a launch of the arguments.
 impl Request<'_> {
     /// See [`Work::recipe`](super::Work::recipe).
     pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {

@@ -1,4 +1,4 @@
-//! What is launched for a request, in order, on one stream.
+//! The launches of a problem, in order, on one stream.
 
 mod parameter;
 pub(super) mod prefill;
@@ -58,16 +58,16 @@ impl<T> Launch<T> {
     }
 }
 
-/// What is launched with the entry of a prefill.
+/// The launches around the entry of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Beside<T> {
-    /// First, of all units.
+    /// The first launch, of all units.
     pub convolve: Option<(T, LaunchShape)>,
-    /// Before the entry, of all units or those of a segment.
+    /// The launch before the entry, of all units or those of a segment.
     pub prepare: Option<(T, LaunchShape)>,
-    /// Behind the entry and beside it, of rows of one token.
+    /// The launch of rows of one token, after the entry and concurrent with it.
     pub single: Option<(T, LaunchShape)>,
-    /// Behind all.
+    /// The last launch.
     pub finish: Option<(T, LaunchShape)>,
 }
 
@@ -210,7 +210,7 @@ impl<T: Copy> Launches<T> {
     }
 }
 
-/// What is launched up to so many rows, but for the z of its grid, which they are.
+/// The launch of up to so many rows, which are the z of its grid.
 #[derive(Clone, Copy, Debug)]
 pub struct ByRows<T> {
     pub last: u32,
@@ -219,7 +219,7 @@ pub struct ByRows<T> {
 }
 
 impl Problem {
-    /// What is launched with `entry` for rows of these lengths on a GPU; in the simulator nothing `overlaps`.
+    /// The launches of `entry` and what goes with it, for rows of these lengths on a GPU; in the simulator nothing `overlaps`.
     pub fn launches(
         &self,
         entry: Entry,
@@ -267,8 +267,8 @@ impl Problem {
         }
     }
 
-    /// What is launched for 1 row and more, of what is no prefill, where nothing but the grid's z goes with B. It ends where a
-    /// GPU has no kernel.
+    /// The launches of 1 row and more of what is no prefill, where nothing but the grid's z goes with B. They end where a GPU has no
+    /// kernel.
     pub fn by_rows(&self, gpu: Gpu) -> impl Iterator<Item = ByRows<Entry>> {
         let heads = self.kind.last_heads(gpu).chain([PAIRED_FROM]);
         let rows = heads.map(|heads| heads / self.value_heads());

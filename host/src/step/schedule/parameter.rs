@@ -19,7 +19,7 @@ pub(crate) enum Parameter {
 }
 
 impl Parameter {
-    /// Of a launch, as a kernel takes it, or what it takes begins with.
+    /// The bytes of a launch's parameter; a kernel takes them, or what they begin with.
     pub fn bytes<T>(&mut self, launch: &Launch<T>) -> &[u8] {
         if let Self::Prefill(params) = self {
             launch.say(params);
@@ -43,7 +43,7 @@ impl Request<'_> {
         }
     }
 
-    /// What a kernel gets whose states wait; others get what it begins with.
+    /// The parameter of a kernel whose states wait; others take what it begins with.
     pub(crate) fn deferred_params(
         &self,
         layer: LayerParams,
@@ -60,7 +60,7 @@ impl Request<'_> {
         }
     }
 
-    /// What a kernel of a prefill gets; others get what it begins with.
+    /// The parameter of a kernel of a prefill; others take what it begins with.
     pub(crate) fn prefill_params(&self, layer: LayerParams) -> PrefillParams {
         use Argument as A;
         if !self.is_chunked() {

@@ -112,7 +112,7 @@ impl Problem {
     pub(super) fn blocks_of_unit(&self, entry: Entry) -> u32 {
         let (h, ratio) = (self.constants.h, self.constants.ratio);
         let computes = entry.computes();
-        let per_channel = self.kind.operator.per_channel();
+        let per_channel = self.kind.per_channel;
         computes.map_or(0, |it| it.family.blocks_of_unit(h, ratio, per_channel))
     }
 

@@ -22,7 +22,7 @@ pub fn blocks_of(shape: &LaunchShape) -> u64 {
     shape.grid.into_iter().map(u64::from).product()
 }
 
-/// Whether it takes rows of one token of a prefill.
+/// Says whether an entry takes rows of one token of a prefill.
 fn takes_singles(entry: Entry) -> bool {
     let computes = entry.computes();
     computes.is_some_and(|computes| computes.family.takes_singles())

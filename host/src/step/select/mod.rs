@@ -1,4 +1,4 @@
-//! Which variant a shape gets.
+//! The choice of a variant.
 
 mod problem;
 mod table;
@@ -7,20 +7,21 @@ mod tests;
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::launch::{Layout, States};
+use gated_delta_kernels::launch::{Family, Layout, States};
 
 use super::args::StateLayout;
 use super::gpu::{Gpu, MEASURED_ON, serves};
-use super::kind::{Kind, Mode, Operator};
+use super::kind::{Kind, Mode};
 use super::shape::checks;
 use crate::error::Error;
 use crate::shapes::range;
 use crate::tensor::DType;
+use table::rows;
 
 /// Dynamic shared memory that a block may have on every GPU that is supported, bytes.
 pub(crate) const MAX_SHARED_BYTES: u32 = 99 * 1024;
 
-/// The same on Hopper.
+/// Dynamic shared memory that a block may have on Hopper, bytes.
 const MAX_HOPPER_SHARED_BYTES: u32 = 227 * 1024;
 
 /// Dynamic shared memory that a block of `entry` may have, bytes.
@@ -40,18 +41,41 @@ const ANY: u32 = u32::MAX;
 /// No number of heads: the entry is for machines that no other entry of the table serves.
 const ELSEWHERE: u32 = 0;
 
+/// The only entry of a family for each K: 64, 96 and 128.
+type ByDim = [Option<Entry>; 3];
+
+/// Finds the entries of a family that has one for each K.
+macro_rules! by_dim {
+    ($family:ident) => {{
+        const fn find(k: u32) -> Option<Entry> {
+            let mut at = 0;
+            while at < Entry::ALL.len() {
+                if let Some(computes) = Entry::ALL[at].computes()
+                    && matches!(computes.family, Family::$family)
+                    && computes.k == k
+                {
+                    return Some(Entry::ALL[at]);
+                }
+                at += 1;
+            }
+            None
+        }
+        [find(64), find(96), find(128)]
+    }};
+}
+
 impl Kind {
     /// The state dtype that its entries are named by: those of bf16 take f16 too, by a load-time constant, but for drafts on states
     /// that wait.
     fn state_of_entries(self) -> DType {
         match self.state {
-            DType::F16 if !self.operator.has_drafts_wait() => DType::Bf16,
+            DType::F16 if !(self.family.is_deferred() && self.family.is_parallel()) => DType::Bf16,
             state => state,
         }
     }
 
-    /// That for K, of those for K = 64, 96 and 128.
-    fn of_dim(self, [of_64, of_96, of_128]: [Option<Entry>; 3]) -> Option<Entry> {
+    /// The entry for K.
+    fn of_dim(self, [of_64, of_96, of_128]: ByDim) -> Option<Entry> {
         match self.k_dim {
             64 => of_64,
             96 => of_96,
@@ -60,58 +84,36 @@ impl Kind {
         }
     }
 
-    /// What is launched before its entries, with the same constants.
+    /// The preparation, which is launched before its entries with the same constants.
     pub fn prepare(self) -> Option<Entry> {
-        use Entry as E;
-        let entries = match self.operator {
-            Operator::GdnPrefill => [
-                Some(E::gdn_prefill_prepare_k64),
-                Some(E::gdn_prefill_prepare_k96v192),
-                Some(E::gdn_prefill_prepare_k128),
-            ],
-            Operator::KdaPrefill => [None, None, Some(E::kda_prefill_prepare_k128)],
-            _ => [None; 3],
-        };
-        self.of_dim(entries)
+        const GDN: ByDim = by_dim!(GdnPrefillPrepare);
+        const KDA: ByDim = by_dim!(KdaPrefillPrepare);
+        match self.family {
+            Family::GdnPrefillChain => self.of_dim(GDN),
+            Family::KdaPrefillChain => self.of_dim(KDA),
+            _ => None,
+        }
     }
 
-    /// What is launched before [`Self::prepare`] where there is a convolution, with the same constants.
+    /// The convolution, which is launched before [`Self::prepare`] with the same constants.
     pub fn convolve(self) -> Option<Entry> {
-        use Entry as E;
-        self.prepare()?;
-        let entries = [
-            E::prefill_convolve_k64,
-            E::prefill_convolve_k96v192,
-            E::prefill_convolve_k128,
-        ];
-        self.of_dim(entries.map(Some))
+        const ALL: ByDim = by_dim!(PrefillConvolve);
+        self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
-    /// What is launched behind its entries, with the same constants: it writes windows, and norms o of rows that are not short.
+    /// The last launch, after its entries with the same constants: it writes windows, and norms o of rows that are not short.
     pub fn finish(self) -> Option<Entry> {
-        use Entry as E;
-        let entries = [
-            E::prefill_finish_k64,
-            E::prefill_finish_k96v192,
-            E::prefill_finish_k128,
-        ];
-        let is_chunked = self.operator.is_chunked();
-        self.of_dim(entries.map(|entry| is_chunked.then_some(entry)))
+        const ALL: ByDim = by_dim!(PrefillFinish);
+        self.of_dim(ALL).filter(|_| self.is_chunked())
     }
 
-    /// What is launched behind its entries, beside them, of rows of one token, with the same constants.
+    /// The kernel of rows of one token, which is launched after its entries, concurrent with them, with the same constants.
     pub fn single(self) -> Option<Entry> {
-        use Entry as E;
-        self.prepare()?;
-        let entries = [
-            E::prefill_single_k64,
-            E::prefill_single_k96v192,
-            E::prefill_single_k128,
-        ];
-        self.of_dim(entries.map(Some))
+        const ALL: ByDim = by_dim!(PrefillSingle);
+        self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
-    /// Whether what is behind its entries norms o: of rows that have a preparation.
+    /// Says whether the last launch norms o: it does of rows that have a preparation.
     pub fn norms_behind(self) -> bool {
         self.norm && self.prepare().is_some()
     }
@@ -133,34 +135,24 @@ impl Kind {
             .collect()
     }
 
-    /// That of rows of at most 64 tokens, where these have kernels of their own.
+    /// The kind of rows of at most 64 tokens, where these have kernels of their own.
     pub fn of_short_rows(self) -> Option<Self> {
-        let operator = match self.operator {
-            Operator::GdnPrefill => Operator::GdnPrefillShort,
-            Operator::KdaPrefill => Operator::KdaPrefillShort,
+        let family = match self.family {
+            Family::GdnPrefillChain => Family::GdnPrefillShort,
+            Family::KdaPrefillChain => Family::KdaPrefillShort,
             _ => return None,
         };
-        Some(Self { operator, ..self })
+        Some(Self { family, ..self })
     }
 
     /// Most value heads of a query/key head, where its kernels compute all of these together.
     pub fn max_heads(self) -> Option<u32> {
-        let is_layer = matches!(
-            self.operator,
-            Operator::GdnDeferredLayer
-                | Operator::KdaDeferredLayer
-                | Operator::GdnLayer
-                | Operator::KdaLayer
-                | Operator::GdnLayerMtp
-                | Operator::KdaLayerMtp
-                | Operator::GdnLayerParallel(_)
-                | Operator::KdaLayerParallel(_)
-                | Operator::GdnDeferredLayerParallel
-                | Operator::KdaDeferredLayerParallel
-        );
+        if !self.is_layer() {
+            return None;
+        }
         // Some of a single value head take no other.
         let of_several = Self { ratio: 2, ..self };
-        let entries = of_several.rows().iter();
+        let entries = rows(of_several).iter();
         let most = |&(_, entry): &Row| {
             let fits = |&ratio: &u32| {
                 let of_one = Self {
@@ -172,11 +164,7 @@ impl Kind {
             };
             (1..=entry.max_ratio()).rev().find(fits)
         };
-        if is_layer {
-            entries.filter_map(most).max()
-        } else {
-            None
-        }
+        entries.filter_map(most).max()
     }
 
     /// Dynamic shared memory of a block of `entry`, bytes.
@@ -185,25 +173,25 @@ impl Kind {
             (StateLayout::KLast, state) => entry.shared_state_elements() * state.size_of() as u32,
             (StateLayout::VLast, _) => 0,
         };
-        let shared = entry.shared(self.operator.per_channel());
+        let shared = entry.shared(self.per_channel);
         shared.bytes(self.tokens, self.ratio) + of_state
     }
 
     /// Some variant has room for these tokens and value heads, where any is compiled.
     pub fn check_room(self) -> Result<(), Error> {
         checks::ratio(self.ratio as usize, self.max_heads())?;
-        let mut entries = self.rows().iter().map(|&(_, entry)| entry);
-        if self.rows().is_empty() || entries.any(|entry| self.has_room(entry)) {
+        let mut entries = rows(self).iter().map(|&(_, entry)| entry);
+        if rows(self).is_empty() || entries.any(|entry| self.has_room(entry)) {
             return Ok(());
         }
         Err(self.no_room(|_| true))
     }
 
-    /// What is wanted where no variant has room, of those that a GPU `takes`.
+    /// The error that says what has room, among the variants that a GPU `takes`.
     #[cold]
     fn no_room(self, takes: impl Fn(Entry) -> bool) -> Error {
         let fits = |kind: Self| {
-            let mut entries = self.rows().iter().map(|&(_, entry)| entry);
+            let mut entries = rows(self).iter().map(|&(_, entry)| entry);
             entries.any(|entry| takes(entry) && kind.has_room(entry))
         };
         let (ratio, tokens) = (self.ratio, self.tokens);
@@ -225,7 +213,7 @@ impl Kind {
         }
     }
 
-    /// Whether `entry` has room for the value heads that it takes together, and for the tokens.
+    /// Says whether `entry` has room for the value heads that it takes together, and for the tokens.
     fn has_room(self, entry: Entry) -> bool {
         self.ratio <= entry.max_ratio() && self.shared_bytes(entry) <= most_shared_bytes(entry)
     }
@@ -237,7 +225,7 @@ impl Kind {
         let reaches =
             |up_to| up_to == ANY || measured <= u64::from(up_to) * u64::from(gpu.multiprocessors);
         let mut last = None;
-        for &(up_to, entry) in self.rows() {
+        for &(up_to, entry) in rows(self) {
             if self.runs_on(entry, gpu) {
                 if reaches(up_to) {
                     return Ok(entry);
@@ -250,7 +238,7 @@ impl Kind {
 
     /// The most states that each of its entries but the last is selected for.
     pub fn last_heads(self, gpu: Gpu) -> impl Iterator<Item = u32> {
-        let up_to = self.rows().iter().map(|&(up_to, _)| up_to);
+        let up_to = rows(self).iter().map(|&(up_to, _)| up_to);
         up_to.filter(|&up_to| up_to != ANY).map(move |up_to| {
             let filled = u64::from(up_to) * u64::from(gpu.multiprocessors);
             let heads = filled / u64::from(MEASURED_ON.multiprocessors);
@@ -260,25 +248,26 @@ impl Kind {
 
     #[cold]
     fn no_entry(self, gpu: Gpu) -> Error {
-        let mut entries = self.rows().iter().map(|&(_, entry)| entry);
+        let of = if self.per_channel { "KDA" } else { "GDN" };
+        let mut entries = rows(self).iter().map(|&(_, entry)| entry);
         if !gpu.has_clusters() && entries.any(|entry| self.has_room(entry)) {
             return Error::Unsupported {
                 what: "kernel",
                 got: format!(
-                    "{:?} with HV / H = {}, on a GPU without clusters of blocks",
-                    self.operator, self.ratio
+                    "{:?} of {of} with HV / H = {}, on a GPU without clusters of blocks",
+                    self.family, self.ratio
                 ),
                 allowed: "compute capability 9.0 or newer, or the recurrent formulation",
             };
         }
-        if !self.rows().is_empty() {
+        if !rows(self).is_empty() {
             return self.no_room(|entry| !entry.takes_clusters() || gpu.has_clusters());
         }
         Error::Unsupported {
             what: "kernel",
             got: format!(
-                "{:?}, {} {} states, K = {}, V = {}",
-                self.operator, self.layout, self.state, self.k_dim, self.v_dim
+                "{:?} of {of}, {} {} states, K = {}, V = {}",
+                self.family, self.layout, self.state, self.k_dim, self.v_dim
             ),
             allowed: "no variant of it is compiled",
         }
@@ -292,17 +281,18 @@ impl Kind {
 
     /// Every entry that [`Kind::entry`] may answer, over all batch sizes.
     pub fn entries(self, gpu: Gpu) -> impl Iterator<Item = Entry> {
-        let entries = self.rows().iter().map(|&(_, entry)| entry);
+        let entries = rows(self).iter().map(|&(_, entry)| entry);
         entries.filter(move |&entry| self.runs_on(entry, gpu))
     }
 
     /// Every entry that computes this kind, selected or not.
     pub fn variants(self) -> impl Iterator<Item = Entry> {
-        let selected_alone = self.operator.mode() == Some(Mode::NarrowResume);
+        let is_tight = self.narrow && self.mode == Mode::Resume;
+        let selected_alone = is_tight && self.family.is_parallel();
         Entry::ALL.iter().copied().filter(move |entry| {
             self.is_computed_by(*entry)
                 && self.has_room(*entry)
-                && !(selected_alone && self.rows().iter().all(|(_, selected)| selected != entry))
+                && !(selected_alone && rows(self).iter().all(|(_, selected)| selected != entry))
         })
     }
 
@@ -317,9 +307,10 @@ impl Kind {
             _ => return false,
         };
         entry.computes().is_some_and(|computes| {
-            let per_channel = self.operator.per_channel();
-            computes.family == self.operator.family()
-                && computes.per_channel.is_none_or(|own| own == per_channel)
+            computes.family == self.family
+                && computes
+                    .per_channel
+                    .is_none_or(|own| own == self.per_channel)
                 && computes
                     .all_states()
                     .any(|it| it == States { layout, element })

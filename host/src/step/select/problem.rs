@@ -1,4 +1,4 @@
-//! Which kernels a problem has, by the lengths of its rows.
+//! The kernels of a problem, by the lengths of its rows.
 
 use crate::Entry;
 use crate::error::Error;

@@ -1,112 +1,100 @@
 //! Tables, rooms and the choice of an entry.
 
-use super::*;
-use crate::step::kind::Keeps;
+use std::collections::HashSet;
 
+use super::table::UNSELECTED;
+use super::*;
+
+/// A kind of one token and one value head.
+fn kind(
+    family: Family,
+    per_channel: bool,
+    layout: StateLayout,
+    state: DType,
+    [k_dim, v_dim]: [u32; 2],
+) -> Kind {
+    Kind {
+        family,
+        per_channel,
+        mode: Mode::Commit,
+        narrow: false,
+        layout,
+        state,
+        k_dim,
+        v_dim,
+        ratio: 1,
+        tokens: 1,
+        norm: false,
+    }
+}
+
+/// Kinds that have entries of their own, or lines.
 fn kinds() -> impl Iterator<Item = Kind> {
-    use Operator::{
-        GdnDecode, GdnDeferred, GdnDeferredLayer, GdnDeferredLayerParallel, GdnDeferredParallel,
-        GdnLayer, GdnLayerMtp, GdnLayerParallel, GdnMtp, GdnMtpParallel, GdnPrefill,
-        GdnPrefillShort, KdaDecode, KdaDeferred, KdaDeferredLayer, KdaDeferredLayerParallel,
-        KdaDeferredParallel, KdaLayer, KdaLayerMtp, KdaLayerParallel, KdaPrefill, KdaPrefillShort,
-        KdaRecurrent, KdaRecurrentParallel,
-    };
     use StateLayout::{KLast, VLast};
 
-    let token_by_token = [
-        GdnDecode,
-        GdnMtp,
-        KdaDecode,
-        KdaRecurrent,
-        GdnDeferred,
-        KdaDeferred,
-        GdnDeferredLayer,
-        KdaDeferredLayer,
-        GdnLayer,
-        KdaLayer,
-        GdnLayerMtp,
-        KdaLayerMtp,
-        GdnPrefill,
-        GdnPrefillShort,
-        KdaPrefill,
-        KdaPrefillShort,
+    // What has a line of its own besides: the mode, whether views are narrow, and T + T'.
+    let others = [
+        (Mode::Update, false, 1),
+        (Mode::Update, false, 4),
+        (Mode::Update, false, 8),
+        (Mode::Each, false, 4),
+        (Mode::Each, false, 8),
+        (Mode::Verify, false, 1),
+        (Mode::Resume, false, 2),
+        (Mode::Resume, true, 2),
     ];
-    let families = token_by_token.into_iter().flat_map(|operator| {
-        [KLast, VLast].into_iter().flat_map(move |layout| {
-            [DType::F32, DType::Bf16, DType::F16].map(move |state| (operator, layout, state))
+    let families = Entry::ALL.iter().filter_map(|entry| entry.computes());
+    let families: HashSet<_> = families
+        .flat_map(|computes| {
+            computes
+                .all_operators()
+                .map(move |pc| (computes.family, pc))
         })
-    });
-    let parallel = [Mode::Verify, Mode::Update, Mode::Resume, Mode::NarrowResume]
-        .into_iter()
-        .flat_map(|mode| {
-            [
-                GdnMtpParallel(mode),
-                KdaRecurrentParallel(mode),
-                GdnLayerParallel(mode),
-                KdaLayerParallel(mode),
-            ]
-        })
-        .flat_map(|operator| [DType::Bf16, DType::F16].map(|state| (operator, KLast, state)))
-        .chain(
-            [
-                GdnDeferredParallel,
-                KdaDeferredParallel,
-                GdnDeferredLayerParallel,
-                KdaDeferredLayerParallel,
-            ]
-            .map(|it| (it, KLast, DType::Bf16)),
-        );
-    families
-        .chain(parallel)
-        .flat_map(|(operator, layout, state)| {
-            [[64, 64], [96, 192], [128, 128]].map(|[k_dim, v_dim]| Kind {
-                operator,
-                layout,
-                state,
-                k_dim,
-                v_dim,
-                ratio: 1,
-                tokens: 1,
-                keeps: Keeps::Other,
-                norm: false,
-            })
-        })
-        .flat_map(|kind| {
-            // Those that have a table of their own besides.
-            let others = [
-                (4, Keeps::Last),
-                (8, Keeps::Last),
-                (4, Keeps::Each),
-                (8, Keeps::Each),
-            ];
-            let others = others.map(|(tokens, keeps)| Kind {
-                tokens,
-                keeps,
-                ..kind
-            });
-            let others = others
+        .filter(|(family, _)| family.knows_states() && !family.takes_singles())
+        .collect();
+    families.into_iter().flat_map(move |(family, per_channel)| {
+        let states = [DType::F32, DType::Bf16, DType::F16];
+        let states = [KLast, VLast]
+            .into_iter()
+            .flat_map(move |layout| states.map(|state| (layout, state)));
+        let kinds = states.flat_map(move |(layout, state)| {
+            [[64, 64], [96, 192], [128, 128]]
+                .map(|dims| kind(family, per_channel, layout, state, dims))
+        });
+        kinds.flat_map(move |kind| {
+            let of = others
                 .into_iter()
-                .filter(move |other| other.rows() != kind.rows());
-            [kind].into_iter().chain(others)
+                .filter_map(move |(mode, narrow, tokens)| {
+                    let other = Kind {
+                        mode,
+                        narrow,
+                        tokens,
+                        ..kind
+                    };
+                    let is_none = family.is_parallel() && mode == Mode::Each;
+                    (!is_none && rows(other) != rows(kind)).then_some(other)
+                });
+            [kind].into_iter().chain(of)
         })
+    })
+}
+
+/// The same with one and with two value heads of a query/key head.
+fn of_each_ratio() -> impl Iterator<Item = Kind> {
+    kinds().flat_map(|kind| [1, 2].map(|ratio| Kind { ratio, ..kind }))
 }
 
 /// What a step keeps has a table of its own: f32 K-last updates of eight tokens, V-last states after each of many.
 #[test]
 fn what_is_kept_chooses() {
-    let kind = |layout, state, tokens, keeps| Kind {
-        operator: Operator::GdnMtp,
-        layout,
-        state,
-        k_dim: 128,
-        v_dim: 128,
+    let kind = |layout, state, tokens, mode| Kind {
+        mode,
         ratio: 2,
         tokens,
-        keeps,
-        norm: false,
+        ..kind(Family::Recurrent, false, layout, state, [128, 128])
     };
     let (k_last, v_last) = (StateLayout::KLast, StateLayout::VLast);
-    let (each, last, other) = (Keeps::Each, Keeps::Last, Keeps::Other);
+    let (each, last, other) = (Mode::Each, Mode::Update, Mode::Verify);
     for (kind, heads, wanted) in [
         (kind(k_last, DType::F32, 8, last), 512, "f32_k128_tile16"),
         (
@@ -140,8 +128,8 @@ fn what_is_kept_chooses() {
 
 #[test]
 fn tables_rise_to_any_number_of_heads_and_hold_entries_of_their_kind() {
-    for kind in kinds() {
-        let (rows, variants): (_, Vec<_>) = (kind.rows(), kind.variants().collect());
+    for kind in of_each_ratio() {
+        let (rows, variants): (_, Vec<_>) = (rows(kind), kind.variants().collect());
         assert_eq!(rows.is_empty(), variants.is_empty(), "{kind:?}");
         assert!(rows.is_sorted_by(|one, next| one.0 < next.0), "{kind:?}");
         assert!(rows.last().is_none_or(|last| last.0 == ANY), "{kind:?}");
@@ -151,16 +139,21 @@ fn tables_rise_to_any_number_of_heads_and_hold_entries_of_their_kind() {
     }
 }
 
+/// An entry is on a line, launched beside what is, or on the list of those that no launch selects.
 #[test]
-fn every_variant_is_of_some_kind() {
-    let of_kind = |kind: Kind| kind.variants().chain(kind.beside(true));
-    let mut of_kinds: Vec<Entry> = kinds().flat_map(of_kind).collect();
-    of_kinds.sort();
-    of_kinds.dedup();
+fn every_entry_is_selected_by_some_kind_or_said_not_to_be() {
+    let selected = of_each_ratio().flat_map(|kind| rows(kind).iter().map(|&(_, entry)| entry));
+    let beside = kinds().flat_map(|kind| kind.beside(true));
+    let mut known: Vec<Entry> = selected.chain(beside).collect();
+    known.sort();
+    known.dedup();
+    assert!(UNSELECTED.iter().all(|entry| !known.contains(entry)));
+    known.extend(UNSELECTED);
+    known.sort();
     let all = Entry::ALL.iter().copied();
     let mut all: Vec<Entry> = all.filter(|entry| entry.computes().is_some()).collect();
     all.sort();
-    assert_eq!(of_kinds, all);
+    assert_eq!(known, all);
 }
 
 #[test]
@@ -173,7 +166,7 @@ fn a_gpu_with_half_the_multiprocessors_changes_at_half_the_heads() {
                 ..MEASURED_ON
             };
             let on_hopper = |row: &&Row| row.0 != ELSEWHERE;
-            for &(up_to, entry) in kind.rows().iter().filter(on_hopper) {
+            for &(up_to, entry) in rows(kind).iter().filter(on_hopper) {
                 if up_to == ANY {
                     assert_eq!(kind.entry(u32::MAX, gpu).unwrap(), entry);
                     continue;
@@ -193,7 +186,7 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
         compute_capability: (8, 6),
         ..MEASURED_ON
     };
-    for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
+    for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
         // With many tokens a block has no room for the most heads.
         let most = kind.max_heads().unwrap_or(8);
         let most = if kind.tokens > 1 { 2 } else { most };
@@ -201,16 +194,17 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
             let kind = Kind { ratio, ..kind };
             // Short rows are worked by the chain there.
             let is_short = matches!(
-                kind.operator,
-                Operator::GdnPrefillShort | Operator::KdaPrefillShort
+                kind.family,
+                Family::GdnPrefillShort | Family::KdaPrefillShort
             );
             // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
             // of one.
             let clusters = matches!(
-                kind.operator,
-                Operator::GdnDeferredLayerParallel | Operator::KdaDeferredLayerParallel
+                kind.family,
+                Family::GdnDeferredLayerParallel | Family::KdaDeferredLayerParallel
             );
-            let alone = (ratio == 1 && !clusters) || kind.operator.has_whole_blocks();
+            let has_whole_blocks = !(kind.is_layer() && kind.family.is_parallel());
+            let alone = (ratio == 1 && !clusters) || has_whole_blocks;
             for heads in [1, 100, 10_000] {
                 match kind.entry(heads, without) {
                     Ok(entry) => {
@@ -237,9 +231,9 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
 #[test]
 fn what_has_no_room_in_a_block_is_an_error() {
     let (mut by_tokens, mut by_heads) = (0, 0);
-    for kind in kinds().filter(|kind| !kind.rows().is_empty()) {
+    for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
         let fits = |kind: Kind| {
-            let entries = kind.rows().iter().map(|&(_, entry)| entry);
+            let entries = rows(kind).iter().map(|&(_, entry)| entry);
             let mut entries = entries.map(|entry| (entry, kind.shared_bytes(entry)));
             entries.any(|(entry, bytes)| bytes <= most_shared_bytes(entry))
         };
@@ -274,17 +268,8 @@ fn what_has_no_room_in_a_block_is_an_error() {
 #[test]
 fn a_block_has_room_for_the_state_that_is_brought() {
     let bytes = |entry, layout, state| {
-        let kind = Kind {
-            operator: Operator::GdnPrefill,
-            layout,
-            state,
-            k_dim: 128,
-            v_dim: 128,
-            ratio: 2,
-            tokens: 1,
-            keeps: Keeps::Other,
-            norm: false,
-        };
+        let of_two = kind(Family::GdnPrefillChain, false, layout, state, [128, 128]);
+        let kind = Kind { ratio: 2, ..of_two };
         kind.shared_bytes(entry)
     };
     for (entry, elements) in [
@@ -309,15 +294,15 @@ fn a_block_has_room_for_the_state_that_is_brought() {
 #[test]
 fn entries_without_room_are_passed_over() {
     let mut passed = 0;
-    for kind in kinds().filter(|kind| kind.rows().len() > 1) {
+    for kind in kinds().filter(|&kind| rows(kind).len() > 1) {
         for tokens in 1..2_000 {
             let kind = Kind { tokens, ..kind };
-            let rows = kind.rows().iter();
-            let room: Vec<bool> = rows.map(|&(_, entry)| kind.has_room(entry)).collect();
+            let entries = rows(kind).iter();
+            let room: Vec<bool> = entries.map(|&(_, entry)| kind.has_room(entry)).collect();
             if room.iter().all(|&room| room) || !room.contains(&true) {
                 continue;
             }
-            for &(up_to, _) in kind.rows() {
+            for &(up_to, _) in rows(kind) {
                 let entry = kind.entry(up_to, MEASURED_ON).unwrap();
                 assert!(kind.has_room(entry), "{kind:?}: {}", entry.name());
                 passed += 1;
@@ -329,20 +314,17 @@ fn entries_without_room_are_passed_over() {
 
 #[test]
 fn what_is_not_compiled_is_an_error() {
-    let kind = Kind {
-        operator: Operator::GdnMtpParallel(Mode::Verify),
-        layout: StateLayout::KLast,
-        state: DType::F16,
-        k_dim: 96,
-        v_dim: 192,
-        ratio: 1,
-        tokens: 1,
-        keeps: Keeps::Other,
-        norm: false,
-    };
+    let dims = [96, 192];
+    let kind = kind(
+        Family::GdnMtpParallel,
+        false,
+        StateLayout::KLast,
+        DType::F16,
+        dims,
+    );
     assert_eq!(
         kind.entry(1, MEASURED_ON).unwrap_err().to_string(),
-        "kernel = GdnMtpParallel(Verify), k_last f16 states, K = 96, V = 192 is not supported: no variant of it is compiled"
+        "kernel = GdnMtpParallel of GDN, k_last f16 states, K = 96, V = 192 is not supported: no variant of it is compiled"
     );
     assert_eq!(kind.variants().count(), 0);
 }

@@ -107,7 +107,7 @@ pub(crate) fn floats<'a, const N: usize>(
     Ok(view)
 }
 
-/// How the rows of a tensor lie, and what is compiled for.
+/// The way in which the rows of a tensor lie.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Rows {
     /// One behind the other, as one row.

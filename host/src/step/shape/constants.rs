@@ -34,7 +34,7 @@ fn element(tensor: Option<Named<'_>>) -> u32 {
     }) as u32
 }
 
-/// What is compiled in, by what the checks have found.
+/// The load-time constants, by what the checks have found.
 pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
     let (heads, gates, options) = (&found.extents.heads, &request.gates, request.options);
     let (new, previous) = (&request.new_tokens(), &request.previous_tokens());

@@ -11,7 +11,7 @@ use crate::step::request::{Phase, Request};
 /// Dims of windows, and of those that are written to another pool: it has a P of its own, and windows its slots.
 const OF_SLOTS: [[&str; 3]; 2] = [["P", "D", "W - 1"], ["P of write_pool", "D", "W - 1"]];
 
-/// The same with token slots.
+/// Dims of windows with token slots, as [`OF_SLOTS`].
 const OF_TOKEN_SLOTS: [[&str; 3]; 2] = [
     ["P", "D", "W - 2 + T"],
     ["P of write_pool", "D", "W - 2 + T"],
@@ -20,12 +20,12 @@ const OF_TOKEN_SLOTS: [[&str; 3]; 2] = [
 const SPAN: &str = "channels and inputs that span less than 2^32 elements";
 const DISTINCT: &str = "inputs that do not overlap, since they are written";
 
-/// How the tensors of a convolution lie.
+/// Strides and alignment of the tensors of a convolution.
 #[derive(Default)]
 pub struct ConvolutionStrides {
     /// W
     pub taps: u32,
-    /// Of the new tokens.
+    /// The projection of the new tokens.
     pub x: Strides,
     /// Between the channels of the weight.
     pub weight_channel: u32,
@@ -36,7 +36,7 @@ pub struct ConvolutionStrides {
     pub snapshots: WindowSnapshotStrides,
 }
 
-/// How the tensors of a norm lie.
+/// Strides and alignment of the tensors of a norm.
 #[derive(Default)]
 pub struct NormStrides {
     pub z: Strides,

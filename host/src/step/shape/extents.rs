@@ -46,9 +46,9 @@ impl Letters {
 pub struct Extents {
     /// B.
     pub rows: usize,
-    /// Of the new tokens; T is 0 where there are none.
+    /// The new tokens; T is 0 where there are none.
     pub new: Extent,
-    /// Of the previous tokens; T' is 0 where there are none.
+    /// The previous tokens; T' is 0 where there are none.
     pub previous: Extent,
     pub heads: Heads,
 }

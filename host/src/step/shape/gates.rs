@@ -7,7 +7,7 @@ use crate::shapes::{Named, range};
 use crate::step::argument::Argument;
 use crate::step::request::Request;
 
-/// How the parameters of the gates lie.
+/// Rows and alignment of the parameters of the gates.
 #[derive(Default)]
 pub struct GateRows {
     /// They have H rows.

@@ -7,8 +7,8 @@ pub(super) mod checks;
 mod constants;
 mod convolution;
 mod extents;
+mod family;
 mod gates;
-mod operator;
 pub(super) mod prefill;
 pub(super) mod rings;
 mod states;
@@ -17,11 +17,13 @@ mod tokens;
 
 pub use checks::MAX_BATCH;
 
+use gated_delta_kernels::launch::Family;
+
 use crate::error::Error;
 use crate::step::argument::Argument;
-use crate::step::kind::{Keeps, Kind, Operator};
+use crate::step::kind::{Kind, Mode};
 use crate::step::problem::Problem;
-use crate::step::request::Request;
+use crate::step::request::{Phase, Request};
 use checks::indices;
 use convolution::{ConvolutionStrides, NormStrides};
 use extents::Extents;
@@ -30,7 +32,7 @@ use rings::Rings;
 use states::StateStrides;
 use tokens::TokenStrides;
 
-/// What the checks find besides errors. Of a tensor that is not there, its default.
+/// All that the checks find besides errors; a tensor that is not there has its default.
 struct Shape {
     extents: Extents,
     /// The kernels' code of it.
@@ -52,7 +54,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<Problem, Error> {
     let extents = Extents::of(request)?;
     checks::batch(extents.rows)?;
     prefill::check_switches(request)?;
-    let operator = operator::of(request, &extents)?;
+    let family = family::of(request, &extents)?;
     let null_slot = checks::null_slot(request.options.null_slot)?;
     let scale = checks::scale(request.options.scale, extents.heads.k_dim)?;
     let new = tokens::new(request, &extents)?;
@@ -79,13 +81,13 @@ pub(super) fn check(request: &Request<'_>) -> Result<Problem, Error> {
         rings,
     };
     Ok(Problem {
-        kind: shape.kind(request, operator),
+        kind: shape.kind(request, family),
         constants: constants::of(request, &shape),
     })
 }
 
 impl Shape {
-    /// Whether an access to the tensors of the tokens is not aligned to 16 bytes.
+    /// Says whether an access to the tensors of the tokens is not aligned to 16 bytes.
     fn narrow_io(&self) -> bool {
         self.new.narrow()
             || self.previous.narrow()
@@ -93,21 +95,20 @@ impl Shape {
             || self.gates.narrow_dt_bias
     }
 
-    /// What is launched, but for its tile.
-    fn kind(&self, request: &Request<'_>, operator: Operator) -> Kind {
+    /// The kind of the launch.
+    fn kind(&self, request: &Request<'_>, family: Family) -> Kind {
         let Extents {
             heads,
             new,
             previous,
             ..
         } = &self.extents;
-        let (is_chunked, is_narrow) =
-            (request.is_chunked(), self.narrow_io() || self.states.narrow);
+        let is_chunked = request.is_chunked();
         Kind {
-            operator: match is_narrow {
-                true => operator.narrow(),
-                false => operator,
-            },
+            family,
+            per_channel: request.gates.per_channel,
+            mode: mode(request),
+            narrow: self.narrow_io() || self.states.narrow,
             layout: request.options.state_layout,
             state: request.pool().tensor.dtype(),
             k_dim: heads.k_dim as u32,
@@ -117,21 +118,18 @@ impl Shape {
                 true => 0,
                 false => (new.tokens + previous.tokens) as u32,
             },
-            keeps: keeps(request),
             norm: is_chunked && request.norm.is_some(),
         }
     }
 }
 
-/// Which states are kept, where a choice depends on it.
-fn keeps(request: &Request<'_>) -> Keeps {
-    if request.stored.is_some() {
-        Keeps::Other
-    } else if request.has(Argument::Snapshots) || request.has(Argument::TokenSlots) {
-        Keeps::Each
-    } else if request.read_only {
-        Keeps::Other
-    } else {
-        Keeps::Last
+/// The states that a launch keeps.
+fn mode(request: &Request<'_>) -> Mode {
+    match (request.phase, request.stored) {
+        (Phase::Commit, _) => Mode::Commit,
+        (_, Some(_)) => Mode::Resume,
+        _ if request.has(Argument::Snapshots) || request.has(Argument::TokenSlots) => Mode::Each,
+        _ if request.read_only => Mode::Verify,
+        _ => Mode::Update,
     }
 }

@@ -15,7 +15,7 @@ use crate::tensor::DType;
 /// Alignment of a workspace, bytes.
 pub const WORKSPACE_ALIGNMENT: usize = 16;
 
-/// What a prefill is not for, by name, and what is of a prefill alone.
+/// Refuses what a prefill is not for, by name, and what belongs to a prefill alone.
 pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
     let of_prefill = [
         (request.has(Argument::Positions), "positions"),

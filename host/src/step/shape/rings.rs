@@ -28,7 +28,7 @@ pub struct Rings {
     pub inputs_slot: u32,
 }
 
-/// What states that wait do not go with, by name.
+/// Refuses what states that wait do not go with, by name.
 pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
     let pending = (request.pending.is_some(), "pending");
     excludes(

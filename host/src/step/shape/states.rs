@@ -28,7 +28,7 @@ struct Pool {
     slots: usize,
     /// Elements between its slots.
     stride: u32,
-    /// Whether every address and stride is a multiple of 16 bytes.
+    /// Every address and stride is a multiple of 16 bytes.
     wide: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the tensors of the tokens have to be.
+//! The tensors of the tokens.
 
 use super::checks::{Strides, indices, same_dtype};
 use super::extents::Extents;
@@ -12,7 +12,7 @@ pub struct TokenStrides {
     pub q: Strides,
     pub k: Strides,
     pub v: Strides,
-    /// Of previous tokens: new ones have theirs with their convolution.
+    /// The projection of previous tokens; new ones have theirs with their convolution.
     pub x: Strides,
     pub gate: Strides,
     pub beta: Strides,
@@ -20,7 +20,7 @@ pub struct TokenStrides {
 }
 
 impl TokenStrides {
-    /// Whether an access that may be wide is not.
+    /// Says whether an access that may be wide is not.
     pub fn narrow(&self) -> bool {
         let Self {
             q, k, v, gate, o, ..

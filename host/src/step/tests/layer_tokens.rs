@@ -81,10 +81,6 @@ fn of_commit<'b>(commit: &'b mut GdnCommit<'static>) -> &'b mut Convolution<'sta
     }
 }
 
-fn operator(work: &dyn Work) -> Operator {
-    work.request().check().unwrap().kind.operator
-}
-
 /// Only a decode to one place at most is computed by the kernels of one token.
 #[test]
 fn several_tokens_of_a_layer_have_kernels_of_their_own() {
@@ -100,16 +96,16 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
         normed(resume()),
         with_states(verify(), States::read_only(pool())),
     ] {
-        assert_eq!(operator(&step), Operator::GdnLayerMtp);
-        assert_eq!(operator(&step.fresh(fresh())), Operator::GdnLayerMtp);
+        assert_eq!(operator(&step), (Family::LayerMtp, false));
+        assert_eq!(operator(&step.fresh(fresh())), (Family::LayerMtp, false));
     }
-    assert_eq!(operator(&conv_commit()), Operator::GdnLayerMtp);
+    assert_eq!(operator(&conv_commit()), (Family::LayerMtp, false));
     assert_eq!(
         operator(&conv_commit().fresh(fresh())),
-        Operator::GdnLayerMtp
+        (Family::LayerMtp, false)
     );
     let kda = kda(KdaGate::Log);
-    assert_eq!(operator(&kda.norm(norm())), Operator::KdaLayerMtp);
+    assert_eq!(operator(&kda.norm(norm())), (Family::LayerMtp, true));
 
     // Of one token, whose state goes to more than one place, or which is not alone.
     let one = convolution(tensor(Bf16, &[2, 1, D]), 4, 3);
@@ -120,24 +116,24 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     };
     let update = || decode(States::update(pool()).into());
     let slots = States::per_token(pool(), tensor(I32, &[2, 1]));
-    assert_eq!(operator(&update()), Operator::GdnLayer);
-    assert_eq!(operator(&update().fresh(fresh())), Operator::GdnLayer);
+    assert_eq!(operator(&update()), (Family::Layer, false));
+    assert_eq!(operator(&update().fresh(fresh())), (Family::Layer, false));
     assert_eq!(
         operator(&update().snapshots(snapshots())),
-        Operator::GdnLayerMtp
+        (Family::LayerMtp, false)
     );
-    assert_eq!(operator(&decode(slots.into())), Operator::GdnLayerMtp);
+    assert_eq!(operator(&decode(slots.into())), (Family::LayerMtp, false));
     let previous = Previous {
         gate: tensor(F32, &[2, 5, 4]),
         ..previous_x()
     };
     assert_eq!(
         operator(&update().previous(previous)),
-        Operator::GdnLayerMtp
+        (Family::LayerMtp, false)
     );
     let mut of_one = packed_rows();
     of_one.packed.as_mut().unwrap().max_tokens = 1;
-    assert_eq!(operator(&of_one), Operator::GdnLayerMtp);
+    assert_eq!(operator(&of_one), (Family::LayerMtp, false));
 }
 
 /// They have those of today.
@@ -151,16 +147,16 @@ fn fresh_rows_alone_have_no_kernels_of_their_own() {
         resume(),
         with_states(gdn(), States::read_only(pool())),
     ] {
-        assert_eq!(operator(&step.fresh(fresh())), Operator::GdnMtp);
+        assert_eq!(operator(&step.fresh(fresh())), (Family::Recurrent, false));
         assert_eq!(constants(&step.fresh(fresh())).fresh_index, 1);
     }
     let commit = commit().fresh(at(0x9_0000, I64, &[2]));
-    assert_eq!(operator(&commit), Operator::GdnMtp);
+    assert_eq!(operator(&commit), (Family::Recurrent, false));
     assert_eq!(constants(&commit).fresh_index, 2);
     assert_eq!(commit.params().step.fresh, 0x9_0000);
     assert_eq!(
         operator(&kda(KdaGate::Log).fresh(fresh())),
-        Operator::KdaRecurrent
+        (Family::Recurrent, true)
     );
 }
 
@@ -640,27 +636,31 @@ fn packed_rows_that_do_not_fit_are_refused_by_name() {
 /// With either formulation a convolution and a norm have kernels of their own, and fresh rows alone have not.
 #[test]
 fn layers_of_tokens_at_once_have_kernels_of_their_own() {
-    use crate::step::Mode::{Resume, Update, Verify};
+    use Mode::{Commit, Resume, Update, Verify};
 
+    let of_kind = |work: &dyn Work| {
+        let kind = work.request().check().unwrap().kind;
+        (kind.family, kind.mode)
+    };
     let parallel = Options::default().formulation(Formulation::Parallel);
     let of = |mut step: Gdn<'static>| {
         step.options = parallel;
-        operator(&step)
+        of_kind(&step)
     };
     let of_commit = |mut commit: GdnCommit<'static>| {
         commit.options = parallel;
-        operator(&commit)
+        of_kind(&commit)
     };
     let read_only = with_states(verify(), States::read_only(pool()));
-    let layer = Operator::GdnLayerParallel;
+    let layer = |mode| (Family::GdnLayerParallel, mode);
     assert_eq!(of(verify()), layer(Update));
     assert_eq!(of(packed_rows()), layer(Update));
     assert_eq!(of(read_only), layer(Verify));
     assert_eq!(of(conv_resume().norm(norm())), layer(Resume));
     assert_eq!(of(gdn().norm(norm())), layer(Update));
-    assert_eq!(of_commit(conv_commit()), layer(Update));
-    assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Update));
-    assert_eq!(of(gdn().fresh(fresh())), Operator::GdnMtpParallel(Update));
+    assert_eq!(of_commit(conv_commit()), layer(Commit));
+    assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Commit));
+    assert_eq!(of(gdn().fresh(fresh())), (Family::GdnMtpParallel, Update));
     let mut kda = kda(KdaGate::Log).norm(norm());
     kda.options = parallel;
     let message = kda.bytes().unwrap_err().to_string();

@@ -1,4 +1,6 @@
-//! Which operator computes a request: its formulation's, where that takes the tokens and the states.
+//! Which kernels compute a request: those of its formulation, where they take the tokens and the states.
+
+use gated_delta_kernels::launch::Family;
 
 use super::extents::Extents;
 use crate::error::{Error, excludes};
@@ -6,18 +8,17 @@ use crate::shapes::unsupported;
 use crate::step::args::{Formulation, MAX_TOKENS, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::choice::MAX_PARALLEL_TOKENS;
-use crate::step::kind::{Mode, Operator};
 use crate::step::request::Request;
 use crate::tensor::DType;
 
-/// Checks that the kernels of the chosen formulation compute the numbers of tokens; which operator they are of.
-pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Operator, Error> {
+/// Checks that the kernels of the chosen formulation compute the numbers of tokens; returns their family.
+pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     let tokens = request.inputs.map(|_| extents.new.tokens);
     let previous_tokens = request.stored.map(|_| extents.previous.tokens);
     if request.is_chunked() {
         return Ok(match request.gates.per_channel {
-            false => Operator::GdnPrefill,
-            true => Operator::KdaPrefill,
+            false => Family::GdnPrefillChain,
+            true => Family::KdaPrefillChain,
         });
     }
     let is_layer =
@@ -32,11 +33,9 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Operator, Error> {
                 _ => "1, or up to 8 with Formulation::Parallel",
             };
             up_to("T with pending", tokens, 1, allowed)?;
-            return Ok(match (request.gates.per_channel, is_layer) {
-                (false, false) => Operator::GdnDeferred,
-                (true, false) => Operator::KdaDeferred,
-                (false, true) => Operator::GdnDeferredLayer,
-                (true, true) => Operator::KdaDeferredLayer,
+            return Ok(match is_layer {
+                false => Family::Deferred,
+                true => Family::DeferredLayer,
             });
         }
         let allowed = match request.options.formulation {
@@ -45,21 +44,12 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Operator, Error> {
         };
         up_to("T", tokens, MAX_TOKENS, allowed)?;
         up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
-        let (per_channel, is_one) = (request.gates.per_channel, tokens == Some(1));
-        let is_one = is_one && previous_tokens.is_none();
-        if is_layer {
-            return Ok(match (per_channel, is_one && is_plain(request)) {
-                (false, true) => Operator::GdnLayer,
-                (false, false) => Operator::GdnLayerMtp,
-                (true, true) => Operator::KdaLayer,
-                (true, false) => Operator::KdaLayerMtp,
-            });
-        }
-        return Ok(match (per_channel, is_one) {
-            (true, true) => Operator::KdaDecode,
-            (true, false) => Operator::KdaRecurrent,
-            (false, true) if is_plain(request) => Operator::GdnDecode,
-            (false, _) => Operator::GdnMtp,
+        let is_one = tokens == Some(1) && previous_tokens.is_none() && is_plain(request);
+        return Ok(match (is_layer, is_one) {
+            (true, true) => Family::Layer,
+            (true, false) => Family::LayerMtp,
+            (false, true) if !request.gates.per_channel => Family::GdnDecode,
+            (false, _) => Family::Recurrent,
         });
     }
     let parallel = (true, "formulation = parallel");
@@ -101,23 +91,17 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Operator, Error> {
             "with formulation = recurrent such steps are of one token",
         )?;
         return Ok(match (request.gates.per_channel, is_layer) {
-            (false, false) => Operator::GdnDeferredParallel,
-            (false, true) => Operator::GdnDeferredLayerParallel,
-            (true, false) => Operator::KdaDeferredParallel,
-            (true, true) => Operator::KdaDeferredLayerParallel,
+            (false, false) => Family::GdnDeferredParallel,
+            (false, true) => Family::GdnDeferredLayerParallel,
+            (true, false) => Family::KdaDeferredParallel,
+            (true, true) => Family::KdaDeferredLayerParallel,
         });
     }
-    let mode = match (tokens, previous_tokens) {
-        (Some(_), Some(_)) => Mode::Resume,
-        (_, Some(_)) => Mode::Update,
-        _ if request.read_only => Mode::Verify,
-        _ => Mode::Update,
-    };
     Ok(match (request.gates.per_channel, is_layer) {
-        (false, false) => Operator::GdnMtpParallel(mode),
-        (false, true) => Operator::GdnLayerParallel(mode),
-        (true, false) => Operator::KdaRecurrentParallel(mode),
-        (true, true) => Operator::KdaLayerParallel(mode),
+        (false, false) => Family::GdnMtpParallel,
+        (false, true) => Family::GdnLayerParallel,
+        (true, false) => Family::KdaRecurrentParallel,
+        (true, true) => Family::KdaLayerParallel,
     })
 }
 
