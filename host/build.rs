@@ -84,6 +84,7 @@ fn tiles(table: &Path) -> Result<(), Box<dyn Error>> {
     }
     let text = format!(
         "/// The entries of a kind, by the largest B * HV of each.\n\
+        #[deny(unreachable_patterns)]\n\
         pub fn rows(kind: Kind) -> &'static [Row] {{\n\
         let dims = [kind.k_dim, kind.v_dim];\n\
         match (kind.family, kind.per_channel, kind.layout, kind.state_of_entries(), dims) {{\n\
@@ -98,7 +99,7 @@ fn tiles(table: &Path) -> Result<(), Box<dyn Error>> {
     )?)
 }
 
-/// The arm of a line, where it is one.
+/// The arm of a line; `None` where a word is none of the table's.
 fn arm(
     of: &str,
     family: &str,
@@ -148,17 +149,21 @@ fn arm(
             Some(format!("({most}, Entry::{family}_{states}{dims}_{tile}), "))
         })
         .collect();
-    let camel: String = family
-        .split('_')
-        .map(|word| word[..1].to_uppercase() + &word[1..])
-        .collect();
     Some(format!(
-        "(Family::{camel}, {per_channel}, {of_layout}, {of_state}, [{k}, {v}]){guard} => &[{}],\n",
+        "({}, {per_channel}, {of_layout}, {of_state}, [{k}, {v}]){guard} => &[{}],\n",
+        pattern(family),
         rows?
     ))
 }
 
-/// What a condition asks of a kind.
+/// The pattern of a family, whose kernels' names begin with `name`.
+fn pattern(name: &str) -> String {
+    let words = name.split('_').filter_map(|word| word.split_at_checked(1));
+    let words = words.map(|(first, rest)| first.to_uppercase() + rest);
+    format!("Family::{}", words.collect::<String>())
+}
+
+/// The expression of a condition.
 fn guard(condition: &str) -> Option<String> {
     let one = |word: &str| {
         Some(match word {

@@ -76,27 +76,34 @@
 mod args;
 
 mod argument;
+
 mod request;
 
 mod choice;
+
 mod given;
 
 mod gpu;
+
 mod kind;
+
 mod problem;
 
 mod shape;
 
-mod select;
-
 mod lengths;
+
+mod select;
 
 mod schedule;
 
-mod launch;
-mod plan;
 mod settle;
+
 mod work;
+
+mod plan;
+
+mod launch;
 
 #[cfg(test)]
 mod tests;

@@ -52,13 +52,13 @@ pub struct Plan {
     problem: Problem,
     /// Every kernel that some batch size gets; none in the simulator.
     functions: Vec<(Entry, RawFunction)>,
-    /// Those of what is no prefill by B.
+    /// The kernels of what is no prefill, by B.
     by_rows: Vec<ByRows<RawFunction>>,
-    /// Of a prefill: of the last rows.
+    /// The launches of a prefill's last rows.
     of_last: Arc<Mutex<Option<OfLengths>>>,
 }
 
-/// What rows of some lengths take.
+/// The workspace and the launches that rows of some lengths take.
 #[derive(Clone, Copy, Debug)]
 struct OfLengths {
     lengths: Lengths,
@@ -160,7 +160,7 @@ impl Plan {
         unsafe { self.launch_request(stream, request) }
     }
 
-    /// Whether fewer tokens than planned would not be a prefill, by a choice that is the library's.
+    /// Says whether fewer tokens than planned would not be a prefill, by a choice that is the library's.
     #[inline]
     fn is_chosen_anew(&self, request: &Request<'_>) -> bool {
         // No prefill has these, and looking there costs a launch less.
@@ -262,7 +262,7 @@ impl Plan {
         unsafe { self.library.launch_several(stream, &of.launches, params) }
     }
 
-    /// What rows of these lengths take: that of the last ones, where they are as long, as those of all layers of a step are.
+    /// The launches of rows of these lengths: those of the last rows, where these are as long, as in all layers of a step.
     fn of_lengths(&self, lengths: Lengths) -> Result<OfLengths, Error> {
         // A thread that finds another one at it does without.
         let mut last = self.of_last.try_lock().ok();

@@ -1,4 +1,4 @@
-//! What a step and a commit of either operator come down to.
+//! The request that a step, a commit or a flush of either operator comes down to.
 
 use bytemuck::Zeroable;
 use gated_delta_kernels::prefill::CHUNK;
@@ -54,13 +54,13 @@ pub(super) struct Kept<'a> {
     pub keep: Named<'a>,
 }
 
-/// What k and v of such tokens are, or are made of.
+/// k and v of such tokens, or the tensor that they are made of.
 #[derive(Clone, Copy)]
 pub(super) enum KeptInputs<'a> {
     Kv([Named<'a>; 2]),
     /// The x of the new tokens' convolution.
     X(Named<'a>),
-    /// Of a commit, with its x.
+    /// The convolution of a commit, with its x.
     Conv(&'a Convolution<'a>),
 }
 
@@ -96,19 +96,19 @@ impl<'a> KeptInputs<'a> {
 /// Made for every launch: it borrows the arguments, and what has to be checked is looked at in [`Request::check`] alone.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// By [`Argument`].
+    /// Tensors by [`Argument`].
     pub(super) given: [Option<&'a Tensor<'a>>; TENSORS],
     /// Bit i: there is a tensor at i.
     pub(super) present: u64,
-    /// As far as tensors have been given.
+    /// The parameter, as far as tensors have been given.
     pub(super) params: LayerParams,
     pub(crate) phase: Phase,
     pool: &'a Tensor<'a>,
-    /// Of the new tokens.
+    /// Inputs of the new tokens.
     pub(super) inputs: Option<&'a Inputs<'a>>,
-    /// Of the previous tokens, or of those of a commit.
+    /// Inputs of the previous tokens, or of those of a commit.
     pub(super) stored: Option<&'a Stored<'a>>,
-    /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
+    /// The convolution that makes q, k and v of the new tokens, or of a commit, where they are not given.
     pub(super) conv: Option<&'a Convolution<'a>>,
     pub(super) norm: Option<&'a Norm<'a>>,
     pub(super) gates: GateForm,
@@ -117,10 +117,10 @@ pub struct Request<'a> {
     pub(super) checkpoint_every: usize,
     /// T where there are `cu_seqlens`.
     pub(crate) max_tokens: usize,
-    /// Whether the states are [`States::ReadOnly`].
+    /// The states are read and not written.
     pub(super) read_only: bool,
     pub(crate) options: &'a Options,
-    /// That of the options, or what [`Request::choose`] has chosen: never [`Formulation::Auto`] where all is given.
+    /// The formulation of the options, or what [`Request::choose`] has chosen: never [`Formulation::Auto`] where all is given.
     pub(crate) formulation: Formulation,
 }
 
@@ -257,7 +257,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
+    /// The convolution that makes q, k and v of the new tokens, or of a commit, where they are not given.
     pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
         self.conv
     }
